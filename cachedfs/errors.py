@@ -14,16 +14,16 @@ __all__ = [
     "AccessDenied",
     "CacheError",
     "CachedFSError",
+    "ChecksumMismatch",
     "IsAFolder",
     "NoSuchBucket",
     "NotDownloadable",
     "ObjectChanged",
     "ObjectNotFound",
-    "OriginUnreachable",
     "OriginUnavailable",
+    "OriginUnreachable",
     "QuotaExceeded",
     "SignInRefused",
-    "ChecksumMismatch",
 ]
 
 

@@ -22,11 +22,11 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.common.types import BlockKey, ObjectKey
 
 __all__ = [
-    "BadBlock",
     "FORMAT",
-    "OpenBlock",
     "PAGE",
+    "BadBlock",
     "BlockTrailer",
+    "OpenBlock",
     "checksums_of",
     "encode_trailer",
     "joined",
@@ -41,6 +41,14 @@ __all__ = [
 
 
 PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us)
+
+FORMAT = 1  # part of the directory name: other formats never see these files
+_MAGIC = b"cachedfs"
+_HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
+_PLACE = struct.Struct("<QQ")  # index, block size
+_TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
+_LENGTH = struct.Struct("<I")
+_PROBE = 4096  # bytes read from the end at open: the whole trailer, unless block or path are huge
 
 
 def checksums_of(data: memoryview) -> list[int]:
@@ -86,16 +94,6 @@ def _behind_a_page() -> list[list[int]]:
             table += [value ^ bit for value in table]
         tables.append(table)
     return tables
-
-
-FORMAT = 1  # part of the directory name: other formats never see these files
-
-_MAGIC = b"cachedfs"
-_HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
-_PLACE = struct.Struct("<QQ")  # index, block size
-_TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
-_LENGTH = struct.Struct("<I")
-_PROBE = 4096  # bytes read from the end at open: the whole trailer, unless block or path are huge
 
 
 class BadBlock(Exception):

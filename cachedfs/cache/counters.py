@@ -19,7 +19,7 @@ from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_memory import SharedSlots
 from cachedfs.common.types import Counted
 
-__all__ = ["SharedRecords", "SharedCounters", "Numbers", "SharedRecord"]
+__all__ = ["Numbers", "SharedCounters", "SharedRecord", "SharedRecords"]
 
 
 T = TypeVar("T")
@@ -31,6 +31,8 @@ _N_SLOTS = 64 * _RECORD
 _LOOK_S = 1.0  # interval between checks that the mapped file is still the one at the path
 _AGAIN_S = 60.0  # delay before a file that could not be mapped is tried again
 _TURNS, _TURN_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy
+
+_MOST = 2.0**53  # doubles represent integers exactly up to here
 
 
 class _File(SharedSlots):
@@ -155,9 +157,6 @@ class SharedRecord:
             # A crash here leaves a new record without a name, and its numbers are lost.
             file.slots[at] = self._hash64
             return result
-
-
-_MOST = 2.0**53  # doubles represent integers exactly up to here
 
 
 class SharedCounters:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 __all__ = [
     "Buffer",
-    "FolderEntry",
     "DiskSpace",
+    "FolderEntry",
     "Status",
     "absolute",
     "allocate",
@@ -35,7 +35,6 @@ __all__ = [
     "host_name",
     "is_alive",
     "is_network",
-    "on_fork",
     "link",
     "lock_byte",
     "make_folder",
@@ -44,6 +43,7 @@ __all__ = [
     "map_file",
     "map_private",
     "nonce",
+    "on_fork",
     "open_lockable",
     "open_mappable",
     "open_to_read",

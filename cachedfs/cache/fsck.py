@@ -27,6 +27,8 @@ __all__ = ["CheckReport", "abandoned", "check", "clear_away", "count_all", "coun
 _STALE_S = 3600  # a temporary file this old has no living writer
 _BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
+_BATCH = 4096
+
 
 def name_for_block(directory: CacheDirectory, writer: int) -> str:
     """Return a new temporary file name for a block that the process with number `writer` writes."""
@@ -57,9 +59,6 @@ def _found(directory: CacheDirectory) -> Iterator[disk.FolderEntry]:
 def _is_abandoned(found: disk.FolderEntry, locks: ByteRangeLocks, now_s: float) -> bool:
     block = _BLOCK.fullmatch(found.name)
     return found.modified_s < now_s - _STALE_S or bool(block and not locks.is_held(int(block[1], 16)))
-
-
-_BATCH = 4096
 
 
 class CheckReport(NamedTuple):

@@ -155,10 +155,10 @@ class BlockWriter:
     def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
         """Reserve space for `size` bytes and return the private file that uses it."""
         name = f"{disk.process_id():08x}{disk.nonce() >> 32:08x}"
-        fetch_lock = int(name, 16)
+        owner_lock = int(name, 16)
         with self._explained(f"a file of {size} bytes cannot be kept"):
             self._index.database.limit_wal(wal_pages_of(bounds))
-            self._locks.take(fetch_lock)
+            self._locks.take(owner_lock)
             try:
                 self._reserve_lease(name, size, bounds)
                 return LocalCopy(self._directory.lease(name), size, lambda: self._give_back(name))

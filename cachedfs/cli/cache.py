@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_of", "config_of", "evict", "pin", "unpin", "verify"]
 
+AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
+
 
 def config_of(given: Given) -> Config:
     """Return the cachedfs options for all URLs, from the command line and the fsspec configuration."""
@@ -95,9 +97,6 @@ def evict_below(place: Place) -> int:
             "%s: a pattern matches what was listed, and this was not: name objects or folders", place.text
         )
         return 0
-
-
-AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
 
 @dataclasses.dataclass

@@ -28,8 +28,8 @@ from cachedfs.config import Config
 from cachedfs.errors import CachedFSError
 
 __all__ = [
-    "Given",
     "NARROW",
+    "Given",
     "Summary",
     "busy",
     "cell",
@@ -46,6 +46,12 @@ __all__ = [
     "tell",
     "told_in_one_line",
 ]
+
+NARROW = 80  # terminal columns: below this, names need the space of the time columns
+MOMENT_S = 0.5  # seconds: shorter operations show no progress
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, separators
+JOINERS = "\u200c\u200d"  # format characters that are part of the spelling of words and emoji
+C_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
 
 
 @dataclasses.dataclass
@@ -93,14 +99,6 @@ def _value_of(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-NARROW = 80  # terminal columns: below this, names need the space of the time columns
-MOMENT_S = 0.5  # seconds: shorter operations show no progress
-
-INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, separators
-JOINERS = "\u200c\u200d"  # format characters that are part of the spelling of words and emoji
-C_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
 
 
 # Untrusted text: an object's name may contain terminal control sequences.

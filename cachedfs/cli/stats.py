@@ -167,7 +167,7 @@ def table_of(found: dict[str, Any], counted: Counted) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """What the cache holds below a folder.
+    """Cached data below a folder.
 
     `oldest` and `newest` are when its first and last block were cached, None if unknown.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["WarnOnce", "PACKAGES", "public_text", "public_url"]
+__all__ = ["PACKAGES", "WarnOnce", "public_text", "public_url"]
 
 
 PACKAGES = (
@@ -28,6 +28,9 @@ PACKAGES = (
 _NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
 _NAMED = ("gs", "gcs", "drive", "file")  # protocols whose paths may contain "?" and "#"
 _QUERY = re.compile("(" + "".join(f"(?<!{each})" for each in _NAMED) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
+
+log = logging.getLogger("cachedfs.cache")
+_NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
 def public_url(url: str) -> str:
@@ -54,11 +57,6 @@ def _without_secrets(record: logging.LogRecord) -> bool:
 
 for _package in PACKAGES:
     logging.getLogger(f"cachedfs.{_package}").addFilter(_without_secrets)
-
-
-log = logging.getLogger("cachedfs.cache")
-
-_NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
 class WarnOnce:

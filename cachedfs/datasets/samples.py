@@ -15,10 +15,13 @@ from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.readahead.object_history import as_declared
 
-__all__ = ["Collate", "Item", "Samples", "SampleReader", "naming", "once_each"]
+__all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each"]
 
 
 Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
+
+Collate = Callable[[list[Any]], Any]
+SHOWN = 16  # sample indexes of a batch that an error lists
 
 
 class Samples(Dataset[Any]):
@@ -180,10 +183,6 @@ class _Naming(contextlib.AbstractContextManager[None]):
             error.add_note(f"in {self._what}")
 
 
-Collate = Callable[[list[Any]], Any]
-SHOWN = 16  # sample indexes of a batch that an error lists
-
-
 class SampleReader:
     """Read batches of a map-style dataset, also through nested `Subset`s such as those of `random_split`."""
 
@@ -219,7 +218,7 @@ class SampleReader:
 
     @property
     def tells_reading(self) -> bool:
-        """Whether the dataset measures how long it waits for bytes; see `metrics.reading`."""
+        """True if the dataset measures how long it waits for bytes; see `metrics.reading`."""
         return self._samples is not None and self._samples.tells_reading
 
     @property

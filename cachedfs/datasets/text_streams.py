@@ -27,6 +27,10 @@ __all__ = [
 
 _INPUT = 128 << 10  # compressed bytes read at a time
 
+END = sys.maxsize  # the `stop` of a span over a whole file
+READ = 256 << 10  # bytes read and split at a time; their lines are in memory together
+TAIL = 32 << 10  # bytes read at a time for a line that extends into the next part
+
 
 def is_compressed(path: str) -> bool:
     """Return whether the file name has the suffix of a compressed file: .gz, .bz2, .xz or .zst."""
@@ -99,11 +103,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "xz": lzma.LZMAFile,
     "zst": _zstd,
 }
-
-
-END = sys.maxsize  # the `stop` of a span over a whole file
-READ = 256 << 10  # bytes read and split at a time; their lines are in memory together
-TAIL = 32 << 10  # bytes read at a time for a line that extends into the next part
 
 
 class LineSpan(NamedTuple):

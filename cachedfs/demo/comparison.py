@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cachedfs.sim import Profile
     from cachedfs.sim.network import Delay
 
-__all__ = ["Block", "Client", "Data", "Line", "main", "profiles", "run", "on_a_mount"]
+__all__ = ["Block", "Client", "Data", "Line", "main", "on_a_mount", "profiles", "run"]
 
 NEEDED = {"rich": "rich", "sklearn": "scikit-learn", "xarray": "xarray", "zarr": "zarr", "gcsfs": "gcsfs"}
 NEEDED |= {"pydrive2": "pydrive2", "google_auth_httplib2": "google-auth-httplib2"}  # for drive://

@@ -17,7 +17,7 @@ from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.errors import CacheError
 from cachedfs.fetch.inflight import InflightRequest
 
-__all__ = ["FetchedBlock", "CacheWriter"]
+__all__ = ["CacheWriter", "FetchedBlock"]
 
 logger = logging.getLogger("cachedfs.fetch")
 
@@ -68,7 +68,7 @@ class CacheWriter:
             self._keep_nothing()
 
     def keep(self, record: MetadataRecord) -> None:
-        """Queue the metadata record `fact` for storing."""
+        """Queue the metadata record for storing."""
         with self._lock:
             self._facts.append(record)
             is_running = self._start()

@@ -20,7 +20,7 @@ from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.origins.base import Origin
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR, speculative
 
-__all__ = ["FetchQueue", "COURTESY", "FEWEST", "LinkEstimate", "LinkTotals", "SpeculativeRequest"]
+__all__ = ["COURTESY", "FEWEST", "FetchQueue", "LinkEstimate", "LinkTotals", "SpeculativeRequest"]
 
 
 COURTESY = 1.2
@@ -28,6 +28,10 @@ FEWEST = 4
 _BLOCK = 1 << 20  # size of the read to protect; smaller bodies say little about the speed of the link
 _WEIGHT = 1 / 8  # weight of the newest request in the moving averages
 _ROUNDS = 2  # `n_bodies` changes at most once per _ROUNDS * n_bodies bodies
+
+logger = logging.getLogger("cachedfs.fetch")
+MEMORY = 256 << 20  # limit of speculative bytes that are not on disk yet
+ONE_MORE = 1  # extra body per link, as first bytes come unevenly: uses 96 % of the link instead of 91 %
 
 
 class LinkEstimate(NamedTuple):
@@ -100,12 +104,6 @@ class LinkTotals(NamedTuple):
         # Assumes that the other requests wait as long for their first byte.
         n_bodies = 1 + n_others * took_s / (wait_s + took_s)
         return timed._replace(came=self.came + size * n_bodies, took_s=self.took_s + took_s)
-
-
-logger = logging.getLogger("cachedfs.fetch")
-
-MEMORY = 256 << 20  # limit of speculative bytes that are not on disk yet
-ONE_MORE = 1  # extra body per link, as first bytes come unevenly: uses 96 % of the link instead of 91 %
 
 
 class SpeculativeRequest(NamedTuple):

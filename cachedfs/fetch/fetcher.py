@@ -1,4 +1,4 @@
-"""Send requests to the origin for missing blocks, and pass the received bytes to readers and to the cache writer."""
+"""Requests for missing blocks: send them, and pass the bytes to readers and to the cache writer."""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ from cachedfs.common.checksums import combined, crc32c_of, stated_crc32c
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.errors import ChecksumMismatch
 
-__all__ = ["BlockChecksums", "StreamingChecksum", "CorruptVersions"]
+__all__ = ["BlockChecksums", "CorruptVersions", "StreamingChecksum"]
 
 
 MOST_STREAMED = 100_000  # block checksums kept: 10 MB of memory, enough for objects of 100 GB
+
+MOST_CORRUPT = 1000  # object versions whose last error is kept for their open files
 
 
 class BlockChecksums:
@@ -76,9 +78,6 @@ class StreamingChecksum:
                     )
                 self._crc32c, self._is_whole = 0, True
         return wrong
-
-
-MOST_CORRUPT = 1000  # object versions whose last error is kept for their open files
 
 
 class CorruptVersions:

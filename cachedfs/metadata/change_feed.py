@@ -97,8 +97,8 @@ class ChangeFeeds:
 
         async def question() -> None:
             cache = self._source.runtime.cache
-            fetch_lock = _poll_lock(self._source.identity, part)
-            if not await self._source.runtime.locked(fetch_lock, within_s=_WAIT_S):
+            poll_lock = _poll_lock(self._source.identity, part)
+            if not await self._source.runtime.locked(poll_lock, within_s=_WAIT_S):
                 return  # asking the origin directly is cheaper than waiting longer
             try:
                 if not is_done(self._feed(path)):
@@ -109,7 +109,7 @@ class ChangeFeeds:
                 logger.info("%s: the changes are not known: %s", self._source.url(part), error)
                 self._not_before[part] = time.monotonic() + self._source.config.lifetime_s
             finally:
-                cache.release_lock(fetch_lock)
+                cache.release_lock(poll_lock)
 
         await self._source.runtime.lookups.ask((self._source.identity, f"\0{part}"), 0, question)
 

@@ -254,10 +254,10 @@ class MetadataResolver:
         One process of the machine asks; the others wait for its metadata entry. Their reads then find the fetch locks
         of the blocks taken.
         """
-        fetch_lock = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
+        lookup_lock = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
         cache = self.source.runtime.cache
         pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
-        while self.source.config.lifetime_s > 0 and not cache.take_lock(fetch_lock):
+        while self.source.config.lifetime_s > 0 and not cache.take_lock(lookup_lock):
             if time.monotonic() > overdue_at:
                 break  # the lock's holder was stopped: ask a second time
             await asyncio.sleep(pause)
@@ -292,7 +292,7 @@ class MetadataResolver:
             return learned[0], inflight
         finally:
             if self.source.config.lifetime_s > 0:
-                self.source.runtime.cache_writer.after_facts(lambda: cache.release_lock(fetch_lock))
+                self.source.runtime.cache_writer.after_facts(lambda: cache.release_lock(lookup_lock))
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder`, sorted by path; for an object, the object itself. Raises ObjectNotFound."""

@@ -21,6 +21,8 @@ _LATEST = 500  # most recent answers that are remembered
 _ENOUGH = 100  # answers needed to estimate the slowest 1 %
 _ONE_IN = 20
 
+T = TypeVar("T")
+
 
 class LatencyStats(NamedTuple):
     """Latencies of one kind of request: seconds to the first byte, the newest last, and counts."""
@@ -54,9 +56,6 @@ def late_s(seen: LatencyStats, *, least_s: float, early_s: float) -> float:
 def may_hedge(seen: LatencyStats) -> bool:
     """Return whether the limit allows one more second request."""
     return seen.n_hedged < 1 + seen.n_sent // _ONE_IN
-
-
-T = TypeVar("T")
 
 
 class HedgedRequests:

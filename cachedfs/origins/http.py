@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cachedfs.origins.rate_limit import RateLimiter
     from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = ["HTTPRequest", "Auth", "HTTPClient", "HTTPResponse", "other_host", "timeout_of"]
+__all__ = ["Auth", "HTTPClient", "HTTPRequest", "HTTPResponse", "other_host", "timeout_of"]
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none

@@ -18,14 +18,14 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 __all__ = [
-    "BudgetRecord",
     "CREATES",
     "LEARNT_S",
-    "RateLimit",
-    "ProcessRecord",
-    "LimitState",
-    "RateLimiter",
     "REQUESTS",
+    "BudgetRecord",
+    "LimitState",
+    "ProcessRecord",
+    "RateLimit",
+    "RateLimiter",
     "answered",
     "per_s",
     "spare_s",
@@ -42,6 +42,15 @@ _BULK = 0.15  # 6 refusals in a row, or 1 in 7 for a while, mean a lower limit; 
 _LEAST = 1 / 32  # share of a limit that we always use
 _GROWTH = 0.005  # of the limit per second: from a half to all of it in 100 s
 
+# Google Drive's limits for one user of one project, per minute: 12,000 requests, or 325,000 units for projects made
+# since May 2026 or long unused. Google does not say if `alt=media` is a download: we take the higher cost.
+_UNITS = {"other": 5.0, "list": 100.0, "download": 200.0, "edit": 50.0, "create": 50.0}
+logger = logging.getLogger("cachedfs.origins")
+T = TypeVar("T")
+Numbers = tuple[float, ...]
+_CREATE = "create"
+_BEHIND_S = 0.05  # seconds until the next check while requests wait for their turn
+
 
 class RateLimit(NamedTuple):
     """A service's limit per second: in requests, or in units if `costs` has the units of each kind of request."""
@@ -56,9 +65,6 @@ class RateLimit(NamedTuple):
         return max([self.cost("other"), *self.costs.values()])
 
 
-# Google Drive's limits for one user of one project, per minute: 12,000 requests, or 325,000 units for projects made
-# since May 2026 or long unused. Google does not say if `alt=media` is a download: we take the higher cost.
-_UNITS = {"other": 5.0, "list": 100.0, "download": 200.0, "edit": 50.0, "create": 50.0}
 REQUESTS = (RateLimit(12_000 / 60), RateLimit(325_000 / 60, _UNITS))
 CREATES = (RateLimit(3.0), RateLimit(2.0))  # new items: undocumented, the same for all heavy writers
 
@@ -133,15 +139,6 @@ def _sane(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> LimitSta
     # `free_at` can be ahead by the cost of one request, at the share of the last cut or a higher one.
     most_s = limit.dearest() / (limit.per_s * _MARGIN * pace.share)
     return pace._replace(free_at=min(pace.free_at, now + most_s), cut_at=min(pace.cut_at, now))
-
-
-logger = logging.getLogger("cachedfs.origins")
-
-T = TypeVar("T")
-Numbers = tuple[float, ...]
-
-_CREATE = "create"
-_BEHIND_S = 0.05  # seconds until the next check while requests wait for their turn
 
 
 class BudgetRecord(Protocol):

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 __all__ = [
-    "RetryableError",
-    "RetryPolicy",
     "RetryAttempts",
+    "RetryPolicy",
     "RetryReason",
+    "RetryableError",
     "delay",
     "foreign",
     "retry_after_s",

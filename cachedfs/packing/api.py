@@ -33,6 +33,10 @@ __all__ = ["Packed", "Packing", "ahead", "pack", "part_size"]
 
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 
+logger = logging.getLogger("cachedfs.packing")
+THREADS = 2, 4  # fewest and most threads when `n_workers` is None
+AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
+
 
 @contextlib.contextmanager
 def ahead(source: SampleSource, there: Collection[str], *, is_on: bool) -> Iterator[None]:
@@ -53,11 +57,6 @@ def _items(source: SampleSource, there: Collection[str]) -> Iterator[Item]:
         # A piece that an earlier run counted is mostly packed already. Its missing shards fetch on demand.
         if f"{BESIDE}/{piece.name}.npz" not in there:
             yield from source.items(piece)
-
-
-logger = logging.getLogger("cachedfs.packing")
-THREADS = 2, 4  # fewest and most threads when `n_workers` is None
-AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cachedfs.packing.small_arrays import small_arrays
 from cachedfs.packing.sources.sample_source import SampleSource
 from cachedfs.packing.store import ArrayPlan
 
-__all__ = ["ATTRIBUTE", "FORMAT", "StorePlan", "attributes_of", "array_plans", "plan_of"]
+__all__ = ["ATTRIBUTE", "FORMAT", "StorePlan", "array_plans", "attributes_of", "plan_of"]
 
 ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1

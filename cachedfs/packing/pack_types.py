@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["END", "OFFSETS", "Array", "SampleBatch", "Field", "SourcePiece", "FieldSpan", "PieceCounts"]
+__all__ = ["END", "OFFSETS", "Array", "Field", "FieldSpan", "PieceCounts", "SampleBatch", "SourcePiece"]
 
 Array = npt.NDArray[Any]
 END = -1  # `stop` of a piece that ends where reading finds it large enough

@@ -18,7 +18,7 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import PieceCounts
 from cachedfs.packing.shard_encoder import ChunkEncoding
 
-__all__ = ["BESIDE", "ZARR", "ArrayPlan", "ZarrTarget", "StoredObject", "protocols_of"]
+__all__ = ["BESIDE", "ZARR", "ArrayPlan", "StoredObject", "ZarrTarget", "protocols_of"]
 
 BESIDE = ".cachedfs-pack"  # folder with the working files of a pack, removed at its end
 ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by which readers find a Zarr store

@@ -18,7 +18,7 @@ from cachedfs.prefetch.items import PrefetchItems
 from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts, Slice
 from cachedfs.read.reader import Reader
 
-__all__ = ["PlanCursor", "Glob", "Spawn"]
+__all__ = ["Glob", "PlanCursor", "Spawn"]
 
 Glob = Callable[[str], Awaitable[Mapping[str, Any]]]
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]

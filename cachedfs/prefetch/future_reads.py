@@ -17,7 +17,7 @@ from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.source import Source
 from cachedfs.prefetch.items import MOST, PrefetchItem, PrefetchItems
 
-__all__ = ["Beyond", "FutureReads", "FutureBlock", "Place", "UnreadBlocks", "is_after", "take"]
+__all__ = ["Beyond", "FutureBlock", "FutureReads", "Place", "UnreadBlocks", "is_after", "take"]
 
 
 B = TypeVar("B", bound=Hashable)
@@ -25,6 +25,15 @@ Place = tuple[int, int]  # position in a plan: number of the object, index of th
 
 _MOST = 8192  # pieces tracked separately; beyond this number, neighbors are merged
 _SHARE = 4  # of a window: free part that suffices for a request, so that it arrives while the rest is read
+
+_PLACE = attrgetter("place")
+HORIZON = MOST  # most future uses known; they take 16 to 32 MB of memory
+NEAR = 4096  # items looked up ahead; more only if `is_tight`
+AT_ONCE = 128  # items looked up before the event loop runs other tasks
+PASSING = 64 << 20  # most bytes assumed in flight, with or without a window
+# Blocks to come. Each has a function that returns whether the reader may be there (None: unknown), and one
+# that continues the plan there.
+Beyond = Iterator[tuple[Block | None, Callable[[], bool | None], Callable[[], None]]]
 
 
 def take(sizes: Sequence[int], *, ahead: int, limit: float, most: int) -> int:
@@ -169,19 +178,6 @@ class UnreadBlocks(Generic[B]):
             self._forget_place(first)
             joined.append(second._replace(size=first.size + second.size, n=first.n + second.n))
         self._pieces = joined + self._pieces[2 * len(joined) :]
-
-
-_PLACE = attrgetter("place")
-
-
-HORIZON = MOST  # most future uses known; they take 16 to 32 MB of memory
-NEAR = 4096  # items looked up ahead; more only if `is_tight`
-AT_ONCE = 128  # items looked up before the event loop runs other tasks
-PASSING = 64 << 20  # most bytes assumed in flight, with or without a window
-
-# Blocks to come. Each has a function that returns whether the reader may be there (None: unknown), and one
-# that continues the plan there.
-Beyond = Iterator[tuple[Block | None, Callable[[], bool | None], Callable[[], None]]]
 
 
 class ItemSpan(NamedTuple):

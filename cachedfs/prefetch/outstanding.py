@@ -37,6 +37,10 @@ AWAY_S = 60.0  # how long an origin may be unreachable before the plan ends
 PAUSE_S = 1.0, 15.0  # shortest and longest wait before an unreachable origin is tried again
 MOST_IN_A_ROW = 16  # consecutive failures, not specific to one object, that end the plan
 
+logger = logging.getLogger("cachedfs.prefetch")
+READY = 4  # requests prepared in advance, since several may be sent at once
+LOOK = 128  # blocks handled before the event loop runs other tasks
+
 
 class FailureLimit:
     """Count the failures since the last success, and pause while the origin is unreachable."""
@@ -73,12 +77,6 @@ class FailureLimit:
             self._again_at = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, PAUSE_S[1])
         return now - self._away_since > AWAY_S
-
-
-logger = logging.getLogger("cachedfs.prefetch")
-
-READY = 4  # requests prepared in advance, since several may be sent at once
-LOOK = 128  # blocks handled before the event loop runs other tasks
 
 
 class OutstandingObjects:

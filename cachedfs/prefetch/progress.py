@@ -13,7 +13,7 @@ from cachedfs.errors import CachedFSError
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataEntry
 
-__all__ = ["PrefetchObject", "Progress", "BlockRequest", "Slice", "ProgressCounts"]
+__all__ = ["BlockRequest", "PrefetchObject", "Progress", "ProgressCounts", "Slice"]
 
 Slice = tuple[int | None, int | None]  # start and stop, as in a Python slice
 MOST_ERRORS = 100  # errors kept

@@ -17,7 +17,10 @@ from cachedfs.fetch.source import Source
 from cachedfs.readahead.chunk_prefetch import ChunkPrefetch
 from cachedfs.readahead.object_history import AccessPatterns
 
-__all__ = ["ReadBuffer", "CachedReads", "note_version", "versions_read"]
+__all__ = ["CachedReads", "ReadBuffer", "note_version", "versions_read"]
+
+_Versions = dict[str, set[str | None]]
+_noted: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
 
 
 class ReadBuffer:
@@ -50,10 +53,6 @@ class ReadBuffer:
 
     def finish(self) -> bytes:
         return self._bytes.getvalue()
-
-
-_Versions = dict[str, set[str | None]]
-_noted: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
 
 
 @contextmanager

@@ -23,6 +23,12 @@ from cachedfs.readahead.sequential import ENOUGH, ReadHistory, ahead
 
 __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawReader"]
 
+BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
+JUMP_SIZE = 4 * 1024  # buffered by the first read after a seek: random reads rarely need more
+_CLOSED = "I/O operation on closed file"
+AT_HOME = 64  # after as many blocks in a row from disk, with no readahead in flight, a file counts as cached
+FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
+
 
 class CurrentBlock:
     """The cached block an open file is currently reading, kept open between reads; or none.
@@ -81,13 +87,6 @@ class CurrentBlock:
 
     def _let_go(self) -> None:
         self._block, self.start, self.stop = None, 0, 0
-
-
-BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
-JUMP_SIZE = 4 * 1024  # buffered by the first read after a seek: random reads rarely need more
-_CLOSED = "I/O operation on closed file"
-AT_HOME = 64  # after as many blocks in a row from disk, with no readahead in flight, a file counts as cached
-FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
 
 
 class RawReader(io.RawIOBase):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cachedfs.readahead.chunk_grid import Place
 
-__all__ = ["Extents", "ChunkHistory", "ChunkWalk", "ahead"]
+__all__ = ["ChunkHistory", "ChunkWalk", "Extents", "ahead"]
 
 NEEDED = 4  # chunks read in order before readahead starts; random orders rarely have so many
 REACH = 16  # chunks by which a read may be early or late on a long walk: zarr has ten reads in flight

@@ -33,17 +33,22 @@ from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 
 __all__ = [
     "GOES_ON",
-    "AccessPatterns",
-    "patterns_of",
     "LEAST",
+    "AccessPatterns",
     "OutstandingReadahead",
     "as_declared",
     "is_rest_worth_it",
+    "patterns_of",
 ]
 
 
 GOES_ON = 2
 LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
+
+MOST = 1000  # objects remembered
+FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
+_patterns: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
+_is_declared = ContextVar("cachedfs_is_declared", default=False)
 
 
 def is_rest_worth_it(
@@ -109,19 +114,9 @@ class OutstandingReadahead:
         return inflight_requests
 
 
-MOST = 1000  # objects remembered
-FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
-
-
-_patterns: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
-
-
 def patterns_of(runtime: Runtime) -> dict[str, AccessPattern]:
     """Return the access patterns by digest of the object key, the latest last. Event loop thread only."""
     return _patterns.setdefault(runtime, {})
-
-
-_is_declared = ContextVar("cachedfs_is_declared", default=False)
 
 
 @contextmanager

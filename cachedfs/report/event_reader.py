@@ -34,7 +34,7 @@ class RequestEvent(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether the request succeeded: status "ok" or HTTP 200 to 399."""
+        """True if the request succeeded: status "ok" or HTTP 200 to 399."""
         return self.status == "ok" or (isinstance(self.status, int) and 200 <= self.status < 400)
 
 

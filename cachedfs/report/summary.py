@@ -12,9 +12,9 @@ from cachedfs.common.text import counted, per_cent, seconds, size
 from cachedfs.report.event_reader import COUNTS, EventRecords
 
 __all__ = [
-    "TimeBins",
-    "Span",
     "RunSummary",
+    "Span",
+    "TimeBins",
     "WaitShares",
     "both",
     "by_folder",

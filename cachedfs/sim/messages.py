@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cachedfs.sim.objects import NO_BODY, Body
 
-__all__ = ["Response", "Call", "Refusal", "Request", "Route", "unauthorized"]
+__all__ = ["Call", "Refusal", "Request", "Response", "Route", "unauthorized"]
 
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}

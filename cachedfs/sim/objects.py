@@ -24,8 +24,8 @@ __all__ = [
     "FileBody",
     "FolderStore",
     "Page",
-    "Store",
     "SimObject",
+    "Store",
     "list_page",
 ]
 

@@ -16,7 +16,7 @@ from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Reply
 from cachedfs.snapshot.archive import MOST_BLOCKS, MOST_INDEX, BadBundle, Bundle
 
-__all__ = ["ExportFolder", "Manifest", "NAME", "gathered", "is_ours"]
+__all__ = ["NAME", "ExportFolder", "Manifest", "gathered", "is_ours"]
 
 T = TypeVar("T")
 

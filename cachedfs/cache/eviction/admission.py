@@ -12,8 +12,8 @@ from typing import NamedTuple
 from cachedfs.common.types import CacheBounds
 
 __all__ = [
-    "EvictionCandidate",
     "AccessHistory",
+    "EvictionCandidate",
     "admits",
     "aging_of",
     "allowance",

@@ -16,7 +16,7 @@ from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.eviction.schedule import NEVER, EvictionSchedule, FutureAccess
 from cachedfs.common.types import CacheBounds, ObjectKey
 
-__all__ = ["Block", "LOOK", "FutureUses", "UseTracker", "Use", "order_of"]
+__all__ = ["LOOK", "Block", "FutureUses", "Use", "UseTracker", "order_of"]
 
 
 LOOK = 64  # uses that are checked at a time
@@ -25,6 +25,11 @@ _PACE_OVER = 4 * LOOK  # uses over which the accesses per use are averaged
 _MASK32 = 0xFFFFFFFF  # the access clock has 32 bits
 
 B = TypeVar("B", bound=Hashable)
+
+# Passing blocks take at most 1/192 of the bytes of the known uses, or two blocks. The hit ratio drops by that share.
+PASSING = 192
+Block = tuple[ObjectKey, int]
+Use = tuple[ObjectKey, int, int]  # one read of a block: object version, block index, bytes of data
 
 
 class _Use(NamedTuple):
@@ -167,15 +172,6 @@ class UseTracker(Generic[B]):
         return block in self._before or (clock is not None and not self._is_again(block, clock))
 
 
-# Passing blocks take at most 1/192 of the bytes of the known uses, or two blocks. The hit ratio drops by that share.
-PASSING = 192
-
-Block = tuple[ObjectKey, int]
-
-
-Use = tuple[ObjectKey, int, int]  # one read of a block: object version, block index, bytes of data
-
-
 class FutureUses:
     """The known order of one prefetch plan in one cache, with its eviction schedule. Safe to use from any thread.
 
@@ -227,7 +223,7 @@ class FutureUses:
 
     @property
     def is_tight(self) -> bool:
-        """Whether the known uses need more than half of the plan's share, so that evictions come soon."""
+        """True if the known uses need more than half of the plan's share, so that evictions come soon."""
         return 2 * self._schedule.size > self._share
 
     @property

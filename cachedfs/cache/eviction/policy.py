@@ -160,7 +160,7 @@ class EvictionPolicy:
         return size
 
     def clear_plan_slot(self, rows: BlockRows, plan_slot: int) -> None:
-        """Set the cached bytes of a plan slot's new plan to 0: those of the plan slot's previous plan do not belong to it."""
+        """Reset the cached bytes counted for a plan slot, when a new plan takes it."""
         if rows.number(_taken_by(plan_slot)):
             rows.record(_taken_by(plan_slot), 0)
 
@@ -332,7 +332,7 @@ def dead_leases(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLock
     must be a day old: processes in other containers have ids that cannot be checked here.
     """
     if locks.works_across_processes:
-        return [lease for lease in rows.leases() if not locks.is_held(lease.fetch_lock)]
+        return [lease for lease in rows.leases() if not locks.is_held(lease.owner_lock)]
     latest = time.time() - _FORSAKEN_S
     return [lease for lease in rows.leases() if not _may_be_in_use(lease, directory, latest)]
 
@@ -365,7 +365,7 @@ def _claimant(block: BlockRow, touches: AccessStats) -> AccessHistory:
 
 
 def likely_allowance(root: str | None, bounds: CacheBounds) -> int | None:
-    """Return about how many bytes an empty cache may hold, without opening its index; None if the disk gives an error.
+    """Estimate how many bytes an empty cache may hold, without its index; None on a disk error.
 
     This is good enough to choose the number of access records.
     """

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["NEVER", "FutureAccess", "EvictionSchedule"]
+__all__ = ["NEVER", "EvictionSchedule", "FutureAccess"]
 
 NEVER = sys.maxsize  # the position of the next use if none is known
 _FEW = 64  # heap entries below which cleaning up the heap is not worth the time

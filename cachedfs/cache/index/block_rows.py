@@ -44,7 +44,7 @@ class BlockRow(NamedTuple):
 
 
 class CachedPath(NamedTuple):
-    """What is cached of one path: bytes, number of blocks, and when the first and the last were stored, in seconds.
+    """Cached data of one path: bytes, number of blocks, and when the first and the last were stored, in seconds.
 
     A time is None if it is not known, as for blocks that were counted again from their files.
     """
@@ -66,12 +66,12 @@ class LeaseRow(NamedTuple):
     size: int
 
     @property
-    def fetch_lock(self) -> int:
+    def owner_lock(self) -> int:
         return int(self.name, 16)
 
     @property
     def pid(self) -> int:
-        return self.fetch_lock >> 32
+        return self.owner_lock >> 32
 
 
 class BlockRows(TableRows):

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from cachedfs.common.types import ObjectInfo
 
 __all__ = [
-    "MetadataRecord",
-    "FeedPosition",
-    "ListingRecord",
     "FeedConfirmation",
+    "FeedPosition",
     "FeedSnapshot",
+    "ListingRecord",
+    "MetadataRecord",
     "decode_info",
     "encode_info",
     "folder_of",

@@ -20,7 +20,24 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
 from cachedfs.common.types import ObjectInfo
 
-__all__ = ["MetadataRows", "FeedRows", "SweepPosition"]
+__all__ = ["FeedRows", "MetadataRows", "SweepPosition"]
+
+_LOOKUP = """SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
+    UNION ALL SELECT children.info, checked_at, children.mark, feed, place FROM listings
+    JOIN children ON children.listing = listings.id AND children.path = ?
+    WHERE origin = ? AND folder = ? AND children.mark IS NOT NULL
+    ORDER BY 2 DESC LIMIT 1"""
+_OLD_FACTS = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = facts.origin AND objects.path = facts.path)
+    FROM facts WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+# "0" is the character after "/": all paths below the folder are between the two.
+_OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = listings.origin
+        AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
+    FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+_OLDEST_FACT_S = 7 * 86400.0
+_MOST_FACTS = 1_000_000
+_FEW = 512  # entries deleted per write, besides twice the number added
 
 
 class FeedRows(TableRows):
@@ -98,28 +115,8 @@ def _feed(identity: str, id: int, text: str, checked_at: float, number: int) -> 
     return FeedPosition(id, token, checked_at, number)
 
 
-_LOOKUP = """SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
-    UNION ALL SELECT children.info, checked_at, children.mark, feed, place FROM listings
-    JOIN children ON children.listing = listings.id AND children.path = ?
-    WHERE origin = ? AND folder = ? AND children.mark IS NOT NULL
-    ORDER BY 2 DESC LIMIT 1"""
-
-_OLD_FACTS = """SELECT id, checked_at, EXISTS (
-        SELECT 1 FROM objects WHERE objects.origin = facts.origin AND objects.path = facts.path)
-    FROM facts WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
-# "0" is the character after "/": all paths below the folder are between the two.
-_OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
-        SELECT 1 FROM objects WHERE objects.origin = listings.origin
-        AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
-    FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
-
-_OLDEST_FACT_S = 7 * 86400.0
-_MOST_FACTS = 1_000_000
-_FEW = 512  # entries deleted per write, besides twice the number added
-
-
 class SweepPosition(NamedTuple):
-    """How far the search for old entries and old listings got: (checked_at, id) of the last row examined."""
+    """Position of the search for old entries and old listings: (checked_at, id) of the last row examined."""
 
     facts: tuple[float, int] = (0.0, 0)
     listings: tuple[float, int] = (0.0, 0)

@@ -19,10 +19,10 @@ __all__ = [
     "ABSENT",
     "NUMBERS",
     "RAGGED",
-    "ChunkPositions",
-    "ShardIndexFormat",
     "ArrayLayout",
+    "ChunkPositions",
     "Place",
+    "ShardIndexFormat",
     "UnsupportedArray",
     "arrays_at",
     "dtype_of",
@@ -125,7 +125,7 @@ class ArrayLayout:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether each chunk contains whole samples and no padding along the other axes."""
+        """True if each chunk contains whole samples and no padding along the other axes."""
         return self.shape[1:] == self.chunk[1:]
 
     def n_rows(self, number: int) -> int:

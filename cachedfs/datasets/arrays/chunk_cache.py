@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cachedfs.common.executor import n_cores
 
-__all__ = ["ChunkRequest", "BoundedLRU", "ChunkCache", "in_threads"]
+__all__ = ["BoundedLRU", "ChunkCache", "ChunkRequest", "in_threads"]
 
 T = TypeVar("T")
 OWN_SIZE = 256  # bytes that each entry takes in addition to its value

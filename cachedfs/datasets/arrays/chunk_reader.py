@@ -120,15 +120,15 @@ class ChunkReader:
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
         return [(sample,) for sample in samples]
 
-    def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
+    def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
         indexed = [(layout, layout.index) for layout in self._layouts.values() if layout.index is not None]
         for row in rows if indexed else ():
             for layout, index in indexed:
                 for beside in layout.beside:
                     path = layout.object_path(row // layout.chunk[0], beside)
-                    if path not in told and self._kept_index(path) is None:
+                    if path not in yielded and self._kept_index(path) is None:
                         yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
-                    told.add(path)
+                    yielded.add(path)
 
     def chunks(self, row: int) -> Iterator[Item]:
         for layout in self._layouts.values():

@@ -68,7 +68,7 @@ class ChunkSlice:
 
     @property
     def is_all(self) -> bool:
-        """Whether this is the whole chunk, in order, and goes to one contiguous place."""
+        """True if this is the whole chunk, in order, and goes to one contiguous place."""
         rows, within = self.rows, self.within
         is_in_order = isinstance(rows, slice) and isinstance(within, slice) and within.start == 0
         return is_in_order and self.n_rows == self.layout.chunk[0] and self.layout.is_whole

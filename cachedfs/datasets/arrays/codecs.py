@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cachedfs.common.checksums import crc32c_of
 
-__all__ = ["Crc32c", "ChunkDecoder", "stated_size"]
+__all__ = ["ChunkDecoder", "Crc32c", "stated_size"]
 
 # As zarr does: Blosc's own threads block other threads, and our threads already decode chunks in parallel.
 numcodecs.blosc.use_threads = False
@@ -54,7 +54,7 @@ class ChunkDecoder:
 
     @cached_property
     def _is_plain(self) -> bool:
-        """Whether the decoded bytes are the chunk in C order and native byte order."""
+        """True if the decoded bytes are the chunk in C order and native byte order."""
         return self.axes is None and (self.order == "C" or len(self.shape) == 1) and self.stored.isnative
 
     @cached_property

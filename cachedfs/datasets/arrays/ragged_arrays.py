@@ -58,15 +58,15 @@ class RaggedArray:
 
     @classmethod
     def of(
-        cls, fs: AbstractFileSystem, path: str, told: Mapping[str, Any], *, pool_size: int
+        cls, fs: AbstractFileSystem, path: str, attributes: Mapping[str, Any], *, pool_size: int
     ) -> dict[str, RaggedArray]:
         """Return the ragged arrays of a group, by name.
 
-        `told` has the attributes of each array by name, with the `metadata` of the arrays it consists of. Raises
+        `attributes` has the attributes of each array by name, with the `metadata` of the arrays it consists of. Raises
         ValueError for an array with another layout than `pack` writes.
         """
         found = {}
-        for name, spec in told.items():
+        for name, spec in attributes.items():
             words = {"elements": name, "offsets": spec["offsets"], "shapes": spec.get("shapes")}
             try:
                 layouts = {
@@ -116,8 +116,8 @@ class RaggedArray:
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
 
-    def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
-        return self._elements.indexes(rows, told)
+    def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
+        return self._elements.indexes(rows, yielded)
 
     def chunks(self, row: int) -> Iterator[Item]:
         return self._elements.chunks(row)

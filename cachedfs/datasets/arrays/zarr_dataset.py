@@ -236,9 +236,9 @@ def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str,
     first = next(iter(lengths.values()))
     if first is not None and set(lengths.values()) == {first}:
         return int(first)
-    told = ", ".join(f"{name!r} {'no axes' if n is None else n}" for name, n in lengths.items())
+    described = ", ".join(f"{name!r} {'no axes' if n is None else n}" for name, n in lengths.items())
     raise ValueError(
-        f"{dataset!r}: arrays of different lengths have no common samples: {told}; name those of one length, arrays=(...)"
+        f"{dataset!r}: arrays of different lengths have no common samples: {described}; name those of one length, arrays=(...)"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.executor import DaemonThreadPool
 
-__all__ = ["QueueLimits", "BatchQueue", "PreparedBatch", "may_begin"]
+__all__ = ["BatchQueue", "PreparedBatch", "QueueLimits", "may_begin"]
 
 UNKNOWN = 2  # batches made at the same time while their size is unknown
 RECENT = 32  # recent batches; the largest of them is the estimate for the next

@@ -18,7 +18,7 @@ from cachedfs.datasets.loading.epoch_chart import page
 from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings
 from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["FetchCounts", "EpochMeasurement", "FetchMeter", "EpochReport", "report_of"]
+__all__ = ["EpochMeasurement", "EpochReport", "FetchCounts", "FetchMeter", "report_of"]
 
 
 NEAR = 0.9  # a part limits if it fills this share of the time; below it, several parts limit in turn

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 __all__ = ["KEPT", "BatchTiming", "EpochTimings", "reading", "reading_s"]
 
+KEPT = 1000  # recent batches whose timings are kept individually
+
 
 class _Sum(threading.local):
     seconds = 0.0
@@ -36,9 +38,6 @@ def reading() -> Iterator[None]:
 def reading_s() -> float:
     """Return how many seconds this thread has waited for bytes so far."""
     return _sum.seconds
-
-
-KEPT = 1000  # recent batches whose timings are kept individually
 
 
 class BatchTiming(NamedTuple):

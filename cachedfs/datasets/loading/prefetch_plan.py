@@ -15,10 +15,15 @@ from typing import Any, Protocol
 from cachedfs.datasets.loading.sampler import EpochOrders, EpochPosition, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
-__all__ = ["DatasetPrefetch", "LOOK", "ArrayReads", "items_of", "ranks_here"]
+__all__ = ["LOOK", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here"]
 
 
 LOOK = 256  # samples per group; the shard indexes of a group come before the chunks of the previous group
+
+logger = logging.getLogger("cachedfs.datasets")
+RENEW_S = 60.0  # seconds between two checks whether the plan has failed
+AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
+Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
 
 class ArrayReads(Protocol):
@@ -27,8 +32,8 @@ class ArrayReads(Protocol):
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
         """Return for each of these samples the rows it needs, one row per chunk."""
 
-    def indexes(self, rows: Iterable[int], told: set[str]) -> Iterator[Item]:
-        """Yield the shard indexes of these rows, except those in memory or in `told`; add their paths to `told`."""
+    def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
+        """Yield the shard indexes of these rows, except those in memory or in `yielded`; add their paths to `yielded`."""
 
     def chunks(self, row: int) -> Iterator[Item]:
         """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
@@ -39,13 +44,13 @@ def items_of(arrays: Sequence[ArrayReads], samples: Iterable[int]) -> Iterator[I
 
     Takes `LOOK` samples at a time.
     """
-    told: set[str] = set()
+    yielded: set[str] = set()
     coming = iter(samples)
     now: list[Sequence[Iterable[int]]] = []
     while group := list(islice(coming, LOOK)):
         following = [array.touched(group) for array in arrays]
         for array, rows in zip(arrays, following, strict=True):
-            yield from array.indexes(chain.from_iterable(rows), told)
+            yield from array.indexes(chain.from_iterable(rows), yielded)
         yield from _chunks(arrays, now)
         now = following
     yield from _chunks(arrays, now)
@@ -56,14 +61,6 @@ def _chunks(arrays: Sequence[ArrayReads], touched: Sequence[Sequence[Iterable[in
         for array, rows in zip(arrays, sample, strict=True):
             for row in rows:
                 yield from array.chunks(row)
-
-
-logger = logging.getLogger("cachedfs.datasets")
-
-RENEW_S = 60.0  # seconds between two checks whether the plan has failed
-AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
-
-Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
 
 def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> range:

@@ -12,11 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RankDivision", "EpochOrders", "EpochPosition", "Shuffle", "epoch_order", "place_in", "state_at"]
+__all__ = ["EpochOrders", "EpochPosition", "RankDivision", "Shuffle", "epoch_order", "place_in", "state_at"]
 
 
 Shuffle = Literal["full", "window"]
 Order = npt.NDArray[np.int64]
+
+VERSION = 1  # format version of the dict from `state_at`
 
 
 def epoch_order(
@@ -59,9 +61,6 @@ class _Words:
     def uniform(self, n: int) -> npt.NDArray[np.float64]:
         """Return the next `n` random numbers in [0, 1), with 53 bits."""
         return (self.take(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-VERSION = 1  # format version of the dict from `state_at`
 
 
 @dataclass(frozen=True)

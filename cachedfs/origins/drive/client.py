@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     Tried = Callable[[Callable[[], Awaitable[dict[str, Any]]], HTTPRequest], Awaitable[dict[str, Any]]]
 
-__all__ = ["DriveAccount", "DriveConnection", "CreationLimit", "GOOD", "PageRejected", "judge", "key_of"]
+__all__ = ["GOOD", "CreationLimit", "DriveAccount", "DriveConnection", "PageRejected", "judge", "key_of"]
 
 
 logger = logging.getLogger("cachedfs.origins")
@@ -47,6 +47,12 @@ logger = logging.getLogger("cachedfs.origins")
 _AT_ONCE = 8  # sent, or waiting for their pace, and not answered: at a third of a second each 24 a second
 _MANY = 16  # wait: a minute's quarter at the pace that Drive has
 _SAY_EVERY_S = 10.0
+
+_MOST_THREADS = 16  # of metadata requests that are waited for: Drive gives one user some 50 listings a second
+T = TypeVar("T")
+_IDS = 100  # item ids asked for at once
+_MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
+GOOD = frozenset({200, 201, 204, 308})
 
 
 class CreationLimit:
@@ -95,9 +101,6 @@ class CreationLimit:
                 "Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn. One large "
                 "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
             )
-
-
-_MOST_THREADS = 16  # of metadata requests that are waited for: Drive gives one user some 50 listings a second
 
 
 class DriveAccount:
@@ -196,12 +199,6 @@ def _signed_in(options: DriveOptions, policy: RetryPolicy) -> tuple[DriveAuth, s
     proxy = proxy_of(options.endpoint_url)
     auth = DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s))
     return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
-
-
-T = TypeVar("T")
-_IDS = 100  # item ids asked for at once
-_MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
-GOOD = frozenset({200, 201, 204, 308})
 
 
 class DriveConnection:

@@ -20,12 +20,12 @@ from cachedfs.origins.tokens import TokenRenewals, is_expired, left_s
 
 __all__ = [
     "SCOPE",
+    "CredentialSource",
     "FoundToken",
     "GoogleCredentials",
-    "SharedCredentials",
     "OAuth2ClientCredentials",
     "SavedFile",
-    "CredentialSource",
+    "SharedCredentials",
 ]
 
 log = logging.getLogger("cachedfs.origins")
@@ -38,7 +38,7 @@ class CredentialSource(Protocol):
 
     @property
     def can_renew(self) -> bool:
-        """Whether another token can be requested."""
+        """True if another token can be requested."""
         ...
 
     def lasts_s(self) -> float:

@@ -17,7 +17,7 @@ from cachedfs.origins.drive.path_locks import PathLocks, already_exists, folder_
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, place_of
 from cachedfs.origins.drive.upload import UploadContent, UploadMismatch, upload
 
-__all__ = ["ServerSideMove", "DriveWriter"]
+__all__ = ["DriveWriter", "ServerSideMove"]
 
 
 logger = logging.getLogger("cachedfs.origins")

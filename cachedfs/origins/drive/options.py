@@ -20,8 +20,8 @@ from cachedfs.origins.drive.api import GOOGLE
 __all__ = [
     "ANONYMOUS",
     "DEFAULT",
-    "DriveOptions",
     "SIGN_IN",
+    "DriveOptions",
     "exported_as",
     "kind_of",
     "refuse_live",

@@ -179,10 +179,9 @@ class PathResolver:
             ) from error
 
     async def at(self, path: str, *, sure: bool = False) -> tuple[ObjectInfo, list[dict[str, Any]]]:
-        """Return the folder of `path` and the items of that name in it; remembered folders that are gone are looked up
-        again.
+        """Return the folder of `path` and the items of that name in it.
 
-        `sure` checks concurrently that the remembered folders are where they were: a write must not follow a renamed
+        Remembered folders that are gone are looked up again. `sure` checks concurrently that the remembered folders are where they were: a write must not follow a renamed
         folder.
         """
         parent = _folder_of(path)

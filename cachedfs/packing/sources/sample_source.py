@@ -19,11 +19,11 @@ __all__ = [
     "LARGEST",
     "NAMES",
     "PIECE",
-    "DecodedSource",
-    "SourceFiles",
     "BatchCache",
+    "DecodedSource",
     "Item",
     "SampleSource",
+    "SourceFiles",
     "tally_of",
 ]
 
