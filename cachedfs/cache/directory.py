@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,6 @@ from cachedfs.cache.block_file import FORMAT
 
 __all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root"]
 
-log = logging.getLogger("cachedfs.cache")
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDERS = ("blocks", "leases", "tmp")

@@ -12,7 +12,7 @@ __all__ = ["CODECS", "ChunkGridPlan", "choose_codec", "grid_of", "shard_size", "
 
 KiB, MiB = 1 << 10, 1 << 20
 CHUNK = 256 * KiB  # decoding takes 0.1 ms, the delay of one random sample
-CHUNKS = 64 * KiB, 1 * MiB  # smallest and largest; the cache fetches blocks of 1 MiB
+MOST_CHUNK = 1 * MiB  # the cache fetches blocks of this size
 SHARD = 64 * MiB  # 1 s at 500 Mbit/s; each worker builds one in memory
 DRIVE_SHARD = 128 * MiB  # Drive creates about 2 files/s, and serves 27 to 200 downloads/s
 SMALL = 0.1  # largest share of a sample's bytes for all small fields together
@@ -75,7 +75,7 @@ def grid_of(field: Field, mean: float, *, chunk: int | None, shard: int, why: st
 def _ragged(field: Field, mean: float, chunk: int | None, shard: int, why: str) -> ChunkGridPlan:
     reason = f"{_size(mean)} a sample"
     if chunk is None:
-        chunk = min(max(1 << max(0, math.ceil(math.log2(max(mean, 1)))), CHUNK), CHUNKS[1])
+        chunk = min(max(1 << max(0, math.ceil(math.log2(max(mean, 1)))), CHUNK), MOST_CHUNK)
         reason += f": a random one decodes {_size(chunk)} or few of them"
     n = max(1, chunk // field.row_size)
     per_shard = max(1, shard // (n * field.row_size))
@@ -88,7 +88,7 @@ def _fixed(field: Field, chunk: int | None, shard: int, why: str) -> ChunkGridPl
     given, chunk = chunk, chunk or CHUNK
     size = max(1, field.row_size)
     if size > shard:  # one sample exceeds a shard: cut it along its own first axes, too
-        inner, outer = _cut(field, given or CHUNKS[1], shard)
+        inner, outer = _cut(field, given or MOST_CHUNK, shard)
         reason = f"a sample has {_size(size)}, more than a shard: it is cut along its axes; {why}"
         return ChunkGridPlan((1, *inner), (1, *outer), reason)
     rows = max(1, chunk // size)
