@@ -42,7 +42,7 @@ __all__ = [
 
 PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us)
 
-FORMAT = 1  # part of the directory name: other formats never see these files
+FORMAT = 2  # part of the directory name: other formats never see these files
 _MAGIC = b"cachedfs"
 _HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
 _PLACE = struct.Struct("<QQ")  # index, block size
@@ -118,8 +118,8 @@ class BlockTrailer:
 
 
 def place(digest: str, index: int) -> str:
-    """Return the path of a block below the root; 256 folders, consecutive blocks in different ones."""
-    return f"blocks/{int(digest[:2], 16) + index & 255:02x}/{digest}-{index:x}"
+    """Return the path of a block below the root; 16 folders: making one costs as much as writing 2 MiB (ext4)."""
+    return f"blocks/{digest[0]}/{digest}-{index:x}"
 
 
 def encode_trailer(key: ObjectKey, index: int, data: Buffer) -> bytes:

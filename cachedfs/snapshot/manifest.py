@@ -21,7 +21,7 @@ __all__ = ["NAME", "ExportFolder", "Manifest", "gathered", "is_ours"]
 T = TypeVar("T")
 
 NAME = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 LATEST_S = 1e12  # seconds; later times, infinities and NaN are invalid
 MOST_BYTES = 16 << 20  # most bytes of a manifest
 MOST_BUNDLES = 100_000
@@ -59,7 +59,7 @@ class Manifest:
             found: dict[str, Any] = json.loads(data)
             if found.pop("kind") != _KIND:
                 raise BadBundle("it is no manifest of an export")
-            if (version := found.pop("format")) == 1:
+            if (version := found.pop("format")) in (1, 2):
                 raise BadBundle("a development version of cachedfs before 0.1.0 made this export")
             if version != FORMAT:
                 raise BadBundle(

@@ -346,7 +346,7 @@ def test_what_is_no_export_says_so(cloud, machine, tmp_path, carried):
     for content, told in [
         (b'{"kind": 3}', "no manifest of an export"),
         (b'{"kind": "cachedfs export", "format": 1}', r"version of cachedfs before 0\.1\.0 .*export again"),
-        (b'{"kind": "cachedfs export", "format": 3}', "another release"),
+        (b'{"kind": "cachedfs export", "format": 4}', "another release"),
     ]:
         (carried[1] / manifest.NAME).write_bytes(content)
         with pytest.raises(OriginUnavailable, match=told):
