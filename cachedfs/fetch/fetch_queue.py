@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -110,29 +110,16 @@ class SpeculativeRequest(NamedTuple):
     """A request worth sending before a reader needs it. It is sent once, or dropped.
 
     `size` is the memory in bytes that it takes until its blocks are stored. `send` sends it, unless its blocks are
-    cached by now, and returns the in-flight requests: directly, or as an awaitable if the object must be looked up.
+    cached by now, and returns the in-flight requests: directly, or from a task if the object must be looked up.
     """
 
     owner: object  # requests of one owner are sent in order
     size: int
-    send: Callable[[], Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]]
+    send: Callable[[], Iterable[InflightRequest] | asyncio.Task[Iterable[InflightRequest]]]
     origin: Callable[[], Origin]
     is_declared: bool = False  # from a prefetch plan; inferred requests are sent first
     is_wanted: Callable[[], bool] = bool  # a caller waits for it by now: it uses no speculative slot
     is_over: Callable[[], bool] = bool  # fetched in the meantime: it is dropped
-
-
-class _Busy:
-    """Slots, link capacity and memory that speculative requests use now."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[Origin] = Counter()  # requests that no caller waits for
-        self.bodies: dict[Origin, float] = defaultdict(float)  # the sum of their link loads
-        self.memory = 0
-
-    def add(self, origin: Origin, load: float) -> None:
-        self.requests[origin] += 1
-        self.bodies[origin] += load
 
 
 class FetchQueue:
@@ -142,17 +129,19 @@ class FetchQueue:
     of the origin. Owners take turns. Use it on the event loop thread only, except for `link_stats` and `bytes_per_s`.
     """
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
-        self._spawn = spawn
+    def __init__(self) -> None:
         # (inferred, declared) requests by id(owner); each request keeps its owner alive. The owner served last is
         # at the end. Invariant: no deque is empty.
         self._queues: tuple[dict[int, deque[SpeculativeRequest]], dict[int, deque[SpeculativeRequest]]] = (
             {},
             {},
         )
-        # Sent requests, until all their blocks are stored or no other reference is left.
-        self._sent: WeakKeyDictionary[InflightRequest, Origin] = WeakKeyDictionary()
-        self._asking: dict[asyncio.Task[Any], tuple[SpeculativeRequest, Origin]] = {}
+        # Sent requests that are not over: origin and link load of each.
+        self._active: dict[InflightRequest, tuple[Origin, float]] = {}
+        self._lookups: dict[asyncio.Task[Any], tuple[SpeculativeRequest, Origin, float]] = {}  # the same
+        # Sent requests that may hold memory, until no other reference is left.
+        self._sent: WeakKeyDictionary[InflightRequest, None] = WeakKeyDictionary()
+        self._most_memory = 0  # Invariant: at least `memory`, which takes a pass over _sent to compute
         self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
         self._timed: WeakKeyDictionary[Origin, LinkTotals] = WeakKeyDictionary()
         self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
@@ -172,7 +161,7 @@ class FetchQueue:
     def memory(self) -> int:
         """Bytes that sent requests hold, or will hold once they are received."""
         held = sum(inflight.memory for inflight in list(self._sent))
-        return held + sum(candidate.size for candidate, _ in self._asking.values())
+        return held + sum(candidate.size for candidate, _, _ in self._lookups.values())
 
     def link(self, origin: Origin) -> LinkEstimate:
         """Return the estimate of the link to an origin."""
@@ -185,7 +174,7 @@ class FetchQueue:
 
     def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """Record a finished request: `wait_s` seconds to its first byte, then `took_s` seconds for `size` bytes."""
-        n_others = sum(at is origin and not inflight.done for inflight, at in list(self._sent.items()))
+        n_others = sum(at is origin and not inflight.done for inflight, (at, _) in self._active.items())
         self._links[origin] = self.link(origin).after(
             wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
         )
@@ -196,23 +185,22 @@ class FetchQueue:
 
     def pump(self) -> None:
         """Send what the limits allow. Call it when a request has ended and when blocks were stored."""
-        if not any(self._queues):
-            return
-        for inflight in [inflight for inflight in self._sent if not inflight.memory]:
-            del self._sent[inflight]
-        busy = self._busy()
-        while (found := self._next(busy)) is not None:
+        for inflight in [inflight for inflight in self._active if inflight.done]:
+            del self._active[inflight]
+        usage: dict[Origin, tuple[int, float]] = {}  # computed once, and counted up
+        while any(self._queues) and (found := self._next(usage)) is not None:
             candidate, origin = found
-            if self._send(candidate, origin):
-                busy.add(origin, self.link(origin).load(candidate.size))
-                busy.memory += candidate.size
+            load = self.link(origin).load(candidate.size)
+            if self._send(candidate, origin, load):
+                n, loads = usage[origin]
+                usage[origin] = n + 1, loads + load
 
-    def _next(self, busy: _Busy) -> tuple[SpeculativeRequest, Origin] | None:
+    def _next(self, usage: dict[Origin, tuple[int, float]]) -> tuple[SpeculativeRequest, Origin] | None:
         """Remove and return the next request that may be sent now, with its origin."""
         for queues in self._queues:
             for owner in list(queues):
                 found = self._head(queues, owner)
-                if found is None or not self._may_send(*found, busy):
+                if found is None or not self._may_send(*found, usage):
                     continue
                 queue = queues.pop(owner)
                 queue.popleft()
@@ -234,20 +222,6 @@ class FetchQueue:
         del queues[owner]
         return None
 
-    def _busy(self) -> _Busy:
-        """Return the resources that sent requests use now."""
-        busy = _Busy()
-        links = defaultdict(LinkEstimate, self._links)
-        for inflight, origin in self._sent.items():
-            busy.memory += inflight.memory
-            if not (inflight.done or inflight.is_wanted):
-                busy.add(origin, links[origin].load(inflight.stop - inflight.start))
-        for candidate, origin in self._asking.values():
-            busy.memory += candidate.size
-            if not candidate.is_wanted():
-                busy.add(origin, links[origin].load(candidate.size))
-        return busy
-
     def _origin(self, candidate: SpeculativeRequest) -> Origin | None:
         try:
             return candidate.origin()
@@ -255,29 +229,52 @@ class FetchQueue:
             logger.debug("not sent ahead: %s", error)
             return None
 
-    def _may_send(self, candidate: SpeculativeRequest, origin: Origin, busy: _Busy) -> bool:
-        n_requests, link = busy.requests[origin], self.link(origin)
-        if n_requests >= origin.concurrency or not self._has_memory(candidate.size, busy):
+    def _may_send(
+        self, candidate: SpeculativeRequest, origin: Origin, usage: dict[Origin, tuple[int, float]]
+    ) -> bool:
+        if origin not in usage:
+            usage[origin] = self._usage(origin)
+        (n_requests, load), link = usage[origin], self.link(origin)
+        if n_requests >= origin.concurrency or not self._has_memory(candidate.size):
             return False
-        if n_requests and busy.bodies[origin] + link.load(candidate.size) > link.n_bodies + ONE_MORE:
+        if n_requests and load + link.load(candidate.size) > link.n_bodies + ONE_MORE:
             return False
         if wait_s := origin.spare_s():
             self._look_again_in(wait_s)
         return not wait_s
 
-    def _has_memory(self, size: int, busy: _Busy) -> bool:
+    def _usage(self, origin: Origin) -> tuple[int, float]:
+        """Return how many speculative requests an origin has that no caller waits for, and the sum of their loads."""
+        loads = [
+            load
+            for inflight, (at, load) in self._active.items()
+            if at is origin and not (inflight.done or inflight.is_wanted)
+        ]
+        loads += [
+            load
+            for candidate, at, load in self._lookups.values()
+            if at is origin and not candidate.is_wanted()
+        ]
+        return len(loads), sum(loads)
+
+    def _has_memory(self, size: int) -> bool:
         """Return whether `size` more bytes fit in MEMORY, dropping blocks that could not be stored, oldest first.
 
         If no reader comes for those blocks, they would otherwise stall the queue for ever.
         """
-        most = MEMORY - size
-        for inflight in list(self._sent) if busy.memory > most else ():
+        most = max(0, MEMORY - size)
+        if self._most_memory <= most:
+            return True
+        for inflight in [inflight for inflight in self._sent if not inflight.memory]:
+            del self._sent[inflight]
+        self._most_memory = self.memory
+        for inflight in list(self._sent) if self._most_memory > most else ():
             if inflight.is_settled:
-                busy.memory -= inflight.memory
+                self._most_memory -= inflight.memory
                 inflight.let_go()
-            if busy.memory <= most:
+            if self._most_memory <= most:
                 break
-        return busy.memory <= max(0, most)
+        return self._most_memory <= most
 
     def _look_again_in(self, wait_s: float) -> None:
         if self._timer is None:
@@ -287,23 +284,23 @@ class FetchQueue:
         self._timer = None
         self.pump()
 
-    def _send(self, candidate: SpeculativeRequest, origin: Origin) -> bool:
+    def _send(self, candidate: SpeculativeRequest, origin: Origin, load: float) -> bool:
         """Send a request; return whether it started an in-flight request or a lookup."""
+        self._most_memory += candidate.size
         with speculative():
             try:
                 answer = candidate.send()
             except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
                 logger.debug("not sent ahead: %s", error)
                 return False
-            if not isinstance(answer, Awaitable):
-                return self._note(answer, origin)
-            task = self._spawn(_awaited(answer))
-        self._asking[task] = candidate, origin
-        task.add_done_callback(self._answered)
+        if not isinstance(answer, asyncio.Task):
+            return self._note(answer, origin)
+        self._lookups[answer] = candidate, origin, load
+        answer.add_done_callback(self._answered)
         return True
 
     def _answered(self, task: asyncio.Task[Iterable[InflightRequest]]) -> None:
-        _, origin = self._asking.pop(task)
+        _, origin, _ = self._lookups.pop(task)
         if not task.cancelled() and (error := task.exception()) is None:
             self._note(task.result(), origin)
         elif not task.cancelled():
@@ -313,9 +310,7 @@ class FetchQueue:
     def _note(self, inflight_requests: Iterable[InflightRequest], origin: Origin) -> bool:
         """Track the in-flight requests that are speculative; return whether there are any."""
         ours = [inflight for inflight in inflight_requests if inflight.is_speculative]
-        self._sent.update(dict.fromkeys(ours, origin))
+        for inflight in ours:
+            self._active[inflight] = origin, self.link(origin).load(inflight.stop - inflight.start)
+            self._sent[inflight] = None
         return bool(ours)
-
-
-async def _awaited(answer: Awaitable[Iterable[InflightRequest]]) -> Iterable[InflightRequest]:
-    return await answer

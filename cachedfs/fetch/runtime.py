@@ -67,7 +67,7 @@ class Runtime(event_log.CounterSource):
         self.active_requests: set[InflightRequest] = set()
         # Of the active prefetch plans. Changed on the event loop thread.
         self.future_uses: list[FutureUses] = []
-        self.fetch_queue = FetchQueue(self.spawn)
+        self.fetch_queue = FetchQueue()
         self.lookups = SingleFlight(self.spawn)
         self.block_checksums = BlockChecksums()
         # Objects with readahead of ranges: key digest -> byte from which on cached reads are observed. Changed on the

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 
@@ -105,7 +106,7 @@ class RequestSubmitter:
             self._wake()
             raise
 
-    def _send(self) -> Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]:
+    def _send(self) -> Iterable[InflightRequest] | asyncio.Task[Iterable[InflightRequest]]:
         """Send the first prepared request; its object may be an earlier one than at the time of `submit`."""
         self._n_candidates -= 1
         self._wake()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from cachedfs.common.blocks import block_range, clip, covering
@@ -28,7 +29,7 @@ MOST_METADATA = 2 << 20
 MOST_ABOVE = 8  # levels searched for metadata, from the array's folder upward
 
 
-Send = Callable[[], Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]]
+Send = Callable[[], Iterable[InflightRequest] | asyncio.Task[Iterable[InflightRequest]]]
 
 
 class _Series:
@@ -323,7 +324,7 @@ class ChunkPrefetch:
         series.see(entry.object.size or 0)
         return True
 
-    def _send(self, series: _Series, path: str) -> Awaitable[Iterable[InflightRequest]]:
+    def _send(self, series: _Series, path: str) -> asyncio.Task[Iterable[InflightRequest]]:
         """Request the range of `path` that was read first of its predecessors, if it is missing."""
         series.queued.discard(path)
         return self._source.runtime.spawn(self._learn(series, path))
