@@ -15,6 +15,8 @@ __all__ = ["Config", "parse_size"]
 
 KiB = 1024
 MiB = 1024 * KiB
+MOST_AT_ONCE = 128  # requests in flight with concurrency="auto"
+FIRST_AT_ONCE = 32  # requests in flight until the throughput of the origin is known
 
 _UNITS = {
     "": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
@@ -45,8 +47,10 @@ class Config:
     """Bytes per block, the unit of caching and eviction. Part of every cache key: a new value starts a new cache."""
     request_size: int = 8 * MiB
     """Maximum bytes per request: adjacent missing blocks are fetched together up to this size."""
-    concurrency: int = 16
-    """Maximum concurrent requests per origin and process, beside up to twice as many speculative requests."""
+    concurrency: int = MOST_AT_ONCE
+    """Upper limit of the requests in flight that callers wait for, per origin and process; "auto" is 128.
+
+    Their number starts at 32 and adapts to the throughput. Twice as many speculative requests come on top."""
     read_ahead: int = 64 * MiB
     """Largest readahead window in bytes, for one open file or across the chunks of one array. 0 disables readahead."""
     max_age: float = 60.0
@@ -67,6 +71,11 @@ class Config:
     def whole_request(self) -> int:
         """Bytes of the largest request: `request_size` rounded down to whole blocks, but at least one block."""
         return max(1, self.request_size // self.block_size) * self.block_size
+
+    @property
+    def first_concurrency(self) -> int:
+        """Requests in flight at first, and what buffers and request sizes are planned for."""
+        return min(FIRST_AT_ONCE, self.concurrency)
 
     @property
     def lifetime_s(self) -> float:
@@ -180,7 +189,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "keep_free": parse_size,
     "block_size": _block_size,
     "request_size": _at_least(64 * KiB, _bytes),
-    "concurrency": _at_least(1, _count),
+    "concurrency": lambda value: MOST_AT_ONCE if value == "auto" else _at_least(1, _count)(value),
     "read_ahead": _bytes,
     "max_age": _max_age,
     "stale_if_error": _flag,

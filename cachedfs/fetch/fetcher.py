@@ -106,7 +106,7 @@ class Fetcher:
         if key is not None:
             for index in covering(bytes_, key.block_size):
                 self.source.runtime.inflight_requests[key.name(index)] = inflight
-        self._stop_paused_requests()
+        self._stop_paused_requests(entry.path)
         self.source.runtime.active_requests.add(inflight)
         self.source.runtime.spawn(
             self.run_request(inflight, partial(self._pinned, inflight, entry.path, info, bytes_))
@@ -182,14 +182,14 @@ class Fetcher:
         bytes_ = Range(position, min(info.size, position + self.source.config.whole_request))
         return self._launch_one(entry, None, info, bytes_)
 
-    def _stop_paused_requests(self) -> None:
+    def _stop_paused_requests(self, path: str) -> None:
         """Stop paused requests if a new request would have to wait for their slots."""
         if is_speculative():
             return  # speculative requests have slots of their own
         inflight_requests = [
             inflight for inflight in self.source.runtime.active_requests if not inflight.is_speculative
         ]
-        if len(inflight_requests) >= self.source.config.concurrency:
+        if len(inflight_requests) >= self.source.origin(path).concurrency:
             for inflight in inflight_requests:
                 if inflight.paused:
                     inflight.stop_soon(inflight.filled)
@@ -255,7 +255,7 @@ class Fetcher:
         self, inflight: InflightRequest, path: str, want: Range | Suffix, learned: list[MetadataEntry]
     ) -> None:
         now, mark = time.time(), self.source.metadata.mark(path)
-        self._stop_paused_requests()
+        self._stop_paused_requests(path)
         try:
             async with self.source.origin(path).read(path, want, None) as reply:
 

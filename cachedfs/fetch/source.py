@@ -97,7 +97,7 @@ class Source:
         """Return the measurements of the link to the origin, without a request and without opening the origin."""
         runtime, made = self.runtime, self._origin
         if made is None or made[0] is not runtime:
-            return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.concurrency)
+            return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
         return runtime.fetch_queue.link_stats(made[1])
 
     def last_known(self, path: str) -> MetadataEntry | None:

@@ -149,7 +149,7 @@ class MetadataResolver:
         """
         if self._by_parent(path):
             return contextlib.nullcontext()
-        return self.source.runtime.lookup_slots(self.source.identity, self.source.config.concurrency)
+        return self.source.runtime.lookup_slots(self.source.identity, self.source.config.first_concurrency)
 
     async def _looked_up(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
         now, mark = time.time(), self.source.metadata.mark(path)

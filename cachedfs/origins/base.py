@@ -151,8 +151,10 @@ class Origin(Protocol):
         """
         ...
 
-    concurrency: int
-    """Most requests in flight that callers wait for; `RequestSlots` allows speculative requests beside them."""
+    @property
+    def concurrency(self) -> int:
+        """Most requests in flight now that callers wait for; `RequestSlots` allows speculative ones beside them."""
+        ...
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request may be sent; 0: send it now.

@@ -88,9 +88,14 @@ class FsspecOrigin:
         self.identity = identity
         self.on_request = on_request
         self._protocol, self._options, self._loop = protocol, dict(options), loop
-        self.concurrency, self._slots = concurrency, RequestSlots(concurrency)
+        self._slots = RequestSlots(concurrency)
         self._inner = AsyncOnce(self._make)
         self._has_warned = False
+
+    @property
+    def concurrency(self) -> int:
+        """Most requests in flight now that callers wait for."""
+        return self._slots.window
 
     async def _make(self) -> Any:
         return await asyncio.to_thread(make_filesystem, self._protocol, self._options, self._loop)
@@ -161,6 +166,7 @@ class FsspecOrigin:
             with logged_request(method, self.url(str(args[0])), _range_of(options)) as told:
                 answer = await invoke(inner, method, *args, **options)
                 told.size = len(answer) if isinstance(answer, bytes) else 0
+            self._slots.finished(told.size)
             return answer
 
     def _described(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:

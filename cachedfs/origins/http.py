@@ -34,6 +34,7 @@ __all__ = ["Auth", "HTTPClient", "HTTPRequest", "HTTPResponse", "other_host", "t
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
 _GOOD = frozenset({200, 206, 416})
+_OVERLOADED = 503
 _ERROR_BODY = 64 << 10
 _KIND = "download"  # as the rate limiter counts these requests
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
@@ -96,6 +97,11 @@ class HTTPResponse:
                 data += piece
         self._told.size += len(data)
         return bytes(data)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body that were read."""
+        return self._told.size
 
     def close(self) -> None:
         """Stop reading; the connection is reused if the body was read to its end, else dropped."""
@@ -183,10 +189,11 @@ class HTTPClient:
                 yield exchange
             finally:
                 exchange.close()
+                self._slots.finished(exchange.size)
 
     async def _send(self, ask: HTTPRequest) -> HTTPResponse:
         """Return a successful response; after a 401, renew the credentials and send once more."""
-        proof = await self._auth.headers()
+        proof, began_at = await self._auth.headers(), self._slots.now()
         sent_at, response = await self._first(ask, proof)
         if response.status == 401 and await self._renewed(response, proof):
             sent_at, response = await self._first(ask, await self._auth.headers())
@@ -205,6 +212,8 @@ class HTTPClient:
             response.close()
         verdict = self._judge(ask, response.status, response.headers, body)
         self._learn(sent_at, refused=isinstance(verdict, RetryReason) and verdict.is_rate)
+        if isinstance(verdict, RetryReason) and (verdict.is_rate or response.status == _OVERLOADED):
+            self._slots.refused(began_at)
         raise RetryableError(verdict) if isinstance(verdict, RetryReason) else verdict
 
     async def _renewed(self, response: HTTPResponse, proof: Mapping[str, str]) -> bool:

@@ -174,7 +174,7 @@ class OutstandingObjects:
     def _first_want(self, part: PrefetchObject) -> Range:
         """Return the range to request of an object of unknown size: at most its share of the window."""
         config = self._source.config
-        most = min(config.whole_request, self._distance.limit // config.concurrency)
+        most = min(config.whole_request, self._distance.limit // config.first_concurrency)
         return beginning(*(part.bounds or (None, None)), block_size=config.block_size, most=int(most))
 
     def _cut_one(self, part: PrefetchObject) -> bool:

@@ -128,7 +128,9 @@ class Reader:
         )
         if 0 < want.size < info.size:
             self.access_patterns.observe_range(entry, key, want, is_first=inflight is not None)
-        gate = asyncio.Semaphore(2 * self.source.config.concurrency)  # limits the buffers of one huge read
+        gate = asyncio.Semaphore(
+            2 * self.source.config.first_concurrency
+        )  # limits the buffers of one huge read
 
         async def one(run: range) -> None:
             async with gate:

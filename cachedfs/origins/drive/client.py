@@ -123,11 +123,11 @@ class DriveAccount:
         self.on_request = on_request
         self.loop = loop
         self.rate_limiter = rate_limiter or RateLimiter("")
-        self.concurrency, self._policy = concurrency, policy or RetryPolicy()
+        self._policy = policy or RetryPolicy()
         self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
         self.creates = CreationLimit(clock=clock)
-        self._slots = RequestSlots(concurrency)  # of media
-        self.lookup_slots = RequestSlots(min(concurrency, _MOST_THREADS))  # of the rest
+        self.media_slots = RequestSlots(concurrency)
+        self.lookup_slots = RequestSlots(min(concurrency, _MOST_THREADS))
         self._connection = AsyncOnce(self._connect)
 
     async def connection(self) -> DriveConnection:
@@ -152,7 +152,7 @@ class DriveAccount:
             session,
             auth,
             judge,
-            slots=self._slots,
+            slots=self.media_slots,
             on_request=self.count,
             new_tries=self._new_tries,
             rate_limiter=self.rate_limiter,

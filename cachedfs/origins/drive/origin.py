@@ -56,7 +56,6 @@ class DriveOrigin:
         self.identity = identity
         self.on_request = on_request
         self.alone = alone
-        self.concurrency = concurrency
         self.options = dict(options)
         self._filesystem_over = filesystem_over
         self.account = DriveAccount(
@@ -75,6 +74,11 @@ class DriveOrigin:
     async def _make(self) -> Any:
         assert self._filesystem_over is not None
         return await asyncio.to_thread(self._filesystem_over, self)
+
+    @property
+    def concurrency(self) -> int:
+        """Most requests for media in flight now that callers wait for."""
+        return self.account.media_slots.window
 
     async def filesystem(self) -> Any:
         """Return the `DriveFileSystem` over this origin."""

@@ -54,12 +54,17 @@ class GCSOrigin:
     ) -> None:
         self.identity = identity
         self.on_request = on_request
-        self._options, self._loop, self.concurrency = dict(options), loop, concurrency
+        self._options, self._loop = dict(options), loop
         self._policy = policy or RetryPolicy()
         self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
         self._slots = RequestSlots(concurrency)
         self._inner = AsyncOnce(self._make)
         self._connection = AsyncOnce(self._connect)
+
+    @property
+    def concurrency(self) -> int:
+        """Most requests in flight now that callers wait for."""
+        return self._slots.window
 
     # Created at first use
     async def _make(self) -> Any:
@@ -74,7 +79,7 @@ class GCSOrigin:
         # gcsfs creates itself another session when it needs one. With a shared session, a burst of writes, which our
         # slots do not limit, would take all connections, and waiting for one would look like a lost network.
         inner._session = None
-        can_wait = 0 < getattr(session.connector, "limit", 0) < 3 * self.concurrency
+        can_wait = 0 < getattr(session.connector, "limit", 0) < self._slots.most
         client = HTTPClient(
             session,
             GCSAuth(inner.credentials, self._policy),
