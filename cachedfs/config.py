@@ -35,7 +35,7 @@ FSSPEC_KEYWORDS = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Config:
-    """The options of one filesystem, after resolving keywords, environment variables and configuration files."""
+    """The options of one filesystem, from keywords, environment variables and configuration files."""
 
     cache_dir: tuple[str, ...] | None = None
     """Cache directories: the first is written, the others are read-only. None: the platform's user cache folder."""
@@ -69,7 +69,10 @@ class Config:
 
     @property
     def whole_request(self) -> int:
-        """Bytes of the largest request: `request_size` rounded down to whole blocks, but at least one block."""
+        """Size in bytes of the largest request: `request_size` rounded down to whole blocks.
+
+        It is at least one block.
+        """
         return max(1, self.request_size // self.block_size) * self.block_size
 
     @property
@@ -84,11 +87,11 @@ class Config:
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Config:
-        """Return the config from the `given` options, then `defaults` (fsspec's configuration), then our defaults.
+        """Return the config: `given` options first, then `defaults`, then our own defaults.
 
-        Values may be text, as in environment variables. Unknown names in `defaults` are ignored. Raises ValueError for
-        an unknown option in `given` and for an invalid value. The message names the option, the value and the accepted
-        values. Example: `Config.resolve({"cache_size": "200GB"})`.
+        `defaults` are those of fsspec's configuration. Values may be text, as in environment variables. Unknown names
+        in `defaults` are ignored. Raises ValueError for an unknown option in `given` and for an invalid value. The
+        message names the option, the value and the accepted values. Example: `Config.resolve({"cache_size": "200GB"})`.
         """
         unknown = [name for name in given if name not in _PARSERS]
         if unknown:
@@ -98,9 +101,9 @@ class Config:
 
 
 def parse_size(value: Any) -> int | float:
-    """Return bytes (int) for `8388608`, `"8MiB"` or `"200GB"`, or a fraction of the disk (float) for `"10%"`.
+    """Return a size in bytes (int), or a fraction of the disk (float) for a percentage.
 
-    Raises ValueError for anything else.
+    Examples: `8388608`, `"8MiB"`, `"200GB"`, `"10%"`. Raises ValueError for anything else.
     """
     if isinstance(value, bool) or value is None:
         raise ValueError("expected a size")

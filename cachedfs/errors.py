@@ -54,7 +54,10 @@ class ObjectNotFound(CachedFSError, FileNotFoundError):
 
 
 class NoSuchBucket(ObjectNotFound):
-    """The bucket does not exist (ENOENT). Raised by listings, where a missing folder would be an empty listing."""
+    """The bucket does not exist (ENOENT).
+
+    Listings raise it; a missing folder would be an empty listing.
+    """
 
 
 class IsAFolder(CachedFSError, IsADirectoryError):
@@ -70,7 +73,10 @@ class AccessDenied(CachedFSError, PermissionError):
 
 
 class SignInRefused(AccessDenied):
-    """Sign-in failed: the credentials were rejected or have no token. The object itself may be accessible to others."""
+    """Sign-in failed: the credentials were rejected or have no token.
+
+    The object itself may be accessible to others.
+    """
 
 
 class NotDownloadable(CachedFSError):
@@ -86,9 +92,9 @@ class ObjectChanged(CachedFSError):
 
 
 class OriginUnavailable(CachedFSError):
-    """The origin gave no usable response after retries, or `offline` is set and the data is not cached.
+    """The origin gave no usable response after retries, or `offline` forbids the request.
 
-    `errno` is EHOSTUNREACH.
+    With `offline`, it is raised for data that is not cached. `errno` is EHOSTUNREACH.
     """
 
     code = _errno.EHOSTUNREACH
@@ -102,7 +108,10 @@ class OriginUnreachable(OriginUnavailable):
 
 
 class ChecksumMismatch(OriginUnavailable):
-    """The downloaded object does not have the checksum that the origin states. None of it stays in the cache."""
+    """The downloaded object does not have the checksum that the origin states.
+
+    None of it stays in the cache.
+    """
 
 
 class QuotaExceeded(CachedFSError):

@@ -1,6 +1,6 @@
-"""Atomic writes of local files: write a temporary file, then rename it, so that no reader sees a partial file.
+"""Atomic writes of local files: write a temporary file, then rename it.
 
-Devices and pipes cannot be replaced and are written directly.
+No other process ever sees a partial file. Devices and pipes cannot be replaced and are written directly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["filled"]
 
 
 async def filled(target: Any, fill: Callable[[Any], Awaitable[None]]) -> None:
-    """Let `fill` write to `target`, an open file or a local path. A file at a path appears only when it is complete.
+    """Let `fill` write to `target`, an open file or a local path.
 
-    `fill` gets an open binary file. Symbolic links are followed, missing parent folders are created, and a replaced
-    file's mode is kept. A device, a pipe, and a file in a folder without write permission are written directly. An
-    OSError from the local disk names `target`.
+    A file at a path appears only when it is complete. `fill` gets an open binary file. Symbolic links are followed,
+    missing parent folders are created, and a replaced file's mode is kept. A device, a pipe, and a file in a folder
+    without write permission are written directly. An OSError from the local disk names `target`.
     """
     if isfilelike(target):
         await fill(target)
@@ -77,7 +77,7 @@ def _mode(path: str) -> int | None:
 
 
 def _temporary(path: str, mode: int | None) -> str | None:
-    """Return the path of a temporary file that can replace `path`; None if `path` must be written directly."""
+    """Return a path for a temporary file; None if `path` must be written directly."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.basename(path):  # the path ends in "/": opening it raises the right error
         return None

@@ -25,9 +25,9 @@ def covering(want: Range, block_size: int) -> range:
 
 
 def block_range(index: int, block_size: int, size: int) -> Range:
-    """Return the byte range of block `index` in an object of `size` bytes; only the last block may be short.
+    """Return the byte range of block `index` in an object of `size` bytes.
 
-    Raises ValueError if the object has no such block. An empty object has block 0.
+    Only the last block may be short. Raises ValueError if the object has no such block. An empty object has block 0.
     """
     start = index * block_size
     if not 0 <= start < max(size, 1):
@@ -54,10 +54,10 @@ def beginning(start: int | None, stop: int | None, *, block_size: int, most: int
 
 
 def merge(missing: Iterable[int], block_size: int, *, size: int, request_size: int) -> Iterator[Range]:
-    """Yield the byte ranges to request for `missing` blocks (ascending indexes), merging adjacent blocks.
+    """Yield the byte ranges to request for `missing` blocks, merging adjacent blocks.
 
-    A range covers whole missing blocks only, has at most `request_size` bytes, and ends at the object's `size` at the
-    latest. A `request_size` below `block_size` counts as one block.
+    `missing` has the indexes in ascending order. A range covers whole missing blocks only, has at most `request_size`
+    bytes, and ends at the object's `size` at the latest. A `request_size` below `block_size` counts as one block.
     """
     limit = max(1, request_size // block_size)
     first = count = 0

@@ -1,4 +1,4 @@
-"""Checksums of whole objects: reading the one that an origin states, and computing it over received bytes.
+"""Checksums of whole objects: read the one that an origin states, and compute it from bytes.
 
 CRC-32C is preferred to MD5: every object of Google Cloud Storage has one, it takes 0.06 s of CPU per GB, and the
 checksums of parts combine into that of the whole. It requires the compiled google-crc32c, which gcsfs installs; in pure
@@ -28,7 +28,10 @@ __all__ = [
 
 
 class StatedChecksum(NamedTuple):
-    """A checksum of a whole object as stated by its origin: algorithm ("crc32c" or "md5") and value in hex."""
+    """A whole object's checksum as its origin states it.
+
+    `name` is "crc32c" or "md5"; `value` is in hex.
+    """
 
     name: str
     value: str
@@ -44,7 +47,10 @@ def stated_of(details: Mapping[str, Any]) -> StatedChecksum | None:
 
 
 def stated_crc32c(details: Mapping[str, Any]) -> int | None:
-    """Return the CRC-32C in an object's `details`; None if there is none or it cannot be computed here."""
+    """Return the CRC-32C in an object's `details`, or None.
+
+    None also if google-crc32c is not installed.
+    """
     value = _hex(details.get("crc32c"), 4)
     return int(value, 16) if value is not None and has_crc32c() else None
 
@@ -80,7 +86,7 @@ class RunningChecksum:
         return other
 
     def contradiction(self, stated: StatedChecksum | None = None) -> str | None:
-        """Return a message with both values if the added bytes do not have the stated checksum, else None.
+        """Return a message with both checksums if they differ, else None.
 
         `stated` replaces the checksum given to the constructor, for one that is known only now. It must use the same
         algorithm; otherwise the returned message says that it does not.
@@ -106,16 +112,19 @@ def has_crc32c() -> bool:
 
 
 def crc32c_of(data: bytes, before: int = 0) -> int:
-    """Return the CRC-32C of `data`, appended to bytes whose CRC-32C is `before`. Requires `has_crc32c()`."""
+    """Return the CRC-32C of `data` appended to bytes whose CRC-32C is `before`.
+
+    Requires `has_crc32c()`.
+    """
     from google_crc32c import extend
 
     return int(extend(before, data))
 
 
 def combined(first: int, second: int, size: int) -> int:
-    """Return the CRC-32C of two adjacent parts with the CRC-32Cs `first` and `second`; the second has `size` bytes.
+    """Return the CRC-32C of two adjacent parts from their CRC-32Cs.
 
-    Requires `has_crc32c()`.
+    `size` is the number of bytes in the second part. Requires `has_crc32c()`.
     """
     if first == 0:
         # Nothing precedes it, as in every object of one block. Their sizes differ, so they would fill the cache below.

@@ -52,7 +52,10 @@ class CounterSource:
     """Interface of an object whose counters go into the event log."""
 
     def sums(self) -> Mapping[str, Any]:
-        """Return the counters since the object was created, as JSON values. Called from any thread; must not do I/O."""
+        """Return the counters since the object was created, as JSON values.
+
+        Called from any thread; must not do I/O.
+        """
         raise NotImplementedError
 
 
@@ -97,7 +100,10 @@ class EventLog:
                 self._add([_encoded(event).encode() + b"\n" for event in noted])
 
     def sample(self, source: CounterSource) -> None:
-        """Log the counters of `source` if they changed. Its first event sets the values that counting starts from."""
+        """Log the counters of `source` if they changed.
+
+        The first event of a source sets the values that counting starts from.
+        """
         with self._sampling:  # otherwise an older sample could be logged after a newer one
             sums, now = source.sums(), time.monotonic()
             number, looked, last = self._told.get(source) or (next(self._numbers), now, None)
@@ -181,11 +187,11 @@ def current() -> EventLog | None:
 
 
 def log_events(folder: str | os.PathLike[str] | None) -> None:
-    """Start writing this process's event log to a new file in `folder`, which is created if needed; None stops it.
+    """Start writing this process's event log to a new file in `folder`; None stops it.
 
-    `cachedfs report FOLDER` turns the log into a page of charts. Processes started from here on write a file each, as
-    with `CACHEDFS_EVENTS=FOLDER` in their environment. A file is at most 64 MiB. It contains URLs without their query,
-    byte ranges, times and sizes, but no data and no credentials.
+    The folder is created if needed. `cachedfs report FOLDER` turns the log into a page of charts. Processes started
+    from here on write a file each, as with `CACHEDFS_EVENTS=FOLDER` in their environment. A file is at most 64 MiB. It
+    contains URLs without their query, byte ranges, times and sizes, but no data and no credentials.
 
     Example: `cachedfs.log_events("events")`.
     """

@@ -34,7 +34,10 @@ _NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
 def public_url(url: str) -> str:
-    """Return a URL without user name, password, query and fragment, which may be secret. A bare path stays as is."""
+    """Return a URL without user name, password, query and fragment, which may be secret.
+
+    A bare path is returned as is.
+    """
     if "://" not in url:
         return url
     # Not with urlsplit, which rejects invalid host names, such as the first folder inside an archive may look like.
@@ -45,7 +48,10 @@ def public_url(url: str) -> str:
 
 
 def public_text(text: str) -> str:
-    """Return a message with its URLs stripped as by `public_url`; a removed query or fragment shows as "?..."."""
+    """Return a message whose URLs are stripped as by `public_url`.
+
+    A removed query or fragment shows as "?...".
+    """
     return _QUERY.sub(r"\1?...", _NAMES.sub("", text)) if "://" in text else text
 
 
@@ -66,7 +72,10 @@ class WarnOnce:
         self._said = _NOTHING  # the worst problem logged so far
 
     def slower(self, trouble: str | None) -> None:
-        """Warn of a problem that only makes reads slower, unless it or a worse one was logged. None: no problem."""
+        """Warn once of a problem that only makes reads slower; None means no problem.
+
+        Nothing is logged if this problem or a worse one was logged before.
+        """
         if trouble is not None:
             self._say(_SLOWER, trouble)
 

@@ -26,7 +26,10 @@ def importing() -> Iterator[None]:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules that libraries import lazily during calls, so that forks wait for it. Skip missing modules."""
+    """Import modules that libraries import lazily, so that forks wait for the import.
+
+    Missing modules are skipped.
+    """
     with importing():
         for name in names:
             with contextlib.suppress(ImportError):

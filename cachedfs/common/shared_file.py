@@ -14,7 +14,7 @@ _SIZE = -1  # marks a seek(0, 2), which queries the size, in place of a position
 
 
 class SharedFile:
-    """Mixin for readable files: a read starts where its own thread called `seek`, regardless of other threads.
+    """Mixin for files shared by threads: each thread reads where it called `seek` itself.
 
     A thread that has not called `seek` since its last read continues where the last thread left the file. If that was
     another thread, the file was handed over, and the read drops the pending seeks of all threads. `seek(0, 2)` is taken
@@ -35,7 +35,10 @@ class SharedFile:
         super().__init__(*args, **kwargs)
 
     def seek(self, loc: int, whence: int = 0) -> int:
-        """Move to `loc`, relative to `whence`, and return the position. This thread's next read starts there."""
+        """Move to `loc`, relative to `whence`, and return the position.
+
+        This thread's next read starts there.
+        """
         with self._lock:
             if (thread := get_ident()) != self._mover and whence == 1:
                 loc, whence = self.tell() + loc, 0
@@ -54,7 +57,10 @@ class SharedFile:
             return int(self.size) if position == _SIZE else position
 
     def _take_over(self, thread: int) -> None:
-        """Move to the target of `thread`'s last seek, or stay where another thread left the file. Needs the lock."""
+        """Move to `thread`'s last seek, or stay where another thread left the file.
+
+        Requires the lock.
+        """
         position = self._sought.get(thread, _SIZE)
         if position == _SIZE:
             self._sought.clear()
@@ -64,7 +70,10 @@ class SharedFile:
 
 
 def at_own_seek(read: _Read) -> _Read:
-    """Wrap a read method with at most one argument: it starts at its thread's last seek and holds the file's lock."""
+    """Wrap a read method: it starts at its thread's last seek and holds the file's lock.
+
+    The method takes at most one argument.
+    """
 
     @functools.wraps(read)
     def reading(self: SharedFile, size: Any = -1, /) -> Any:

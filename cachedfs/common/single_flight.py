@@ -1,4 +1,4 @@
-"""Single-flight lookups: concurrent callers with the same question share one request to the origin."""
+"""Single-flight lookups: concurrent callers of one lookup share one request to the origin."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class _Question:
 
 
 class SingleFlight:
-    """The running lookups of one process. A lookup without waiting callers is canceled. Event loop thread only.
+    """The running lookups of one process. Event loop thread only.
 
-    A lookup is identified by its slot and a change counter, so that a lookup started before a write is not shared with
-    callers that ask after the write.
+    A lookup is canceled when no caller waits for it any more. A lookup is identified by its slot and a change counter,
+    so that a lookup started before a write is not shared with callers that ask after the write.
     """
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
@@ -36,7 +36,10 @@ class SingleFlight:
     async def ask(
         self, slot: tuple[str, str], mark: int, question: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Any:
-        """Return the result of the running lookup in `slot` if its change counter is equal; else run `question`."""
+        """Return the result of the running lookup in `slot`, or start one with `question`.
+
+        A running lookup is used only if its change counter is the same.
+        """
         asked = self._asked.get(slot)
         if asked is None or asked.mark != mark:
             asked = self._asked[slot] = _Question(mark, self._spawn(question()))
@@ -51,7 +54,10 @@ class SingleFlight:
                 asked.task.cancel()
 
     def under_way(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
-        """Return the task of the lookup in `slot`, or None. Only check whether it is done; do not await it."""
+        """Return the task of the lookup in `slot`, or None.
+
+        Only check whether it is done; do not await it.
+        """
         asked = self._asked.get(slot)
         return None if asked is None else asked.task
 

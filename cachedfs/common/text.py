@@ -36,7 +36,10 @@ def per_cent(share: float) -> str:
 
 
 def counted(n: int, what: str, several: str | None = None) -> str:
-    """Format a count with its noun: "1 batch", "1,000 batches". `several`: the plural, if not `what` plus "s"."""
+    """Format a count with its noun: "1 batch", "1,000 batches".
+
+    `several` is the plural, if it is not `what` plus "s".
+    """
     return f"{n:,} {what if n == 1 else several or f'{what}s'}"
 
 
@@ -48,7 +51,10 @@ def columns(values: Sequence[float], n: int) -> list[float]:
 
 
 def bars(values: Sequence[float], n: int) -> str:
-    """Format values as a line of `n` block characters, scaled to the largest value; empty if all values are 0."""
+    """Format values as a line of `n` block characters, scaled to the largest value.
+
+    The line is empty if all values are 0.
+    """
     shown = columns(values, n)
     most = max(shown, default=0.0)
     return "".join(BLOCKS[min(7, int(8 * value / most))] for value in shown) if most else ""

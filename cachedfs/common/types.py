@@ -1,4 +1,4 @@
-"""Immutable value types shared by all packages: ranges, keys, object metadata, statistics and results."""
+"""Immutable value types shared by all packages: ranges, keys, metadata, statistics, results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class ObjectInfo:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, hash=False)
 
     def as_info(self) -> dict[str, Any]:
-        """Return the dictionary of fsspec's `info` and `ls(detail=True)`. The caller may modify it, at any depth."""
+        """Return the dictionary of fsspec's `info` and `ls(detail=True)`.
+
+        The caller may modify it, at any depth.
+        """
         size = 0 if self.kind == "directory" and self.size is None else self.size
         details = self.details
         if not _CONTAINERS.isdisjoint(map(type, details.values())):  # rare, and the check takes 0.5 us
@@ -107,10 +110,11 @@ class Changes(NamedTuple):
 
 
 class ObjectKey:
-    """The common part of the keys of all blocks of one object version. Hashes once, for all block names.
+    """The common part of the keys of all blocks of one object version.
 
-    `digest`: 32 hex digits, the blake2b-128 of identity, path, fingerprint and block size. Each field is prefixed with
-    its length, so that different fields never give the same bytes.
+    The hash is computed once and used for all block names. `digest`: 32 hex digits, the blake2b-128 of identity, path,
+    fingerprint and block size. Each field is prefixed with its length, so that different fields never give the same
+    bytes.
     """
 
     __slots__ = ("_number", "block_size", "digest", "fingerprint", "identity", "path")
@@ -219,10 +223,11 @@ class Stats(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Counters of all processes that use one cache directory, since the Unix time `since`; 0: nothing counted yet.
+    """Counters of all processes that use one cache directory.
 
-    The names are those of `Stats`. A process adds its counters about once a second while it uses the cache, and when it
-    exits. A killed process loses the rest. Deleting the directory resets the counters.
+    They count since the Unix time `since`; 0 means that nothing was counted yet. The names are those of `Stats`. A
+    process adds its counters about once a second while it uses the cache, and when it exits. A killed process loses the
+    rest. Deleting the directory resets the counters.
     """
 
     hits: int = 0
@@ -240,16 +245,25 @@ class Counted(NamedTuple):
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes served minus bytes fetched, at least 0. Prefetched bytes count as fetched before they are read."""
+        """Bytes served minus bytes fetched, at least 0.
+
+        Prefetched bytes count as fetched before they are read.
+        """
         return max(0, self.bytes_served - self.bytes_fetched)
 
     @property
     def requests_saved(self) -> int:
-        """About how many requests the hits avoided, assuming the requests per block of the misses, at most 1."""
+        """Estimated number of requests that the hits avoided.
+
+        Assumes that a hit saves as many requests as a missed block takes, at most 1.
+        """
         return round(self.hits * min(1.0, self.requests / self.misses)) if self.misses else self.hits
 
     def since_then(self, before: Counted) -> Counted:
-        """Return the difference to an earlier value `before`; all zeros if the counters were reset in between."""
+        """Return the difference to an earlier value `before`.
+
+        All zeros if the counters were reset in between.
+        """
         if before.since != self.since:
             return self._replace(since=self.since)
         came = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]
@@ -257,7 +271,7 @@ class Counted(NamedTuple):
 
 
 class LinkStats(NamedTuple):
-    """Network statistics of one origin in one process since its start, measured with its speculative requests.
+    """Network statistics of one origin in one process, measured on its speculative requests.
 
     n_timed: requests that were answered. wait_s: their total time until the first byte, in seconds. bytes_per_s: bytes
     per second over all response bodies that shared the link; None until a body of at least 1 MiB was measured.

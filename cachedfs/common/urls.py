@@ -38,7 +38,7 @@ _SLASHED = (*GCS_PROTOCOLS, "drive")  # protocols whose paths are just names joi
 def target_of(
     fo: str | None, protocol: str | None, target_options: Mapping[str, Any] | None, options: dict[str, Any]
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the target's protocol, the target's options, and the remaining options, which are those of cachedfs.
+    """Return the target's protocol, the target's options, and the options of cachedfs.
 
     `fo` is the target URL in an fsspec chain. Without `protocol`, it comes from `fo`, or from the name of the only
     option that is a dictionary. Raises ValueError if it remains unknown, or for options of another protocol.
@@ -92,17 +92,26 @@ def strip(own: str, target: str | None, path: Any) -> str:
 
 
 def is_url(name: str) -> bool:
-    """Return whether a path is a complete URL, as with HTTP. A key in a bucket may contain "://" further on."""
+    """Return whether a path is a complete URL, as HTTP paths are.
+
+    A key in a bucket may contain "://" further on.
+    """
     return _SCHEME.match(name) is not None
 
 
 def is_pattern(path: str) -> bool:
-    """Return whether a path is a glob pattern. In a complete URL `?` starts the query, as fsspec's HTTP does it."""
+    """Return whether a path is a glob pattern.
+
+    In a complete URL, `?` starts the query, as in fsspec's HTTP filesystem.
+    """
     return bool(has_magic(path.replace("?", "") if is_url(path) else path))
 
 
 def before_magic(path: str) -> str:
-    """Return the deepest folder that contains all matches of a pattern; a path without wildcards is returned as is."""
+    """Return the deepest folder that contains all matches of a pattern.
+
+    A path without wildcards is returned as is.
+    """
     while is_pattern(path):
         path = path.rpartition("/")[0]
     return path
@@ -130,7 +139,10 @@ _OPEN_TOKENS = frozenset({"anon", "google_default", "cloud", "cache", "browser"}
 
 
 def _is_secret(name: Any, value: Any) -> bool:
-    """Return whether an option may contain a secret, judging by its name. File names and modes of sign-in may not."""
+    """Return whether an option may contain a secret, judging by its name.
+
+    File names and modes of sign-in are not secret.
+    """
     if not isinstance(name, str) or value is None or isinstance(value, bool):
         return False
     if name in ("client_json", "google_auth"):
@@ -143,10 +155,11 @@ def _is_secret(name: Any, value: Any) -> bool:
 
 
 def jsonable(value: Any, name: str, include_password: bool) -> Any:
-    """Return an option in the form in which fsspec writes it to JSON; unlike fsspec's own encoder, accept None.
+    """Return an option in the form in which fsspec writes it to JSON.
 
-    `name` is used in error messages. Without `include_password`, tokens, secrets and credentials are left out, at any
-    depth. Raises TypeError for a live object, such as a credentials object.
+    Unlike fsspec's own encoder, it accepts None. `name` is used in error messages. Without `include_password`, tokens,
+    secrets and credentials are left out, at any depth. Raises TypeError for a live object, such as a credentials
+    object.
     """
     if value is None or isinstance(value, str | int | float):
         return value

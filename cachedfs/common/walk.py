@@ -1,4 +1,4 @@
-"""A filesystem base class whose lookups raise errors instead of hiding them, and whose walks end despite cycles."""
+"""A base class for filesystems: lookups raise errors, and walks end despite cycles."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no suc
 
 
 class CycleSafeWalk(AsyncFileSystem):
-    """Base class: `exists`, `isfile`, `isdir` and `walk` raise errors other than absence; `walk` does not loop.
+    """Base class: lookups raise all errors but absence, and `walk` does not loop.
 
-    A shortcut to a folder that contains it is listed but not entered. Folders are compared by the `id` in their `info`.
-    Origins without ids, such as GCS, have no shortcuts.
+    This applies to `exists`, `isfile`, `isdir` and `walk`. A shortcut to a folder that contains it is listed but not
+    entered. Folders are compared by the `id` in their `info`. Origins without ids, such as GCS, have no shortcuts.
     """
 
     async def _walk(
@@ -31,10 +31,10 @@ class CycleSafeWalk(AsyncFileSystem):
         above: frozenset[str | None] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[str, Any, Any]]:
-        """Walk as fsspec does, without entering a folder whose id is in `above`, the ids of the parent folders.
+        """Walk as fsspec does, but do not enter a folder that is its own ancestor.
 
-        `on_error="omit"` skips missing folders only. Other errors are raised, where fsspec treats the folder as empty:
-        an expired sign-in must not look like a dataset without files.
+        `above` has the ids of the parent folders. `on_error="omit"` skips missing folders only. Other errors are
+        raised, where fsspec treats the folder as empty: an expired sign-in must not look like a dataset without files.
         """
         if on_error == "omit":
             on_error = _but_for_absence
@@ -73,7 +73,10 @@ class CycleSafeWalk(AsyncFileSystem):
         return await self._kind_of(path) == "directory"
 
     async def _kind_of(self, path: Any) -> str | None:
-        """Return the type of the item at a path, None if there is none; raise other errors, which fsspec would hide."""
+        """Return the type of the item at a path, or None if there is none.
+
+        Other errors are raised; fsspec would hide them.
+        """
         try:
             return str((await self._info(path))["type"])
         except ABSENT:

@@ -64,7 +64,10 @@ class CompactStrings(Sequence[str]):
 
 
 def natural_key(path: str) -> str:
-    """Return a key that sorts paths in natural order: `img2` before `img10`, one folder after the other."""
+    """Return a key that sorts paths in natural order: `img2` before `img10`.
+
+    The files of one folder stay together.
+    """
     # The length in front of a number makes shorter numbers sort first. NUL makes a slash sort before all else.
     return _DIGITS.sub(_measured, path.replace("/", "\0"))
 
@@ -101,7 +104,10 @@ def paths_of(fs: Any, urls: Iterable[str]) -> list[str]:
 
 
 def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
-    """Return the files that a URL names, in natural order, with their sizes (None if unknown); see `infos_of`."""
+    """Return the files that a URL names, in natural order; see `infos_of`.
+
+    Each comes with its size, None if unknown.
+    """
     return {name: info.get("size") for name, info in infos_of(fs, url, path).items()}
 
 

@@ -314,7 +314,10 @@ class _Column:
             self._known.popitem(last=False)
 
     def pieces_of(self, rows: Any) -> list[tuple[int, int]]:
-        """Return the byte ranges of these rows, sorted and merged, without the chunks that HDF5 has in its cache."""
+        """Return the byte ranges of these rows, sorted and merged.
+
+        Chunks that HDF5 has in its cache are left out.
+        """
         groups = [group for group in dict.fromkeys((rows // self.rows).tolist()) if group not in self._known]
         merged: list[tuple[int, int]] = []
         for start, stop in sorted(piece for group in groups for piece in self.pieces(group)):

@@ -13,10 +13,11 @@ SOFT = 64  # soft links followed for one name; links may form a cycle, and HDF5 
 
 
 def unreadable(data: Any) -> str:
-    """Return what h5py cannot read in a dataset and what to do, as the end of a message; "" if nothing.
+    """Return what h5py cannot read in a dataset and what to do; "" if nothing.
 
-    Variable-length rows in a foreign byte order: h5py 3 returns wrong numbers without an error. Virtual datasets over
-    other files: HDF5 would open those through the file object of this file, which kills the process.
+    The text is the end of an error message. Variable-length rows in a foreign byte order: h5py 3 returns wrong numbers
+    without an error. Virtual datasets over other files: HDF5 would open those through the file object of this file,
+    which kills the process.
     """
     base = h5py.check_vlen_dtype(data.dtype)
     if isinstance(base, np.dtype) and not base.isnative:
@@ -57,7 +58,7 @@ def _steps(name: str) -> list[str]:
 
 
 def _virtual(data: Any, seen: set[str]) -> str:
-    """Return another file that a virtual dataset uses, directly or through others; "" if there is none."""
+    """Return a file that a virtual dataset uses, directly or through others; "" if none."""
     if not data.is_virtual or data.name in seen:
         return ""
     seen.add(data.name)

@@ -105,7 +105,10 @@ class LineDataset(IterableDataset[Any]):
         return self._read(spans, place, at)
 
     def items(self) -> Iterator[Item]:
-        """Yield the byte ranges that the next iterator in this process would read, as `fs.prefetch` takes them."""
+        """Yield the byte ranges that the next iterator in this process would read.
+
+        The items have the form that `fs.prefetch` takes.
+        """
         for span in self._spans(*self._part()):
             yield self.paths[span.file], span.start, span.stop
 
@@ -139,7 +142,10 @@ class LineDataset(IterableDataset[Any]):
         self._resume = dict(state)
 
     def _resumed(self, state: dict[str, Any], place: _Place) -> tuple[int, int] | None:
-        """Return the file index and offset of a state; (-1, 0) for the start of the part, None for its end."""
+        """Return the file index and the offset where a saved state continues.
+
+        (-1, 0) is the start of the part, None its end.
+        """
         if (state["part"], state["n_parts"]) != (place.part, place.n_parts):
             raise ValueError(
                 f"{self!r}: the state is that of part {state['part']} of {state['n_parts']}, and this is part {place.part} of "
@@ -260,7 +266,10 @@ class LineDataset(IterableDataset[Any]):
 
 
 class _Place:
-    """The position of an iterator. It is computed on request only, so that a line costs almost nothing."""
+    """The position of an iterator.
+
+    It is computed on request only, so that a line costs almost nothing.
+    """
 
     def __init__(self, part: int = 0, n_parts: int = 1) -> None:
         self.part, self.n_parts = part, n_parts
@@ -290,7 +299,10 @@ class _Place:
         return lines
 
     def stands(self) -> tuple[int | None, int]:
-        """Return the file index and the offset of the next line to yield; (None, 0) at the start and at the end."""
+        """Return the file index and the offset of the next line.
+
+        (None, 0) at the start and at the end.
+        """
         if self._file is None or self.is_over:
             return None, 0
         n = self.line + 1

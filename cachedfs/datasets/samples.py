@@ -1,4 +1,4 @@
-"""`Samples`, the base class of the map-style datasets, and `SampleReader`, which reads their batches."""
+"""`Samples`, the base class of map-style datasets, and `SampleReader`, which reads batches."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ class Samples(Dataset[Any]):
             yield self[number]
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these indexes, in one round trip. A DataLoader calls this for each batch."""
+        """Return the samples with these indexes, in one round trip.
+
+        A DataLoader calls this for each batch.
+        """
         raise NotImplementedError
 
     def batch(self, indexes: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
@@ -163,9 +166,10 @@ def once_each(names: Iterable[str], url: str) -> list[str]:
 
 
 def naming(what: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that adds a note with `what` to any error; its type and traceback stay.
+    """Return a context manager that adds a note with `what` to any error.
 
-    A StopIteration becomes a RuntimeError, because a loop over batches would take it for the end of the epoch.
+    The error keeps its type and traceback. A StopIteration becomes a RuntimeError, because a loop over batches would
+    take it for the end of the epoch.
     """
     return _Naming(what)
 
@@ -184,7 +188,10 @@ class _Naming(contextlib.AbstractContextManager[None]):
 
 
 class SampleReader:
-    """Read batches of a map-style dataset, also through nested `Subset`s such as those of `random_split`."""
+    """Reader of batches of a map-style dataset, also through nested `Subset`s.
+
+    `random_split` makes such subsets.
+    """
 
     def __init__(self, dataset: Any) -> None:
         """Wrap `dataset`.
@@ -227,7 +234,10 @@ class SampleReader:
         return None if self._samples is None else getattr(self._samples.fs, "prefetch", None)
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the paths and byte ranges that samples read, in order. Requires that `prefetch` is not None."""
+        """Yield the paths and byte ranges that samples read, in order.
+
+        Requires that `prefetch` is not None.
+        """
         assert self._samples is not None
         for subset in self._subsets:
             indexes = map(subset.__getitem__, indexes)
@@ -261,7 +271,10 @@ class SampleReader:
 
 
 def _unwrapped(dataset: Any) -> tuple[Samples | None, list[Sequence[int]]]:
-    """Return the `Samples` inside nested subsets (None if another type), and the indexes, outermost first."""
+    """Return the `Samples` inside nested subsets, and the indexes, outermost first.
+
+    None in place of a dataset of another type.
+    """
     subsets = []
     while type(dataset) is Subset:  # a subclass of Subset may behave differently
         subsets.append(dataset.indices)

@@ -38,10 +38,11 @@ def is_compressed(path: str) -> bool:
 
 
 def decompressed(path: str, file: Any) -> Any:
-    """Return a reader of the content of an open compressed file, with `read(n)`, forward `seek`, and `close`.
+    """Return a reader of the content of an open compressed file.
 
-    It reads all members or frames in sequence. `read` raises the library's errors for corrupt data (OSError,
-    zlib.error, lzma.LZMAError, ...), and EOFError for a truncated file. `close` leaves `file` open.
+    It has `read(n)`, forward `seek`, and `close`. It reads all members or frames in sequence. `read` raises the
+    library's errors for corrupt data (OSError, zlib.error, lzma.LZMAError, ...), and EOFError for a truncated file.
+    `close` leaves `file` open.
     """
     return _READERS[_suffix(path)](file)
 
@@ -63,7 +64,10 @@ def _zstd(file: Any) -> Any:
 
 
 class _Frames:
-    """Reader of all zstd frames of a file. zstandard's own reader takes a truncated frame for a complete one."""
+    """Reader of all zstd frames of a file.
+
+    zstandard's own reader takes a truncated frame for a complete one.
+    """
 
     def __init__(self, file: Any, begin: Callable[[], Any]) -> None:
         self._file, self._begin = file, begin
@@ -114,10 +118,11 @@ class LineSpan(NamedTuple):
 
 
 def spans_of(sizes: Sequence[int], is_whole: Sequence[bool], part: int, n_parts: int) -> list[LineSpan]:
-    """Return what part number `part` of `n_parts` reads, in order: its equal share of the bytes of all files.
+    """Return the byte ranges of part number `part` of `n_parts`, in order.
 
-    A file that cannot be split (`is_whole`) belongs to the part that contains its middle. Each byte belongs to
-    exactly one part. If no file is whole, the parts in sequence are all files in order.
+    A part is an equal share of the bytes of all files. A file that cannot be split (`is_whole`) belongs to the part
+    that contains its middle. Each byte belongs to exactly one part. If no file is whole, the parts in sequence are all
+    files in order.
     """
     ends = list(accumulate(sizes))
     total = ends[-1] if ends else 0

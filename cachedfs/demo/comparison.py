@@ -204,7 +204,7 @@ def store(folder: Path, found: dict[Cloud, Any]) -> None:
 
 
 def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) -> Block:
-    """Measure three passes of one job with an empty cache at the start, and one pass without cachedfs."""
+    """Measure three passes of one job, starting with an empty cache, and one without cachedfs."""
     cache_dir, url = folder / f"{cloud.protocol}-{job}", f"cachedfs::{cloud.url(data.path)}"
     # All sessions import at the same time, before the first measurement.
     with contextlib.ExitStack() as later:

@@ -1,1 +1,1 @@
-"""Fetching from the origin: in-flight requests, the fetch queue, the cache writer and the process runtime."""
+"""Fetching from the origin: in-flight requests, fetch queue, cache writer, process runtime."""

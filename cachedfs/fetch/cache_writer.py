@@ -84,7 +84,10 @@ class CacheWriter:
             self._keep_nothing()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until the queue is empty and stored; return False if that takes longer than `timeout_s` seconds."""
+        """Wait until the queue is empty and stored.
+
+        Return False if that takes longer than `timeout_s` seconds.
+        """
         with self._lock:
             self._draining += 1
             self._changed.notify_all()
@@ -94,7 +97,10 @@ class CacheWriter:
                 self._draining -= 1
 
     def finish_batch(self, timeout_s: float) -> bool:
-        """Wait until the current batch is stored; return False if that takes longer than `timeout_s` seconds."""
+        """Wait until the current batch is stored.
+
+        Return False if that takes longer than `timeout_s` seconds.
+        """
         done = threading.Event()
         self.after_facts(done.set)
         return done.wait(timeout_s)
@@ -123,9 +129,9 @@ class CacheWriter:
         return True
 
     def _keep_nothing(self) -> None:
-        """Drop the queue because no thread can store it; otherwise requests would wait for space for ever.
+        """Drop the queue because no thread can store it.
 
-        The next addition tries again to start the thread.
+        Otherwise requests would wait for space forever. The next addition tries again to start the thread.
         """
         with self._lock:
             blocks, afterwards = self._blocks, self._afterwards
@@ -212,7 +218,10 @@ class CacheWriter:
         return are_kept and not late
 
     def _attempt(self, act: Callable[[], object]) -> bool:
-        """Call `act` and return whether it succeeded; log errors, because requests wait for this thread to go on."""
+        """Call `act` and return whether it succeeded; log errors.
+
+        This thread must go on, because requests wait for it.
+        """
         try:
             act()
         except CacheError as error:

@@ -1,4 +1,4 @@
-"""The queue of speculative requests, and an estimate of the link to each origin that limits how many are sent.
+"""The queue of speculative requests, and an estimate of the link that limits their number.
 
 Response bodies share a link fairly, so each speculative body slows down the reads that callers wait for. Their number
 is limited so that a read of one block takes at most COURTESY times as long as without them. FEWEST are always allowed:
@@ -69,9 +69,10 @@ class LinkEstimate(NamedTuple):
         return link if n_bodies == self.n_bodies else link._replace(n_bodies=n_bodies, n_since=0)
 
     def _courteous(self) -> int:
-        """Return how many bodies may run so that a one-block read takes at most COURTESY times as long as alone.
+        """Return how many bodies may run at a time.
 
-        This assumes that the link is full. If it is not, the estimate grows later.
+        With them, a one-block read takes at most COURTESY times as long as alone. This assumes that the link is full.
+        If it is not, the estimate grows later.
         """
         alone_s = self.wait_s + _BLOCK / self.best_per_s
         least_per_s = _BLOCK / (COURTESY * alone_s - self.wait_s)
@@ -84,7 +85,10 @@ class LinkEstimate(NamedTuple):
 
 
 class LinkTotals(NamedTuple):
-    """Sums of the measurements of a link. Unlike `LinkEstimate`, they start from zero, not from assumed values."""
+    """Sums of the measurements of a link.
+
+    Unlike `LinkEstimate`, they start from zero, not from assumed values.
+    """
 
     n: int = 0
     wait_s: float = 0.0
@@ -168,7 +172,10 @@ class FetchQueue:
         return self._links.get(origin) or LinkEstimate()
 
     def link_stats(self, origin: Origin) -> LinkStats:
-        """Return what was measured of the link to an origin, without assumed values. Safe from any thread."""
+        """Return what was measured of the link to an origin, without assumed values.
+
+        Safe from any thread.
+        """
         timed = self._timed.get(origin) or LinkTotals()
         return LinkStats(timed.n, timed.wait_s, timed.per_s, SPECULATIVE_FACTOR * origin.concurrency)
 
@@ -260,7 +267,8 @@ class FetchQueue:
     def _has_memory(self, size: int) -> bool:
         """Return whether `size` more bytes fit in MEMORY, dropping blocks that could not be stored, oldest first.
 
-        If no reader comes for those blocks, they would otherwise stall the queue for ever.
+        Drops blocks that could not be stored, oldest first, to make space. If no reader comes for those blocks, they
+        would otherwise stall the queue for ever.
         """
         most = max(0, MEMORY - size)
         if self._most_memory <= most:

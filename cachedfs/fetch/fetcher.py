@@ -30,9 +30,9 @@ PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go o
 
 
 class Fetcher:
-    """Sends requests and reads their bodies into in-flight requests; complete blocks go to the cache writer.
+    """Sends requests and reads their bodies into in-flight requests.
 
-    Use it on the event loop thread only.
+    Complete blocks go to the cache writer. Use it on the event loop thread only.
     """
 
     def __init__(self, source: Source) -> None:
@@ -80,9 +80,10 @@ class Fetcher:
         return inflight_requests
 
     def _take_fetch_lock(self, key: ObjectKey, index: int, *, is_overdue: bool) -> bool:
-        """Take the fetch lock of a block; return False if another process fetches it or it is cached already.
+        """Take the fetch lock of a block.
 
-        An overdue block is fetched without the lock. At worst it is fetched twice.
+        Return False if another process fetches the block or it is cached already. An overdue block is fetched without
+        the lock. At worst it is fetched twice.
         """
         cache = self.source.runtime.cache
         if not cache.take_lock(key.hash64(index)) and not is_overdue:
@@ -121,10 +122,10 @@ class Fetcher:
         keep: deque[InflightRequest],
         corruption: ChecksumMismatch | None = None,
     ) -> None:
-        """Queue speculative requests for blocks that a reader will probably read next; add them to `keep`.
+        """Queue speculative requests for blocks that a reader will probably read next.
 
-        `corruption` is the last checksum error of this version that the reader knows. If there is a newer one when a
-        request is due, the request is not sent: the reader will fail.
+        The requests are added to `keep`. `corruption` is the last checksum error of this version that the reader knows.
+        If there is a newer one when a request is due, the request is not sent: the reader will fail.
         """
         origin = partial(self.source.origin, entry.path)
         for blocks in wanted:
@@ -175,7 +176,10 @@ class Fetcher:
         return list(inflight_requests)
 
     def launch_uncached(self, entry: MetadataEntry, position: int) -> InflightRequest:
-        """Send a request from `position` on for an object without a fingerprint; only one open file uses it."""
+        """Send a request from `position` on for an object without a fingerprint.
+
+        Only one open file uses it.
+        """
         info = entry.info
         assert info is not None
         assert info.size is not None

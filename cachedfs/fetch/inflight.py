@@ -14,7 +14,10 @@ _APART = 1 << 20  # buffer size in bytes for objects without a key, which have n
 
 
 class RequestStopped(Exception):
-    """The request ended before the bytes that a reader waited for; the reader fetches them again. Internal."""
+    """The request ended before the bytes that a reader waited for. Internal.
+
+    The reader fetches them again.
+    """
 
 
 class InflightRequest:
@@ -60,7 +63,10 @@ class InflightRequest:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory held now or once all is received; 0 if all blocks are stored, or if none was received."""
+        """Bytes of memory that the request holds now, or will hold once all is received.
+
+        0 if all blocks are stored, or if none was received.
+        """
         if self.forgotten:
             return 0
         return (self.filled if self.done else self.stop) - self.start
@@ -91,7 +97,10 @@ class InflightRequest:
         return self.covers(start) and min(start + self._block_size, self.stop) <= self.filled
 
     def take(self, position: int, into: memoryview) -> int:
-        """Copy received bytes from `position` on into `into`; return their number, 0 if none is there yet."""
+        """Copy received bytes from `position` on into `into`; return their number.
+
+        0 if none is received yet.
+        """
         n = min(len(into), self.filled - position)
         if n <= 0 or position < self.start or self.refused:
             return 0
@@ -120,7 +129,10 @@ class InflightRequest:
         return b"".join(views)
 
     def _views(self, start: int, stop: int) -> list[memoryview]:
-        """Return views of the received bytes `[start, stop)`, one per block; an empty list after `let_go`."""
+        """Return views of the received bytes `[start, stop)`, one per block.
+
+        The list is empty after `let_go`.
+        """
         size, blocks = self._block_size, self._blocks  # another thread may call let_go()
         if not blocks or stop <= start:
             return []
@@ -146,7 +158,10 @@ class InflightRequest:
         return self.info
 
     async def arrival(self, position: int) -> None:
-        """Wait until all bytes below `position` are received; raises the request's error, or RequestStopped."""
+        """Wait until all bytes below `position` are received.
+
+        Raises the request's error, or RequestStopped.
+        """
         if self.filled >= position and not self.refused:
             return
         if self.done:

@@ -1,4 +1,4 @@
-"""Checksums of received bytes, compared with the origin's checksum once a whole object was received."""
+"""Checksums of received bytes, compared with the origin's once a whole object was received."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_CORRUPT = 1000  # object versions whose last error is kept for their open f
 
 
 class BlockChecksums:
-    """CRC-32C checksums of the fetched blocks of objects that are not complete yet. Event loop thread only.
+    """CRC-32C checksums of the fetched blocks of incomplete objects. Event loop thread only.
 
     An object is compared only if this process fetched all its blocks. Blocks cached earlier, or fetched by another
     process, leave it incomplete here.
@@ -28,7 +28,10 @@ class BlockChecksums:
         self._n = 0  # Invariant: the number of checksums in _sums
 
     def block_received(self, key: ObjectKey, info: ObjectInfo, index: int, crc32c: int) -> str | None:
-        """Record a block's checksum; return an error text if it completes the object and the object is corrupt."""
+        """Record a block's checksum; return an error text if the object is now found corrupt.
+
+        The object is checked when the block completes it.
+        """
         stated, size = stated_crc32c(info.details), info.size or 0
         if stated is None:
             return None
@@ -96,7 +99,10 @@ class CorruptVersions:
         return self._last.get(key.digest)
 
     def check(self, key: ObjectKey, entry: ChecksumMismatch | None) -> None:
-        """Raise ChecksumMismatch if this version failed its checksum after the error `known` (None: at any time)."""
+        """Raise ChecksumMismatch if this version failed its checksum after the error `known`.
+
+        With `known=None`: if it failed at any time.
+        """
         last = self.last(key)
         if last is not None and last is not entry:
             raise ChecksumMismatch(last.message)

@@ -1,4 +1,4 @@
-"""In-memory metadata cache of one origin, in front of the metadata store that all processes share."""
+"""In-memory metadata cache of one origin, in front of the store that all processes share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ MOST = 50_000  # entries in memory, at most 3 kB each with all GCS metadata; a q
 
 @dataclasses.dataclass(slots=True)
 class MetadataEntry:
-    """Metadata of one path as of `checked_at`: an object or folder (`info`), or its absence (`info` is None).
+    """Metadata of one path as of `checked_at`.
 
-    Valid while the change counter at `slots` equals `mark`. `by_listing` means that a complete listing of the folder
-    lacks the path, instead of one 404. Times are in seconds since the epoch.
+    `info` describes an object or folder; None means that there is neither. Valid while the change counter at `slots`
+    equals `mark`. `by_listing` means that a complete listing of the folder lacks the path, instead of one 404. Times
+    are in seconds since the epoch.
     """
 
     path: str
@@ -49,7 +50,10 @@ class MetadataEntry:
 
 
 def key_of(info: ObjectInfo | None, identity: str, block_size: int) -> ObjectKey | None:
-    """Return the key of a version's blocks; None for an absence, a folder, or if fingerprint or size is unknown."""
+    """Return the key of a version's blocks, or None if it cannot be cached.
+
+    None for an absence, a folder, or an object of unknown fingerprint or size.
+    """
     if info is None or info.fingerprint is None or info.kind != "file" or info.size is None:
         return None
     return ObjectKey(identity, info.path, info.fingerprint, block_size)
@@ -61,10 +65,11 @@ def folder_of(path: str) -> str:
 
 
 class MetadataCache:
-    """Metadata entries of one origin: read from memory, then from the shared metadata store; stored in both.
+    """Metadata entries of one origin, in memory and in the shared metadata store.
 
-    Invalidation works across processes. An entry carries the change counter that was read before the origin was asked,
-    and is valid only while the counter has that value. Safe from any thread; a race costs one extra query.
+    Reads look in memory first; new entries are stored in both. Invalidation works across processes. An entry carries
+    the change counter that was read before the origin was asked, and is valid only while the counter has that value.
+    Safe from any thread; a race costs one extra query.
     """
 
     def __init__(self, shared: MetadataStore, identity: str, keep: Callable[[MetadataRecord], None]) -> None:
@@ -91,7 +96,10 @@ class MetadataCache:
         return entry if entry is not None and self._shared.mark_at(entry.slots) == entry.mark else None
 
     def renewed(self, path: str) -> MetadataEntry | None:
-        """Return the newest entry of `path`, also from listings and other processes; None if there is none."""
+        """Return the newest entry of `path`, or None.
+
+        It may come from a listing or from another process.
+        """
         entry, found = self._memory.get(path), self._from_cache(path)
         listed = self._absence_by_listing(path)
         if listed is not None and (found is None or found.checked_at < listed.checked_at):
@@ -134,14 +142,20 @@ class MetadataCache:
         return entry
 
     def overtaken(self, paths: Iterable[str], checked_at: float) -> None:
-        """Drop the entries of `paths` older than `checked_at` from memory: the metadata store has newer ones."""
+        """Drop entries of `paths` older than `checked_at` from memory.
+
+        The metadata store has newer ones.
+        """
         for path in paths:
             old = self._memory.get(path)
             if old is not None and old.checked_at < checked_at:
                 self._memory.pop(path, None)
 
     def expire(self, path: str) -> None:
-        """Invalidate the metadata of `path` and the listing of its folder, in all processes of the machine."""
+        """Invalidate the metadata of `path` and its folder's listing.
+
+        This holds for all processes of the machine.
+        """
         self._memory.pop(path, None)
         self._shared.changed(self._identity, [path])
 

@@ -1,4 +1,4 @@
-"""The state that a process keeps per cache directory: event loop thread, in-flight requests, cache writer."""
+"""The state of a process per cache directory: event loop, in-flight requests, cache writer."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ class Runtime(event_log.CounterSource):
         return loop
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
+        """Run `coroutine` on the event loop from another thread and return its result.
+
+        An interrupt cancels it.
+        """
         if self.is_loop_thread(threading.current_thread()):
             coroutine.close()
             raise RuntimeError(
@@ -147,7 +150,10 @@ class Runtime(event_log.CounterSource):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
     def is_loop_thread(self, thread: threading.Thread) -> bool:
-        """Return whether `thread` is the event loop thread, in which a blocking call would wait for itself."""
+        """Return whether `thread` is the event loop thread.
+
+        A blocking call would wait for itself there.
+        """
         return thread is self._thread
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
@@ -224,7 +230,10 @@ class Runtime(event_log.CounterSource):
         return self._lookup_slots.setdefault((identity, most), asyncio.Semaphore(most))
 
     def is_unreachable(self, identity: str) -> bool:
-        """Return whether an origin counts as unreachable: for AWAY_S seconds after it could not be reached."""
+        """Return whether an origin counts as unreachable.
+
+        It does for AWAY_S seconds after it could not be reached.
+        """
         return time.monotonic() < self._unreachable.get(identity, 0.0)
 
     def mark_unreachable(self, identity: str) -> None:
@@ -261,11 +270,12 @@ class Runtime(event_log.CounterSource):
         self.requests += 1
 
     def window(self, config: Config) -> int:
-        """Return the size in bytes of the readahead window of one file: `read_ahead`, or less if the cache is small.
+        """Return the size in bytes of the readahead window of one file.
 
-        A block is used twice: when it is stored and when its reader reads it. In between, the rest of the window goes
-        through the cache. If a window took more than a quarter of the cache, eviction would remove blocks that were
-        read ahead and not read yet, as other readers and requests need space too.
+        It is `read_ahead`, or less if the cache is small. A block is used twice: when it is stored and when its reader
+        reads it. In between, the rest of the window goes through the cache. If a window took more than a quarter of the
+        cache, eviction would remove blocks that were read ahead and not read yet, as other readers and requests need
+        space too.
         """
         if self.cache.cannot_store is not None:
             return config.read_ahead  # blocks stay in memory until they are read
@@ -276,7 +286,10 @@ class Runtime(event_log.CounterSource):
         return min(config.read_ahead, max(allowed // AHEAD_SHARE, config.block_size))
 
     def fits(self, config: Config, size: int) -> bool:
-        """Return whether an object of `size` bytes may be fetched as a whole: it must fit in half of the cache."""
+        """Return whether an object of `size` bytes may be fetched as a whole.
+
+        It must fit in half of the cache.
+        """
         if self.cache.cannot_store is not None:
             return False
         self.window(config)  # called to look up `cache.allowed`
@@ -325,7 +338,10 @@ class Runtime(event_log.CounterSource):
         self.cache.release_lock(hash64)
 
     def begin_corruption(self, key: ObjectKey) -> set[InflightRequest]:
-        """Stop serving, storing and fetching an object version that failed its checksum; return its requests."""
+        """Stop serving, storing and fetching a corrupt object version; return its requests.
+
+        An object version is corrupt if it failed its checksum.
+        """
         self.corrupt_versions.begin(key)
         inflight_requests = {
             inflight
@@ -353,11 +369,17 @@ class Runtime(event_log.CounterSource):
     # Shutdown.
 
     def drain(self, timeout_s: float = DRAIN_S) -> bool:
-        """Wait until all received blocks are on disk; return False if that takes longer than `timeout_s` seconds."""
+        """Wait until all received blocks are on disk.
+
+        Return False if that takes longer than `timeout_s` seconds.
+        """
         return self.cache_writer.drain(timeout_s)
 
     def close(self) -> None:
-        """Store received blocks, close the origins' sessions and end both threads. Called at process exit."""
+        """Store received blocks, close the origins' sessions and end both threads.
+
+        Called when the process exits.
+        """
         self.pid = 0  # makes holders of this runtime get a new one
         if self._loop is not None:
             # Canceled tasks have no reader left: keep asyncio from reporting them.
@@ -381,7 +403,10 @@ class Runtime(event_log.CounterSource):
         thread.join(1.0)
 
     async def _wind_up(self) -> None:
-        """Cancel all tasks, so that reads from other threads get an error instead of hanging; close the origins."""
+        """Cancel all tasks and close the origins.
+
+        Reads from other threads then get an error instead of hanging.
+        """
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()
@@ -392,7 +417,10 @@ class Runtime(event_log.CounterSource):
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop in this thread, and close it here, as `_end_loop` waits only one second for its end."""
+    """Run an event loop in this thread, then close it.
+
+    `_end_loop` waits only one second for its end, so it cannot close it.
+    """
     try:
         loop.run_forever()
     finally:

@@ -1,4 +1,7 @@
-"""Registry of this process's runtimes: one per set of cache directories, closed at exit, not used after a fork."""
+"""Registry of this process's runtimes, one per set of cache directories.
+
+They are closed at exit and not used after a fork.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ def _default_directory() -> str:
 
 
 def settle() -> None:
-    """Wait up to 5 s per runtime until received blocks are stored, so that storage warnings are logged by then."""
+    """Wait up to 5 s per runtime until received blocks are stored.
+
+    Warnings about storing are then logged.
+    """
     for runtime in list(_runtimes.values()):
         runtime.drain()
 
@@ -74,7 +80,10 @@ _at_exit = False
 
 
 def _close_with_process() -> None:
-    """Close the runtimes when this process ends. Workers of multiprocessing skip atexit and need a finalizer."""
+    """Close the runtimes when this process ends.
+
+    Workers of multiprocessing skip atexit and need a finalizer.
+    """
     global _closing_in, _at_exit
     if _closing_in == os.getpid():
         return

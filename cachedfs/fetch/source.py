@@ -1,4 +1,4 @@
-"""One origin under one configuration, with this process's metadata of it and the rules for its freshness."""
+"""One origin under one configuration, with its metadata and the rules for its freshness."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class Source:
 
     @functools.cached_property
     def asker(self) -> str:
-        """Key of the callers that may share a lookup: same credentials, and same options for stale answers."""
+        """Key of the callers that may share a lookup.
+
+        They have the same credentials and the same options for stale answers.
+        """
         config = self.config
         told = (config.offline, config.stale_if_error, config.lifetime_s)
         return str(tokenize(self.protocol, dict(self.options), *told))
@@ -94,7 +97,10 @@ class Source:
         return self._origin[1]
 
     def link_stats(self) -> LinkStats:
-        """Return the measurements of the link to the origin, without a request and without opening the origin."""
+        """Return the measurements of the link to the origin, without a request.
+
+        It does not open the origin either.
+        """
         runtime, made = self.runtime, self._origin
         if made is None or made[0] is not runtime:
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
@@ -111,14 +117,20 @@ class Source:
         return entry if entry is not None and self.is_fresh(entry) else None
 
     def existing(self, path: str) -> MetadataEntry | None:
-        """Return the fresh metadata entry of `path` or None; raises ObjectNotFound if it is known to be absent."""
+        """Return the fresh metadata entry of `path`, or None.
+
+        Raises ObjectNotFound if the path is known to be absent.
+        """
         entry = self.fresh(path)
         if entry is not None and entry.info is None:
             raise self.not_found(path, entry)
         return entry
 
     def described(self, path: str) -> MetadataEntry | None:
-        """Return the fresh entry of `path` if it has all the details of a lookup, else None; raises like `existing`."""
+        """Return the fresh entry of `path` if it has all the details of a lookup, else None.
+
+        Raises like `existing`.
+        """
         entry = self.existing(path)
         return entry if entry is not None and is_whole(self.identity, entry.object) else None
 
@@ -135,7 +147,10 @@ class Source:
         )
 
     def not_found(self, path: str, entry: MetadataEntry) -> ObjectNotFound:
-        """Return the error for an absent path, with the origin's error text if known: it may name a remedy."""
+        """Return the error for an absent path.
+
+        It has the origin's error text if known, which may name a remedy.
+        """
         if self.protocol == "file":
             why = (
                 "no such file or folder on the local disk. For Google Cloud Storage write gs://BUCKET/KEY, "

@@ -1,4 +1,7 @@
-"""Publish this process's statistics to shared memory, about once a second while it reads, and at exit."""
+"""Publish this process's statistics to shared memory.
+
+About once a second while it reads, and at exit.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ NAMES = Counted._fields[:-1]
 
 
 class StatisticsPublisher:
-    """Adds the counters of `source` to those of all processes. Any thread may call it; a busy lock is skipped."""
+    """Adds the counters of `source` to those of all processes.
+
+    Any thread may call it. A busy lock is skipped.
+    """
 
     def __init__(self, source: Source, counts: SharedCounters) -> None:
         self._source, self._counts = source, counts
@@ -38,7 +44,10 @@ class StatisticsPublisher:
         self._again_at = math.inf
 
     def tell(self, *, wait_s: float = 0.0) -> None:
-        """Publish the increase since the last time; skip it if the lock is not free within `wait_s` seconds."""
+        """Publish the increase since the last time.
+
+        Skip it if the lock is not free within `wait_s` seconds.
+        """
         if not self._lock.acquire(timeout=wait_s):
             return
         try:

@@ -1,4 +1,4 @@
-"""The methods of a cached filesystem that fsspec does not have: cache control, prefetch, export and import."""
+"""Methods that cachedfs adds to fsspec: cache control, prefetch, export and import."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ class CacheMethods(ChainedFileSystem):
         return self._source.runtime.cache.evict(self._source.identity, name)
 
     def verify(self, path: AnyPath, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
-        """Check the cached blocks of an object, or of all objects below a folder; return the results by name.
+        """Check the cached blocks of an object, or of all objects below a folder.
 
-        Every cached block of the known version is read from disk in full and checked. Where an object is completely
-        cached, its checksum is compared with the one the origin states. Wrong blocks are dropped, so the next read
-        fetches them again.
+        Returns the results by name. Every cached block of the known version is read from disk in full and checked.
+        Where an object is completely cached, its checksum is compared with the one the origin states. Wrong blocks are
+        dropped, so the next read fetches them again.
 
         One block is in memory at a time. The check does not count as an access, so it does not change what is evicted
         next. `callback` receives the number of bytes read. With `offline`, the known checksums are used.
@@ -158,10 +158,11 @@ class CacheMethods(ChainedFileSystem):
 
     @contextlib.contextmanager
     def local_path(self, path: AnyPath) -> Iterator[str]:
-        """Copy the whole object into a read-only local file; yield the file's path, and delete it at the end.
+        """Copy the whole object into a temporary read-only local file, and yield its path.
 
-        For code that accepts only local files: `with fs.local_path(path) as name: ...`. The file counts toward the
-        limit of the cache while it exists. Raises ObjectNotFound, IsAFolder, or CacheError where it does not fit.
+        For code that accepts only local files: `with fs.local_path(path) as name: ...`. The file is deleted at the end;
+        until then it counts toward the limit of the cache. Raises ObjectNotFound, IsAFolder, or CacheError if it does
+        not fit.
         """
         name: str = self._strip(path)
         info = self._object(name)

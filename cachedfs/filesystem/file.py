@@ -1,4 +1,7 @@
-"""`CachedFile`: an `io.BufferedReader` over a raw reader of blocks, safe to share between threads."""
+"""`CachedFile`: an `io.BufferedReader` over blocks.
+
+Threads may share it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The fsspec filesystem classes: they map paths, and connect synchronous and asynchronous methods."""
+"""The fsspec filesystem classes.
+
+They map paths, and connect synchronous and asynchronous methods.
+"""
 
 from __future__ import annotations
 
@@ -167,11 +170,12 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     # Reading.
 
     def info(self, path: AnyPath, **kwargs: Any) -> dict[str, Any]:
-        """Return the metadata of an object or folder, without a request while it is younger than `max_age`.
+        """Return the metadata of an object or folder.
 
-        The result is a dictionary: `name`; `size` in bytes, 0 for a folder, None where the origin does not state it;
-        `type`, "file" or "directory"; and the origin's own details, as JSON values and datetimes. For a GCS object
-        known only from a read, one request gets the details that the read's headers lacked.
+        No request is sent while it is younger than `max_age`. The result is a dictionary: `name`; `size` in bytes, 0
+        for a folder, None where the origin does not state it; `type`, "file" or "directory"; and the origin's own
+        details, as JSON values and datetimes. For a GCS object known only from a read, one request gets the details
+        that the read's headers lacked.
         """
         return self._described(path).as_info()
 
@@ -534,7 +538,10 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return self._source.runtime.run(coroutine)
 
     def _mirror_all(self) -> None:
-        """Create the blocking versions of the coroutines, as fsspec does, but let an interrupt cancel the work."""
+        """Create the blocking versions of the coroutines, as fsspec does.
+
+        Unlike in fsspec, an interrupt cancels the work.
+        """
         mirror_sync_methods(self)
         for name, mirror in list(vars(self).items()):
             coroutine = getattr(mirror, "__wrapped__", None)

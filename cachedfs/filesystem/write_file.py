@@ -235,7 +235,10 @@ class _Held:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """Discard the file if a write to it fails, even if the caller ignores the error: it is incomplete."""
+        """Discard the file if a write to it fails, because it is incomplete.
+
+        This holds even if the caller ignores the error.
+        """
         try:
             yield
         except OSError as error:

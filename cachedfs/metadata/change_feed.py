@@ -1,4 +1,4 @@
-"""Change feeds: one request lists everything that changed, instead of revalidating each expired entry.
+"""Change feeds: one request lists all changes, instead of revalidating each expired entry.
 
 A feed covers one part of an origin, the first name of a path: for Google Drive, My Drive or one shared drive.
 """
@@ -37,12 +37,18 @@ class ChangeFeeds:
         self._not_before: dict[str, float] = {}
 
     async def begin(self, path: str) -> None:
-        """Start the feed for `path` if there is none yet, so that it covers requests made *after* this call."""
+        """Start the feed for `path` if there is none yet.
+
+        It covers requests made *after* this call.
+        """
         if self._may_follow(path) and self._feed(path) is None:
             await self._once(path, lambda feed: feed is not None, self._begin)
 
     async def catch_up(self, path: str) -> bool:
-        """Poll the feed for `path` if the last poll is older than `max_age`; return whether a poll was due."""
+        """Poll the feed for `path` if the last poll is older than `max_age`.
+
+        Return whether a poll was due.
+        """
         feed = self._feed(path) if self._may_follow(path) else None
         if feed is None or self._is_fresh(feed):
             return False
@@ -50,14 +56,17 @@ class ChangeFeeds:
         return True
 
     def seen(self, path: str) -> FeedPosition | None:
-        """Return the position of the feed that covers answers about `path` requested after this call, or None."""
+        """Return the feed position to store with later answers about `path`, or None.
+
+        It covers answers requested after this call.
+        """
         return self._feed(path) if self._may_follow(path) else None
 
     def watch(self, seen: FeedPosition | None, folder: ObjectInfo | None) -> FeedSnapshot | None:
-        """Return the feed snapshot to store with an answer about a path in `folder` (None: the top level).
+        """Return the feed snapshot to store with an answer about a path in `folder`.
 
-        Return None if no feed reports all changes of the path. The parent folders must have metadata entries that are
-        not older than the answer.
+        `folder` is None at the top level. Return None if no feed reports all changes of the path. The parent folders
+        must have metadata entries that are not older than the answer.
         """
         if seen is None:
             return None

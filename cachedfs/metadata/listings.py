@@ -20,7 +20,10 @@ by_path = operator.attrgetter("path")
 
 
 class Listings:
-    """Complete listings of folders in the metadata store. Long listings take time: call it off the event loop."""
+    """Complete listings of folders in the metadata store.
+
+    Long listings take time: call it off the event loop.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -28,10 +31,11 @@ class Listings:
     def keep(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
     ) -> None:
-        """Store complete listings as of `now`, unless a write to the origin changed `epoch` since it was read.
+        """Store complete listings as of `now`.
 
-        A listing is not stored if it has a child without a name, or an object and a folder of the same name: the store
-        keeps one entry per name, which would hide the other.
+        Nothing is stored if a write to the origin changed `epoch` since they were requested. A listing is not stored if
+        it has a child without a name, or an object and a folder of the same name: the store keeps one entry per name,
+        which would hide the other.
         """
         listings = {
             folder: found for folder, found in listings.items() if not _is_odd(folder, found, listings)
@@ -53,7 +57,10 @@ class Listings:
         self._source.metadata.overtaken(marks, now)
 
     def of(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
-        """Return the cached listing of `folder`, sorted by path; None if older than `lifetime_s` (or `max_age`)."""
+        """Return the cached listing of `folder`, sorted by path; None if it is expired.
+
+        It expires after `lifetime_s`, or after `max_age`.
+        """
         shared, identity = self._source.runtime.cache.metadata, self._source.identity
         listing = shared.listing(identity, folder)
         if listing is None or listing.mark != shared.listing_mark(identity, folder):
@@ -83,7 +90,10 @@ class Listings:
 
 
 def is_nameless(info: ObjectInfo, folder: str) -> bool:
-    """Return whether `info` is the unnamed folder that an object `a//b` implies in `a`; it has no path of its own."""
+    """Return whether `info` is the unnamed folder that an object `a//b` implies in `a`.
+
+    It has no path of its own.
+    """
     return info.path == f"{folder}/"
 
 

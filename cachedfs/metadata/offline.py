@@ -17,7 +17,7 @@ logger = logging.getLogger("cachedfs.metadata")
 
 
 class StaleFallback:
-    """Metadata entries and listings of any age, for an origin that is unreachable or that `offline` forbids to ask.
+    """Stale metadata entries and listings, for an unreachable origin or with `offline`.
 
     The first stale answer for an unreachable origin logs a warning.
     """
@@ -43,7 +43,10 @@ class StaleFallback:
         return old
 
     def despite(self, error: OriginUnreachable, old: MetadataEntry | None) -> MetadataEntry:
-        """Return `old` after the origin turned out to be unreachable; raise `error` if that is not possible."""
+        """Return `old` after the origin turned out to be unreachable.
+
+        Raises `error` if that is not possible.
+        """
         self._source.runtime.mark_unreachable(self._source.identity)
         if old is None or old.info is None or not self._source.config.stale_if_error:
             raise error
@@ -60,7 +63,10 @@ class StaleFallback:
         return old
 
     def listed_before(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
-        """Return a stale listing after the origin turned out to be unreachable; raise `error` if there is none."""
+        """Return a stale listing after the origin turned out to be unreachable.
+
+        Raises `error` if there is none.
+        """
         self._source.runtime.mark_unreachable(self._source.identity)
         old = self._listed(folder, deep=deep) if self._source.config.stale_if_error else None
         if old is None:

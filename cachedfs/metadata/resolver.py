@@ -47,7 +47,10 @@ class MetadataResolver:
         self._asked_in: dict[str, tuple[int, int]] = {}
 
     async def know(self, path: str) -> ObjectInfo:
-        """Return the metadata of `path`, asking the origin if it is unknown or expired. Raises ObjectNotFound."""
+        """Return the metadata of `path`, asking the origin if it is unknown or expired.
+
+        Raises ObjectNotFound.
+        """
         entry = self.source.fresh(path) or await self.ask(path)
         if entry.info is None:
             raise self.source.not_found(path, entry)
@@ -70,10 +73,10 @@ class MetadataResolver:
     async def resolve(
         self, path: str, want: Range | Suffix, *, demand: int
     ) -> tuple[MetadataEntry, InflightRequest | None]:
-        """Return the metadata entry of `path` and, if it was found by reading `want`, the in-flight request.
+        """Return the metadata entry of `path` and, if it was found by a read, its request.
 
-        A read is the cheapest lookup of an unknown object: its headers carry the metadata. `demand` is the byte up to
-        which that request may read before a reader wants more.
+        The read is of `want`. A read is the cheapest lookup of an unknown object: its headers carry the metadata.
+        `demand` is the byte up to which that request may read before a reader wants more.
         """
         by_reading = partial(self._ask_by_reading, path, want, demand)
         if self._is_asked(path) or self._is_new(path):
@@ -107,7 +110,10 @@ class MetadataResolver:
         return self.source.runtime.lookups.is_asked(slot, self.source.metadata.mark(path))
 
     def _by_parent(self, path: str) -> bool:
-        """Return whether a read cannot serve as a lookup: the origin looks names up by folder, or `offline` is set."""
+        """Return whether a read cannot serve as a lookup.
+
+        So it is if the origin looks names up by folder, or if `offline` is set.
+        """
         return self.source.config.offline or self.source.origin(path).by_parent
 
     async def ask(self, path: str) -> MetadataEntry:
@@ -116,7 +122,7 @@ class MetadataResolver:
         return entry
 
     async def _once(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Call `ask`, or wait for the lookup of `path` that is already in flight for the same credentials and options.
+        """Call `ask`, or wait for a lookup of `path` in flight for the same credentials and options.
 
         A lookup in flight is not shared if the path was written since it began, and never with `max_age=0`: its answer
         may be older than this call.
@@ -142,10 +148,10 @@ class MetadataResolver:
             return await self._looked_up(path, old), None
 
     def _turn(self, path: str) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return the semaphore for a lookup, so that few are sent before the origin is known to be unreachable.
+        """Return the semaphore that a lookup takes.
 
-        There is none for an origin that looks names up by folder: a lookup waits for the lookup of its folder, and
-        would hold a slot that the other one needs.
+        It keeps the requests few until the origin is known to be unreachable. There is none for an origin that looks
+        names up by folder: a lookup waits for the lookup of its folder, and would hold a slot that the other one needs.
         """
         if self._by_parent(path):
             return contextlib.nullcontext()
@@ -179,7 +185,10 @@ class MetadataResolver:
         return None
 
     def _age_of_way(self, path: str, now: float) -> float:
-        """Return the `checked_at` of an answer requested at `now`: not later than that of the folder used for it."""
+        """Return the `checked_at` of an answer requested at `now`.
+
+        It is not later than that of the folder used for the lookup.
+        """
         folder = path.rpartition("/")[0]
         entry = self.source.metadata.get(folder) if folder and self.source.origin(path).by_parent else None
         return now if entry is None else min(now, entry.checked_at)
@@ -221,9 +230,10 @@ class MetadataResolver:
         await self._list(folder, deep=False)
 
     async def _look_at(self, path: str, way: list[ObjectInfo]) -> ObjectInfo:
-        """Look up `path` at the origin; for origins that look names up by folder, look up the folder first.
+        """Look up `path` at the origin.
 
-        The folder that was used is appended to `way`, even if the name is not in it.
+        For origins that look names up by folder, look up the folder first. The folder that was used is appended to
+        `way`, even if the name is not in it.
         """
         origin, folder = self.source.origin(path), path.rpartition("/")[0]
         if not origin.by_parent or not folder:
@@ -295,7 +305,10 @@ class MetadataResolver:
                 self.source.runtime.cache_writer.after_facts(lambda: cache.release_lock(lookup_lock))
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
-        """Return the children of `folder`, sorted by path; for an object, the object itself. Raises ObjectNotFound."""
+        """Return the children of `folder`, sorted by path; for an object, the object itself.
+
+        Raises ObjectNotFound.
+        """
         # In a thread: a long listing would block the event loop.
         here = await asyncio.to_thread(self._listings.of, folder)
         if here is not None:
@@ -327,7 +340,10 @@ class MetadataResolver:
         return here if here is not None else await self._walk(folder)
 
     async def _walk(self, folder: str) -> list[ObjectInfo]:
-        """Return all below `folder`, from cached listings where possible, with up to AT_ONCE listings in parallel."""
+        """Return all objects and folders below `folder`, from cached listings where possible.
+
+        Sends up to AT_ONCE list requests in parallel.
+        """
         gate = asyncio.Semaphore(AT_ONCE)
         found: list[ObjectInfo] = []
 
@@ -356,7 +372,10 @@ class MetadataResolver:
         return sorted(found, key=by_path)
 
     async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
-        """Request a listing of one level, or of all levels if `deep`, and store it with every child it names."""
+        """Request a listing of one level, or of all levels if `deep`, and store it.
+
+        The metadata of every child is stored too.
+        """
         if not deep:
             await self._change_feeds.begin(folder)
         shared, now = self.source.runtime.cache.metadata, time.time()
@@ -397,7 +416,10 @@ class MetadataResolver:
         return sorted(named, key=by_path)
 
     async def is_folder(self, path: str) -> bool:
-        """Return whether `path`, which is not an object, is a folder; asks the origin and stores a folder it finds."""
+        """Return whether `path`, which is not an object, is a folder.
+
+        Asks the origin, and stores a folder that it finds.
+        """
         if self._by_parent(path):
             return False
         now, mark = time.time(), self.source.metadata.mark(path)

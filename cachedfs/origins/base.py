@@ -35,9 +35,9 @@ def range_header(want: Range | Suffix | None) -> str | None:
 
 
 def content_range(text: str) -> tuple[int, int, int | None]:
-    """Return start, exclusive stop and total size from `bytes a-b/N`; the size is None where N is `*`.
+    """Return start, exclusive stop and total size from `bytes a-b/N`.
 
-    Raises ValueError for anything else.
+    The size is None where N is `*`. Raises ValueError for anything else.
     """
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", text.strip())
     if not found:
@@ -76,7 +76,10 @@ def describe(want: Range | Suffix | None) -> str:
 
 
 def subject_of(method: str, args: Sequence[Any]) -> str:
-    """Return the path that a call of the inner filesystem is about: the first of several, "" without one."""
+    """Return the path that a call of the inner filesystem is about.
+
+    The first of several paths; "" without one.
+    """
     subject = args[1] if method == "put_file" else next(iter(args), "")
     if isinstance(subject, list):
         subject = next(iter(subject), "")
@@ -130,12 +133,12 @@ class Origin(Protocol):
     def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AbstractAsyncContextManager[Reply]:
-        """Request bytes of `path`: entering returns when the headers arrive, leaving early stops the body.
+        """Request bytes of `path`; use it as an async context manager.
 
-        `want` None is the whole object. A range past the end is clipped, and one that starts at or after the end gives
-        an empty reply (`start == stop == info.size`). With `pinned`, the bytes are of exactly that version, or
-        `ObjectChanged` is raised, also when the object was removed. Without it, a missing object raises
-        `ObjectNotFound`.
+        Entering returns when the headers arrive; leaving early stops the body. `want` None is the whole object. A range
+        past the end is clipped, and one that starts at or after the end gives an empty reply (`start == stop ==
+        info.size`). With `pinned`, the bytes are of exactly that version, or `ObjectChanged` is raised, also when the
+        object was removed. Without it, a missing object raises `ObjectNotFound`.
         """
         ...
 
@@ -157,10 +160,10 @@ class Origin(Protocol):
         ...
 
     def spare_s(self) -> float:
-        """Return in how many seconds to check again whether a speculative request may be sent; 0: send it now.
+        """Return in how many seconds to check again for spare request rate; 0: there is some now.
 
-        A speculative request may be sent when the service accepts it without delaying a request that a caller waits
-        for.
+        A speculative request is sent only then. A speculative request may be sent when the service accepts it without
+        delaying a request that a caller waits for.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""`FsspecOrigin`: any fsspec filesystem as an origin, async ones on our event loop, sync ones in threads.
+"""`FsspecOrigin`: any fsspec filesystem as an origin.
 
-fsspec has no conditional read. So the origin looks the object up before and after it reads, and passes bytes on only
-when both lookups agree.
+Async ones run on our event loop, sync ones in threads. fsspec has no conditional read. So the origin looks the object
+up before and after it reads, and passes bytes on only when both lookups agree.
 """
 
 from __future__ import annotations

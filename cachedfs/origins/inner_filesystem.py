@@ -100,7 +100,10 @@ def without_listing_cache(inner: Any) -> Any:
 
 
 async def invoke(inner: Any, method: str, *args: Any, **options: Any) -> Any:
-    """Return what the filesystem's `method` returns: awaited on this loop where possible, else from a thread."""
+    """Return the result of the filesystem's `method`.
+
+    It is awaited on this loop where possible, else it runs in a thread.
+    """
     if method.startswith("_"):
         raise ValueError(f"{method!r} is not one of fsspec's public methods")
     if _is_native(inner, method):

@@ -216,7 +216,10 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
 
 
 def _is_no_http(error: Exception) -> bool:
-    """Return whether the answer was not HTTP: aiohttp raises that with a status 400 that no service sent."""
+    """Return whether the answer was not HTTP.
+
+    aiohttp raises that with a status 400 that no service sent.
+    """
     return any(base.__name__ == "HttpProcessingError" for base in type(error.__cause__).__mro__)
 
 

@@ -53,7 +53,10 @@ _BEHIND_S = 0.05  # seconds until the next check while requests wait for their t
 
 
 class RateLimit(NamedTuple):
-    """A service's limit per second: in requests, or in units if `costs` has the units of each kind of request."""
+    """A service's limit per second, in requests or in units.
+
+    It is in units if `costs` has the units of each kind of request.
+    """
 
     per_s: float
     costs: Mapping[str, float] = {}
@@ -70,7 +73,10 @@ CREATES = (RateLimit(3.0), RateLimit(2.0))  # new items: undocumented, the same 
 
 
 class LimitState(NamedTuple):
-    """The state of one limit, as numbers that may come from other processes; `_sane` repairs any values."""
+    """The state of one limit, as numbers that may come from other processes.
+
+    `_sane` repairs any values.
+    """
 
     rung: float = 0.0
     share: float = 1.0  # share of the limit in use at `cut_at`
@@ -80,7 +86,10 @@ class LimitState(NamedTuple):
 
 
 def taken(pace: LimitState, ladder: Sequence[RateLimit], kind: str, now: float) -> tuple[LimitState, float]:
-    """Return the state after sending a request now, and 0; or the state and the seconds to wait first."""
+    """Return the state after sending a request now, and 0.
+
+    If it must wait first: the same state, and the seconds to wait.
+    """
     pace = _sane(pace, ladder, now)
     if pace.free_at > now:
         return pace, pace.free_at - now
@@ -203,7 +212,10 @@ class _Lane:
 
 
 class RateLimiter:
-    """The rate limits of one account: one for all requests, and one more for requests that create items."""
+    """The rate limits of one account.
+
+    One for all requests, and one more for requests that create items.
+    """
 
     def __init__(
         self,
@@ -217,7 +229,10 @@ class RateLimiter:
         self._creates = _Lane(CREATES, book(f"{account}|creates"), clock, mostly=_CREATE)
 
     async def spend(self, kind: str) -> float:
-        """Wait until a request of this kind may be sent, count it as sent, and return the time for `answered`."""
+        """Wait until a request of this kind may be sent, and count it as sent.
+
+        Return the time for `answered`.
+        """
         if kind == _CREATE:
             await self._creates.spend(kind)
         return await self._requests.spend(kind)
@@ -231,7 +246,10 @@ class RateLimiter:
             self._requests.answered(sent_at, refused)
 
     def spare_s(self) -> float:
-        """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
+        """Return in how many seconds to check again whether a speculative request delays no caller.
+
+        0: now.
+        """
         return self._requests.spare_s()
 
 

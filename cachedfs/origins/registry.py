@@ -101,10 +101,10 @@ def _drive_filesystem(origin: Any) -> Any:
 
 
 def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> str:
-    """Return a text that identifies the data behind `protocol` and `options`; part of every block key.
+    """Return a text that identifies the data behind `protocol` and `options`.
 
-    It contains no secrets, only whether there are any. It includes fsspec's configuration, because that also applies to
-    the filesystem.
+    It is part of every block key. It contains no secrets, only whether there are any. It includes fsspec's
+    configuration, because that also applies to the filesystem.
     """
     names = _GCS if protocol in _GCS else (protocol,)
     given = {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
@@ -129,7 +129,10 @@ def names_a_version(identity: str, path: str) -> bool:
 
 
 def is_whole(identity: str, info: ObjectInfo) -> bool:
-    """Return whether `info` has all metadata that a lookup gives; the headers of a GCS read have less."""
+    """Return whether `info` has all metadata that a lookup gives.
+
+    The headers of a GCS read have less.
+    """
     return "bucket" in info.details or "generation" not in info.details or not identity.startswith("gs|")
 
 
@@ -145,7 +148,10 @@ def with_known_details(info: ObjectInfo, known: ObjectInfo) -> ObjectInfo:
 
 
 def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Return host and port as gcsfs chooses them: from the argument, the emulator or the universe domain."""
+    """Return host and port as gcsfs chooses them.
+
+    They come from the argument, the emulator or the universe domain.
+    """
     emulator = environ.get("STORAGE_EMULATOR_HOST", "")
     given = options.get("endpoint_url") or ("" if emulator == "default" else emulator)
     universe = environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN", "googleapis.com")
@@ -158,7 +164,10 @@ def _gcs_account(options: Mapping[str, Any]) -> str:
 
 
 def _drive_account(options: Mapping[str, Any]) -> str:
-    """Return the account as far as options other than secrets tell it: each account has its own paths."""
+    """Return the account, as far as options other than secrets name it.
+
+    Each account has its own paths.
+    """
     from cachedfs.origins.drive.options import token_file
 
     token = options.get("token")
@@ -195,7 +204,10 @@ def _host_of(endpoint: str) -> str:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Return options as JSON values: "given" in place of a secret, the type's name in place of an object."""
+    """Return options as JSON values, without secrets.
+
+    A secret becomes "given", an object the name of its type.
+    """
     if isinstance(value, Mapping):
         return {
             str(name): "given" if _SECRET.search(str(name)) else _without_secrets(item)

@@ -1,4 +1,7 @@
-"""Log every request once, when it ends: as a debug line, and as an event where events are recorded."""
+"""Log every request once, when it ends.
+
+It is a debug line, and an event where events are recorded.
+"""
 
 from __future__ import annotations
 

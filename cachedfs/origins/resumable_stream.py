@@ -1,4 +1,7 @@
-"""`ResumableRead`: a reply whose body is checked, and resumed with the same version where it breaks off."""
+"""`ResumableRead`: a response whose body is checked.
+
+A broken body is resumed with the same version.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ class ResumableRead(ABC):
 
     @abstractmethod
     async def _resume(self, left: Range, failed: RetryableError) -> None:
-        """Wait, then open the body of the remaining range; raise OriginUnavailable after too many attempts."""
+        """Wait, then open the body of the remaining range.
+
+        Raises OriginUnavailable after too many attempts.
+        """
 
     async def __aenter__(self) -> Reply:
         try:
@@ -88,7 +94,10 @@ class ResumableRead(ABC):
         raise StopAsyncIteration
 
     async def _take(self) -> bytes:
-        """Return the next bytes, never empty, uncopied where possible; raise RetryableError if the body breaks."""
+        """Return the next bytes, never empty, uncopied where possible.
+
+        Raises RetryableError if the body breaks.
+        """
         assert self._body is not None  # set whenever bytes are left to receive
         while True:
             piece = await self._body.read_some()

@@ -85,7 +85,10 @@ def delay(attempt: int, policy: RetryPolicy, rng: random.Random, *, at_least_s: 
 
 
 def retry_after_s(text: str | None, now: datetime) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for, as a number or a date; None for neither."""
+    """Return the seconds that a `Retry-After` header asks for, or None.
+
+    The header has a number or a date.
+    """
     if text is None:
         return None
     if text.strip().isdigit():
@@ -99,7 +102,10 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
 
 
 class RetryAttempts:
-    """The attempts of one operation: counts failures and decides how long to wait before the next one."""
+    """The attempts of one operation.
+
+    Counts failures, and decides how long to wait before the next attempt.
+    """
 
     def __init__(self, policy: RetryPolicy, *, clock: Callable[[], float], rng: random.Random) -> None:
         self.n_failed = 0

@@ -1,4 +1,7 @@
-"""Lifetime of access tokens: when to renew one, and how waiting requests share the result. No I/O."""
+"""Lifetime of access tokens.
+
+Decides when to renew one, and how waiting requests share the result. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ class TokenRenewals:
 
     @contextmanager
     def early(self) -> Iterator[None]:
-        """Renew a token that still works; other requests use it meanwhile and do not renew it for a while."""
+        """Renew a token that still works.
+
+        Other requests use it meanwhile and do not renew it for a while.
+        """
         self._early_at = time.monotonic()
         try:
             yield
@@ -69,7 +75,10 @@ class TokenRenewals:
 
     @contextmanager
     def shared(self, before: RetryReason | None) -> Iterator[None]:
-        """Renew the token, unless a renewal failed since `before`; a failure is shared with all waiting callers."""
+        """Renew the token, unless a renewal failed since `before`.
+
+        A failure is shared with all waiting callers.
+        """
         self.share(before)
         try:
             yield

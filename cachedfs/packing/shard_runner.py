@@ -1,4 +1,7 @@
-"""Schedule a pack: count pieces in source order, and write each shard once its samples are counted."""
+"""Schedule a pack.
+
+Pieces are counted in source order; a shard is written once its samples are counted.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reading objects: cached reads, reads with fetches, open files and verification of cached blocks."""
+"""Reading objects: cached reads, fetching reads, open files and verification of blocks."""

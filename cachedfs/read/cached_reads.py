@@ -57,10 +57,10 @@ class ReadBuffer:
 
 @contextmanager
 def versions_read() -> Iterator[_Versions]:
-    """Yield a dictionary from path to the fingerprints of the versions that reads in this context return bytes of.
+    """Yield a dictionary of the versions that reads in this context return bytes of.
 
-    It records the reads of this thread and of the coroutines it waits for. Use it instead of the metadata after the
-    read, which may be of a newer version already.
+    It maps a path to fingerprints. It records the reads of this thread and of the coroutines it waits for. Use it
+    instead of the metadata after the read, which may be of a newer version already.
     """
     versions: _Versions = {}
     token = _noted.set(versions)
@@ -93,9 +93,10 @@ class CachedReads:
         self._awaited = chunks.awaited
 
     def read(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
-        """Return the bytes `[start:stop]` of an object if all are cached; None if the origin must be asked.
+        """Return the bytes `[start:stop]` of an object if all are cached.
 
-        With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises ObjectNotFound for a known absence.
+        None if the origin must be asked. With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises
+        ObjectNotFound for a known absence.
         """
         if is_awaited := path in self._awaited:
             self._chunk_prefetch.reached(path, start, stop)
@@ -114,7 +115,10 @@ class CachedReads:
         return data
 
     def read_many(self, wanted: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | OSError | None]:
-        """Return the result of `read` for each `(path, start, stop)`, or its error; look up each object once."""
+        """Return the result of `read` for each `(path, start, stop)`, or its error.
+
+        Each object is looked up once.
+        """
         found: list[bytes | OSError | None] = [None] * len(wanted)
         by_path: dict[str, list[int]] = {}
         for i, (path, _, _) in enumerate(wanted):

@@ -44,7 +44,10 @@ class CurrentBlock:
         self.start = self.stop = 0
 
     def copy(self, position: int, into: memoryview) -> int:
-        """Copy bytes from `position` on; return their number, 0 without a block. A damaged block is given back."""
+        """Copy bytes from `position` on; return their number, 0 without a block.
+
+        A damaged block is released.
+        """
         block = self._block
         if block is None:
             return 0
@@ -90,9 +93,9 @@ class CurrentBlock:
 
 
 class RawReader(io.RawIOBase):
-    """Read position and read history of one open file; reads come from a cached block or an in-flight request.
+    """Read position and read history of one open file.
 
-    Not thread-safe: the BufferedReader around it has a lock.
+    Reads come from a cached block or an in-flight request. Not thread-safe: the BufferedReader around it has a lock.
     """
 
     def __init__(self, reader: Reader, entry: MetadataEntry, inflight: InflightRequest | None) -> None:
@@ -173,7 +176,10 @@ class RawReader(io.RawIOBase):
             raise ValueError(_CLOSED)
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read up to `len(buffer)` bytes as soon as some are available; return 0 only at the end of the file."""
+        """Read up to `len(buffer)` bytes, as soon as some are available.
+
+        Return 0 only at the end of the file.
+        """
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
         position, hand = self._position, self._current_block
         if self._jumped:
@@ -261,9 +267,10 @@ class RawReader(io.RawIOBase):
         return None if self._key is None else self._runtime.corrupt_versions.last(self._key)
 
     def _refuse_wrong(self) -> None:
-        """Raise ChecksumMismatch if the object failed its checksum since it was opened: bytes read before may be wrong.
+        """Raise ChecksumMismatch if the object failed its checksum since it was opened.
 
-        The request that completed the object may be a speculative one, whose error no read raises.
+        Bytes read before may be wrong. The request that completed the object may be a speculative one, whose error no
+        read raises.
         """
         if self._key is not None:
             self._runtime.corrupt_versions.check(self._key, self._corruption)
@@ -368,7 +375,10 @@ class RawReader(io.RawIOBase):
         return inflight
 
     async def _fetch_uncached(self, position: int, size: int) -> InflightRequest:
-        """Wait for bytes at `position` of an object without a key: from this file's request, or else from a new one."""
+        """Wait for bytes at `position` of an object without a key.
+
+        They come from this file's request, or else from a new one.
+        """
         inflight = self._inflight
         while True:
             if inflight is None or not inflight.covers(position):
@@ -425,7 +435,10 @@ class RawReader(io.RawIOBase):
             self._runtime.call_soon(inflight.stop_soon, block_end)
 
     def _leave_parent(self) -> None:
-        """Switch to the child's runtime after a fork, without the in-flight requests, which the parent keeps."""
+        """Switch to the child's runtime after a fork.
+
+        The in-flight requests stay with the parent.
+        """
         self._runtime = self._reader.source.runtime
         self._cache = self._runtime.cache
         self._current_block.leave(self._cache)

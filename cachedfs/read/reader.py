@@ -49,10 +49,10 @@ class Reader:
     # Reads.
 
     async def open(self, path: str) -> tuple[MetadataEntry, InflightRequest | None]:
-        """Return the version that a new open file reads, and the in-flight request for its first bytes, if any.
+        """Return the version that a new open file reads, and the request for its first bytes.
 
-        Costs one request for an unknown object and returns at its response headers. Costs none for an object with
-        fresh metadata. Raises ObjectNotFound and IsAFolder.
+        The request is None if none was sent. Costs one request for an unknown object and returns at its response
+        headers. Costs none for an object with fresh metadata. Raises ObjectNotFound and IsAFolder.
         """
         want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
         self.chunk_prefetch.observe(path, 0, block_size)
@@ -65,10 +65,10 @@ class Reader:
         return entry, inflight
 
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
-        """Return the bytes `[start:stop]` of one version of an object, fetching blocks that are not cached.
+        """Return the bytes `[start:stop]` of one version of an object.
 
-        Look the object up again and retry, up to TRIES attempts, if the version was replaced meanwhile or failed its
-        checksum.
+        Blocks that are not cached are fetched. Look the object up again and retry, up to TRIES attempts, if the version
+        was replaced meanwhile or failed its checksum.
         """
         with waiting(path, start, stop):
             return await self._read(path, start, stop)
@@ -98,10 +98,11 @@ class Reader:
         stop: int | None,
         inflight: InflightRequest | None = None,
     ) -> bytes:
-        """Return the bytes `[start:stop]` of exactly this version, from the cache, in-flight requests or new ones.
+        """Return the bytes `[start:stop]` of exactly this version.
 
-        Raises ObjectChanged if a missing block is of a version that no longer exists, and ChecksumMismatch if the
-        object was completed meanwhile and failed its checksum.
+        They come from the cache, from in-flight requests or from new ones. Raises ObjectChanged if a missing block is
+        of a version that no longer exists, and ChecksumMismatch if the object was completed meanwhile and failed its
+        checksum.
         """
         self.chunk_prefetch.observe(entry.path, start, stop)
         with waiting(entry.path, start, stop):
@@ -147,7 +148,10 @@ class Reader:
     async def _gather(
         self, entry: MetadataEntry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
     ) -> None:
-        """Copy the blocks of `run` into `out`, cached or fetched; blocks in `fetched` do not count as hits."""
+        """Copy the blocks of `run` into `out`, cached or fetched.
+
+        Blocks in `fetched` do not count as hits.
+        """
         runtime, pending, pause = self.source.runtime, list(run), POLL_S[0]
         overdue_at = time.monotonic() + OVERDUE_S
         while pending:
@@ -272,10 +276,10 @@ class Reader:
     async def write(
         self, paths: Iterable[str], method: str, *args: Any, tree: bool = False, **options: Any
     ) -> Any:
-        """Call a method of the inner filesystem that changes `paths`; all processes of the machine see it at once.
+        """Call a method of the inner filesystem that changes `paths`.
 
-        The change counters change before and after the call, so that metadata requested before or during the write
-        is never valid. `tree` includes everything below `paths`.
+        All processes of the machine see the change at once. The change counters change before and after the call, so
+        that metadata requested before or during the write is never valid. `tree` includes everything below `paths`.
         """
         shared, paths = self.source.runtime.cache.metadata, list(paths)
         origin = self.source.origin(paths[0])
@@ -303,7 +307,10 @@ def _runs(indexes: range, length: int) -> list[range]:
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines; if one fails, cancel the others and raise its error, not an exception group."""
+    """Run all coroutines; if one fails, cancel the others and raise its error.
+
+    The error is not in an exception group.
+    """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)

@@ -20,20 +20,21 @@ logger = logging.getLogger("cachedfs.read")
 
 
 class Verifier:
-    """Verifies the cached blocks of one source. Its methods block on the disk: call them off the event loop.
+    """Verifies the cached blocks of one source.
 
-    The origin is asked only if the version of an object is unknown, or if the object is completely cached and its
-    checksum is unknown.
+    Its methods block on the disk: call them off the event loop. The origin is asked only if the version of an object is
+    unknown, or if the object is completely cached and its checksum is unknown.
     """
 
     def __init__(self, source: Source, reader: Reader) -> None:
         self._source, self._reader = source, reader
 
     def paths(self, path: str) -> list[str]:
-        """Return the sorted paths to verify: the object `path`, and the objects below it that have cached blocks.
+        """Return the sorted paths to verify.
 
-        Raises ObjectNotFound if there are none and `path` is known to be absent. Asks the origin, and raises its
-        errors, if nothing is known about `path`.
+        These are the object `path`, and the objects below it that have cached blocks. Raises ObjectNotFound if there
+        are none and `path` is known to be absent. Asks the origin, and raises its errors, if nothing is known about
+        `path`.
         """
         found = self._source.runtime.cache.paths_below(self._source.identity, path)
         entry = self._source.last_known(path)
@@ -55,7 +56,10 @@ class Verifier:
         return extent
 
     def verify(self, path: str, advance: Callable[[int], object]) -> Verified:
-        """Verify one object and return the result; call `advance` with the size in bytes of each block read."""
+        """Verify one object and return the result.
+
+        `advance` is called with the size in bytes of each block read.
+        """
         try:
             entry = self._source.last_known(path) or self._ask(path)
         except CachedFSError as error:
@@ -111,7 +115,10 @@ class Verifier:
         return self._compared(key, found, stated, whole)
 
     def _block(self, key: ObjectKey, index: int, info: ObjectInfo) -> bytes | None:
-        """Return a block after checking all of it, None if absent; raises BadBlock for damage or a wrong length."""
+        """Return a block after checking all of it, or None if it is absent.
+
+        Raises BadBlock for damage or a wrong length.
+        """
         cache = self._source.runtime.cache
         data = cache.read_anew(key, index)
         expected = block_range(index, key.block_size, info.size or 0).size
@@ -123,7 +130,10 @@ class Verifier:
     def _compared(
         self, key: ObjectKey, found: Verified, stated: StatedChecksum | None, whole: RunningChecksum | None
     ) -> Verified:
-        """Return the result for a completely cached object without damaged blocks: compare the whole checksum."""
+        """Compare a completely cached object with the origin's checksum.
+
+        None of its blocks may be damaged.
+        """
         if stated is None or whole is None:
             return found._replace(reason="the origin states no checksum that could be compared")
         wrong = whole.contradiction()

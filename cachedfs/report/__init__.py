@@ -1,4 +1,4 @@
-"""Report on a run, from its event log: read the events, summarize them, draw charts, and write one HTML page."""
+"""Report on a run: read its event log, summarize it, draw charts, write one HTML page."""
 
 from __future__ import annotations
 

@@ -74,7 +74,10 @@ def pictures(summary: RunSummary, held: Sequence[tuple[str, int]] | None) -> lis
 
 
 def _drawn(name: str, draw: Callable[[Axes], None]) -> str:
-    """Return the SVG of a chart drawn by `draw`. `name` makes the ids inside unique among the charts of a page."""
+    """Return the SVG of a chart drawn by `draw`.
+
+    `name` makes the ids inside unique among the charts of a page.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure

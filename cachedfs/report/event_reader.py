@@ -47,7 +47,10 @@ class WaitEvent(NamedTuple):
 
 
 class SampleEvent(NamedTuple):
-    """The change of one process's counters since its previous sample, over the `over_s` seconds before `at`."""
+    """The change of one process's counters since its previous sample.
+
+    It covers the `over_s` seconds before `at`.
+    """
 
     at: float
     over_s: float
@@ -97,7 +100,10 @@ def read(folder: str | Path) -> EventRecords:
 
 
 def parsed(lines: Iterable[str]) -> EventRecords:
-    """Return the events in the log lines of one process. Raises ValueError for another format version."""
+    """Return the events in the log lines of one process.
+
+    Raises ValueError for another format version.
+    """
     requests, waits, samples = [], [], []
     last: dict[int, Mapping[str, Any]] = {}
     n_cut = n_full = 0

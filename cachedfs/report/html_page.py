@@ -1,4 +1,7 @@
-"""The report as one self-contained HTML page: no scripts, no external resources, responsive layout."""
+"""The report as one self-contained HTML page.
+
+It has no scripts, no external resources and a responsive layout.
+"""
 
 from __future__ import annotations
 

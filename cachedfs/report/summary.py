@@ -1,4 +1,4 @@
-"""Summary of a run, computed from its events: totals, activity over time, wait times and the bottleneck."""
+"""Summary of a run from its events: totals, activity, wait times and the bottleneck."""
 
 from __future__ import annotations
 
@@ -170,7 +170,10 @@ def _spread(bins: list[float], span: Span, amount: float, width_s: float) -> Non
 
 
 def _longest(records: EventRecords) -> tuple[tuple[str, int, float], ...]:
-    """Return (path, number of waits, seconds) of the objects with the longest total wait, longest first."""
+    """Return the objects with the longest total wait, longest first.
+
+    Each as (path, number of waits, seconds).
+    """
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for wait in records.waits:
         sums[wait.path][0] += 1

@@ -150,7 +150,10 @@ def _entry(member: zipfile.ZipInfo, identity: str, block_size: int) -> BundleEnt
 def runs(
     entries: Iterable[tuple[BundleEntry, bool]],
 ) -> Iterator[tuple[Range, list[tuple[int, BundleEntry]]]]:
-    """Yield the byte ranges to request, each with the wanted entries (True) inside it and their offsets."""
+    """Yield the byte ranges to request, each with the wanted entries inside it and their offsets.
+
+    Each input is an entry and whether it is wanted.
+    """
     begin = end = at = 0
     inside: list[tuple[int, BundleEntry]] = []
     for entry, is_wanted in entries:

@@ -1,4 +1,6 @@
-"""Metadata in an export: objects and listings as JSON lines, each with its time, compressed with gzip.
+"""Metadata in an export: objects and listings, each with its time.
+
+The format is JSON lines, compressed with gzip.
 
 - `["listing", folder, checked_at, n]`, followed by n lines `["child", path, info]`.
 - `["object", path, checked_at, info]`: an object or folder.
@@ -111,7 +113,10 @@ def age_kept(checked_at: float, *, made_at: float, now: float) -> float:
 
 
 class MetadataImport:
-    """Store the metadata rows of another machine. A change that this cache saw after a row's time wins over the row."""
+    """Store the metadata rows of another machine.
+
+    A change that this cache saw after a row's time wins over the row.
+    """
 
     def __init__(self, known: MetadataStore, identity: str, made_at: float) -> None:
         self._known, self._identity, self._made_at = known, identity, made_at

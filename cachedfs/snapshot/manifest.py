@@ -128,7 +128,10 @@ class ExportFolder:
 
 
 async def gathered(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines at once and return their results; cancel the others after a failure, and raise that one."""
+    """Run coroutines at once and return their results.
+
+    After a failure, cancel the others and raise it.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]

@@ -1,4 +1,7 @@
-"""Find the Zarr arrays at a URL, and describe how their chunks are stored. zarr itself parses the metadata."""
+"""Find the Zarr arrays at a URL, and describe how their chunks are stored.
+
+zarr itself parses the metadata.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ class ShardIndexFormat(NamedTuple):
 
 
 class ChunkPositions(NamedTuple):
-    """Position of a chunk along all axes but the first. The chunks of one sample differ in nothing else."""
+    """Position of a chunk along all axes but the first, which the samples are on.
+
+    The chunks of one sample differ in nothing else.
+    """
 
     place: Place
     tail: str  # end of the object's name, after the first number
@@ -327,7 +333,10 @@ def _stored(dtype: np.dtype[Any], codec: dict[str, Any]) -> np.dtype[Any]:
 
 
 def _decoder(chunk: tuple[int, ...], dtype: np.dtype[Any], codecs: list[dict[str, Any]]) -> ChunkDecoder:
-    """Return the decoder for a list of Zarr v3 codecs: array to array, array to bytes, then bytes to bytes."""
+    """Return the decoder for a list of Zarr v3 codecs.
+
+    Their order is: array to array, array to bytes, bytes to bytes.
+    """
     names = [codec["name"] for codec in codecs]
     if "bytes" not in names:
         raise UnsupportedArray(f"it is encoded by {', '.join(names)}")

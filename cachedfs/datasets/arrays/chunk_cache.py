@@ -52,9 +52,10 @@ class BoundedLRU(Generic[T]):
 
 
 class ChunkCache:
-    """Decoded chunks up to a number of bytes. One thread decodes a chunk, and other threads wait for it.
+    """Decoded chunks up to a number of bytes.
 
-    A chunk is dropped when all its samples were taken, because an epoch reads each sample only once.
+    One thread decodes a chunk; other threads wait for the result. A chunk is dropped when all its samples were taken,
+    because an epoch reads each sample only once.
     """
 
     def __init__(self, limit: int) -> None:
@@ -80,7 +81,7 @@ class ChunkCache:
             return chunk.future
 
     def fill(self, key: Hashable, value: Any, size: int, kept_as: Hashable) -> None:
-        """Give a chunk to the threads that wait for it, and cache it under the key `kept_as` (None: do not)."""
+        """Give a chunk to the threads that wait for it, and cache it under `kept_as` unless it is None."""
         with self._lock:
             chunk = self._awaited.pop(key)
             if chunk.left > 0 and kept_as is not None:

@@ -1,4 +1,7 @@
-"""Read samples of Zarr arrays from their chunks: each shard index once, a batch in one round trip."""
+"""Read samples of Zarr arrays from their chunks.
+
+Each shard index is read once, and a batch takes one round trip.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +74,10 @@ class ChunkReader:
         self._state = _State(self._pool_size)
 
     def read(self, samples: Array, outs: Mapping[str, Array]) -> None:
-        """Copy these samples of each array into the rows of its `out`; each chunk is fetched and decoded once.
+        """Copy samples of each array into the rows of its `out`.
 
-        Raises the errors of the filesystem and the codecs, ObjectChanged for a shard that is replaced repeatedly during
-        the read, and ValueError for a shard that does not match its index.
+        Each chunk is fetched and decoded once. Raises the errors of the filesystem and the codecs, ObjectChanged for a
+        shard that is replaced repeatedly during the read, and ValueError for a shard that does not match its index.
         """
         self.put(
             part for name, layout in self._layouts.items() for part in parts_of(layout, samples, outs[name])
@@ -234,7 +237,10 @@ class ChunkReader:
         return _Shard(part.layout.index.decode(data), version)
 
     def _kept_index(self, path: str) -> _Shard | None:
-        """Return a shard whose index is in memory, if a read would still return the same version; else None."""
+        """Return a shard whose index is in memory, or None.
+
+        None also if a read would now return another version of the shard.
+        """
         shard = self._here().shards.get(path)
         return shard if shard is not None and shard.version == self._version(path) else None
 

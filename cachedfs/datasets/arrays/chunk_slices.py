@@ -18,10 +18,10 @@ Rows = slice | list[int]
 
 
 class ChunkSlice:
-    """The part of one chunk that a batch needs: the chunk's rows `within` go to the rows `rows` of `out`.
+    """The part of one chunk that a batch needs.
 
-    The chunk has the index `number` along the first axis, and the position `beside` along the other axes. `path` is the
-    object that contains it.
+    The chunk's rows `within` go to the rows `rows` of `out`. The chunk has the index `number` along the first axis, and
+    the position `beside` along the other axes. `path` is the object that contains it.
     """
 
     __slots__ = (
@@ -93,7 +93,10 @@ def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkS
 
 
 def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
-    """Yield the parts of chunks that hold the rows `[start, stop)`, which go to `out` from row `at` on."""
+    """Yield the parts of chunks that hold the rows `[start, stop)`.
+
+    They go to `out` from row `at` on.
+    """
     n = layout.chunk[0]
     while start < stop:
         number, inside = divmod(start, n)

@@ -1,4 +1,7 @@
-"""Decode the stored bytes of Zarr chunks into arrays, with the codecs of numcodecs. Pure functions."""
+"""Decode the stored bytes of Zarr chunks into arrays, with the codecs of numcodecs.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ChunkDecoder:
-    """Decoder of the chunks of one array. A chunk always has the full shape, also at the edge of the array."""
+    """Decoder of the chunks of one array.
+
+    A chunk always has the full shape, also at the edge of the array.
+    """
 
     shape: tuple[int, ...]
     stored: np.dtype[Any]  # dtype with the byte order of the stored bytes
@@ -64,9 +70,10 @@ class ChunkDecoder:
         return [unlooked.get(type(step), step.decode) for step in self.steps]
 
     def array(self, data: Any) -> Array:
-        """Return the chunk with these stored bytes, in native byte order. It may be a read-only view of them.
+        """Decode these stored bytes into a chunk in native byte order.
 
-        Raises the errors of the codecs, and ValueError if the bytes are not a whole chunk.
+        It may be a read-only view of the bytes. Raises the errors of the codecs, and ValueError if the bytes are not a
+        whole chunk.
         """
         for decode in self._decodes:
             data = decode(data)
@@ -132,7 +139,10 @@ def stated_size(codec_id: str, data: Any) -> int | None:
 
 
 def _zstd_size(head: bytes) -> int | None:
-    """Return the content size of a zstd frame (RFC 8878, 3.1.1.1); None if the frame does not state it."""
+    """Return the content size of a zstd frame, or None if the frame does not state it.
+
+    See RFC 8878, 3.1.1.1.
+    """
     if len(head) < 6 or head[:4] != ZSTD_MAGIC:
         return None
     flags = head[4]

@@ -25,7 +25,10 @@ Numbers = npt.NDArray[np.int64]
 
 
 class RaggedArray:
-    """Reader of the samples of one ragged array. Thread-safe; it pickles and forks without its caches."""
+    """Reader of the samples of one ragged array. Thread-safe.
+
+    It pickles and forks without its caches.
+    """
 
     def __init__(
         self,

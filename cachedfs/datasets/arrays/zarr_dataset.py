@@ -1,4 +1,7 @@
-"""`ZarrDataset`: a map-style dataset over Zarr arrays, which decodes chunks of known codecs itself."""
+"""`ZarrDataset`: a map-style dataset over Zarr arrays.
+
+It decodes chunks of known codecs itself.
+"""
 
 from __future__ import annotations
 
@@ -141,10 +144,11 @@ class ZarrDataset(Samples):
         return dict(zip(self.arrays, found, strict=True)) if self._is_named else found
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the objects, or byte ranges of shards, that these samples read, as `fs.prefetch` takes them.
+        """Yield the objects, or byte ranges of shards, that these samples read.
 
-        Yields nothing for arrays read through zarr. A shard's index comes about 256 samples before the first chunk
-        that it locates. This iterator itself reads the index then, and the offsets of ragged arrays.
+        The items have the form that `fs.prefetch` takes. Yields nothing for arrays read through zarr. A shard's index
+        comes about 256 samples before the first chunk that it locates. This iterator itself reads the index then, and
+        the offsets of ragged arrays.
         """
         return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
 
@@ -205,7 +209,10 @@ class _Through:
 
 
 def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of the ragged arrays by name, with the metadata of the arrays they consist of."""
+    """Return the attributes of the ragged arrays by name.
+
+    Each comes with the metadata of the arrays it consists of.
+    """
     ragged = {
         name: dict(metadata.attributes[RAGGED])
         for name, metadata in found.items()

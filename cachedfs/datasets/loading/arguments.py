@@ -60,7 +60,10 @@ def shuffle_of(given: Any) -> Shuffle | None:
 
 
 def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
-    """Return the checked `(rank, world_size)`; None if both are None, to use those of torch.distributed."""
+    """Return the checked `(rank, world_size)`.
+
+    None if both are None: then those of torch.distributed are used.
+    """
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:

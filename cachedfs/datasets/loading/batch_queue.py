@@ -53,10 +53,10 @@ def may_begin(bounds: QueueLimits, *, n_ahead: int, ready: int, n_making: int, e
 
 
 class BatchQueue:
-    """The results of `make` for each of `jobs`, in order, made by `n_threads` threads ahead of `take`.
+    """The results of `make` for each of `jobs`, in order.
 
-    The consumer's thread makes all decisions; the others only call `make`. They end after `close`, when the queue is
-    garbage-collected, and when the process ends.
+    `n_threads` threads make them in advance; `take` returns them. The consumer's thread makes all decisions; the others
+    only call `make`. They end after `close`, when the queue is garbage-collected, and when the process ends.
     """
 
     def __init__(

@@ -27,7 +27,10 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def size_of(batch: Any) -> int:
-    """Return the total bytes of the tensors, arrays, `bytes` and strings in a batch; other values count as 0."""
+    """Return the total bytes of the tensors, arrays, `bytes` and strings in a batch.
+
+    Other values count as 0.
+    """
     return sum(map(_leaf_size, leaves(batch)))
 
 

@@ -28,7 +28,10 @@ def page(
 
 
 def picture(stalls: Sequence[BatchTiming], n_threads: int) -> str:
-    """Return an SVG chart of the batches: bars of computing and waiting time, and a line of loading time per thread."""
+    """Return an SVG chart of the batches.
+
+    Bars show computing and waiting time, a line the loading time per thread.
+    """
     if not stalls:
         return ""
     compute = columns([timing.compute_s for timing in stalls], MOST)

@@ -1,4 +1,4 @@
-"""Report on one epoch: its timings, the lower bound of its duration, and what limits the training.
+"""Report on one epoch: its timings, its shortest possible duration, and the bottleneck.
 
 If everything overlapped perfectly, an epoch would take as long as the longest of its parts: computing, transferring
 the missing bytes, waiting for responses with a given concurrency, and decoding in a given number of threads. A part
@@ -47,7 +47,7 @@ class FetchCounts:
 
 @dataclass(frozen=True)
 class EpochMeasurement:
-    """Measurements of one epoch of a dataset with `n` samples, whose batches `n_threads` threads make.
+    """Measurements of one epoch over `n` samples with `n_threads` batch threads.
 
     `tells_reading`: whether the threads' waits for bytes were measured; the rest of their time is decoding.
     `fetched`: None if the dataset does not read through cachedfs, or does not say so.
@@ -230,7 +230,10 @@ def _limit(by_itself: dict[str, float], elapsed_s: float) -> str | None:
 
 
 def _rate(fetched: FetchCounts, elapsed_s: float) -> float | None:
-    """Return the bandwidth of the link in bytes/s: as measured, but at least the rate of the fetched bytes."""
+    """Return the bandwidth of the link in bytes/s.
+
+    It is the measured one, but at least the rate of the fetched bytes.
+    """
     if fetched.bytes_per_s is None or not elapsed_s:
         return fetched.bytes_per_s
     return max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s)

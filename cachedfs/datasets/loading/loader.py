@@ -133,7 +133,10 @@ class Loader:
             self._go_to(EpochPosition(epoch))
 
     def __len__(self) -> int:
-        """Return the number of batches that a whole epoch has for this rank. With echo, repetitions count."""
+        """Return the number of batches of a whole epoch for this rank.
+
+        With echo, repetitions count.
+        """
         rank, world_size = self._ranks()
         return self._division(world_size).n_batches(rank) * self._echo
 
@@ -264,11 +267,11 @@ class Loader:
             self.close()
 
     def external_source(self) -> ExternalSource:
-        """Return a `source` for NVIDIA DALI's `fn.external_source`, with `batch=True`; see `ExternalSource`.
+        """Return a `source` for NVIDIA DALI's `fn.external_source`; see `ExternalSource`.
 
-        Each tensor of a batch is one output, in order. A list of `bytes`, such as encoded images, is one output, too.
-        DALI asks for batches some time before its pipeline returns them, and `state_dict` counts the batches it asked
-        for.
+        Pass it with `batch=True`. Each tensor of a batch is one output, in order. A list of `bytes`, such as encoded
+        images, is one output, too. DALI asks for batches some time before its pipeline returns them, and `state_dict`
+        counts the batches it asked for.
         """
         return ExternalSource(self)
 
@@ -359,9 +362,10 @@ def _made(source: SampleReader, collate: Collate | None, mover: BatchMover, inde
 
 
 def _enter(mover: BatchMover, n_torch_threads: int) -> None:
-    """Set up a batch thread: torch uses no further threads in it, as in the workers of torch's DataLoader.
+    """Set up a batch thread: torch starts no further threads in it.
 
-    Otherwise each batch thread would start one OpenMP thread per core, in addition to the threads of the training.
+    The workers of torch's DataLoader do the same. Otherwise each batch thread would start one OpenMP thread per core,
+    in addition to the threads of the training.
     """
     torch.get_num_threads()  # torch's first call sets the default, which would undo the next line
     torch.set_num_threads(1)

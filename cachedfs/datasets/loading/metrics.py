@@ -41,7 +41,10 @@ def reading_s() -> float:
 
 
 class BatchTiming(NamedTuple):
-    """Timing of one batch, in seconds: the loop's wait for it, the time to make it, and the loop's use of it."""
+    """Timing of one batch in seconds.
+
+    The loop's wait for it, the time to make it, and the loop's use of it.
+    """
 
     wait_s: float
     load_s: float
@@ -53,9 +56,10 @@ class BatchTiming(NamedTuple):
 
 @dataclass
 class EpochTimings:
-    """Sums over the batches since a loop began, the wait for the first batch, and the timings of the last 1000.
+    """Timings of the batches since a loop began.
 
-    With echo, the times of a batch cover all its repetitions. A batch counts once the next one is asked for.
+    Sums over all batches, the wait for the first batch, and the timings of the last 1000. With echo, the times of a
+    batch cover all its repetitions. A batch counts once the next one is asked for.
     """
 
     n_batches: int = 0

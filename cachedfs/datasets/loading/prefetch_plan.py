@@ -1,4 +1,4 @@
-"""Prefetch plans of datasets: the objects and byte ranges that samples read, in the order of the reads."""
+"""Prefetch plans of datasets: the objects and byte ranges of samples, in reading order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class ArrayReads(Protocol):
         """Return for each of these samples the rows it needs, one row per chunk."""
 
     def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
-        """Yield the shard indexes of these rows, except those in memory or in `yielded`; add their paths to `yielded`."""
+        """Yield the shard indexes of these rows that are neither in memory nor in `yielded`.
+
+        Their paths are added to `yielded`.
+        """
 
     def chunks(self, row: int) -> Iterator[Item]:
         """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
@@ -129,7 +132,10 @@ class DatasetPrefetch:
         return True
 
     def renewed(self, place: EpochPosition) -> DatasetPrefetch:
-        """Return this plan, or a new one from `place` on if it failed, as when the origin was unreachable."""
+        """Return this plan, or a new one from `place` on if it failed.
+
+        It fails when the origin is unreachable, for example.
+        """
         if time.monotonic() < self._look_at:
             return self
         self._look_at = time.monotonic() + RENEW_S

@@ -87,7 +87,10 @@ class EpochOrders:
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """A position in an epoch: all ranks together have received the first `position` samples of its order."""
+    """A position in an epoch.
+
+    All ranks together have received the first `position` samples of its order.
+    """
 
     epoch: int
     position: int = 0

@@ -91,7 +91,10 @@ def _check_endpoint(endpoint: Any) -> None:
 
 
 class GCSAuth:
-    """The credentials of a gcsfs filesystem; a renewal blocks, so it runs in a thread, once for all requests."""
+    """The credentials of a gcsfs filesystem.
+
+    A renewal blocks, so it runs in a thread, once for all requests.
+    """
 
     def __init__(self, held: Any, policy: RetryPolicy) -> None:
         self._held = held  # gcsfs's GoogleCredentials; its `credentials` is None for anonymous access
@@ -113,7 +116,10 @@ class GCSAuth:
         return self._current()
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get another token than the refused one, unless another request just did; return False if there is none."""
+        """Get another token than the refused one, unless another request just did.
+
+        Return False if there is none.
+        """
         if self._held.credentials is None:
             return False
         failure = self._renewals.failure
@@ -124,7 +130,10 @@ class GCSAuth:
             return self._current() != refused
 
     def _lasts_s(self) -> float:
-        """Return for how many seconds the token can be used; google-auth's own `valid` ends minutes earlier."""
+        """Return for how many seconds the token can be used.
+
+        google-auth's own `valid` ends minutes earlier.
+        """
         credentials = self._held.credentials
         return left_s(credentials.token, credentials.expiry)
 
@@ -136,7 +145,10 @@ class GCSAuth:
 
 
 def _refresh(held: Any, timeout: tuple[float, float]) -> None:
-    """Get a new token from Google; raise RetryableError for trouble of the network or Google's servers."""
+    """Get a new token from Google.
+
+    Raises RetryableError for problems of the network or of Google's servers.
+    """
     import requests
     from google.auth.exceptions import RefreshError, TransportError
     from google.auth.transport.requests import Request

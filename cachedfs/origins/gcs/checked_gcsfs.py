@@ -1,6 +1,6 @@
-"""A gcsfs filesystem that accepts only answers of the service, and uploads only if the answer confirms them.
+"""A gcsfs filesystem that accepts only answers of the service.
 
-gcsfs itself takes any 404 for an absence, and any 200 for success.
+An upload succeeds only if the answer confirms it. gcsfs itself takes any 404 for an absence, and any 200 for success.
 """
 
 from __future__ import annotations
@@ -36,20 +36,29 @@ class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no 
 
 
 class _Upload:
-    """A resumable upload: the object's name, and the checksum of the bytes that the service has received."""
+    """A resumable upload.
+
+    It has the object's name, and the checksum of the bytes that the service has received.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.sum = RunningChecksum(StatedChecksum("crc32c" if has_crc32c() else "md5", ""))
 
     def with_more(self, data: bytes) -> RunningChecksum:
-        """Return a new checksum of the received bytes and `data`, so that a repeated request adds nothing twice."""
+        """Return a new checksum of the received bytes and `data`.
+
+        This one stays as it is, so that a repeated request adds nothing twice.
+        """
         more = self.sum.copy()
         more.add(data)
         return more
 
     def check(self, found: Any, data: bytes, size: int) -> None:
-        """Raise ForeignResponse unless the answer has the object's name, and size and checksum of all bytes sent."""
+        """Raise ForeignResponse unless the answer confirms the upload.
+
+        It must have the object's name, and the size and checksum of all bytes sent.
+        """
         if not api.is_resource(found, "object", self.name) or str(found.get("size")) != str(size):
             _refuse("an upload was answered without the object's name and size")
         stated = stated_of(found)

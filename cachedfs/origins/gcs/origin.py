@@ -1,6 +1,7 @@
-"""`GCSOrigin`: Google Cloud Storage. gcsfs signs in and writes; reads and listings are our own requests.
+"""`GCSOrigin`: Google Cloud Storage.
 
-Our own request returns bytes, version and size in one answer, can be resumed, and is counted.
+gcsfs signs in and writes; reads and listings are our own requests. Our own request returns bytes, version and size in
+one answer, can be resumed, and is counted.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ class GCSOrigin:
 
     # Requests
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
-        """Return the object or folder that `path` is: one request for an object, two for a folder or nothing."""
+        """Return the object or folder that `path` is.
+
+        Takes one request for an object, two for a folder or for an absence.
+        """
         path = api.plain_path(path)
         with mapped(api.url_of(path), "looking it up"):
             if not path:

@@ -1,4 +1,7 @@
-"""`GCSMediaRead`: one read from Google Cloud Storage, with its version, resumed where it breaks off."""
+"""`GCSMediaRead`: one read of a version from Google Cloud Storage.
+
+It is resumed where it breaks off.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,10 @@ class GCSMediaRead(ResumableRead):
             self._proof = stated_of(head.details) or stated_of(self.info.details)
 
     async def _ask_of_absence(self, failed: RetryableError) -> None:
-        """Look the object up if the 404 may be from another server: the JSON API decides if it is missing."""
+        """Look the object up if the 404 may be from another server.
+
+        The JSON API decides whether it is missing.
+        """
         if failed.trouble.is_absence:
             await self._current()
 

@@ -1,1 +1,4 @@
-"""Sources of samples, one module for each kind; `detect` imports them, and their libraries, on demand."""
+"""Sources of samples, one module for each kind.
+
+`detect` imports them, and their libraries, on demand.
+"""

@@ -206,10 +206,10 @@ def _part_types(name: str, type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
 
 
 def unfolded(table: pa.Table, structs: frozenset[str]) -> pa.Table:
-    """Convert extension columns to their storage type, and split the named structs into columns (`image.path`).
+    """Convert extension columns to their storage type, and split the named structs.
 
-    `structs` is the result of `structs_of` for the whole file: if only some fields of a struct are read, the type of
-    the column may lack the bytes.
+    A field of a struct becomes a column (`image.path`). `structs` is the result of `structs_of` for the whole file: if
+    only some fields of a struct are read, the type of the column may lack the bytes.
     """
     found = [
         each

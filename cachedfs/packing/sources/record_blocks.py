@@ -16,11 +16,11 @@ TAIL = 64 << 10  # bytes in one read while searching for the end of a record
 
 
 class RecordBlocks:
-    """Reads blocks of complete records. `cut` returns the length of the complete records in some data.
+    """Reader of blocks of complete records.
 
-    `by_range`: each line is a record, so that a block may start at any byte. Compressed files are still read in
-    sequence. One reader of each sequential file stays open at the end of its last block, so that nothing is
-    decompressed twice. It pickles without its readers.
+    `cut` returns the length of the complete records in some data. `by_range`: each line is a record, so that a block
+    may start at any byte. Compressed files are still read in sequence. One reader of each sequential file stays open at
+    the end of its last block, so that nothing is decompressed twice. It pickles without its readers.
     """
 
     def __init__(self, files: SourceFiles, cut: Callable[[bytes], int], *, by_range: bool) -> None:
