@@ -73,7 +73,7 @@ def standing() -> str:
             (f.start, f.filled, f.stop, f.demand, f.done, f.stopped) for f in runtime.active_requests
         ]
         parts.append(
-            f"{runtime.cache.root}: active {inflight_requests}, {len(runtime.inflight_requests)} blocks, {runtime.cache_writer.behind} behind"
+            f"{runtime.cache.root}: active {inflight_requests}, {len(runtime.inflight_requests)} blocks, {runtime.cache_writer.queued_bytes} behind"
         )
     return "\n".join(parts)
 

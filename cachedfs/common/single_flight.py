@@ -9,9 +9,9 @@ from typing import Any
 __all__ = ["SingleFlight"]
 
 
-class _Question:
-    def __init__(self, mark: int, task: asyncio.Task[Any]) -> None:
-        self.mark = mark
+class _Lookup:
+    def __init__(self, counter: int, task: asyncio.Task[Any]) -> None:
+        self.counter = counter
         self.task = task
         self.n_waiting = 0
 
@@ -26,41 +26,41 @@ class SingleFlight:
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
         self._spawn = spawn
         # Invariant: contains a lookup only while its task runs and a caller waits for it.
-        self._asked: dict[tuple[str, str], _Question] = {}
+        self._running: dict[tuple[str, str], _Lookup] = {}
 
-    def is_asked(self, slot: tuple[str, str], mark: int) -> bool:
+    def is_running(self, slot: tuple[str, str], counter: int) -> bool:
         """Return whether a lookup in `slot` with this change counter is running."""
-        asked = self._asked.get(slot)
-        return asked is not None and asked.mark == mark
+        running = self._running.get(slot)
+        return running is not None and running.counter == counter
 
-    async def ask(
-        self, slot: tuple[str, str], mark: int, question: Callable[[], Coroutine[Any, Any, Any]]
+    async def run(
+        self, slot: tuple[str, str], counter: int, lookup: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Any:
-        """Return the result of the running lookup in `slot`, or start one with `question`.
+        """Return the result of the running lookup in `slot`, or start one with `lookup`.
 
         A running lookup is used only if its change counter is the same.
         """
-        asked = self._asked.get(slot)
-        if asked is None or asked.mark != mark:
-            asked = self._asked[slot] = _Question(mark, self._spawn(question()))
-            asked.task.add_done_callback(lambda _: self._forget(slot, asked))
-        asked.n_waiting += 1
+        running = self._running.get(slot)
+        if running is None or running.counter != counter:
+            running = self._running[slot] = _Lookup(counter, self._spawn(lookup()))
+            running.task.add_done_callback(lambda _: self._forget(slot, running))
+        running.n_waiting += 1
         try:
-            return await asyncio.shield(asked.task)
+            return await asyncio.shield(running.task)
         finally:
-            asked.n_waiting -= 1
-            if not asked.n_waiting:
-                self._forget(slot, asked)  # later callers start a new lookup
-                asked.task.cancel()
+            running.n_waiting -= 1
+            if not running.n_waiting:
+                self._forget(slot, running)  # later callers start a new lookup
+                running.task.cancel()
 
-    def under_way(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
+    def task_of(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
         """Return the task of the lookup in `slot`, or None.
 
         Only check whether it is done; do not await it.
         """
-        asked = self._asked.get(slot)
-        return None if asked is None else asked.task
+        running = self._running.get(slot)
+        return None if running is None else running.task
 
-    def _forget(self, slot: tuple[str, str], asked: _Question) -> None:
-        if self._asked.get(slot) is asked:
-            del self._asked[slot]
+    def _forget(self, slot: tuple[str, str], running: _Lookup) -> None:
+        if self._running.get(slot) is running:
+            del self._running[slot]

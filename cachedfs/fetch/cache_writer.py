@@ -21,7 +21,7 @@ __all__ = ["CacheWriter", "FetchedBlock"]
 
 logger = logging.getLogger("cachedfs.fetch")
 
-PATIENCE_S = 0.005  # everything added within this time is stored in one transaction
+GATHER_S = 0.005  # everything added within this time is stored in one transaction
 BATCH_BYTES = 8 << 20  # per transaction: amortizes its cost, and still lets drain() end in time
 
 
@@ -38,7 +38,8 @@ class FetchedBlock(NamedTuple):
 class CacheWriter:
     """One thread that stores blocks and metadata records, oldest first. The first addition starts it.
 
-    `behind` is the number of bytes not stored yet. While it is too large, the runtime reads no more response bytes.
+    `queued_bytes` is the number of bytes not stored yet. While it is too large, the runtime reads no more response
+    bytes.
     """
 
     def __init__(self, cache: BlockCache, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
@@ -48,40 +49,40 @@ class CacheWriter:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._blocks: list[FetchedBlock] = []
-        self._facts: list[MetadataRecord] = []
-        self._afterwards: list[Callable[[], object]] = []
+        self._records: list[MetadataRecord] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._idle = False  # the thread waits for a first item, not for more items of a batch
         self._busy = False
         self._closed = False
         self._draining = 0  # number of callers in drain()
         self._thread: threading.Thread | None = None
-        self._has_complained = False  # the failure to start the thread was logged
-        self.behind = 0  # Invariant: bytes in _blocks and in the batch that is being written
+        self._has_warned = False  # the failure to start the thread was logged
+        self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
 
     def add(self, block: FetchedBlock) -> None:
         """Queue `block` for storing."""
         with self._lock:
             self._blocks.append(block)
-            self.behind += len(block.data)
+            self.queued_bytes += len(block.data)
             is_running = self._start()
         if not is_running:
-            self._keep_nothing()
+            self._drop_all()
 
-    def keep(self, record: MetadataRecord) -> None:
+    def add_record(self, record: MetadataRecord) -> None:
         """Queue the metadata record for storing."""
         with self._lock:
-            self._facts.append(record)
+            self._records.append(record)
             is_running = self._start()
         if not is_running:
-            self._keep_nothing()
+            self._drop_all()
 
-    def after_facts(self, function: Callable[[], object]) -> None:
+    def after_metadata(self, function: Callable[[], object]) -> None:
         """Call `function` in the writer thread once the metadata records added so far are stored."""
         with self._lock:
-            self._afterwards.append(function)
+            self._callbacks.append(function)
             is_running = self._start()
         if not is_running:
-            self._keep_nothing()
+            self._drop_all()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until the queue is empty and stored.
@@ -102,7 +103,7 @@ class CacheWriter:
         Return False if that takes longer than `timeout_s` seconds.
         """
         done = threading.Event()
-        self.after_facts(done.set)
+        self.after_metadata(done.set)
         return done.wait(timeout_s)
 
     def close(self) -> None:
@@ -118,8 +119,8 @@ class CacheWriter:
             try:
                 thread.start()
             except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
-                if not self._has_complained:
-                    self._has_complained = True
+                if not self._has_warned:
+                    self._has_warned = True
                     logger.warning("blocks are not cached while no thread can be started: %s", error)
                 return False
             self._thread = thread
@@ -128,16 +129,16 @@ class CacheWriter:
             self._changed.notify_all()
         return True
 
-    def _keep_nothing(self) -> None:
+    def _drop_all(self) -> None:
         """Drop the queue because no thread can store it.
 
         Otherwise requests would wait for space forever. The next addition tries again to start the thread.
         """
         with self._lock:
-            blocks, afterwards = self._blocks, self._afterwards
-            self._blocks, self._facts, self._afterwards = [], [], []
-            self.behind -= sum(len(block.data) for block in blocks)
-        for function in afterwards:
+            blocks, callbacks = self._blocks, self._callbacks
+            self._blocks, self._records, self._callbacks = [], [], []
+            self.queued_bytes -= sum(len(block.data) for block in blocks)
+        for function in callbacks:
             self._attempt(function)
         if blocks:
             self._attempt(lambda: self._stored(blocks, False))
@@ -153,22 +154,22 @@ class CacheWriter:
             self._changed.wait_for(lambda: self._waiting() or self._closed)
             self._idle = False
             # Wait a moment: a caller that reads small objects one by one can send its next request undisturbed.
-            self._changed.wait_for(self._is_urgent, PATIENCE_S)
+            self._changed.wait_for(self._is_urgent, GATHER_S)
             if not self._waiting():
                 return False
-            blocks, facts, afterwards = self._batch(), self._facts, self._afterwards
-            self._facts, self._afterwards, self._busy = [], [], True
-        are_kept = self._store(facts, blocks, afterwards)
+            blocks, records, callbacks = self._batch(), self._records, self._callbacks
+            self._records, self._callbacks, self._busy = [], [], True
+        are_stored = self._store(records, blocks, callbacks)
         with self._lock:
-            self.behind -= sum(len(block.data) for block in blocks)
-        self._attempt(lambda: self._stored(blocks, are_kept))
+            self.queued_bytes -= sum(len(block.data) for block in blocks)
+        self._attempt(lambda: self._stored(blocks, are_stored))
         with self._lock:
             self._busy = False
             self._changed.notify_all()
         return True
 
     def _is_urgent(self) -> bool:
-        return self._closed or self._draining > 0 or self.behind >= BATCH_BYTES
+        return self._closed or self._draining > 0 or self.queued_bytes >= BATCH_BYTES
 
     def _batch(self) -> list[FetchedBlock]:
         """Take the oldest blocks that share cache bounds and prefetch plan, up to one batch.
@@ -176,46 +177,46 @@ class CacheWriter:
         Two plans that fetch alternately make two batches.
         """
         batch: list[FetchedBlock] = []
-        left: list[FetchedBlock] = []
+        rest: list[FetchedBlock] = []
         size, is_full = 0, False
         most = BATCH_BYTES
         if self._blocks and (order := self._blocks[0].order) is not None:
             most = min(most, order.at_once)
         for block in self._blocks:
             if (block.bounds, block.order) != (self._blocks[0].bounds, self._blocks[0].order):
-                left.append(block)
+                rest.append(block)
             elif is_full or (batch and size + len(block.data) > most):
                 is_full = True
-                left.append(block)
+                rest.append(block)
             else:
                 batch.append(block)
                 size += len(block.data)
-        self._blocks = left
+        self._blocks = rest
         return batch
 
     def _waiting(self) -> bool:
-        return bool(self._blocks or self._facts or self._afterwards)
+        return bool(self._blocks or self._records or self._callbacks)
 
     def _store(
-        self, facts: list[MetadataRecord], blocks: list[FetchedBlock], afterwards: list[Callable[[], object]]
+        self, records: list[MetadataRecord], blocks: list[FetchedBlock], callbacks: list[Callable[[], object]]
     ) -> bool:
         """Store a batch; return whether all its blocks are on disk now."""
         # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
-        if facts:
-            self._attempt(lambda: self._cache.metadata.keep_records(facts))
-        for function in afterwards:
+        if records:
+            self._attempt(lambda: self._cache.metadata.keep_records(records))
+        for function in callbacks:
             self._attempt(function)
         if not blocks:
             return True
-        given = [block for block in blocks if not block.inflight.refused]
-        pairs = [(block.key, block.data) for block in given]
+        sound = [block for block in blocks if not block.inflight.refused]
+        pairs = [(block.key, block.data) for block in sound]
         bounds, order = blocks[0].bounds, blocks[0].order
-        are_kept = self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
+        are_stored = self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
         # Only blocks stored above: another one may have been fetched again and stored since.
-        late = [block.key for block in given if block.inflight.refused]
-        for key in late:
+        corrupt = [block.key for block in sound if block.inflight.refused]
+        for key in corrupt:
             self._cache.refuse(key.object, key.index)
-        return are_kept and not late
+        return are_stored and not corrupt
 
     def _attempt(self, act: Callable[[], object]) -> bool:
         """Call `act` and return whether it succeeded; log errors.

@@ -64,11 +64,11 @@ class LinkEstimate(NamedTuple):
         link = link._replace(per_s=per_s, best_per_s=max(per_s, self.best_per_s), n_since=self.n_since + 1)
         if n_others + 1 < self.n_bodies or link.n_since < _ROUNDS * self.n_bodies:
             return link  # too few bodies to judge `n_bodies`
-        step = (link._courteous() > self.n_bodies) - (link._courteous() < self.n_bodies)
+        step = (link._most_bodies() > self.n_bodies) - (link._most_bodies() < self.n_bodies)
         n_bodies = max(FEWEST, min(most, self.n_bodies + step))
         return link if n_bodies == self.n_bodies else link._replace(n_bodies=n_bodies, n_since=0)
 
-    def _courteous(self) -> int:
+    def _most_bodies(self) -> int:
         """Return how many bodies may run at a time.
 
         With them, a one-block read takes at most COURTESY times as long as alone. This assumes that the link is full.
@@ -92,22 +92,22 @@ class LinkTotals(NamedTuple):
 
     n: int = 0
     wait_s: float = 0.0
-    came: float = 0.0  # bytes received by all bodies on the link while a body of _BLOCK or more was timed
+    received: float = 0.0  # bytes received by all bodies on the link while a body of _BLOCK or more was timed
     took_s: float = 0.0  # sum of the seconds that the timed bodies took
 
     @property
     def per_s(self) -> float | None:
         """Bytes per second of the link, over all bodies that shared it; None if no body was timed."""
-        return self.came / self.took_s if self.took_s else None
+        return self.received / self.took_s if self.took_s else None
 
     def after(self, *, wait_s: float, size: int, took_s: float, n_others: int) -> LinkTotals:
         """Return the sums after one more request; the parameters are those of `LinkEstimate.after`."""
-        timed = self._replace(n=self.n + 1, wait_s=self.wait_s + wait_s)
+        totals = self._replace(n=self.n + 1, wait_s=self.wait_s + wait_s)
         if size < _BLOCK or took_s <= 0:
-            return timed
+            return totals
         # Assumes that the other requests wait as long for their first byte.
         n_bodies = 1 + n_others * took_s / (wait_s + took_s)
-        return timed._replace(came=self.came + size * n_bodies, took_s=self.took_s + took_s)
+        return totals._replace(received=self.received + size * n_bodies, took_s=self.took_s + took_s)
 
 
 class SpeculativeRequest(NamedTuple):
@@ -147,7 +147,7 @@ class FetchQueue:
         self._sent: WeakKeyDictionary[InflightRequest, None] = WeakKeyDictionary()
         self._most_memory = 0  # Invariant: at least `memory`, which takes a pass over _sent to compute
         self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
-        self._timed: WeakKeyDictionary[Origin, LinkTotals] = WeakKeyDictionary()
+        self._totals: WeakKeyDictionary[Origin, LinkTotals] = WeakKeyDictionary()
         self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
         self._timer: asyncio.TimerHandle | None = None
 
@@ -176,18 +176,18 @@ class FetchQueue:
 
         Safe from any thread.
         """
-        timed = self._timed.get(origin) or LinkTotals()
-        return LinkStats(timed.n, timed.wait_s, timed.per_s, SPECULATIVE_FACTOR * origin.concurrency)
+        totals = self._totals.get(origin) or LinkTotals()
+        return LinkStats(totals.n, totals.wait_s, totals.per_s, SPECULATIVE_FACTOR * origin.concurrency)
 
-    def saw(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
+    def record_timing(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """Record a finished request: `wait_s` seconds to its first byte, then `took_s` seconds for `size` bytes."""
         n_others = sum(at is origin and not inflight.done for inflight, (at, _) in self._active.items())
         self._links[origin] = self.link(origin).after(
             wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
         )
-        timed = self._timed.get(origin) or LinkTotals()
-        self._timed[origin] = timed.after(wait_s=wait_s, size=size, took_s=took_s, n_others=n_others)
-        per_s = (each.per_s for each in self._timed.values())
+        totals = self._totals.get(origin) or LinkTotals()
+        self._totals[origin] = totals.after(wait_s=wait_s, size=size, took_s=took_s, n_others=n_others)
+        per_s = (each.per_s for each in self._totals.values())
         self.bytes_per_s = max((int(rate) for rate in per_s if rate), default=None)
 
     def pump(self) -> None:
@@ -247,7 +247,7 @@ class FetchQueue:
         if n_requests and load + link.load(candidate.size) > link.n_bodies + ONE_MORE:
             return False
         if wait_s := origin.spare_s():
-            self._look_again_in(wait_s)
+            self._schedule_pump(wait_s)
         return not wait_s
 
     def _usage(self, origin: Origin) -> tuple[int, float]:
@@ -279,16 +279,16 @@ class FetchQueue:
         for inflight in list(self._sent) if self._most_memory > most else ():
             if inflight.is_settled:
                 self._most_memory -= inflight.memory
-                inflight.let_go()
+                inflight.release()
             if self._most_memory <= most:
                 break
         return self._most_memory <= most
 
-    def _look_again_in(self, wait_s: float) -> None:
+    def _schedule_pump(self, wait_s: float) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_again)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
-    def _look_again(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self.pump()
 
@@ -297,28 +297,28 @@ class FetchQueue:
         self._most_memory += candidate.size
         with speculative():
             try:
-                answer = candidate.send()
+                started = candidate.send()
             except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
                 logger.debug("not sent ahead: %s", error)
                 return False
-        if not isinstance(answer, asyncio.Task):
-            return self._note(answer, origin)
-        self._lookups[answer] = candidate, origin, load
-        answer.add_done_callback(self._answered)
+        if not isinstance(started, asyncio.Task):
+            return self._track(started, origin)
+        self._lookups[started] = candidate, origin, load
+        started.add_done_callback(self._lookup_ended)
         return True
 
-    def _answered(self, task: asyncio.Task[Iterable[InflightRequest]]) -> None:
+    def _lookup_ended(self, task: asyncio.Task[Iterable[InflightRequest]]) -> None:
         _, origin, _ = self._lookups.pop(task)
         if not task.cancelled() and (error := task.exception()) is None:
-            self._note(task.result(), origin)
+            self._track(task.result(), origin)
         elif not task.cancelled():
             logger.debug("not sent ahead: %s", error)
         self.pump()
 
-    def _note(self, inflight_requests: Iterable[InflightRequest], origin: Origin) -> bool:
+    def _track(self, inflight_requests: Iterable[InflightRequest], origin: Origin) -> bool:
         """Track the in-flight requests that are speculative; return whether there are any."""
-        ours = [inflight for inflight in inflight_requests if inflight.is_speculative]
-        for inflight in ours:
+        tracked = [inflight for inflight in inflight_requests if inflight.is_speculative]
+        for inflight in tracked:
             self._active[inflight] = origin, self.link(origin).load(inflight.stop - inflight.start)
             self._sent[inflight] = None
-        return bool(ours)
+        return bool(tracked)

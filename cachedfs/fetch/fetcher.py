@@ -71,9 +71,9 @@ class Fetcher:
                 raise self.source.offline(entry.path)
             elif inflight is None:
                 free.append(index)
-        mine = [index for index in free if self._take_fetch_lock(key, index, is_overdue=index in overdue)]
+        locked = [index for index in free if self._take_fetch_lock(key, index, is_overdue=index in overdue)]
         for bytes_ in merge(
-            mine, key.block_size, size=info.size, request_size=self.source.config.request_size
+            locked, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
             inflight = self._launch_one(entry, key, info, bytes_, demand=demand)
             inflight_requests.update(dict.fromkeys(covering(bytes_, key.block_size), inflight))
@@ -221,20 +221,23 @@ class Fetcher:
             error = failure
         finally:
             self.source.runtime.active_requests.discard(inflight)
-            self._give_up_the_rest(inflight)
-            if not inflight.refused:  # else end_refusal() wakes the waiters once all blocks are removed
+            self._release_unreceived(inflight)
+            if not inflight.refused:  # else end_corruption() wakes the waiters once all blocks are removed
                 inflight.finish(error)
             self.source.runtime.fetch_queue.pump()
 
-    def _give_up_the_rest(self, inflight: InflightRequest) -> None:
+    def _release_unreceived(self, inflight: InflightRequest) -> None:
         """Release the fetch locks of the blocks that were not received."""
         if inflight.key is None or inflight.info is None or not inflight.info.size:
             return
         size = inflight.key.block_size
         for index in covering(Range(inflight.start, inflight.stop), size):
             bytes_ = block_range(index, size, inflight.info.size)
-            whole = inflight.start <= bytes_.start and bytes_.stop <= inflight.filled
-            if not whole and self.source.runtime.inflight_requests.get(inflight.key.name(index)) is inflight:
+            is_complete = inflight.start <= bytes_.start and bytes_.stop <= inflight.filled
+            if (
+                not is_complete
+                and self.source.runtime.inflight_requests.get(inflight.key.name(index)) is inflight
+            ):
                 self.source.runtime.give_up(inflight.key.name(index), inflight.key.hash64(index))
 
     async def _pinned(self, inflight: InflightRequest, path: str, info: ObjectInfo, bytes_: Range) -> None:
@@ -242,7 +245,7 @@ class Fetcher:
             return  # stopped before it started
         origin, sent_at = self.source.origin(path), time.monotonic()
         async with origin.read(path, bytes_, info) as reply:
-            came_at = time.monotonic()
+            started_at = time.monotonic()
             if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
                 # Accepting other bytes would make readers wait for the missing ones and request them for ever.
                 raise ObjectChanged(
@@ -252,10 +255,12 @@ class Fetcher:
             await self._pump(inflight, reply)
         # Only speculative requests are timed: others may have been paused, or have waited for a slot.
         if inflight.is_speculative and inflight.filled == inflight.stop:
-            took_s, size = time.monotonic() - came_at, bytes_.size
-            self.source.runtime.fetch_queue.saw(origin, wait_s=came_at - sent_at, size=size, took_s=took_s)
+            took_s, size = time.monotonic() - started_at, bytes_.size
+            self.source.runtime.fetch_queue.record_timing(
+                origin, wait_s=started_at - sent_at, size=size, took_s=took_s
+            )
 
-    async def unknown(
+    async def fetch_unknown(
         self, inflight: InflightRequest, path: str, want: Range | Suffix, learned: list[MetadataEntry]
     ) -> None:
         now, mark = time.time(), self.source.metadata.mark(path)
@@ -271,13 +276,13 @@ class Fetcher:
                     if key is not None:
                         self._register(inflight, key)
 
-                self.source.metadata.learn(
-                    path, reply.info, checked_at=now, mark=mark, is_read=True, first=announce
+                self.source.metadata.store(
+                    path, reply.info, checked_at=now, mark=mark, is_read=True, before_publish=announce
                 )
                 await self._pump(inflight, reply)
         except ObjectNotFound:
             if not learned:
-                learned.append(self.source.metadata.learn(path, None, checked_at=now, mark=mark))
+                learned.append(self.source.metadata.store(path, None, checked_at=now, mark=mark))
             raise
 
     def _register(self, inflight: InflightRequest, key: ObjectKey) -> None:
@@ -294,30 +299,33 @@ class Fetcher:
         runtime, key, info = self.source.runtime, inflight.key, inflight.info
         assert info is not None
         size = key.block_size if key is not None else self.source.config.block_size
-        index = begun = -(-inflight.start // size)
-        passing = None
+        index = counted = -(-inflight.start // size)
+        checksum = None
         if key is not None and stated_crc32c(info.details) is not None:
-            passing = StreamingChecksum(runtime.block_checksums, key, info, inflight.start)
+            checksum = StreamingChecksum(runtime.block_checksums, key, info, inflight.start)
         async for data in reply:
             if inflight.refused:
                 return
             # Check before feeding: a reader must not get the last bytes of an object whose checksum is wrong.
-            if passing is not None and key is not None and (wrong := passing.add(data)):
+            if checksum is not None and key is not None and (wrong := checksum.add(data)):
                 error = ChecksumMismatch(
                     f"{self.source.url(info.path)}: all of the object came, and {wrong}; nothing of it is kept, "
                     "so that reading it again fetches it again"
                 )
-                await self._refuse(key, info, error)
+                await self._drop_corrupt(key, info, error)
                 raise error
-            while key is not None and begun * size < inflight.filled + len(data):
+            while key is not None and counted * size < inflight.filled + len(data):
                 # Before a reader can use the block. One block at a time: touching new pages of a mapped file takes
                 # time, and the first byte would wait for it.
-                if runtime.inflight_requests.get(key.name(begun)) is inflight:
-                    runtime.cache.missed(key, begun, self.source.config.bounds, of=info.size)
-                begun += 1
+                if runtime.inflight_requests.get(key.name(counted)) is inflight:
+                    runtime.cache.missed(key, counted, self.source.config.bounds, of=info.size)
+                counted += 1
             inflight.feed(data)
             runtime.bytes_fetched += len(data)
-            while key is not None and (bytes_ := _whole(index, size, info.size, inflight.filled)) is not None:
+            while (
+                key is not None
+                and (bytes_ := _complete_block(index, size, info.size, inflight.filled)) is not None
+            ):
                 if runtime.inflight_requests.get(key.name(index)) is inflight:
                     runtime.block_received(
                         FetchedBlock(
@@ -325,20 +333,20 @@ class Fetcher:
                         )
                     )
                 index += 1
-            if not await inflight.may_go_on(PATIENCE_S):
+            if not await inflight.wait_for_demand(PATIENCE_S):
                 return
-            await runtime.room(inflight)
+            await runtime.wait_for_space(inflight)
 
-    async def _refuse(self, key: ObjectKey, info: ObjectInfo, error: ChecksumMismatch) -> None:
+    async def _drop_corrupt(self, key: ObjectKey, info: ObjectInfo, error: ChecksumMismatch) -> None:
         """Remove all blocks of an object version, then wake its readers, which may fetch it again."""
         runtime = self.source.runtime
         inflight_requests = runtime.begin_corruption(key)
         try:
-            await asyncio.to_thread(self._remove, key, info)
+            await asyncio.to_thread(self._remove_blocks, key, info)
         finally:
             runtime.end_corruption(key, inflight_requests, error)
 
-    def _remove(self, key: ObjectKey, info: ObjectInfo) -> None:
+    def _remove_blocks(self, key: ObjectKey, info: ObjectInfo) -> None:
         """Remove the cached blocks of an object, and those that were being written in the meantime."""
         indexes, cache = covering(Range(0, info.size or 0), key.block_size), self.source.runtime.cache
         for index in indexes:
@@ -348,7 +356,7 @@ class Fetcher:
             cache.refuse(key, index)
 
 
-def _whole(index: int, block_size: int, size: int | None, filled: int) -> Range | None:
+def _complete_block(index: int, block_size: int, size: int | None, filled: int) -> Range | None:
     """Return the byte range of block `index` if it ends at or below `filled`, else None."""
     if size is None or index * block_size >= size:
         return None

@@ -10,7 +10,7 @@ from cachedfs.origins.request_slots import is_speculative
 __all__ = ["InflightRequest", "RequestStopped"]
 
 
-_APART = 1 << 20  # buffer size in bytes for objects without a key, which have no blocks
+_NO_BLOCKS = 1 << 20  # buffer size in bytes for objects without a key, which have no blocks
 
 
 class RequestStopped(Exception):
@@ -47,17 +47,17 @@ class InflightRequest:
         self.stopped = False  # it ends at `demand`
         self.paused = False
         self.error: Exception | None = None
-        self.forgotten = False
+        self.released = False
         self.refused = False  # the object failed its checksum: its bytes are neither served nor stored
         self.n_received = 0  # blocks passed to the cache writer; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
-        self._all_kept = True
-        self._block_size = _APART
-        # Invariant: holds [start, filled) block by block, or nothing after let_go().
+        self._all_stored = True
+        self._block_size = _NO_BLOCKS
+        # Invariant: holds [start, filled) block by block, or nothing after release().
         self._blocks: list[memoryview] = []
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._block_checksums: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     # Any thread.
 
@@ -67,7 +67,7 @@ class InflightRequest:
 
         0 if all blocks are stored, or if none was received.
         """
-        if self.forgotten:
+        if self.released:
             return 0
         return (self.filled if self.done else self.stop) - self.start
 
@@ -77,19 +77,19 @@ class InflightRequest:
         return self.done and self._n_stored >= self.n_received
 
     @property
-    def is_kept(self) -> bool:
+    def is_storable(self) -> bool:
         """True while no block failed to be stored."""
-        return self._all_kept
+        return self._all_stored
 
     @property
-    def coming(self) -> range:
+    def blocks_until_stop(self) -> range:
         """Indexes of the received blocks and the current one: all that a request stopped now delivers."""
         return range(self.start // self._block_size, -(-self.filled // self._block_size))
 
     def covers(self, position: int) -> bool:
-        """Return whether the byte at `position` is in memory or will be received; False after `let_go`."""
-        is_given = not (self.forgotten or self.refused)
-        return is_given and self.start <= position < (self.filled if self.done else self.stop)
+        """Return whether the byte at `position` is in memory or will be received; False after `release`."""
+        is_available = not (self.released or self.refused)
+        return is_available and self.start <= position < (self.filled if self.done else self.stop)
 
     def holds(self, index: int) -> bool:
         """Return whether the complete block `index` is in memory."""
@@ -131,9 +131,9 @@ class InflightRequest:
     def _views(self, start: int, stop: int) -> list[memoryview]:
         """Return views of the received bytes `[start, stop)`, one per block.
 
-        The list is empty after `let_go`.
+        The list is empty after `release`.
         """
-        size, blocks = self._block_size, self._blocks  # another thread may call let_go()
+        size, blocks = self._block_size, self._blocks  # another thread may call release()
         if not blocks or stop <= start:
             return []
         first, views = self.start // size, []
@@ -142,22 +142,22 @@ class InflightRequest:
             views.append(blocks[index - first][max(start - begins, 0) : stop - begins])
         return views
 
-    def stored(self, is_kept: bool) -> None:
+    def stored(self, is_stored: bool) -> None:
         """Record that a block was stored, or failed to be. Drop the buffers once all blocks are on disk."""
         self._n_stored += 1
-        self._all_kept &= is_kept
-        self._forget_if_stored()
+        self._all_stored &= is_stored
+        self._release_if_stored()
 
     # Event loop thread only.
 
-    async def began(self) -> ObjectInfo:
+    async def wait_for_headers(self) -> ObjectInfo:
         """Wait for the response headers and return the object's metadata; raises the request's error."""
         await self._headers.wait()
         if self.info is None:
             raise self.error or RequestStopped
         return self.info
 
-    async def arrival(self, position: int) -> None:
+    async def wait_until(self, position: int) -> None:
         """Wait until all bytes below `position` are received.
 
         Raises the request's error, or RequestStopped.
@@ -170,7 +170,7 @@ class InflightRequest:
         self.is_wanted |= not is_speculative()
         self.want(position)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._block_checksums.append((position, future))
+        self._waiters.append((position, future))
         await future
 
     def want(self, position: int) -> None:
@@ -181,9 +181,7 @@ class InflightRequest:
 
     def stop_soon(self, position: int) -> None:
         """End the request at `position`, or where the last current waiter needs it."""
-        self.demand = min(
-            self.demand, max([position, *(p for p, f in self._block_checksums if not f.done())])
-        )
+        self.demand = min(self.demand, max([position, *(p for p, f in self._waiters if not f.done())]))
         self.stopped = True
         self._wanted.set()
 
@@ -196,12 +194,12 @@ class InflightRequest:
 
         Canceling also ends retries.
         """
-        is_awaited = any(not future.done() for _, future in self._block_checksums)
+        is_awaited = any(not future.done() for _, future in self._waiters)
         self.stop_at_block()
         if self.task is not None and self.filled == self.start and not (is_awaited or self.done):
             self.task.cancel()
 
-    async def may_go_on(self, patience_s: float) -> bool:
+    async def wait_for_demand(self, patience_s: float) -> bool:
         """Wait while the request has reached its demand; return False if it should end there.
 
         It should end if it was stopped, or if no reader wanted more within `patience_s` seconds.
@@ -220,7 +218,7 @@ class InflightRequest:
         return True
 
     def begin(self, info: ObjectInfo, key: ObjectKey | None, bytes_: Range) -> None:
-        """Set the object version and the byte range, and wake the tasks waiting in `began`."""
+        """Set the object version and the byte range, and wake the tasks waiting in `wait_for_headers`."""
         self.info, self.key, self.start, self.stop, self.filled = (
             info,
             key,
@@ -253,20 +251,20 @@ class InflightRequest:
         self.error, self.done = error, True
         self._headers.set()
         self._wake()
-        self._forget_if_stored()
+        self._release_if_stored()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop the buffers. Readers take the bytes from disk, or fetch them again."""
-        self.forgotten = True
+        self.released = True
         self._blocks = []
 
-    def _forget_if_stored(self) -> None:
-        if self.done and self.n_received and self.n_received == self._n_stored and self._all_kept:
-            self.let_go()
+    def _release_if_stored(self) -> None:
+        if self.done and self.n_received and self.n_received == self._n_stored and self._all_stored:
+            self.release()
 
     def _wake(self) -> None:
         waiting = []
-        for position, future in self._block_checksums:
+        for position, future in self._waiters:
             if future.done():
                 continue
             if self.filled >= position and not self.refused:
@@ -275,4 +273,4 @@ class InflightRequest:
                 future.set_exception(self.error or RequestStopped())
             else:
                 waiting.append((position, future))
-        self._block_checksums = waiting
+        self._waiters = waiting

@@ -10,9 +10,9 @@ from cachedfs.errors import ChecksumMismatch
 __all__ = ["BlockChecksums", "CorruptVersions", "StreamingChecksum"]
 
 
-MOST_STREAMED = 100_000  # block checksums kept: 10 MB of memory, enough for objects of 100 GB
+MAX_CHECKSUMS = 100_000  # block checksums kept: 10 MB of memory, enough for objects of 100 GB
 
-MOST_CORRUPT = 1000  # object versions whose last error is kept for their open files
+MAX_CORRUPT = 1000  # object versions whose last error is kept for their open files
 
 
 class BlockChecksums:
@@ -39,16 +39,16 @@ class BlockChecksums:
         self._n += index not in sums
         sums[index] = crc32c
         if len(sums) < -(-size // key.block_size):
-            while self._n > MOST_STREAMED:
+            while self._n > MAX_CHECKSUMS:
                 self._forget(next(iter(self._sums)))
             return None
         self._forget(key.digest)
-        whole = 0
+        total = 0
         for number in range(len(sums)):
-            whole = combined(whole, sums[number], block_range(number, key.block_size, size).size)
-        if whole == stated:
+            total = combined(total, sums[number], block_range(number, key.block_size, size).size)
+        if total == stated:
             return None
-        return f"the CRC32C of its bytes is {whole:08x}, and should be {stated:08x}"
+        return f"the CRC32C of its bytes is {total:08x}, and should be {stated:08x}"
 
     def _forget(self, digest: str) -> None:
         self._n -= len(self._sums.pop(digest))
@@ -61,7 +61,7 @@ class StreamingChecksum:
         self._block_checksums, self._key, self._info = block_checksums, key, info
         self._position = start
         # False if the request began in the middle of the current block.
-        self._is_whole = start % key.block_size == 0
+        self._from_start = start % key.block_size == 0
         self._crc32c = 0
 
     def add(self, data: bytes) -> str | None:
@@ -74,12 +74,12 @@ class StreamingChecksum:
             self._crc32c = crc32c_of(part, self._crc32c)
             self._position += len(part)
             if self._position == stop:
-                if self._is_whole:
+                if self._from_start:
                     wrong = (
                         self._block_checksums.block_received(self._key, self._info, index, self._crc32c)
                         or wrong
                     )
-                self._crc32c, self._is_whole = 0, True
+                self._crc32c, self._from_start = 0, True
         return wrong
 
 
@@ -98,13 +98,13 @@ class CorruptVersions:
         """Return the last checksum error of this version, or None."""
         return self._last.get(key.digest)
 
-    def check(self, key: ObjectKey, entry: ChecksumMismatch | None) -> None:
+    def check(self, key: ObjectKey, known: ChecksumMismatch | None) -> None:
         """Raise ChecksumMismatch if this version failed its checksum after the error `known`.
 
         With `known=None`: if it failed at any time.
         """
         last = self.last(key)
-        if last is not None and last is not entry:
+        if last is not None and last is not known:
             raise ChecksumMismatch(last.message)
 
     def is_removing(self, key: ObjectKey) -> bool:
@@ -117,5 +117,5 @@ class CorruptVersions:
     def end(self, key: ObjectKey, error: ChecksumMismatch) -> None:
         self._removing.discard(key.digest)
         self._last[key.digest] = error
-        while len(self._last) > MOST_CORRUPT:
+        while len(self._last) > MAX_CORRUPT:
             self._last.pop(next(iter(self._last)))

@@ -31,7 +31,7 @@ class MetadataEntry:
     mark: int
     slots: tuple[int, ...]
     by_listing: bool = False
-    why: str = ""  # the origin's error text, if it reported the absence to this process
+    origin_error: str = ""  # the origin's error text, if it reported the absence to this process
     _key: ObjectKey | None = None
 
     @property
@@ -72,10 +72,10 @@ class MetadataCache:
     Safe from any thread; a race costs one extra query.
     """
 
-    def __init__(self, shared: MetadataStore, identity: str, keep: Callable[[MetadataRecord], None]) -> None:
+    def __init__(self, shared: MetadataStore, identity: str, write: Callable[[MetadataRecord], None]) -> None:
         self._shared = shared
         self._identity = identity
-        self._keep = keep
+        self._write = write
         self._memory: dict[str, MetadataEntry] = {}
 
     def get(self, path: str) -> MetadataEntry | None:
@@ -110,10 +110,10 @@ class MetadataCache:
         return found
 
     def mark(self, path: str) -> int:
-        """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
+        """Return the change counter of `path`. Read it before asking the origin, and pass it to `store`."""
         return self._shared.mark_at(self._shared.mark_slots(self._identity, path))
 
-    def learn(
+    def store(
         self,
         path: str,
         info: ObjectInfo | None,
@@ -121,27 +121,32 @@ class MetadataCache:
         checked_at: float,
         mark: int,
         watch: FeedSnapshot | None = None,
-        why: str = "",
+        origin_error: str = "",
         is_read: bool = False,
-        first: Callable[[MetadataEntry], object] = lambda entry: None,
+        before_publish: Callable[[MetadataEntry], object] = lambda entry: None,
     ) -> MetadataEntry:
         """Store an answer of the origin: `info`, or None for an absence. Return its entry.
 
         `checked_at` and `mark` are the time and the change counter from before the request. `watch` is the change feed
         that reports changes of the path. `is_read` says that the answer came with a read, which has fewer details than
-        a lookup. `why` is the origin's error text for an absence. `first` is called with the entry before other
-        processes can see it.
+        a lookup. `origin_error` is the origin's error text for an absence. `before_publish` is called with the entry
+        before other processes can see it.
         """
         info = self._with_all_details(path, info) if is_read else info
         entry = MetadataEntry(
-            path, info, checked_at, mark, self._shared.mark_slots(self._identity, path), why=why
+            path,
+            info,
+            checked_at,
+            mark,
+            self._shared.mark_slots(self._identity, path),
+            origin_error=origin_error,
         )
         self._remember(entry)
-        first(entry)
-        self._keep(MetadataRecord(self._identity, path, info, checked_at, mark, watch))
+        before_publish(entry)
+        self._write(MetadataRecord(self._identity, path, info, checked_at, mark, watch))
         return entry
 
-    def overtaken(self, paths: Iterable[str], checked_at: float) -> None:
+    def drop_older(self, paths: Iterable[str], checked_at: float) -> None:
         """Drop entries of `paths` older than `checked_at` from memory.
 
         The metadata store has newer ones.
@@ -171,29 +176,35 @@ class MetadataCache:
         mark = self._shared.mark_at(slots)
         record = self._shared.lookup(self._identity, path)
         if record is not None and record.mark == mark:
-            at = self.held_until(folder_of(path), record.checked_at, record.told)
+            at = self.confirmed_until(folder_of(path), record.checked_at, record.told)
             return MetadataEntry(path, record.info, at, mark, slots)
         return self._absence_by_listing(path)
 
-    def held_until(self, folder: str, checked_at: float, told: FeedConfirmation | None) -> float:
+    def confirmed_until(self, folder: str, checked_at: float, confirmation: FeedConfirmation | None) -> float:
         """Return the time up to which an answer from `checked_at` about a path in `folder` is confirmed.
 
-        That is the time of the last change feed poll that reported no change of the path (`told`), but only if
+        That is the time of the last change feed poll that reported no change of the path (`confirmation`), but only if
         `folder` still was the same folder (by id) then or later. Otherwise it is `checked_at`.
         """
-        if told is None or told.at <= checked_at:
+        if confirmation is None or confirmation.at <= checked_at:
             return checked_at
         if not folder:
-            return told.at
+            return confirmation.at
         entry = self._memory.get(folder)
-        if entry is None or entry.checked_at < told.at or self._shared.mark_at(entry.slots) != entry.mark:
+        if (
+            entry is None
+            or entry.checked_at < confirmation.at
+            or self._shared.mark_at(entry.slots) != entry.mark
+        ):
             entry = self._from_cache(folder)
-            if entry is None or entry.checked_at < told.at:
+            if entry is None or entry.checked_at < confirmation.at:
                 return checked_at
             self._remember(entry)
-        is_it = entry.info is not None and entry.info.id is not None
+        has_id = entry.info is not None and entry.info.id is not None
         return (
-            told.at if is_it and hash_of(self._identity, entry.object.id or "") == told.folder else checked_at
+            confirmation.at
+            if has_id and hash_of(self._identity, entry.object.id or "") == confirmation.folder
+            else checked_at
         )
 
     def _absence_by_listing(self, path: str) -> MetadataEntry | None:
@@ -206,10 +217,10 @@ class MetadataCache:
         listed = self._shared.listing_has(self._identity, folder, path) if folder else None
         if listed is None:
             return None
-        checked_at, listing_mark, present, told = listed
+        checked_at, listing_mark, present, confirmation = listed
         if present or listing_mark != self._shared.listing_mark(self._identity, folder):
             return None
-        at = self.held_until(folder, checked_at, told)
+        at = self.confirmed_until(folder, checked_at, confirmation)
         return MetadataEntry(path, None, at, mark, slots, by_listing=True)
 
     def _remember(self, entry: MetadataEntry) -> None:

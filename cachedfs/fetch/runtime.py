@@ -40,13 +40,13 @@ logger = logging.getLogger("cachedfs.fetch")
 
 T = TypeVar("T")
 
-BEHIND_BYTES = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
-LOOK_S = 0.05  # while that limit is exceeded: seconds between checks whether a caller waits by now
+MAX_QUEUED = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
+CHECK_S = 0.05  # while that limit is exceeded: seconds between checks whether a caller waits by now
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
-AHEAD_SHARE = 4  # a readahead window is at most 1 / AHEAD_SHARE of the cache
+WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 POLL_S = 0.002, 0.05  # shortest and longest pause between attempts to take a fetch lock
-AWAY_S = 30.0  # how long an origin counts as unreachable after a failed connection
+UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 
 
 class Runtime(event_log.CounterSource):
@@ -72,7 +72,7 @@ class Runtime(event_log.CounterSource):
         self.block_checksums = BlockChecksums()
         # Objects with readahead of ranges: key digest -> byte from which on cached reads are observed. Changed on the
         # event loop thread.
-        self.followed: dict[str, int] = {}
+        self.observed_from: dict[str, int] = {}
         self.corrupt_versions = CorruptVersions()
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._statistics = StatisticsPublisher(self, self.cache.counts)
@@ -81,7 +81,7 @@ class Runtime(event_log.CounterSource):
         self._metadata_caches: dict[str, MetadataCache] = {}
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
-        self._room = asyncio.Event()
+        self._space_freed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         # Guards the start of the loop, `_origins` and `_metadata_caches`. Reentrant: a signal handler may read.
         self._lock = threading.RLock()
@@ -98,10 +98,10 @@ class Runtime(event_log.CounterSource):
         if self._loop is None:
             with self._lock:
                 if self._loop is None:
-                    self._loop = self._started_loop()
+                    self._loop = self._start_loop()
         return self._loop
 
-    def _started_loop(self) -> asyncio.AbstractEventLoop:
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         self._workers = DaemonThreadPool(WORKERS, "cachedfs-work")
         loop.set_default_executor(self._workers)
@@ -143,7 +143,7 @@ class Runtime(event_log.CounterSource):
                 _end(coroutine, loop)
             raise
 
-    async def hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def await_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the runtime's event loop, and await it from the caller's event loop."""
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
@@ -222,7 +222,7 @@ class Runtime(event_log.CounterSource):
         """Return this process's metadata cache of the origin with this identity."""
         with self._lock:
             return self._metadata_caches.setdefault(
-                identity, MetadataCache(self.cache.metadata, identity, self.cache_writer.keep)
+                identity, MetadataCache(self.cache.metadata, identity, self.cache_writer.add_record)
             )
 
     def lookup_slots(self, identity: str, most: int) -> asyncio.Semaphore:
@@ -232,12 +232,12 @@ class Runtime(event_log.CounterSource):
     def is_unreachable(self, identity: str) -> bool:
         """Return whether an origin counts as unreachable.
 
-        It does for AWAY_S seconds after it could not be reached.
+        It does for UNREACHABLE_S seconds after it could not be reached.
         """
         return time.monotonic() < self._unreachable.get(identity, 0.0)
 
     def mark_unreachable(self, identity: str) -> None:
-        self._unreachable[identity] = time.monotonic() + AWAY_S
+        self._unreachable[identity] = time.monotonic() + UNREACHABLE_S
 
     def stats(self) -> Stats:
         blocks, size = self.cache.usage()
@@ -281,9 +281,9 @@ class Runtime(event_log.CounterSource):
             return config.read_ahead  # blocks stay in memory until they are read
         allowed = self.cache.allowed
         if allowed is None:  # finding out takes a transaction: leave it to the writer, use a small window now
-            self.cache_writer.after_facts(lambda: self.cache.allowance(config.bounds))
-            allowed = AHEAD_SHARE * 2 * config.whole_request
-        return min(config.read_ahead, max(allowed // AHEAD_SHARE, config.block_size))
+            self.cache_writer.after_metadata(lambda: self.cache.allowance(config.bounds))
+            allowed = WINDOW_SHARE * 2 * config.whole_request
+        return min(config.read_ahead, max(allowed // WINDOW_SHARE, config.block_size))
 
     def fits(self, config: Config, size: int) -> bool:
         """Return whether an object of `size` bytes may be fetched as a whole.
@@ -305,31 +305,31 @@ class Runtime(event_log.CounterSource):
             block = block._replace(order=order_of(self.future_uses, block.key.object, block.key.index))
         self.cache_writer.add(block)
 
-    async def room(self, inflight: InflightRequest) -> None:
+    async def wait_for_space(self, inflight: InflightRequest) -> None:
         """Wait until few enough bytes are waiting to be stored to read more of this request's body."""
-        while self.cache_writer.behind > _behind(inflight):
-            self._room.clear()
-            if self.cache_writer.behind > _behind(inflight):
+        while self.cache_writer.queued_bytes > _max_queued(inflight):
+            self._space_freed.clear()
+            if self.cache_writer.queued_bytes > _max_queued(inflight):
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):  # a caller may wait by now: see _behind
-                        await self._room.wait()
+                    async with asyncio.timeout(CHECK_S):  # a caller may wait by now: see _max_queued
+                        await self._space_freed.wait()
 
-    def _stored(self, blocks: Sequence[FetchedBlock], are_kept: bool) -> None:
+    def _stored(self, blocks: Sequence[FetchedBlock], are_stored: bool) -> None:
         try:
-            for order in tuple(self.future_uses):
-                tell = order.stored if are_kept else order.lost
-                tell((block.key.object, block.key.index) for block in blocks)
+            for uses in tuple(self.future_uses):
+                notify = uses.stored if are_stored else uses.lost
+                notify((block.key.object, block.key.index) for block in blocks)
             for block in blocks:
-                block.inflight.stored(are_kept)
+                block.inflight.stored(are_stored)
                 # The name may belong to a newer request by now.
                 if self.inflight_requests.get(block.key.name) is block.inflight:
                     self.give_up(block.key.name, block.key.hash64)
         finally:
-            self.call_soon(self._made_room)
+            self.call_soon(self._after_storing)
             self._statistics.publish_now_and_then()
 
-    def _made_room(self) -> None:
-        self._room.set()
+    def _after_storing(self) -> None:
+        self._space_freed.set()
         self.fetch_queue.pump()
 
     def give_up(self, name: str, hash64: int) -> None:
@@ -394,7 +394,7 @@ class Runtime(event_log.CounterSource):
 
     def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         try:
-            asyncio.run_coroutine_threadsafe(self._wind_up(), loop).result(DRAIN_S)
+            asyncio.run_coroutine_threadsafe(self._shut_down(), loop).result(DRAIN_S)
         except Exception as error:  # the remaining steps must run whatever fails here
             logger.debug("requests did not end in time: %s", error)
         # Before the loop stops: canceled futures notify it.
@@ -402,7 +402,7 @@ class Runtime(event_log.CounterSource):
         loop.call_soon_threadsafe(loop.stop)
         thread.join(1.0)
 
-    async def _wind_up(self) -> None:
+    async def _shut_down(self) -> None:
         """Cancel all tasks and close the origins.
 
         Reads from other threads then get an error instead of hanging.
@@ -446,10 +446,10 @@ def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -
         coroutine.close()
 
 
-def _behind(inflight: InflightRequest) -> int:
+def _max_queued(inflight: InflightRequest) -> int:
     """Return how many bytes may wait to be stored while this request still reads.
 
     Speculative requests get half. With a disk slower than the link, they would otherwise delay the reads that callers
     wait for.
     """
-    return BEHIND_BYTES // 2 if inflight.is_speculative and not inflight.is_wanted else BEHIND_BYTES
+    return MAX_QUEUED // 2 if inflight.is_speculative and not inflight.is_wanted else MAX_QUEUED

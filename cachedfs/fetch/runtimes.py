@@ -36,8 +36,8 @@ def runtime_for(config: Config) -> Runtime:
         with _runtimes_lock:
             runtime = _runtimes.get(key)
             if runtime is None:
-                made = Runtime(key, explicit=config.cache_dir is not None)
-                runtime = _runtimes.setdefault(key, made)  # a signal handler may have added one meanwhile
+                created = Runtime(key, explicit=config.cache_dir is not None)
+                runtime = _runtimes.setdefault(key, created)  # a signal handler may have added one meanwhile
                 _close_with_process()
     return runtime
 

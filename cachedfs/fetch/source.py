@@ -60,14 +60,14 @@ class Source:
         self._origin: tuple[Runtime, Origin] | None = None
 
     @functools.cached_property
-    def asker(self) -> str:
+    def caller_key(self) -> str:
         """Key of the callers that may share a lookup.
 
         They have the same credentials and the same options for stale answers.
         """
         config = self.config
-        told = (config.offline, config.stale_if_error, config.lifetime_s)
-        return str(tokenize(self.protocol, dict(self.options), *told))
+        settings = (config.offline, config.stale_if_error, config.lifetime_s)
+        return str(tokenize(self.protocol, dict(self.options), *settings))
 
     @property
     def runtime(self) -> Runtime:
@@ -101,10 +101,10 @@ class Source:
 
         It does not open the origin either.
         """
-        runtime, made = self.runtime, self._origin
-        if made is None or made[0] is not runtime:
+        runtime, opened = self.runtime, self._origin
+        if opened is None or opened[0] is not runtime:
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
-        return runtime.fetch_queue.link_stats(made[1])
+        return runtime.fetch_queue.link_stats(opened[1])
 
     def last_known(self, path: str) -> MetadataEntry | None:
         """Return the valid metadata entry of `path`, of any age; None if there is none."""
@@ -126,7 +126,7 @@ class Source:
             raise self.not_found(path, entry)
         return entry
 
-    def described(self, path: str) -> MetadataEntry | None:
+    def fresh_with_details(self, path: str) -> MetadataEntry | None:
         """Return the fresh entry of `path` if it has all the details of a lookup, else None.
 
         Raises like `existing`.
@@ -152,15 +152,15 @@ class Source:
         It has the origin's error text if known, which may name a remedy.
         """
         if self.protocol == "file":
-            why = (
+            reason = (
                 "no such file or folder on the local disk. For Google Cloud Storage write gs://BUCKET/KEY, "
                 "for Google Drive drive://My Drive/NAME"
             )
         else:
             parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
-            why = f"no such object or folder; check the name, and that of {parent}, with ls"
-        why = entry.why or why
-        return ObjectNotFound(f"{self.url(path)}: {why}")
+            reason = f"no such object or folder; check the name, and that of {parent}, with ls"
+        reason = entry.origin_error or reason
+        return ObjectNotFound(f"{self.url(path)}: {reason}")
 
     def is_a_folder(self, path: str) -> IsAFolder:
         return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")

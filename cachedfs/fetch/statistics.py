@@ -29,21 +29,21 @@ class StatisticsPublisher:
 
     def __init__(self, source: Source, counts: SharedCounters) -> None:
         self._source, self._counts = source, counts
-        self._told: Mapping[str, Any] = {}
-        self._again_at = 0.0
+        self._published: Mapping[str, Any] = {}
+        self._next_at = 0.0
         self._lock = threading.Lock()
 
     def publish_now_and_then(self) -> None:
         """Publish if the last time was at least a second ago."""
-        if time.monotonic() >= self._again_at:
-            self.tell()
+        if time.monotonic() >= self._next_at:
+            self.publish()
 
     def close(self) -> None:
         """Publish a last time; wait up to a second for another thread that is publishing."""
-        self.tell(wait_s=EVERY_S)
-        self._again_at = math.inf
+        self.publish(wait_s=EVERY_S)
+        self._next_at = math.inf
 
-    def tell(self, *, wait_s: float = 0.0) -> None:
+    def publish(self, *, wait_s: float = 0.0) -> None:
         """Publish the increase since the last time.
 
         Skip it if the lock is not free within `wait_s` seconds.
@@ -51,9 +51,9 @@ class StatisticsPublisher:
         if not self._lock.acquire(timeout=wait_s):
             return
         try:
-            self._again_at = time.monotonic() + EVERY_S
-            told, self._told = self._told, self._source.sums()
+            self._next_at = time.monotonic() + EVERY_S
+            before, self._published = self._published, self._source.sums()
             # A counter may decrease if its owner was recreated.
-            self._counts.add([max(0, self._told[name] - told.get(name, 0)) for name in NAMES])
+            self._counts.add([max(0, self._published[name] - before.get(name, 0)) for name in NAMES])
         finally:
             self._lock.release()

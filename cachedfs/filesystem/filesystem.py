@@ -181,7 +181,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip(path)
-        entry = self._source.described(path)
+        entry = self._source.fresh_with_details(path)
         if entry is not None:
             return entry.object.as_info()
         return (await self._hop(self._reader.resolver.describe(path))).as_info()
@@ -351,7 +351,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
         path = self._strip(rpath)
-        info = await self._hop(self._reader.resolver.know(path))
+        info = await self._hop(self._reader.resolver.info(path))
         if info.kind == "directory":
             os.makedirs(lpath, exist_ok=True)
             return
@@ -464,7 +464,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:
         resolver = self._reader.resolver
         try:
-            info = await self._hop(resolver.describe(path) if detail else resolver.know(path))
+            info = await self._hop(resolver.describe(path) if detail else resolver.info(path))
         except FileNotFoundError:
             return []
         return [info] if withdirs or info.kind == "file" else []
@@ -501,16 +501,16 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     def _object(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
         entry = self._source.existing(path)
-        return entry.object if entry is not None else self._run(self._reader.resolver.know(path))
+        return entry.object if entry is not None else self._run(self._reader.resolver.info(path))
 
     async def _object_at(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
         entry = self._source.existing(path)
-        return entry.object if entry is not None else await self._hop(self._reader.resolver.know(path))
+        return entry.object if entry is not None else await self._hop(self._reader.resolver.info(path))
 
     def _described(self, path: Any) -> ObjectInfo:
         path = self._strip(path)
-        entry = self._source.described(path)
+        entry = self._source.fresh_with_details(path)
         return entry.object if entry is not None else self._run(self._reader.resolver.describe(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
@@ -558,7 +558,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return call
 
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await self._source.runtime.hop(coroutine)
+        return await self._source.runtime.await_on_loop(coroutine)
 
     def __reduce__(self) -> Any:
         if self.target_protocol == "drive":

@@ -17,7 +17,7 @@ from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.fetch.source import Source, is_fresh
 
-__all__ = ["ChangeFeeds", "is_told"]
+__all__ = ["ChangeFeeds", "is_covered"]
 
 logger = logging.getLogger("cachedfs.metadata")
 
@@ -55,33 +55,33 @@ class ChangeFeeds:
         await self._once(path, lambda feed: feed is None or self._is_fresh(feed), self._poll)
         return True
 
-    def seen(self, path: str) -> FeedPosition | None:
+    def position(self, path: str) -> FeedPosition | None:
         """Return the feed position to store with later answers about `path`, or None.
 
         It covers answers requested after this call.
         """
         return self._feed(path) if self._may_follow(path) else None
 
-    def watch(self, seen: FeedPosition | None, folder: ObjectInfo | None) -> FeedSnapshot | None:
+    def snapshot(self, position: FeedPosition | None, folder: ObjectInfo | None) -> FeedSnapshot | None:
         """Return the feed snapshot to store with an answer about a path in `folder`.
 
         `folder` is None at the top level. Return None if no feed reports all changes of the path. The parent folders
         must have metadata entries that are not older than the answer.
         """
-        if seen is None:
+        if position is None:
             return None
-        way, info = list[tuple[str, str]](), folder
+        parents, info = list[tuple[str, str]](), folder
         while info is not None:
             is_file = info.kind != "directory"  # a file may have the same name as the folder
-            if info.id is None or is_file or not is_told(info):
+            if info.id is None or is_file or not is_covered(info):
                 return None
-            way.append((info.path, info.id))
-            above = folder_of(info.path)
-            entry = self._source.metadata.get(above) if above else None
-            if above and (entry is None or entry.info is None):
+            parents.append((info.path, info.id))
+            parent_path = folder_of(info.path)
+            entry = self._source.metadata.get(parent_path) if parent_path else None
+            if parent_path and (entry is None or entry.info is None):
                 return None
             info = entry.info if entry is not None else None
-        return FeedSnapshot(seen.id, seen.number, tuple(way))
+        return FeedSnapshot(position.id, position.number, tuple(parents))
 
     def _may_follow(self, path: str) -> bool:
         source, lifetime_s = self._source, self._source.config.lifetime_s
@@ -99,19 +99,22 @@ class ChangeFeeds:
         return is_fresh(feed.checked_at, time.time(), lifetime_s=self._source.config.lifetime_s)
 
     async def _once(
-        self, path: str, is_done: Callable[[FeedPosition | None], bool], ask: Callable[[str], Awaitable[None]]
+        self,
+        path: str,
+        is_done: Callable[[FeedPosition | None], bool],
+        poll: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Call `ask`, or wait until another caller in this or another process has done so."""
+        """Call `poll`, or wait until another caller in this or another process has done so."""
         part = _part_of(path)
 
-        async def question() -> None:
+        async def poll_once() -> None:
             cache = self._source.runtime.cache
             poll_lock = _poll_lock(self._source.identity, part)
             if not await self._source.runtime.locked(poll_lock, within_s=_WAIT_S):
                 return  # asking the origin directly is cheaper than waiting longer
             try:
                 if not is_done(self._feed(path)):
-                    await ask(part)
+                    await poll(part)
             except OriginUnreachable:
                 pass  # the request that follows fails too, and handles it
             except CachedFSError as error:  # a feed only saves requests: go on without it
@@ -120,7 +123,7 @@ class ChangeFeeds:
             finally:
                 cache.release_lock(poll_lock)
 
-        await self._source.runtime.lookups.ask((self._source.identity, f"\0{part}"), 0, question)
+        await self._source.runtime.lookups.run((self._source.identity, f"\0{part}"), 0, poll_once)
 
     async def _begin(self, part: str) -> None:
         source, now = self._source, time.time()
@@ -149,7 +152,7 @@ def _poll_lock(identity: str, part: str) -> int:
     return ObjectKey(identity, part, "what changed?", 0).hash64(0)
 
 
-def is_told(info: ObjectInfo) -> bool:
+def is_covered(info: ObjectInfo) -> bool:
     """Return whether the feed of its part reports all changes of an item: False for shortcuts."""
     return "shortcut" not in info.details
 

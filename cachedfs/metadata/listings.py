@@ -28,7 +28,7 @@ class Listings:
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def keep(
+    def store(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
     ) -> None:
         """Store complete listings as of `now`.
@@ -38,7 +38,7 @@ class Listings:
         which would hide the other.
         """
         listings = {
-            folder: found for folder, found in listings.items() if not _is_odd(folder, found, listings)
+            folder: found for folder, found in listings.items() if not _is_ambiguous(folder, found, listings)
         }
         shared, identity = self._source.runtime.cache.metadata, self._source.identity
         marks = {
@@ -54,7 +54,7 @@ class Listings:
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
         # Otherwise an older absence in memory would hide a path that was just listed.
-        self._source.metadata.overtaken(marks, now)
+        self._source.metadata.drop_older(marks, now)
 
     def of(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
         """Return the cached listing of `folder`, sorted by path; None if it is expired.
@@ -66,7 +66,7 @@ class Listings:
         if listing is None or listing.mark != shared.listing_mark(identity, folder):
             return None
         lifetime_s = self._source.config.lifetime_s if lifetime_s is None else lifetime_s
-        at = self._source.metadata.held_until(folder, listing.checked_at, listing.told)
+        at = self._source.metadata.confirmed_until(folder, listing.checked_at, listing.told)
         if not is_fresh(at, time.time(), lifetime_s=lifetime_s):
             return None
         return sorted(listing.infos, key=by_path)
@@ -78,8 +78,8 @@ class Listings:
 
         `above` has the ids of the parent folders, to stop at cycles.
         """
-        here = self._source.metadata.get(folder)
-        above |= {here.info.id} if here is not None and here.info is not None else set()
+        entry = self._source.metadata.get(folder)
+        above |= {entry.info.id} if entry is not None and entry.info is not None else set()
         found = self.of(folder, lifetime_s)
         for child in found or []:
             is_cycle = child.id is not None and child.id in above
@@ -97,7 +97,7 @@ def is_nameless(info: ObjectInfo, folder: str) -> bool:
     return info.path == f"{folder}/"
 
 
-def _is_odd(folder: str, found: list[ObjectInfo], listings: Container[str]) -> bool:
+def _is_ambiguous(folder: str, found: list[ObjectInfo], listings: Container[str]) -> bool:
     """Return whether a child has no name, or is both an object and a folder."""
     kinds: dict[str, str] = {}
     return any(
@@ -115,12 +115,12 @@ def by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[Object
         child = info
         while child.path != folder:
             parent = child.path.rpartition("/")[0]
-            entry = child.path in listings.get(parent, {})
+            is_known = child.path in listings.get(parent, {})
             listings.setdefault(parent, {}).setdefault(child.path, child)
-            was_listed = child.kind == "directory" and not child.details.get("cycle")
-            if was_listed:
+            is_listed = child.kind == "directory" and not child.details.get("cycle")
+            if is_listed:
                 listings.setdefault(child.path, {})
-            if entry or parent == folder or not parent or not parent.startswith(folder):
+            if is_known or parent == folder or not parent or not parent.startswith(folder):
                 break
             child = ObjectInfo(path=parent, kind="directory", size=0)
     return {name: list(children.values()) for name, children in listings.items()}

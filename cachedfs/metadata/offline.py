@@ -37,12 +37,12 @@ class StaleFallback:
             if old is None or old.info is None:
                 raise source.offline(path)
             return old
-        if old is None or old.info is None or not self._is_of_use():
+        if old is None or old.info is None or not self._is_needed():
             return None
         self._warn(f"{source.url(path)}: the origin could not be reached a moment ago")
         return old
 
-    def despite(self, error: OriginUnreachable, old: MetadataEntry | None) -> MetadataEntry:
+    def entry_after(self, error: OriginUnreachable, old: MetadataEntry | None) -> MetadataEntry:
         """Return `old` after the origin turned out to be unreachable.
 
         Raises `error` if that is not possible.
@@ -55,31 +55,31 @@ class StaleFallback:
 
     def listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
         """Return a stale listing if the origin was unreachable a moment ago, else None."""
-        if not self._is_of_use():
+        if not self._is_needed():
             return None
-        old = self._listed(folder, deep=deep)
+        old = self._stale_listing(folder, deep=deep)
         if old is not None:
             self._warn(f"{self._source.url(folder)}: the origin could not be reached a moment ago")
         return old
 
-    def listed_before(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
+    def listing_after(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
         """Return a stale listing after the origin turned out to be unreachable.
 
         Raises `error` if there is none.
         """
         self._source.runtime.mark_unreachable(self._source.identity)
-        old = self._listed(folder, deep=deep) if self._source.config.stale_if_error else None
+        old = self._stale_listing(folder, deep=deep) if self._source.config.stale_if_error else None
         if old is None:
             raise error
         self._warn(str(error))
         return old
 
-    def _is_of_use(self) -> bool:
+    def _is_needed(self) -> bool:
         """Return whether the origin was unreachable a moment ago and `stale_if_error` is set."""
         source = self._source
         return source.config.stale_if_error and source.runtime.is_unreachable(source.identity)
 
-    def _listed(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
+    def _stale_listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
         return (self._listings.below if deep else self._listings.of)(folder, math.inf)
 
     def _warn(self, reason: str) -> None:

@@ -15,7 +15,7 @@ from cachedfs.fetch.fetcher import OVERDUE_S, Fetcher
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
-from cachedfs.metadata.change_feed import ChangeFeeds, is_told
+from cachedfs.metadata.change_feed import ChangeFeeds, is_covered
 from cachedfs.metadata.listings import Listings, by_folder, by_path, is_nameless
 from cachedfs.metadata.offline import StaleFallback
 from cachedfs.origins.registry import is_whole
@@ -44,9 +44,9 @@ class MetadataResolver:
         self._listings = Listings(source)
         self._stale_fallback = StaleFallback(source, self._listings)
         # Folder -> (change counter of its listing, single lookups in it since the counter changed).
-        self._asked_in: dict[str, tuple[int, int]] = {}
+        self._n_single: dict[str, tuple[int, int]] = {}
 
-    async def know(self, path: str) -> ObjectInfo:
+    async def info(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired.
 
         Raises ObjectNotFound.
@@ -57,15 +57,15 @@ class MetadataResolver:
         return entry.info
 
     async def describe(self, path: str) -> ObjectInfo:
-        """Return the metadata of `path` with all details of a lookup; otherwise like `know`.
+        """Return the metadata of `path` with all details of a lookup; otherwise like `info`.
 
         Metadata from the headers of a read has fewer details, so the origin is asked again then.
         """
-        info = await self.know(path)
+        info = await self.info(path)
         if is_whole(self.source.identity, info):
             return info
         self.source.metadata.renewed(path)  # another process may have looked it up
-        entry = self.source.described(path) or await self.ask(path)
+        entry = self.source.fresh_with_details(path) or await self.ask(path)
         if entry.info is None:
             raise self.source.not_found(path, entry)
         return entry.info
@@ -79,35 +79,35 @@ class MetadataResolver:
         `demand` is the byte up to which that request may read before a reader wants more.
         """
         by_reading = partial(self._ask_by_reading, path, want, demand)
-        if self._is_asked(path) or self._is_new(path):
+        if self._is_running(path) or self._is_unseen(path):
             # Skip the metadata store: the answer is already in flight, or `_ask_by_reading` looks there first.
-            return await self._once(path, by_reading)
+            return await self._shared_lookup(path, by_reading)
         old = self.source.last_known(path)
-        if self._is_asked_without_body(path, old):
+        if self._needs_lookup(path, old):
             return await self.ask(path), None
         if old is not None and self.source.is_fresh(old):
             return old, None
-        return await self._once(path, by_reading)
+        return await self._shared_lookup(path, by_reading)
 
-    def _is_new(self, path: str) -> bool:
+    def _is_unseen(self, path: str) -> bool:
         """Return whether this process has no entry of `path`, and would look it up by reading it."""
         return self.source.metadata.in_memory(path) is None and not self._by_parent(path)
 
-    def _is_asked_without_body(self, path: str, old: MetadataEntry | None) -> bool:
+    def _needs_lookup(self, path: str, old: MetadataEntry | None) -> bool:
         """Return whether a lookup without a body is needed for `path`, or cheaper than a read."""
         if old is not None and self.source.is_fresh(old):
             # A folder of a listing may be an object as well.
             return old.info is not None and old.info.kind != "file" and not self._by_parent(path)
         key = None if old is None else self.source.key(old)
-        is_here = key is not None and self.source.runtime.cache.has(key, 0)
-        return is_here or self._by_parent(path)  # expired, but probably unchanged: no need to fetch a body
+        is_cached = key is not None and self.source.runtime.cache.has(key, 0)
+        return is_cached or self._by_parent(path)  # expired, but probably unchanged: no need to fetch a body
 
-    def _is_asked(self, path: str) -> bool:
+    def _is_running(self, path: str) -> bool:
         """Return whether a valid lookup of `path` is in flight in this process."""
         if self.source.config.lifetime_s == 0:
             return False
-        slot = (self.source.asker, path)
-        return self.source.runtime.lookups.is_asked(slot, self.source.metadata.mark(path))
+        slot = (self.source.caller_key, path)
+        return self.source.runtime.lookups.is_running(slot, self.source.metadata.mark(path))
 
     def _by_parent(self, path: str) -> bool:
         """Return whether a read cannot serve as a lookup.
@@ -118,10 +118,10 @@ class MetadataResolver:
 
     async def ask(self, path: str) -> MetadataEntry:
         """Ask the origin for the current metadata of `path`."""
-        entry, _ = await self._once(path, lambda: self._lookup(path, self.source.last_known(path)))
+        entry, _ = await self._shared_lookup(path, lambda: self._lookup(path, self.source.last_known(path)))
         return entry
 
-    async def _once(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _shared_lookup(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Call `ask`, or wait for a lookup of `path` in flight for the same credentials and options.
 
         A lookup in flight is not shared if the path was written since it began, and never with `max_age=0`: its answer
@@ -129,25 +129,25 @@ class MetadataResolver:
         """
         if self.source.config.lifetime_s == 0:
             return await ask()
-        slot, mark = (self.source.asker, path), self.source.metadata.mark(path)
-        return await self.source.runtime.lookups.ask(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
+        slot, mark = (self.source.caller_key, path), self.source.metadata.mark(path)
+        return await self.source.runtime.lookups.run(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
 
     async def _lookup(
         self, path: str, old: MetadataEntry | None
     ) -> tuple[MetadataEntry, InflightRequest | None]:
         if (stale := self._stale_fallback.of(path, old)) is not None:
             return stale, None
-        if (held := await self._by_feed(path, old)) is not None:
+        if (held := await self._from_feed(path, old)) is not None:
             return held, None
-        if (listed := await self._by_listing(path)) is not None:
+        if (listed := await self._from_listing(path)) is not None:
             return listed, None
-        async with self._turn(path):
+        async with self._lookup_slot(path):
             # Another lookup may have found the origin unreachable while this one waited.
             if (stale := self._stale_fallback.of(path, old)) is not None:
                 return stale, None
-            return await self._looked_up(path, old), None
+            return await self._request_entry(path, old), None
 
-    def _turn(self, path: str) -> contextlib.AbstractAsyncContextManager[object]:
+    def _lookup_slot(self, path: str) -> contextlib.AbstractAsyncContextManager[object]:
         """Return the semaphore that a lookup takes.
 
         It keeps the requests few until the origin is known to be unreachable. There is none for an origin that looks
@@ -157,25 +157,27 @@ class MetadataResolver:
             return contextlib.nullcontext()
         return self.source.runtime.lookup_slots(self.source.identity, self.source.config.first_concurrency)
 
-    async def _looked_up(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
+    async def _request_entry(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
         now, mark = time.time(), self.source.metadata.mark(path)
-        seen = self._change_feeds.seen(path)
-        info, why = None, ""
-        way: list[ObjectInfo] = []
+        position = self._change_feeds.position(path)
+        info, origin_error = None, ""
+        parents: list[ObjectInfo] = []
         try:
-            info = await self._look_at(path, way)
+            info = await self._request(path, parents)
         except ObjectNotFound as error:
             if self._by_parent(path):  # a folder or a permission may be missing: keep the origin's text
-                why = error.message.partition(": ")[2]  # without the URL in front
+                origin_error = error.message.partition(": ")[2]  # without the URL in front
         except OriginUnreachable as error:
-            return self._stale_fallback.despite(error, old)
-        at = self._age_of_way(path, now)
+            return self._stale_fallback.entry_after(error, old)
+        at = self._checked_at(path, now)
         watch = None
-        if info is None or is_told(info):
-            watch = self._change_feeds.watch(seen, way[0] if way else None)
-        return self.source.metadata.learn(path, info, checked_at=at, mark=mark, watch=watch, why=why)
+        if info is None or is_covered(info):
+            watch = self._change_feeds.snapshot(position, parents[0] if parents else None)
+        return self.source.metadata.store(
+            path, info, checked_at=at, mark=mark, watch=watch, origin_error=origin_error
+        )
 
-    async def _by_feed(self, path: str, old: MetadataEntry | None) -> MetadataEntry | None:
+    async def _from_feed(self, path: str, old: MetadataEntry | None) -> MetadataEntry | None:
         """Return the expired entry of `path` if a poll of its change feed confirms it, else None."""
         if old is None:
             return None
@@ -184,7 +186,7 @@ class MetadataResolver:
         await self._change_feeds.begin(path)
         return None
 
-    def _age_of_way(self, path: str, now: float) -> float:
+    def _checked_at(self, path: str, now: float) -> float:
         """Return the `checked_at` of an answer requested at `now`.
 
         It is not later than that of the folder used for the lookup.
@@ -193,7 +195,7 @@ class MetadataResolver:
         entry = self.source.metadata.get(folder) if folder and self.source.origin(path).by_parent else None
         return now if entry is None else min(now, entry.checked_at)
 
-    async def _by_listing(self, path: str) -> MetadataEntry | None:
+    async def _from_listing(self, path: str) -> MetadataEntry | None:
         """Return the entry of `path` after listing its folder again; None if a lookup is cheaper.
 
         If the origin looks names up by folder, a lookup costs as much as one page of a listing, which renews all
@@ -209,7 +211,7 @@ class MetadataResolver:
         if (shared.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
             return None
         with contextlib.suppress(ObjectNotFound):  # the folder is gone: the lookup will report it
-            await self._once(f"{folder}/", lambda: self._listed_anew(folder))
+            await self._shared_lookup(f"{folder}/", lambda: self._relist(folder))
         return self.source.fresh(path)
 
     def _is_worth_listing(self, folder: str, listed_mark: int) -> bool:
@@ -219,31 +221,31 @@ class MetadataResolver:
         change again, and the listing might renew few entries that are needed.
         """
         mark = self.source.runtime.cache.metadata.listing_mark(self.source.identity, folder)
-        at, n_asked = self._asked_in.pop(folder, (mark, 0))
+        at, n_asked = self._n_single.pop(folder, (mark, 0))
         n_asked = n_asked + 1 if at == mark else 1
-        self._asked_in[folder] = (mark, n_asked)
-        while len(self._asked_in) > MOST_FOLDERS:
-            del self._asked_in[next(iter(self._asked_in))]
+        self._n_single[folder] = (mark, n_asked)
+        while len(self._n_single) > MOST_FOLDERS:
+            del self._n_single[next(iter(self._n_single))]
         return mark == listed_mark or n_asked > NAMES_FIRST
 
-    async def _listed_anew(self, folder: str) -> None:
+    async def _relist(self, folder: str) -> None:
         await self._list(folder, deep=False)
 
-    async def _look_at(self, path: str, way: list[ObjectInfo]) -> ObjectInfo:
+    async def _request(self, path: str, parents: list[ObjectInfo]) -> ObjectInfo:
         """Look up `path` at the origin.
 
         For origins that look names up by folder, look up the folder first. The folder that was used is appended to
-        `way`, even if the name is not in it.
+        `parents`, even if the name is not in it.
         """
         origin, folder = self.source.origin(path), path.rpartition("/")[0]
         if not origin.by_parent or not folder:
             return await origin.lookup(path)
         before = self.source.last_known(folder)
         if before is None or before.info is None or self.source.is_fresh(before):
-            way.append(await self.know(folder))
-            return await origin.lookup(path, way[0])
+            parents.append(await self.info(folder))
+            return await origin.lookup(path, parents[0])
         # Look up expired parent folders in parallel with the path, assuming them unchanged: they rarely change.
-        asked = self.source.runtime.spawn(self.know(folder))
+        asked = self.source.runtime.spawn(self.info(folder))
         info = None
         try:
             with contextlib.suppress(ObjectNotFound):
@@ -253,7 +255,7 @@ class MetadataResolver:
             raise
         finally:
             now = await asked
-        way.append(now)
+        parents.append(now)
         return info if info is not None and now.id == before.info.id else await origin.lookup(path, now)
 
     async def _ask_by_reading(
@@ -276,7 +278,7 @@ class MetadataResolver:
                 return entry, None
         try:
             old = self.source.last_known(path)
-            if self._is_asked_without_body(path, old):
+            if self._needs_lookup(path, old):
                 return await self._lookup(path, old)
             if old is not None and self.source.is_fresh(old):
                 return old, None
@@ -286,11 +288,11 @@ class MetadataResolver:
             learned: list[MetadataEntry] = []
             request = self.source.runtime.spawn(
                 self._fetcher.run_request(
-                    inflight, partial(self._fetcher.unknown, inflight, path, want, learned)
+                    inflight, partial(self._fetcher.fetch_unknown, inflight, path, want, learned)
                 )
             )
             try:
-                await inflight.began()
+                await inflight.wait_for_headers()
             except asyncio.CancelledError:
                 if inflight.info is None:
                     request.cancel()  # no other reader knows the request before its headers
@@ -298,11 +300,11 @@ class MetadataResolver:
             except ObjectNotFound:
                 return learned[0], None
             except OriginUnreachable as error:
-                return self._stale_fallback.despite(error, old), None
+                return self._stale_fallback.entry_after(error, old), None
             return learned[0], inflight
         finally:
             if self.source.config.lifetime_s > 0:
-                self.source.runtime.cache_writer.after_facts(lambda: cache.release_lock(lookup_lock))
+                self.source.runtime.cache_writer.after_metadata(lambda: cache.release_lock(lookup_lock))
 
     async def listing(self, folder: str) -> list[ObjectInfo]:
         """Return the children of `folder`, sorted by path; for an object, the object itself.
@@ -324,7 +326,7 @@ class MetadataResolver:
             return [entry.info]
         children = await self._list(folder, deep=False)
         if not children:
-            info = await self.know(folder)
+            info = await self.info(folder)
             return [info] if info.kind == "file" else []
         return children
 
@@ -379,7 +381,7 @@ class MetadataResolver:
         if not deep:
             await self._change_feeds.begin(folder)
         shared, now = self.source.runtime.cache.metadata, time.time()
-        seen = self._change_feeds.seen(folder)
+        position = self._change_feeds.position(folder)
         epoch, mark = shared.epoch(self.source.identity), self.source.metadata.mark(folder)
         if (stale := self._stale_fallback.listing(folder, deep=deep)) is not None:
             return stale
@@ -388,12 +390,12 @@ class MetadataResolver:
         here = None
         try:
             if origin.by_parent and folder:
-                here = await self.know(folder)
-                now = self._age_of_way(f"{folder}/", now)
+                here = await self.info(folder)
+                now = self._checked_at(f"{folder}/", now)
             async for info in origin.list(folder, here, deep=deep):
                 found.append(info)
         except OriginUnreachable as error:
-            return self._stale_fallback.listed_before(folder, error, deep=deep)
+            return self._stale_fallback.listing_after(folder, error, deep=deep)
         except ObjectNotFound as error:
             if deep and not isinstance(error, NoSuchBucket):  # a misspelled bucket is not an empty folder
                 return []
@@ -404,12 +406,12 @@ class MetadataResolver:
             entry = self.source.fresh(folder)
             # GCS may have an object and a folder of the same name: the object counts.
             if not is_folder and (entry is None or entry.info is None or entry.info.kind != "file"):
-                self.source.metadata.learn(
+                self.source.metadata.store(
                     folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark
                 )
-            is_watched = here is not None and all(map(is_told, found))
-            watch = self._change_feeds.watch(seen, here) if is_watched else None
-            await asyncio.to_thread(self._listings.keep, listings, now, epoch, watch)
+            is_watched = here is not None and all(map(is_covered, found))
+            watch = self._change_feeds.snapshot(position, here) if is_watched else None
+            await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
         named = (
             child for here, children in listings.items() for child in children if not is_nameless(child, here)
         )
@@ -425,6 +427,6 @@ class MetadataResolver:
         now, mark = time.time(), self.source.metadata.mark(path)
         async for _ in self.source.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)
-            self.source.metadata.learn(path, folder, checked_at=now, mark=mark)
+            self.source.metadata.store(path, folder, checked_at=now, mark=mark)
             return True
         return False

@@ -129,7 +129,7 @@ class PlanCursor:
 
     async def _below(self, path: str) -> list[ObjectInfo]:
         found = [info for info in await self._catalog.find(path) if info.kind == "file"]
-        if not found and (info := await self._catalog.know(path)).kind == "file":
+        if not found and (info := await self._catalog.info(path)).kind == "file":
             found = [info]
         return found
 

@@ -219,7 +219,7 @@ class FutureReads:
         )
         runtime.future_uses.append(self._order)
         if (plan_slot := self._order.plan_slot) is not None:
-            runtime.cache_writer.after_facts(partial(runtime.cache.clear_plan_slot, plan_slot))
+            runtime.cache_writer.after_metadata(partial(runtime.cache.clear_plan_slot, plan_slot))
 
     def close(self) -> None:
         order, self._order = self._order, None

@@ -198,7 +198,7 @@ class OutstandingObjects:
         if self._source.config.offline:
             self.fail(part, self._source.offline(part.path))
             return True
-        if (question := self._questions.under_way((self._source.asker, part.path))) is not None:
+        if (question := self._questions.task_of((self._source.caller_key, part.path))) is not None:
             heapq.heappop(self._parts)
             self._spawn(self._go_on_after(question, part))
             return True
@@ -337,7 +337,7 @@ class OutstandingObjects:
         """Wait until a request has brought these blocks. `is_ours`: this plan started the request."""
         error: Exception | None = None
         try:
-            await inflight.arrival(part.bytes_of(indexes[-1]).stop)
+            await inflight.wait_until(part.bytes_of(indexes[-1]).stop)
         except RequestStopped:
             pass
         except Exception as failure:  # of any kind: `fail` decides whether it ends the plan

@@ -20,7 +20,7 @@ from cachedfs.readahead.object_history import AccessPatterns
 __all__ = ["CachedReads", "ReadBuffer", "note_version", "versions_read"]
 
 _Versions = dict[str, set[str | None]]
-_noted: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
+_versions_read: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
 
 
 class ReadBuffer:
@@ -63,16 +63,16 @@ def versions_read() -> Iterator[_Versions]:
     instead of the metadata after the read, which may be of a newer version already.
     """
     versions: _Versions = {}
-    token = _noted.set(versions)
+    token = _versions_read.set(versions)
     try:
         yield versions
     finally:
-        _noted.reset(token)
+        _versions_read.reset(token)
 
 
 def note_version(entry: MetadataEntry) -> None:
     """Record for `versions_read` that bytes of this version are returned."""
-    versions = _noted.get()
+    versions = _versions_read.get()
     if versions is not None and entry.info is not None:
         versions.setdefault(entry.path, set()).add(entry.info.fingerprint)
 
@@ -106,12 +106,12 @@ class CachedReads:
         if version is None:
             return None
         want = clip(start, stop, version.size)
-        data = self._landed(version.key, want) if is_awaited else None
+        data = self._from_request(version.key, want) if is_awaited else None
         if data is None:
             data = self.of_version(version.key, want, nowait=nowait)
         if data is not None:
             note_version(version.entry)
-            self._follow(version, want)
+            self._observe_hit(version, want)
         return data
 
     def read_many(self, wanted: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | OSError | None]:
@@ -133,7 +133,7 @@ class CachedReads:
         self, path: str, ranges: Sequence[tuple[int | None, int | None]]
     ) -> list[bytes | OSError | None]:
         if len(ranges) < 2 or path in self._awaited:
-            return [self._or_error(path, *bounds) for bounds in ranges]
+            return [self._read_or_error(path, *bounds) for bounds in ranges]
         try:
             version = self._version(path)
         except ObjectNotFound as error:
@@ -153,10 +153,10 @@ class CachedReads:
             if data is not None:
                 note_version(version.entry)
                 furthest = want if want.stop > furthest.stop else furthest
-        self._follow(version, furthest)
+        self._observe_hit(version, furthest)
         return found
 
-    def _or_error(self, path: str, start: int | None, stop: int | None) -> bytes | OSError | None:
+    def _read_or_error(self, path: str, start: int | None, stop: int | None) -> bytes | OSError | None:
         try:
             return self.read(path, start, stop)
         except OSError as error:
@@ -176,13 +176,13 @@ class CachedReads:
         assert size is not None  # key_of gives no key without a size
         return _Version(entry, key, size)
 
-    def _follow(self, version: _Version, want: Range) -> None:
-        """Report a read to the access patterns if it passes the byte offset in `runtime.followed`."""
+    def _observe_hit(self, version: _Version, want: Range) -> None:
+        """Report a read to the access patterns if it passes the byte offset in `runtime.observed_from`."""
         runtime, (entry, key, size) = self._source.runtime, version
-        if runtime.followed and want.stop > runtime.followed.get(key.digest, size):
+        if runtime.observed_from and want.stop > runtime.observed_from.get(key.digest, size):
             runtime.call_soon(self._access_patterns.observe_hit, entry, key, want)
 
-    def _landed(self, key: ObjectKey, want: Range) -> bytes | None:
+    def _from_request(self, key: ObjectKey, want: Range) -> bytes | None:
         """Return the bytes of `want` from a finished request whose blocks are not on disk yet, else None."""
         runtime = self._source.runtime
         inflight = runtime.inflight_requests.get(key.name(want.start // key.block_size))

@@ -26,7 +26,7 @@ __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawReader"]
 BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
 JUMP_SIZE = 4 * 1024  # buffered by the first read after a seek: random reads rarely need more
 _CLOSED = "I/O operation on closed file"
-AT_HOME = 64  # after as many blocks in a row from disk, with no readahead in flight, a file counts as cached
+CACHED_AFTER = 64  # a file counts as cached after this many blocks in a row from disk, without readahead
 FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
 
 
@@ -54,7 +54,7 @@ class CurrentBlock:
         try:
             return block.read_into(position - self.start, into, verify=self._verify)
         except (BadBlock, OSError) as error:
-            self.put_down(error)
+            self.give_back(error)
             return 0
 
     def take(self, index: int) -> bool:
@@ -65,7 +65,7 @@ class CurrentBlock:
         size = key.block_size
         old = None if self._block is None else (self.start // size, self._block)
         # Clear before giving back: an interrupt in between may leak a descriptor, but it never has two users.
-        self._let_go()
+        self._clear()
         block = self._cache.borrow(key, index, old)
         if block is None:
             return False
@@ -76,19 +76,19 @@ class CurrentBlock:
         self._block, self.start, self.stop = block, index * size, index * size + block.length
         return True
 
-    def put_down(self, error: BaseException | None = None) -> None:
+    def give_back(self, error: BaseException | None = None) -> None:
         """Give the block back to the cache, which drops it if `error` shows that it is damaged."""
         block, start = self._block, self.start
-        self._let_go()
+        self._clear()
         if block is not None and self._key is not None:
             self._cache.give_back(self._key, start // self._key.block_size, block, error)
 
     def leave(self, cache: BlockCache) -> None:
         """Switch to another cache, as after a fork, and give the block back to it."""
         self._cache = cache
-        self.put_down()
+        self.give_back()
 
-    def _let_go(self) -> None:
+    def _clear(self) -> None:
         self._block, self.start, self.stop = None, 0, 0
 
 
@@ -107,33 +107,33 @@ class RawReader(io.RawIOBase):
         self._runtime = reader.source.runtime
         self._cache = self._runtime.cache
         self._block_size = reader.source.config.block_size
-        self._corruption = self._last_refusal()
+        self._corruption = self._last_corruption()
         self._position = 0
         verify = reader.source.config.verify_always
         self._current_block = CurrentBlock(
             self._runtime.cache, self._key, entry.info.size or 0, verify=verify
         )
-        self._jumped = False  # a seek moved the position since the last read
-        self._left = self._landed = 0  # position before the last seek; start of the first read after it
+        self._has_seeked = False  # a seek moved the position since the last read
+        self._seek_from = self._seek_to = 0  # position before the last seek; start of the first read after it
         self._last = -1  # index of the block read last
-        self._history = ReadHistory(self._block_size)  # kept up to date only while `_cold`
+        self._history = ReadHistory(self._block_size)  # kept up to date only while `_is_fetching`
         self._n_reads = 0  # reads that moved to another block since the last wait
         # Blocks that this file requested: reading them from disk later does not count as a hit.
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         if inflight is not None:
-            self._ask(inflight.start, inflight.stop)
+            self._add_requested(inflight.start, inflight.stop)
         # This file needed a fetch recently: check in-flight requests and read ahead.
-        self._cold = inflight is not None
-        self._n_here = 0  # blocks read from disk since one came from elsewhere
+        self._is_fetching = inflight is not None
+        self._n_cached = 0  # blocks read from disk since one came from elsewhere
         self._opening = inflight  # the request sent by open(); this file may stop it
         self._inflight = inflight  # the request that served the last read
-        self._sent = OutstandingReadahead()
+        self._readahead = OutstandingReadahead()
         if entry.info.size is None:
             data = reader.source.runtime.run(reader.collect(entry, None, None))
-            self._whole: bytes | None = data
+            self._data: bytes | None = data
             self.size = len(data)
         else:
-            self._whole = None
+            self._data = None
             self.size = entry.info.size
 
     @property
@@ -162,8 +162,8 @@ class RawReader(io.RawIOBase):
         if offset < 0:
             raise OSError(errno.EINVAL, f"cannot seek to {offset}: before the start of {self._entry.path}")
         if offset != self._position:
-            if not self._jumped:
-                self._jumped, self._left = True, self._position
+            if not self._has_seeked:
+                self._has_seeked, self._seek_from = True, self._position
             self._position = offset
         return offset
 
@@ -181,17 +181,17 @@ class RawReader(io.RawIOBase):
         Return 0 only at the end of the file.
         """
         into = buffer if type(buffer) is memoryview else memoryview(buffer).cast("B")
-        position, hand = self._position, self._current_block
-        if self._jumped:
-            self._jumped, self._landed = False, position
+        position, block = self._position, self._current_block
+        if self._has_seeked:
+            self._has_seeked, self._seek_to = False, position
             if len(into) == BUFFER_SIZE:
                 into = into[:JUMP_SIZE]
         # The most common case first: more of the current block.
-        if hand.start <= position < hand.stop:
-            n = hand.copy(position, into)
+        if block.start <= position < block.stop:
+            n = block.copy(position, into)
         elif self.closed:  # by another thread while this one waited for the BufferedReader's lock
             raise ValueError(_CLOSED)
-        elif self._cold or self._runtime.pid != getpid():
+        elif self._is_fetching or self._runtime.pid != getpid():
             n = 0
         else:
             n = self._from_cache(position, into)
@@ -209,53 +209,53 @@ class RawReader(io.RawIOBase):
             raise ValueError(_CLOSED)
         if self._position >= self.size:
             return b""
-        if self._whole is not None:
-            data = self._whole[self._position :]
+        if self._data is not None:
+            data = self._data[self._position :]
         else:
             want = Range(self._position, self.size)
             if self._runtime.pid != getpid():
-                self._leave_parent()
+                self._after_fork()
             if self._inflight is None or not self._inflight.covers(self._position):
-                self._let_go()
-            here = self._reader.cached_reads.of_version(self._key, want) if self._key is not None else None
-            data = here if here is not None else self._collect(self._position)
+                self._stop_opening()
+            cached = self._reader.cached_reads.of_version(self._key, want) if self._key is not None else None
+            data = cached if cached is not None else self._collect(self._position)
         self._position = self.size
         return data
 
     def close(self) -> None:
         if not self.closed:
-            self._current_block.put_down()
-            self._let_go()
+            self._current_block.give_back()
+            self._stop_opening()
             self._inflight = None
             if self._runtime.pid == getpid():
-                self._forget(self._sent.clear())
+                self._cancel(self._readahead.clear())
         super().close()
 
     # Sources of the bytes.
 
     def _read(self, position: int, into: memoryview) -> int:
-        if self._whole is not None:
+        if self._data is not None:
             n = min(len(into), self.size - position)
-            into[:n] = self._whole[position : position + n]
+            into[:n] = self._data[position : position + n]
             return n
         if self._runtime.pid != getpid():
-            self._leave_parent()
+            self._after_fork()
         index = position // self._block_size
-        if self._cold:
-            self._refuse_wrong()
-        n = self._from_requests(index, position, into) if self._cold else 0
+        if self._is_fetching:
+            self._check_not_corrupt()
+        n = self._from_requests(index, position, into) if self._is_fetching else 0
         if n == 0:
             n = self._from_cache(position, into)
-            if n and self._cold:
-                self._find_here()
+            if n and self._is_fetching:
+                self._count_cached_block()
         while n == 0:
-            self._n_here = 0
-            if not self._cold:
-                self._cold = True
+            self._n_cached = 0
+            if not self._is_fetching:
+                self._is_fetching = True
                 self._begin_history(position)
             self._inflight = self._runtime.run(self._fetch(position, len(into)))
             self._n_reads = 0
-            self._refuse_wrong()
+            self._check_not_corrupt()
             n = (
                 self._from_inflight(position, into)
                 if self._inflight is not None
@@ -263,10 +263,10 @@ class RawReader(io.RawIOBase):
             )
         return n
 
-    def _last_refusal(self) -> ChecksumMismatch | None:
+    def _last_corruption(self) -> ChecksumMismatch | None:
         return None if self._key is None else self._runtime.corrupt_versions.last(self._key)
 
-    def _refuse_wrong(self) -> None:
+    def _check_not_corrupt(self) -> None:
         """Raise ChecksumMismatch if the object failed its checksum since it was opened.
 
         Bytes read before may be wrong. The request that completed the object may be a speculative one, whose error no
@@ -282,8 +282,8 @@ class RawReader(io.RawIOBase):
             return 0
         last, self._last = self._last, index
         n = self._current_block.copy(position, into)
-        if n > 0 and index in self._asked:
-            self._asked.discard(index)
+        if n > 0 and index in self._requested:
+            self._requested.discard(index)
         elif n > 0 and index != last:
             self._runtime.hits += 1
         return n
@@ -291,23 +291,25 @@ class RawReader(io.RawIOBase):
     def _from_requests(self, index: int, position: int, into: memoryview) -> int:
         """Copy from an in-flight request; on a new block, first update the history and read ahead."""
         if index != self._history.last:
-            left = self._left if self._landed == position else position
+            came_from = self._seek_from if self._seek_to == position else position
             stop = min(position + len(into), (index + 1) * self._block_size)
-            self._history, unwanted = self._sent.over(self._history.after(position, stop, left=left))
-            self._forget(unwanted)
+            self._history, unwanted = self._readahead.over(
+                self._history.after(position, stop, left=came_from)
+            )
+            self._cancel(unwanted)
             self._n_reads += 1
-            self._look_ahead()
+            self._read_ahead()
         return self._from_inflight(position, into)
 
-    def _find_here(self) -> None:
+    def _count_cached_block(self) -> None:
         """Count a cached block; after AT_HOME of them, read from the cache only until a block is missing.
 
         Checking in-flight requests at each block costs more than the rest of a small read.
         """
-        self._n_here = 0 if next(iter(self._sent), None) else self._n_here + 1
-        if self._n_here >= AT_HOME:
-            self._let_go()
-            self._cold, self._n_here, self._inflight = False, 0, None
+        self._n_cached = 0 if next(iter(self._readahead), None) else self._n_cached + 1
+        if self._n_cached >= CACHED_AFTER:
+            self._stop_opening()
+            self._is_fetching, self._n_cached, self._inflight = False, 0, None
 
     def _begin_history(self, position: int) -> None:
         """Update the history with the block read last, which was cached, and with `position`."""
@@ -321,20 +323,20 @@ class RawReader(io.RawIOBase):
         """Copy what an in-flight request has received at `position`; return 0 if there is nothing yet."""
         inflight = self._inflight = self._inflight_at(position)
         if inflight is None:
-            self._let_go()
+            self._stop_opening()
             return 0
         # Never past the block: the history must see each block, or a sequential read looks like a seek.
         n = inflight.take(position, into[: self._block_size - position % self._block_size])
-        self._n_here = 0
+        self._n_cached = 0
         if n and position // self._block_size != self._last and self._key is not None:
             self._last = position // self._block_size
-            self._asked.discard(self._last)
+            self._requested.discard(self._last)
             self._cache.touch(self._key, self._last)
         if inflight is self._opening and not inflight.done:
             run = FIRST_DEMAND * (position + n - inflight.start)
             if run > inflight.demand - inflight.start:
-                whole = -(-(inflight.start + FIRST_DEMAND * run) // self._block_size) * self._block_size
-                self._runtime.call_soon(inflight.want, min(inflight.stop, whole))
+                wanted_to = -(-(inflight.start + FIRST_DEMAND * run) // self._block_size) * self._block_size
+                self._runtime.call_soon(inflight.want, min(inflight.stop, wanted_to))
         return n
 
     def _inflight_at(self, position: int) -> InflightRequest | None:
@@ -345,7 +347,7 @@ class RawReader(io.RawIOBase):
         shared = self._runtime.inflight_requests.get(name)
         if shared is not None and shared.covers(position):
             return shared
-        return next((inflight for inflight in self._sent if inflight.covers(position)), None)
+        return next((inflight for inflight in self._readahead if inflight.covers(position)), None)
 
     async def _fetch(self, position: int, size: int) -> InflightRequest | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
@@ -356,11 +358,11 @@ class RawReader(io.RawIOBase):
             # speed of the link would decide which blocks are fetched.
             size = min(size, self._block_size - offset)
         # Without the current block: it was counted when its reading began.
-        self._ask((index + (index == self._last)) * self._block_size, position + size)
+        self._add_requested((index + (index == self._last)) * self._block_size, position + size)
         if key is None:
             return await self._fetch_uncached(position, size)
-        if (here := self._inflight_at(position)) is not None and here.filled > position:
-            return here  # received since the last check; may exist only here if it could not be stored
+        if (found := self._inflight_at(position)) is not None and found.filled > position:
+            return found  # received since the last check; may exist only here if it could not be stored
         want = Range(position, min(position + size, self.size))
         up_to = 0
         # Request more, as open() does for an unknown object. Not if another reader requested block 0: this file may
@@ -368,7 +370,7 @@ class RawReader(io.RawIOBase):
         if position == 0 and self._last < 0 and key.name(0) not in self._runtime.inflight_requests:
             up_to = min(self.size, reader.source.config.whole_request)
         inflight = await reader.fetch(
-            entry, key, want, check=self._refuse_wrong, n_reads=self._n_reads, up_to=up_to
+            entry, key, want, check=self._check_not_corrupt, n_reads=self._n_reads, up_to=up_to
         )
         if up_to and inflight is not None and inflight.demand < inflight.stop:
             self._opening = inflight
@@ -385,12 +387,12 @@ class RawReader(io.RawIOBase):
                 inflight = self._reader.fetcher.launch_uncached(self._entry, position)
             try:
                 with waiting(self._entry.path, position, position + size):
-                    await inflight.arrival(min(position + size, inflight.stop))
+                    await inflight.wait_until(min(position + size, inflight.stop))
                 return inflight
             except RequestStopped:
                 inflight = None
 
-    def _look_ahead(self) -> None:
+    def _read_ahead(self) -> None:
         """Request the blocks that the read history predicts."""
         config = self._reader.source.config
         window = self._runtime.window(config)
@@ -404,37 +406,37 @@ class RawReader(io.RawIOBase):
         run = self._history.runs[0]
         if self._opening is not None and run.number == 0 and run.n_steps >= ENOUGH:
             self._runtime.call_soon(self._opening.want, self._opening.stop)
-            self._sent.of(run).append(self._opening)
+            self._readahead.of(run).append(self._opening)
             self._opening = None
         if wanted and self._key is not None:
             has, key = self._cache.has, self._key
-            self._asked.update(index for blocks in wanted for index in blocks if not has(key, index))
-            fetcher, keep = self._reader.fetcher, self._sent.of(run)
+            self._requested.update(index for blocks in wanted for index in blocks if not has(key, index))
+            fetcher, keep = self._reader.fetcher, self._readahead.of(run)
             self._runtime.call_soon(
                 fetcher.launch_speculative, self._entry, self._key, wanted, keep, self._corruption
             )
 
-    def _forget(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
+    def _cancel(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
         """Cancel readahead requests that are no longer needed."""
         for inflight_requests in unwanted:
             self._runtime.call_soon(self._reader.fetcher.forget_speculative, inflight_requests)
 
-    def _ask(self, start: int, stop: int) -> None:
+    def _add_requested(self, start: int, stop: int) -> None:
         """Record that this file requests the bytes `[start, stop)`."""
         if start < stop:
-            self._asked.update(covering(Range(start, stop), self._block_size))
+            self._requested.update(covering(Range(start, stop), self._block_size))
 
     def _collect(self, start: int) -> bytes:
         return self._runtime.run(self._reader.collect(self._entry, start, None, self._inflight))
 
-    def _let_go(self) -> None:
+    def _stop_opening(self) -> None:
         """Stop the request of open() after its current block, because the reads are elsewhere."""
         inflight, self._opening = self._opening, None
         if inflight is not None and not inflight.done and self._runtime.pid == getpid():
             block_end = -(-max(inflight.filled, 1) // self._block_size) * self._block_size
             self._runtime.call_soon(inflight.stop_soon, block_end)
 
-    def _leave_parent(self) -> None:
+    def _after_fork(self) -> None:
         """Switch to the child's runtime after a fork.
 
         The in-flight requests stay with the parent.
@@ -443,5 +445,5 @@ class RawReader(io.RawIOBase):
         self._cache = self._runtime.cache
         self._current_block.leave(self._cache)
         self._inflight = self._opening = None
-        self._sent = OutstandingReadahead()
-        self._corruption = self._last_refusal()
+        self._readahead = OutstandingReadahead()
+        self._corruption = self._last_corruption()

@@ -35,7 +35,7 @@ class Reader:
     """Reads and writes the objects of one source.
 
     `cached_reads` serves cached objects in any thread, without the event loop. The coroutines run on the runtime's
-    event loop only (`runtime.run`, `runtime.hop`).
+    event loop only (`runtime.run`, `runtime.await_on_loop`).
     """
 
     def __init__(self, source: Source) -> None:
@@ -129,18 +129,18 @@ class Reader:
         )
         if 0 < want.size < info.size:
             self.access_patterns.observe_range(entry, key, want, is_first=inflight is not None)
-        gate = asyncio.Semaphore(
+        slots = asyncio.Semaphore(
             2 * self.source.config.first_concurrency
         )  # limits the buffers of one huge read
 
-        async def one(run: range) -> None:
-            async with gate:
+        async def gather(run: range) -> None:
+            async with slots:
                 await self._gather(entry, key, run, out, fetched)
 
         if len(runs) == 1:
-            await one(runs[0])
+            await gather(runs[0])
         else:
-            await _all(one(run) for run in runs)
+            await _all(gather(run) for run in runs)
         self.source.runtime.corrupt_versions.check(key, corruption)
         self.source.runtime.bytes_served += want.size
         return out.finish()
@@ -161,26 +161,26 @@ class Reader:
                 overdue_at = time.monotonic() + OVERDUE_S
             overdue = pending if time.monotonic() > overdue_at else ()
             inflight_requests = self.fetcher.launch(entry, key, pending, overdue=overdue)
-            here = {
+            received = {
                 i
                 for i, inflight in inflight_requests.items()
                 if inflight.filled >= out.part(i, key.block_size).stop
             }
-            runtime.hits += len((taken | here) - fetched)
+            runtime.hits += len((taken | received) - fetched)
             fetched.update(pending)
-            again = []
+            retried = []
             for index in pending:
                 inflight = inflight_requests.get(index)
                 try:
                     if inflight is None:
                         raise RequestStopped  # another process fetches it, or it has just been stored
                     want = out.part(index, key.block_size)
-                    await inflight.arrival(want.stop)
+                    await inflight.wait_until(want.stop)
                     out.fill(want, inflight.piece(want))
                     runtime.cache.touch(key, index)
                 except RequestStopped:
-                    again.append(index)
-            pending = again
+                    retried.append(index)
+            pending = retried
             if pending:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, POLL_S[1])
@@ -188,16 +188,16 @@ class Reader:
     async def _take_cached(self, key: ObjectKey, indexes: list[int], out: ReadBuffer) -> set[int]:
         """Copy the blocks that are on disk into `out`; return their indexes."""
         cache = self.source.runtime.cache
-        here = [
+        cached = [
             i
             for i in indexes
             if key.name(i) not in self.source.runtime.inflight_requests and cache.has(key, i)
         ]
 
         def copy() -> set[int]:
-            return {index for index in here if self.cached_reads.copy(key, index, out)}
+            return {index for index in cached if self.cached_reads.copy(key, index, out)}
 
-        return copy() if len(here) <= HITS_INLINE else await asyncio.to_thread(copy)
+        return copy() if len(cached) <= HITS_INLINE else await asyncio.to_thread(copy)
 
     async def _uncached(
         self,
@@ -212,7 +212,7 @@ class Reader:
             want = clip(start, stop, info.size)
             if inflight is not None and inflight.start <= want.start and want.stop <= inflight.stop:
                 with contextlib.suppress(RequestStopped):  # it was stopped before these bytes
-                    await inflight.arrival(want.stop)
+                    await inflight.wait_until(want.stop)
                     return inflight.copy(want)
             if want.size == 0:
                 return b""
@@ -264,7 +264,7 @@ class Reader:
                 inflight = inflight_requests.get(blocks[0])
                 try:
                     if inflight is not None:
-                        await inflight.arrival(min(want.stop, inflight.stop))
+                        await inflight.wait_until(min(want.stop, inflight.stop))
                         return inflight
                 except RequestStopped:
                     pass

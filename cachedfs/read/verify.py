@@ -39,7 +39,7 @@ class Verifier:
         found = self._source.runtime.cache.paths_below(self._source.identity, path)
         entry = self._source.last_known(path)
         if entry is None and path and not found:
-            entry = self._ask(path)
+            entry = self._look_up(path)
         if entry is not None and entry.info is None and not found:
             raise self._source.not_found(path, entry)
         is_object = entry is not None and entry.info is not None and entry.info.kind == "file"
@@ -61,7 +61,7 @@ class Verifier:
         `advance` is called with the size in bytes of each block read.
         """
         try:
-            entry = self._source.last_known(path) or self._ask(path)
+            entry = self._source.last_known(path) or self._look_up(path)
         except CachedFSError as error:
             return _unknown(path, f"nothing says which version to look over: {error}")
         info, key = entry.info, self._source.key(entry)
@@ -69,29 +69,29 @@ class Verifier:
             return _unknown(path, "the origin has no such object any more")
         if key is None:
             return _unknown(path, "the origin does not distinguish versions, so nothing of it is cached")
-        if stated_of(info.details) is None and self._is_all_here(key, info):
-            info = self._asked_again(info)
-        return self._look_over(key, info, advance)
+        if stated_of(info.details) is None and self._is_complete(key, info):
+            info = self._with_checksum(info)
+        return self._verify_blocks(key, info, advance)
 
-    def _ask(self, path: str) -> MetadataEntry:
+    def _look_up(self, path: str) -> MetadataEntry:
         return self._source.runtime.run(self._reader.resolver.ask(path))
 
-    def _is_all_here(self, key: ObjectKey, info: ObjectInfo) -> bool:
+    def _is_complete(self, key: ObjectKey, info: ObjectInfo) -> bool:
         return all(self._source.runtime.cache.has(key, index) for index in _blocks(key, info))
 
-    def _asked_again(self, info: ObjectInfo) -> ObjectInfo:
+    def _with_checksum(self, info: ObjectInfo) -> ObjectInfo:
         """Return the metadata with the origin's checksum if the version is unchanged, else `info` itself."""
         try:
-            now = self._ask(info.path).info
+            now = self._look_up(info.path).info
         except CachedFSError as error:
             logger.debug("no checksum: %s", error)  # the blocks are verified without it
             return info
         return now if now is not None and now.fingerprint == info.fingerprint else info
 
-    def _look_over(self, key: ObjectKey, info: ObjectInfo, advance: Callable[[int], object]) -> Verified:
+    def _verify_blocks(self, key: ObjectKey, info: ObjectInfo, advance: Callable[[int], object]) -> Verified:
         stated = stated_of(info.details)
-        whole = RunningChecksum(stated) if stated is not None else None
-        n_sound = n_missing = 0
+        checksum = RunningChecksum(stated) if stated is not None else None
+        n_good = n_missing = 0
         bad: dict[int, str] = {}
         for index in _blocks(key, info):
             try:
@@ -102,17 +102,17 @@ class Verifier:
             if data is None:
                 n_missing += 1
                 continue
-            n_sound += 1
-            if whole is not None and not bad and not n_missing:
-                whole.add(data)
+            n_good += 1
+            if checksum is not None and not bad and not n_missing:
+                checksum.add(data)
             advance(len(data))
-        found = Verified(key.path, n_sound, tuple(bad), n_missing, info.size, None, "")
+        found = Verified(key.path, n_good, tuple(bad), n_missing, info.size, None, "")
         if bad:
             first = min(bad)
             return found._replace(reason=f"damaged on the disk; block {first}: {bad[first]}")
         if n_missing:
             return found._replace(reason="not all of it is in the cache")
-        return self._compared(key, found, stated, whole)
+        return self._compare(key, found, stated, checksum)
 
     def _block(self, key: ObjectKey, index: int, info: ObjectInfo) -> bytes | None:
         """Return a block after checking all of it, or None if it is absent.
@@ -127,23 +127,23 @@ class Verifier:
         cache.refuse(key, index)
         raise BadBlock(f"it has {len(data)} bytes, not {expected}")
 
-    def _compared(
-        self, key: ObjectKey, found: Verified, stated: StatedChecksum | None, whole: RunningChecksum | None
+    def _compare(
+        self, key: ObjectKey, found: Verified, stated: StatedChecksum | None, checksum: RunningChecksum | None
     ) -> Verified:
         """Compare a completely cached object with the origin's checksum.
 
         None of its blocks may be damaged.
         """
-        if stated is None or whole is None:
+        if stated is None or checksum is None:
             return found._replace(reason="the origin states no checksum that could be compared")
-        wrong = whole.contradiction()
-        if wrong is None:
+        difference = checksum.contradiction()
+        if difference is None:
             return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
-        logger.warning("%s: all cached blocks are dropped: %s", self._source.url(key.path), wrong)
+        logger.warning("%s: all cached blocks are dropped: %s", self._source.url(key.path), difference)
         for index in range(found.blocks):
             self._source.runtime.cache.refuse(key, index)
         bad = tuple(range(found.blocks))
-        return found._replace(blocks=0, bad=bad, whole=False, reason=wrong)
+        return found._replace(blocks=0, bad=bad, whole=False, reason=difference)
 
 
 def _blocks(key: ObjectKey, info: ObjectInfo) -> range:

@@ -104,7 +104,9 @@ class OutstandingReadahead:
         unwanted = []
         for number in self._by_run.keys() - {run.number for run in history.runs}:
             inflight_requests = self._by_run.pop(number)
-            history = history.given_up(number, [inflight.coming for inflight in [*inflight_requests]])
+            history = history.given_up(
+                number, [inflight.blocks_until_stop for inflight in [*inflight_requests]]
+            )
             unwanted.append(inflight_requests)
         return history, unwanted
 
@@ -188,7 +190,7 @@ class AccessPatterns:
 
     def _follow(self, entry: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
         """Request blocks ahead, and have further cached reads of this object observed."""
-        pattern, followed = self._pattern(key), self._source.runtime.followed
+        pattern, followed = self._pattern(key), self._source.runtime.observed_from
         run = pattern.history.runs[0]
         if wanted:
             self._launch_speculative(entry, key, wanted, pattern.sent.of(run))
@@ -275,7 +277,7 @@ class AccessPatterns:
         while len(patterns) > MOST:
             oldest = next(iter(patterns))
             del patterns[oldest]
-            self._source.runtime.followed.pop(oldest, None)
+            self._source.runtime.observed_from.pop(oldest, None)
         return pattern
 
     def _per_request(self, key: ObjectKey, window: int) -> int:
@@ -302,5 +304,5 @@ def _requests(indexes: list[int], length: int) -> Iterator[range]:
 
 def _drop_done(inflight_requests: deque[InflightRequest]) -> None:
     for _ in range(len(inflight_requests)):
-        if not (inflight := inflight_requests.popleft()).forgotten:
+        if not (inflight := inflight_requests.popleft()).released:
             inflight_requests.append(inflight)

@@ -67,7 +67,7 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
     feed or by a request.
     """
     known, identity = source.runtime.cache.metadata, source.identity
-    held_until = source.metadata.held_until
+    confirmed_until = source.metadata.confirmed_until
     above = {folder: None for path in [*roots, *paths] for folder in _folders_above(path)}
     pending = list({**dict.fromkeys(roots), **{each: None for each in above if _is_below(each, roots)}})
     folders: dict[str, None] = {}
@@ -81,7 +81,12 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
         if listing is None or listing.mark != known.listing_mark(identity, folder):
             continue
         listed_at[folder] = listing.checked_at
-        yield ["listing", folder, held_until(folder, listing.checked_at, listing.told), len(listing.infos)]
+        yield [
+            "listing",
+            folder,
+            confirmed_until(folder, listing.checked_at, listing.told),
+            len(listing.infos),
+        ]
         for info in listing.infos:
             yield ["child", info.path, encode_info(info)]
         pending += [info.path for info in listing.infos if info.kind == "directory"]
@@ -91,7 +96,7 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
             continue
         folder = folder_of(path)
         if listed_at.get(folder) != record.checked_at:  # else it is in the listing
-            at = held_until(folder, record.checked_at, record.told)
+            at = confirmed_until(folder, record.checked_at, record.told)
             yield ["object", path, at, encode_info(record.info)]
 
 

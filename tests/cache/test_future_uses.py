@@ -199,7 +199,7 @@ def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):
                 key.block(index), memoryview(b"data"), InflightRequest(demand=0), bounds, orders[index % 2]
             )
             writer._blocks.append(block)
-    writer.after_facts(lambda: None)
+    writer.after_metadata(lambda: None)
     assert writer.drain(120)
     assert puts == [(20, orders[0]), (20, orders[1])]
     assert len(told) == 40

@@ -42,7 +42,7 @@ class Desk:
 
     async def asked(self) -> None:
         """Wait until every lookup has its answer, and what follows from it is done."""
-        if asking := list(self.ahead._asking):
+        if asking := list(self.ahead._lookups):
             await asyncio.wait(asking)  # whose own callbacks come first
 
     def arrive(self, name: str, *, is_stored: bool = True) -> None:
@@ -73,7 +73,7 @@ async def test_what_somebody_waits_for_by_now_takes_no_slot_of_what_nobody_does(
     desk.candidate("a")
     desk.candidate("b")
     desk.candidate("c")
-    reader = asyncio.ensure_future(desk.inflight_requests["b"].arrival(MiB))
+    reader = asyncio.ensure_future(desk.inflight_requests["b"].wait_until(MiB))
     await asyncio.sleep(0)
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c"]
@@ -253,7 +253,7 @@ async def test_more_bodies_are_sent_where_each_comes_as_fast_as_one(desk):
     for number in range(16):
         desk.candidate(f"large {number}", size=8 * MiB)
     for _ in range(40):
-        desk.ahead.saw(desk.origin, wait_s=0.05, size=8 * MiB, took_s=0.14)
+        desk.ahead.record_timing(desk.origin, wait_s=0.05, size=8 * MiB, took_s=0.14)
     desk.ahead.pump()
     assert len(desk.sent) > 6
 
@@ -300,14 +300,14 @@ async def test_who_waits_never_waits_for_a_slot_of_what_is_sent_ahead():
 
 async def test_what_was_measured_of_the_link_is_told_and_nothing_that_is_assumed(desk):
     assert desk.ahead.link_stats(desk.origin) == LinkStats(n_at_once=4)
-    desk.ahead.saw(desk.origin, wait_s=0.5, size=1000, took_s=0.001)
+    desk.ahead.record_timing(desk.origin, wait_s=0.5, size=1000, took_s=0.001)
     assert desk.ahead.link_stats(desk.origin) == LinkStats(1, 0.5, None, 4)
     for took_s in (0.5, 1.5):
-        desk.ahead.saw(desk.origin, wait_s=0.25, size=10 * MiB, took_s=took_s)
+        desk.ahead.record_timing(desk.origin, wait_s=0.25, size=10 * MiB, took_s=took_s)
     assert desk.ahead.link_stats(desk.origin) == LinkStats(3, 1.0, 10 * MiB, 4)
     desk.candidate("a")
     desk.candidate("b")
-    desk.ahead.saw(
+    desk.ahead.record_timing(
         desk.origin, wait_s=1.0, size=20 * MiB, took_s=1.0
     )  # shared with two that wait half of their time
     assert desk.ahead.link_stats(desk.origin) == LinkStats(4, 2.0, 20 * MiB, 4)

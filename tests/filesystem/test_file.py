@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cachedfs.common.types import Range
 from cachedfs.errors import ObjectChanged
 from cachedfs.fetch import runtimes
-from cachedfs.read.raw_reader import AT_HOME, RawReader
+from cachedfs.read.raw_reader import CACHED_AFTER, RawReader
 from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -157,7 +157,7 @@ class Grudging(FakeOrigin):
     async def _body(self, number, data):
         async for piece in super()._body(number, data):
             (here,) = runtimes._runtimes.values()
-            while not any(inflight._block_checksums for inflight in here.active_requests):  # noqa: ASYNC110 - nobody tells
+            while not any(inflight._waiters for inflight in here.active_requests):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             yield piece
 
@@ -244,20 +244,20 @@ def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, mon
     cloud.put("many", noise(300 * 64 * KiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB")
     looks = []
-    look = RawReader._look_ahead
+    look = RawReader._read_ahead
     with fs.open(cloud.path("many")) as file:
         read_all(file)
         fs._source.runtime.drain(120)
         hits = fs.stats().hits
-        monkeypatch.setattr(RawReader, "_look_ahead", lambda raw: (looks.append(raw), look(raw)))
+        monkeypatch.setattr(RawReader, "_read_ahead", lambda raw: (looks.append(raw), look(raw)))
         for block in random.Random(1).sample(range(300), 300):
             file.seek(block * 64 * KiB + 5)
             assert file.read(1000)
         # Until the four runs of before are forgotten, and once for each block from then on.
-        assert AT_HOME <= len(looks) <= AT_HOME + 10
+        assert CACHED_AFTER <= len(looks) <= CACHED_AFTER + 10
         assert fs.stats().hits == hits + 300
         read_all(file)
-        assert len(looks) <= AT_HOME + 10
+        assert len(looks) <= CACHED_AFTER + 10
         assert fs.stats().hits == hits + 600
 
 

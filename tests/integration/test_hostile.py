@@ -82,7 +82,7 @@ def test_reads_succeed_where_no_thread_can_be_started_to_store_and_blocks_are_ke
 ):
     """More than may wait to be stored: nobody waits for room that nobody makes."""
     data = origin.put("b/long", noise(5 * MiB + 5))
-    monkeypatch.setattr(runtime, "BEHIND_BYTES", MiB)
+    monkeypatch.setattr(runtime, "MAX_QUEUED", MiB)
     start = threading.Thread.start
 
     def refused(thread):
@@ -95,7 +95,7 @@ def test_reads_succeed_where_no_thread_can_be_started_to_store_and_blocks_are_ke
         patch.setattr(threading.Thread, "start", refused)
         for _ in range(2):
             read_in_all_ways(fs, "b/long", data)
-        assert fs._source.runtime.cache_writer.behind == 0
+        assert fs._source.runtime.cache_writer.queued_bytes == 0
     assert is_stored_again(origin, fs)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "blocks are not cached while no thread can be started: can't start new thread"

@@ -457,9 +457,13 @@ def await_quiet(locked: set[int]) -> None:
 
     async def is_quiet() -> bool:  # on the loop: what is sent is never seen in neither place
         # What is read ahead waits while an origin has nothing to spare, as after many refusals.
-        ahead = any(runtime.fetch_queue._queues) or runtime.fetch_queue._asking
+        ahead = any(runtime.fetch_queue._queues) or runtime.fetch_queue._lookups
         return not (
-            ahead or runtime.active_requests or runtime.inflight_requests or runtime.lookups._asked or locked
+            ahead
+            or runtime.active_requests
+            or runtime.inflight_requests
+            or runtime.lookups._running
+            or locked
         )
 
     until(lambda: runtime.drain(120) and runtime.run(is_quiet()))

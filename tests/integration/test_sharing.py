@@ -76,7 +76,7 @@ def left_in_memory():
     assert own.drain(120)
     until(lambda: not own.active_requests)
     claims = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
-    return [own.inflight_requests, own.lookups._asked, own._tasks, claims]
+    return [own.inflight_requests, own.lookups._running, own._tasks, claims]
 
 context = multiprocessing.get_context("fork")
 barrier = context.Barrier(len(ways))

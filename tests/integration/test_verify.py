@@ -406,7 +406,7 @@ def test_an_object_that_comes_in_parts_is_compared_when_its_last_part_came(cloud
 
 
 def test_what_is_remembered_of_arrivals_is_bounded(monkeypatch):
-    monkeypatch.setattr(integrity, "MOST_STREAMED", 10)
+    monkeypatch.setattr(integrity, "MAX_CHECKSUMS", 10)
     found = integrity.BlockChecksums()
     for number in range(100):
         info = ObjectInfo(f"x{number}", size=40 * KiB, details={"crc32c": "AAAAAA=="})

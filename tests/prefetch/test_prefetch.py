@@ -607,11 +607,7 @@ def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
     plan, data = slow(origin, fs), []
     thread = threading.Thread(target=lambda: data.append(fs.cat_file("b/1")))
     thread.start()
-    until(
-        lambda: any(
-            len(inflight._block_checksums) > 1 for inflight in list(fs._source.runtime.active_requests)
-        )
-    )
+    until(lambda: any(len(inflight._waiters) > 1 for inflight in list(fs._source.runtime.active_requests)))
     plan.cancel()
     gate(fs, origin, is_open=True)
     thread.join(120)
@@ -790,7 +786,7 @@ def test_what_its_reader_fetched_and_lost_again_is_here_at_the_end(origin):
     async def arrive():
         inflight = fs._source.runtime.inflight_requests[key.name(0)]
         origin.gate.set()
-        await inflight.arrival(MiB)
+        await inflight.wait_until(MiB)
         origin.gate.clear()
 
     fs._source.runtime.run(arrive())

@@ -48,14 +48,14 @@ def in_threads(n, function):
 def test_who_learns_of_an_object_by_its_first_read_finds_its_blocks_taken(fs, origin, monkeypatch):
     data, taken = origin.put("b/k", noise(3 * MiB)), []
     runtime, facts = fs._source.runtime, fs._source.metadata
-    keep = facts._keep
+    keep = facts._write
 
     def look(record):
         key = ObjectKey(fs._source.identity, "b/k", "1", MiB)
         taken.append([key.name(index) in runtime.inflight_requests for index in range(3)])
         keep(record)
 
-    monkeypatch.setattr(facts, "_keep", look)
+    monkeypatch.setattr(facts, "_write", look)
     assert fs.cat_file("b/k") == data
     assert taken == [[True, True, True]]
 
@@ -78,11 +78,7 @@ def test_all_who_wait_for_a_request_get_its_error_and_the_next_read_works(fs, or
     origin.break_after[2] = 2 * MiB
     gate(fs, origin, is_open=False)
     threads, results = in_threads(8, lambda i: fs.cat_file("b/k", 5 * i, 3 * MiB - 5 * i))
-    until(
-        lambda: (
-            sum(len(inflight._block_checksums) for inflight in fs._source.runtime.active_requests.copy()) == 8
-        )
-    )
+    until(lambda: sum(len(inflight._waiters) for inflight in fs._source.runtime.active_requests.copy()) == 8)
     gate(fs, origin, is_open=True)
     for thread in threads:
         thread.join()
@@ -135,7 +131,7 @@ def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin
         second = asyncio.ensure_future(reader.read("b/k"))
 
         def both_wait():
-            return any(len(inflight._block_checksums) > 1 for inflight in runtime.active_requests.copy())
+            return any(len(inflight._waiters) > 1 for inflight in runtime.active_requests.copy())
 
         await asyncio.to_thread(until, both_wait)
         first.cancel()
@@ -156,7 +152,7 @@ def test_a_closed_handle_leaves_no_request_running(fs, origin):
 
 
 def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
-    monkeypatch.setattr("cachedfs.fetch.runtime.BEHIND_BYTES", 2 * MiB)
+    monkeypatch.setattr("cachedfs.fetch.runtime.MAX_QUEUED", 2 * MiB)
     let_go, put = threading.Event(), BlockCache.put
 
     def slow_put(self, *args, **kwargs):
@@ -168,10 +164,12 @@ def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
     fs.info("b/k")
     threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
     runtime = fs._source.runtime
-    until(lambda: runtime.cache_writer.behind > 2 * MiB)
+    until(lambda: runtime.cache_writer.queued_bytes > 2 * MiB)
     for _ in range(500):  # turns of the loop, more than it takes for all the bytes
         runtime.run(asyncio.sleep(0))
-    assert runtime.cache_writer.behind <= 6 * MiB, "two requests stop at the limit, each at its next block"
+    assert runtime.cache_writer.queued_bytes <= 6 * MiB, (
+        "two requests stop at the limit, each at its next block"
+    )
     let_go.set()
     threads[0].join()
     assert results == [data]
@@ -349,7 +347,9 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
             for i in range(start, start + 10):
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
             fs._source.runtime.run(asyncio.sleep(0))
-            assert sum(len(block) for inflight in file.raw._sent for block in inflight._blocks) <= 80 * MiB
+            assert (
+                sum(len(block) for inflight in file.raw._readahead for block in inflight._blocks) <= 80 * MiB
+            )
 
 
 def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_stored(fs, monkeypatch):
@@ -425,7 +425,7 @@ def test_the_writer_survives_whatever_goes_wrong_behind_it(fs, origin, monkeypat
         raise OSError(37, "no locks available")
 
     monkeypatch.setattr("cachedfs.cache.disk.unlock_byte", broken)
-    monkeypatch.setattr("cachedfs.fetch.runtime.BEHIND_BYTES", 2 * MiB)
+    monkeypatch.setattr("cachedfs.fetch.runtime.MAX_QUEUED", 2 * MiB)
     for name in ("b/k", "b/l"):
         data = origin.put(name, noise(12 * MiB))
         assert fs.cat_file(name) == data
@@ -494,12 +494,12 @@ def test_who_waits_for_a_block_is_not_behind_the_disk_of_what_nobody_waits_for(f
         return put(cache, given, bounds, plan=plan)
 
     monkeypatch.setattr(BlockCache, "put", held)
-    monkeypatch.setattr("cachedfs.fetch.runtime.BEHIND_BYTES", 16 * MiB)
+    monkeypatch.setattr("cachedfs.fetch.runtime.MAX_QUEUED", 16 * MiB)
     origin.put("b/big", noise(64 * MiB))
     data = origin.put("b/other", noise(4 * MiB, 1))
     runtime, got = fs._source.runtime, []
     with fs.prefetch("b/big") as plan:
-        until(lambda: runtime.cache_writer.behind > 8 * MiB and runtime.bytes_fetched >= 8 * MiB)
+        until(lambda: runtime.cache_writer.queued_bytes > 8 * MiB and runtime.bytes_fetched >= 8 * MiB)
         thread = threading.Thread(target=lambda: got.append(fs.cat_file("b/other")))
         thread.start()
         thread.join(600)

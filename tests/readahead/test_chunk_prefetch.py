@@ -48,7 +48,7 @@ def unhurried(monkeypatch):
             await settled(fs)
 
     async def waiting(self, *args, **options):
-        await self._source.runtime.hop(in_turn(self))
+        await self._source.runtime.await_on_loop(in_turn(self))
         return await cat_file(self, *args, **options)
 
     monkeypatch.setattr(CachedFileSystem, "_cat_file", waiting)
@@ -58,7 +58,7 @@ async def settled(fs):
     """Wait until nothing is sent for, or will be. On the loop, where what a read brings about is done in one step."""
     runtime, chunks = fs._source.runtime, fs._reader.chunk_prefetch
     queue = runtime.fetch_queue
-    while chunks._reached or any(queue._queues) or queue._asking or runtime.active_requests:  # noqa: ASYNC110 - nobody tells
+    while chunks._reached or any(queue._queues) or queue._lookups or runtime.active_requests:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
 
 
