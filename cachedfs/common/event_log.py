@@ -39,10 +39,10 @@ logger = logging.getLogger("cachedfs.events")
 
 FORMAT = 1
 VARIABLE = "CACHEDFS_EVENTS"
-MOST_BYTES = 64 << 20  # maximum size of one file: about 300,000 requests
+MAX_BYTES = 64 << 20  # maximum size of one file: about 300,000 requests
 EVERY_S = 0.25  # seconds between writes
-MOST_NOTED = 512  # buffered events at which the log is written at once
-LEAST_S = 1e-3  # shortest wait that is logged: shorter ones are just turns of the event loop
+MAX_BUFFERED = 512  # buffered events at which the log is written at once
+MIN_WAIT_S = 1e-3  # shortest wait that is logged: shorter ones are just turns of the event loop
 
 # Created once, because json.dumps would create an encoder for every line.
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
@@ -65,19 +65,19 @@ class EventLog:
     Methods work in any thread and never raise: if the file cannot be written, logging ends with a warning.
     """
 
-    def __init__(self, folder: str, *, most: int = MOST_BYTES) -> None:
+    def __init__(self, folder: str, *, most: int = MAX_BYTES) -> None:
         self.folder = os.path.abspath(os.path.expanduser(folder))
-        self._most, self._size = most, 0
+        self._max_bytes, self._size = most, 0
         self._file: int | None = None
         self._is_over = False
-        self._noted: deque[dict[str, Any]] = deque()
+        self._buffer: deque[dict[str, Any]] = deque()
         # Reentrant, because a signal handler may need a lock that the interrupted code holds.
         self._lock, self._sampling = threading.RLock(), threading.RLock()
         # Event times are based on the monotonic clock, so that they stay in order when the wall clock is set.
-        self._began, self._zero = time.time(), time.monotonic()
+        self._started_at, self._monotonic_start = time.time(), time.monotonic()
         # By source: its number in this file, when its counters were last read, and their values then.
-        self._told: weakref.WeakKeyDictionary[CounterSource, tuple[int, float, Mapping[str, Any]]]
-        self._told = weakref.WeakKeyDictionary()
+        self._last_samples: weakref.WeakKeyDictionary[CounterSource, tuple[int, float, Mapping[str, Any]]]
+        self._last_samples = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
@@ -85,8 +85,10 @@ class EventLog:
         """Buffer one event, to be written soon; `began` is its start time on the monotonic clock."""
         if self._is_over:
             return
-        self._noted.append({"kind": kind, "at": round(self._began + began - self._zero, 6), **fields})
-        if len(self._noted) >= MOST_NOTED:
+        self._buffer.append(
+            {"kind": kind, "at": round(self._started_at + began - self._monotonic_start, 6), **fields}
+        )
+        if len(self._buffer) >= MAX_BUFFERED:
             self.write()
         elif self._thread is None:
             self.start()
@@ -95,9 +97,9 @@ class EventLog:
         """Write the buffered events."""
         with self._lock:
             # One by one, because other threads append at the same time.
-            noted = [self._noted.popleft() for _ in range(len(self._noted))]
-            if noted and not self._is_over:
-                self._add([_encoded(event).encode() + b"\n" for event in noted])
+            events = [self._buffer.popleft() for _ in range(len(self._buffer))]
+            if events and not self._is_over:
+                self._add([_encoded(event).encode() + b"\n" for event in events])
 
     def sample(self, source: CounterSource) -> None:
         """Log the counters of `source` if they changed.
@@ -106,10 +108,10 @@ class EventLog:
         """
         with self._sampling:  # otherwise an older sample could be logged after a newer one
             sums, now = source.sums(), time.monotonic()
-            number, looked, last = self._told.get(source) or (next(self._numbers), now, None)
-            self._told[source] = number, now, sums
+            number, sampled_at, last = self._last_samples.get(source) or (next(self._numbers), now, None)
+            self._last_samples[source] = number, now, sums
             if last != sums:
-                self.note("sums", now, of=number, over_s=round(now - looked, 6), **sums)
+                self.note("sums", now, of=number, over_s=round(now - sampled_at, 6), **sums)
 
     def sample_all(self) -> None:
         """Log the counters of all watched sources that changed."""
@@ -121,7 +123,7 @@ class EventLog:
         """Return a log for the child of a fork, with its own file, thread and locks."""
         if self._file is not None:
             os.close(self._file)
-        return EventLog(self.folder, most=self._most)
+        return EventLog(self.folder, most=self._max_bytes)
 
     def start(self) -> None:
         """Start the thread that writes the log, unless it runs already."""
@@ -154,7 +156,7 @@ class EventLog:
             if self._file is None:
                 self._file = self._open()
             sizes = itertools.accumulate(map(len, lines), initial=self._size)
-            n_fit = sum(size <= self._most for size in sizes) - 1
+            n_fit = sum(size <= self._max_bytes for size in sizes) - 1
             if n_fit < len(lines):
                 lines, self._is_over = [*lines[:n_fit], b'{"kind":"full"}\n'], True
             data = b"".join(lines)
@@ -168,10 +170,10 @@ class EventLog:
     def _open(self) -> int:
         os.makedirs(self.folder, exist_ok=True)
         # With the time in microseconds, because process ids are reused.
-        name = f"events-{os.getpid()}-{int(self._began * 1e6):x}.jsonl"
+        name = f"events-{os.getpid()}-{int(self._started_at * 1e6):x}.jsonl"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
         file = os.open(os.path.join(self.folder, name), flags, 0o600)
-        head = {"kind": "process", "at": self._began, "format": FORMAT, "pid": os.getpid()}
+        head = {"kind": "process", "at": self._started_at, "format": FORMAT, "pid": os.getpid()}
         self._size = os.write(file, _encoded(head).encode() + b"\n")
         return file
 
@@ -233,13 +235,13 @@ def unwatch(source: CounterSource) -> None:
 def waiting(path: str, start: int | None = None, stop: int | None = None) -> Iterator[None]:
     """Log that a caller waits for bytes or metadata of an object while the `with` block runs.
 
-    `start` and `stop` are the byte range. Waits below `LEAST_S` are not logged.
+    `start` and `stop` are the byte range. Waits below `MIN_WAIT_S` are not logged.
     """
     log, began = _log, time.monotonic()
     try:
         yield
     finally:
-        if log is not None and (took_s := time.monotonic() - began) >= LEAST_S:
+        if log is not None and (took_s := time.monotonic() - began) >= MIN_WAIT_S:
             log.note("wait", began, path=public_url(path), start=start, stop=stop, took_s=round(took_s, 6))
 
 

@@ -57,10 +57,10 @@ class DaemonThreadPool(ThreadPoolExecutor):
         """Accept no more jobs. Queued jobs still run, unless `cancel_futures`; `wait` joins the threads."""
         with self._lock:
             self._is_over = True
-            given_up = list(self._jobs) if cancel_futures else []
+            canceled = list(self._jobs) if cancel_futures else []
             self._jobs = deque() if cancel_futures else self._jobs
             self._changed.notify_all()
-        for future, _ in given_up:
+        for future, _ in canceled:
             if future.cancel():
                 future.set_running_or_notify_cancel()  # otherwise `concurrent.futures.wait` never returns
         for thread in self._started if wait else ():

@@ -29,7 +29,7 @@ _NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
 _NAMED = ("gs", "gcs", "drive", "file")  # protocols whose paths may contain "?" and "#"
 _QUERY = re.compile("(" + "".join(f"(?<!{each})" for each in _NAMED) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
 
-log = logging.getLogger("cachedfs.cache")
+logger = logging.getLogger("cachedfs.cache")
 _NOTHING, _SLOWER, _NOT_STORED = range(3)
 
 
@@ -42,8 +42,8 @@ def public_url(url: str) -> str:
         return url
     # Not with urlsplit, which rejects invalid host names, such as the first folder inside an archive may look like.
     scheme, _, rest = url.partition("://")
-    kept = rest if scheme.endswith(_NAMED) else rest.partition("?")[0].partition("#")[0]
-    netloc, slash, path = kept.partition("/")
+    visible = rest if scheme.endswith(_NAMED) else rest.partition("?")[0].partition("#")[0]
+    netloc, slash, path = visible.partition("/")
     return f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
 
 
@@ -69,21 +69,21 @@ class WarnOnce:
     """Log a warning for the first problem of one cache, and one more if it gets worse."""
 
     def __init__(self) -> None:
-        self._said = _NOTHING  # the worst problem logged so far
+        self._worst = _NOTHING  # the worst problem logged so far
 
-    def slower(self, trouble: str | None) -> None:
+    def slower(self, problem: str | None) -> None:
         """Warn once of a problem that only makes reads slower; None means no problem.
 
         Nothing is logged if this problem or a worse one was logged before.
         """
-        if trouble is not None:
-            self._say(_SLOWER, trouble)
+        if problem is not None:
+            self._warn(_SLOWER, problem)
 
-    def not_stored(self, trouble: str) -> None:
+    def not_stored(self, problem: str) -> None:
         """Warn that blocks are not cached, unless that was logged already."""
-        self._say(_NOT_STORED, f"blocks are not cached: {trouble}")
+        self._warn(_NOT_STORED, f"blocks are not cached: {problem}")
 
-    def _say(self, how_bad: int, trouble: str) -> None:
-        if self._said < how_bad:
-            self._said = how_bad
-            log.warning("%s", trouble)
+    def _warn(self, severity: int, problem: str) -> None:
+        if self._worst < severity:
+            self._worst = severity
+            logger.warning("%s", problem)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 __all__ = ["importing", "preload"]
 
-_MOST_WAIT_S = 10.0  # longest delay of a fork: a longer import may itself be waiting for the forking thread
+_MAX_WAIT_S = 10.0  # longest delay of a fork: a longer import may itself be waiting for the forking thread
 
 _lock = threading.RLock()
 
@@ -37,7 +37,7 @@ def preload(names: Iterable[str]) -> None:
 
 
 def _before_fork() -> None:
-    _lock.acquire(timeout=_MOST_WAIT_S)
+    _lock.acquire(timeout=_MAX_WAIT_S)
 
 
 def _after_fork_in_parent() -> None:

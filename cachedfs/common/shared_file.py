@@ -30,8 +30,8 @@ class SharedFile:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock = RLock()  # reentrant, because a signal handler may use the file it interrupts
-        self._mover: int | None = None  # the thread that moved the file last
-        self._sought: dict[int, int] = {}  # target of each thread's last seek, until its next read
+        self._last_thread: int | None = None  # the thread that moved the file last
+        self._seeks: dict[int, int] = {}  # target of each thread's last seek, until its next read
         super().__init__(*args, **kwargs)
 
     def seek(self, loc: int, whence: int = 0) -> int:
@@ -40,33 +40,33 @@ class SharedFile:
         This thread's next read starts there.
         """
         with self._lock:
-            if (thread := get_ident()) != self._mover and whence == 1:
+            if (thread := get_ident()) != self._last_thread and whence == 1:
                 loc, whence = self.tell() + loc, 0
             position = self._seek(loc, whence)
-            self._mover = thread
-            self._sought[thread] = _SIZE if whence == 2 and not loc else position
+            self._last_thread = thread
+            self._seeks[thread] = _SIZE if whence == 2 and not loc else position
             return position
 
     def tell(self) -> int:
         """Return the position at which this thread's next read starts."""
         with self._lock:
             now = self._tell()  # raises ValueError if the file is closed
-            if (thread := get_ident()) == self._mover or thread not in self._sought:
+            if (thread := get_ident()) == self._last_thread or thread not in self._seeks:
                 return now
-            position = self._sought[thread]
+            position = self._seeks[thread]
             return int(self.size) if position == _SIZE else position
 
-    def _take_over(self, thread: int) -> None:
+    def _restore_position(self, thread: int) -> None:
         """Move to `thread`'s last seek, or stay where another thread left the file.
 
         Requires the lock.
         """
-        position = self._sought.get(thread, _SIZE)
+        position = self._seeks.get(thread, _SIZE)
         if position == _SIZE:
-            self._sought.clear()
+            self._seeks.clear()
         else:
             self._seek(position)
-        self._mover = thread
+        self._last_thread = thread
 
 
 def at_own_seek(read: _Read) -> _Read:
@@ -78,10 +78,10 @@ def at_own_seek(read: _Read) -> _Read:
     @functools.wraps(read)
     def reading(self: SharedFile, size: Any = -1, /) -> Any:
         with self._lock:
-            if (thread := get_ident()) != self._mover:
-                self._take_over(thread)
+            if (thread := get_ident()) != self._last_thread:
+                self._restore_position(thread)
             data = read(self, size)
-            self._sought.pop(thread, None)  # kept after an error, so that a retry reads at the same position
+            self._seeks.pop(thread, None)  # kept after an error, so that a retry reads at the same position
             return data
 
     reading.__doc__ = f"As `{read.__qualname__}`, from where the calling thread sought."

@@ -35,12 +35,12 @@ def per_cent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
-def counted(n: int, what: str, several: str | None = None) -> str:
+def counted(n: int, what: str, plural: str | None = None) -> str:
     """Format a count with its noun: "1 batch", "1,000 batches".
 
-    `several` is the plural, if it is not `what` plus "s".
+    `plural` is the plural form, if it is not `what` plus "s".
     """
-    return f"{n:,} {what if n == 1 else several or f'{what}s'}"
+    return f"{n:,} {what if n == 1 else plural or f'{what}s'}"
 
 
 def columns(values: Sequence[float], n: int) -> list[float]:
@@ -60,18 +60,18 @@ def bars(values: Sequence[float], n: int) -> str:
     return "".join(BLOCKS[min(7, int(8 * value / most))] for value in shown) if most else ""
 
 
-def shown(title: str, sentence: str, rows: Iterable[tuple[str, str]], drawn: str = "") -> str:
-    """Format a title, a sentence and a table as HTML, with a picture `drawn` (HTML) above the table.
+def shown(title: str, sentence: str, rows: Iterable[tuple[str, str]], picture: str = "") -> str:
+    """Format a title, a sentence and a table as HTML, with `picture` (HTML) above the table.
 
     Rows whose second text is empty are left out.
     """
     from html import escape  # imported here, because it is slow to import and most processes show no HTML
 
-    left = 'style="text-align:left"'
+    align = 'style="text-align:left"'
     body = "".join(
-        f"<tr><td {left}><b>{escape(name)}</b></td><td {left}>{escape(said)}</td></tr>"
-        for name, said in rows
-        if said
+        f"<tr><td {align}><b>{escape(name)}</b></td><td {align}>{escape(value)}</td></tr>"
+        for name, value in rows
+        if value
     )
     below = f"<br>{escape(sentence)}" if sentence else ""
-    return f"<div><p><b>{escape(title)}</b>{below}</p>{drawn}<table>{body}</table></div>"
+    return f"<div><p><b>{escape(title)}</b>{below}</p>{picture}<table>{body}</table></div>"

@@ -266,8 +266,8 @@ class Counted(NamedTuple):
         """
         if before.since != self.since:
             return self._replace(since=self.since)
-        came = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]
-        return Counted._make([*came, self.since])
+        added = [max(0, now - then) for now, then in zip(self[:-1], before[:-1], strict=True)]
+        return Counted._make([*added, self.since])
 
 
 class LinkStats(NamedTuple):

@@ -53,9 +53,9 @@ def target_of(
             "cachedfs needs to know what it fronts: a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
         )
     names = GCS_PROTOCOLS if protocol in GCS_PROTOCOLS else (protocol,)
-    if strangers := (nested.keys() & known_implementations.keys()) - {*names}:
+    if foreign := (nested.keys() & known_implementations.keys()) - {*names}:
         raise ValueError(
-            f"options of {', '.join(sorted(strangers))}:// were given, and what is read is {protocol}://: name the dictionary "
+            f"options of {', '.join(sorted(foreign))}:// were given, and what is read is {protocol}://: name the dictionary "
             f"like the protocol, {protocol}={{...}}"
         )
     for name in names:
@@ -67,8 +67,8 @@ def target_of(
     merged = dict(target_options or {})
     for name in names:
         merged.update(nested.pop(name, {}))
-    left = {name: value for name, value in options.items() if name not in names}
-    return protocol, merged, left
+    remaining = {name: value for name, value in options.items() if name not in names}
+    return protocol, merged, remaining
 
 
 def strip(own: str, target: str | None, path: Any) -> str:

@@ -44,8 +44,8 @@ class CycleSafeWalk(AsyncFileSystem):
         below = None if maxdepth is None else maxdepth - 1
         # For a depth below 1, fsspec raises its error.
         one = maxdepth if maxdepth is not None and maxdepth < 1 else 1
-        async for here, dirs, files in super()._walk(path, one, on_error=on_error, detail=True, **kwargs):
-            level = (here, dirs, files) if detail else (here, list(dirs), list(files))
+        async for folder, dirs, files in super()._walk(path, one, on_error=on_error, detail=True, **kwargs):
+            level = (folder, dirs, files) if detail else (folder, list(dirs), list(files))
             if topdown:
                 yield level
             for info in [] if below == 0 else [dirs[name] for name in level[1]]:

@@ -200,7 +200,7 @@ class CacheMethods(ChainedFileSystem):
         from cachedfs.snapshot import Export
 
         self._source.runtime.drain()  # include blocks that are still being written
-        there, folder = self._elsewhere(target, target_options)
+        there, folder = self._open_archive_folder(target, target_options)
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
             raise ValueError(f"nothing was named to export to {target}")
@@ -222,13 +222,13 @@ class CacheMethods(ChainedFileSystem):
         from cachedfs.snapshot import Import
 
         self._source.runtime.drain()  # blocks that are still being written take space too
-        there, folder = self._elsewhere(source, source_options)
+        there, folder = self._open_archive_folder(source, source_options)
         return self._run(Import(there, folder, identity=self._source.identity, callback=callback).run())
 
     async def _import_cache(self, *args: Any, **kwargs: Any) -> Imported:
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)
 
-    def _elsewhere(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
+    def _open_archive_folder(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
         """Return a reader for the origin of a URL, in this process's runtime, and the path in it."""
         text = url.rpartition("::")[2] if "://" in url else os.path.abspath(os.path.expanduser(url))
         protocol, has_protocol, rest = text.partition("://")

@@ -61,8 +61,8 @@ class CachedFile(SharedFile, io.BufferedReader):
     def peek(self, size: int = 0, /) -> bytes:
         """Return bytes from the start of this thread's next read, without moving the position."""
         with self._lock:
-            if (thread := get_ident()) != self._mover:
-                self._take_over(thread)
+            if (thread := get_ident()) != self._last_thread:
+                self._restore_position(thread)
             return super().peek(size)
 
     @property

@@ -147,9 +147,9 @@ class WriteMethods(CycleSafeWalk):
         )
         if not copied and not isinstance(path1, list):  # then fsspec skips folders without an error
             raise await self._nothing_moved(self._strip(path1), recursive)
-        left = copied.keys() - copied.values()  # keep what was moved onto itself
-        folders = {path for path in left if await self._was_dir(path, began_at)}
-        files = [self._rm_file(path) for path in left - folders]
+        sources = copied.keys() - copied.values()  # keep what was moved onto itself
+        folders = {path for path in sources if await self._was_dir(path, began_at)}
+        files = [self._rm_file(path) for path in sources - folders]
         await _run_coros_in_chunks(files, batch_size=self.batch_size)
         for folder in sorted(folders, reverse=True):
             try:

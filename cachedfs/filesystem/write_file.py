@@ -61,9 +61,9 @@ class WrittenFile(io.IOBase):
                 "read it with 'rb', write it anew with 'wb'"
             )
         if not autocommit and mode in _NEW:
-            self._inner: Any = _Held(lambda: fs.origin_fs._open(path, mode=mode, **options))
+            self._inner: Any = _DelayedFile(lambda: fs.origin_fs._open(path, mode=mode, **options))
             return
-        with self._told("opening it for writing"):
+        with self._mapped_errors("opening it for writing"):
             self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class WrittenFile(io.IOBase):
             self._is_begun = True
             if isinstance(data, bytes | bytearray):
                 _warn_if_not_compressed(self.fs.unstrip_protocol(self.path), bytes(data[:6]))
-        with self._told("writing it"):
+        with self._mapped_errors("writing it"):
             return int(self._inner.write(data))
 
     def read(self, size: int = -1, /) -> bytes:
@@ -109,7 +109,7 @@ class WrittenFile(io.IOBase):
             self.close()
         elif not self.closed:
             try:
-                self._give_up(error or kind())
+                self._abandon(error or kind())
             finally:
                 super().close()
 
@@ -125,7 +125,7 @@ class WrittenFile(io.IOBase):
         error = failure_since(self._handled)
         try:
             if error is not None and self.mode in _NEW:
-                self._give_up(error)
+                self._abandon(error)
                 error.add_note(
                     f"{self.fs.unstrip_protocol(self.path)}: its file was closed because of this exception, and what was "
                     "written is lost. To keep it, close the file outside of the except block."
@@ -143,7 +143,7 @@ class WrittenFile(io.IOBase):
         error = failure_since(self.__dict__.get("_handled", ()))
         self.__exit__(None if error is None else type(error), error)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _abandon(self, error: BaseException) -> None:
         """Close the inner file because of `error`; leave the object unchanged where its filesystem can."""
         inner = self.__dict__.get("_inner")
         if inner is None or inner.closed:
@@ -164,7 +164,7 @@ class WrittenFile(io.IOBase):
         self._changing(self._inner.discard)
 
     @contextlib.contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _mapped_errors(self, doing: str) -> Iterator[None]:
         """Turn exceptions of the inner file into errors of cachedfs."""
         url = self.fs.unstrip_protocol(self.path)
         try:
@@ -179,7 +179,7 @@ class WrittenFile(io.IOBase):
         # Move the change counters before and after, so that metadata fetched meanwhile does not count.
         self.fs.invalidate_cache(self.path)
         try:
-            with self._told("writing it"):
+            with self._mapped_errors("writing it"):
                 act()
         except FileExistsError as error:
             url = self.fs.unstrip_protocol(self.path)
@@ -212,7 +212,7 @@ def _warn_if_not_compressed(url: str, begin: bytes) -> None:
         )
 
 
-class _Held:
+class _DelayedFile:
     """A file written in a transaction: a local temporary file, sent to the origin at `commit`.
 
     Some inner filesystems cannot delay a file, or cannot delay a single one of their files.
@@ -226,15 +226,15 @@ class _Held:
         return getattr(self._file, name)
 
     def write(self, data: Any) -> int:
-        with self._whole():
+        with self._discard_on_error():
             return self._file.write(data)
 
     def flush(self) -> None:
-        with self._whole():
+        with self._discard_on_error():
             self._file.flush()
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _discard_on_error(self) -> Iterator[None]:
         """Discard the file if a write to it fails, because it is incomplete.
 
         This holds even if the caller ignores the error.
@@ -243,12 +243,12 @@ class _Held:
             yield
         except OSError as error:
             self.discard()
-            told = CachedFSError(
+            failure = CachedFSError(
                 f"what a transaction writes could not be kept in {tempfile.gettempdir()} until it ends: {error}; free space "
                 "there, or set TMPDIR to another disk"
             )
-            told.errno = error.errno
-            raise told from error
+            failure.errno = error.errno
+            raise failure from error
 
     def __exit__(self, *exc_info: object) -> None:
         self.discard()  # the writer failed: the file is incomplete
@@ -260,9 +260,9 @@ class _Held:
         if self._file.closed:
             return
         self.flush()  # first: a full local disk must not change the object
-        with self._file as held, self._opened() as file:
-            held.seek(0)
-            shutil.copyfileobj(held, file, _PIECE)
+        with self._file as data, self._opened() as file:
+            data.seek(0)
+            shutil.copyfileobj(data, file, _PIECE)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):  # a full disk makes the final flush fail

@@ -163,10 +163,10 @@ class FsspecOrigin:
         inner = await self._inner.get()
         async with self._slots.mine:
             self.on_request()
-            with logged_request(method, self.url(str(args[0])), _range_of(options)) as told:
+            with logged_request(method, self.url(str(args[0])), _range_of(options)) as logged:
                 answer = await invoke(inner, method, *args, **options)
-                told.size = len(answer) if isinstance(answer, bytes) else 0
-            self._slots.finished(told.size)
+                logged.size = len(answer) if isinstance(answer, bytes) else 0
+            self._slots.finished(logged.size)
             return answer
 
     def _described(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
@@ -200,8 +200,8 @@ def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
     if now.size is not None or then.fingerprint is not None:
         return (now.kind, now.size, now.fingerprint) == (then.kind, then.size, then.fingerprint)
     # The size is known only from a read. So compare the evidence in the details, with 0 for the size.
-    told = (fingerprint({**info.details, "size": 0}) for info in (now, then))
-    return now.kind == then.kind and next(told) == next(told)
+    evidence = (fingerprint({**info.details, "size": 0}) for info in (now, then))
+    return now.kind == then.kind and next(evidence) == next(evidence)
 
 
 class _Read:
@@ -273,7 +273,7 @@ class _Read:
         span = Range(self._position, min(self._position + _PIECE, self.stop))
         data = b""
         if span.size:
-            data = self._exactly(await self._bytes(span.start, span.stop), span)
+            data = self._cut_to(await self._bytes(span.start, span.stop), span)
         if span.size or self._pinned is not None:
             await self._confirm()
         return data
@@ -289,7 +289,7 @@ class _Read:
             raise
         return data if isinstance(data, bytes) else bytes(data)
 
-    def _exactly(self, data: bytes, span: Range) -> bytes:
+    def _cut_to(self, data: bytes, span: Range) -> bytes:
         if len(data) == span.size:
             return data
         if len(data) == self.info.size:  # the server ignored the range and sent the whole object

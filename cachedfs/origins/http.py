@@ -68,45 +68,45 @@ class Auth(Protocol):
 class HTTPResponse:
     """A response whose headers have arrived."""
 
-    def __init__(self, response: aiohttp.ClientResponse, told: LoggedRequest) -> None:
-        self._response, self._told = response, told
+    def __init__(self, response: aiohttp.ClientResponse, logged: LoggedRequest) -> None:
+        self._response, self._logged = response, logged
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         self.other_host = other_host(response)  # where redirects led; None for the host that was asked
 
     async def read_some(self) -> bytes:
         """Return the next bytes of the body, empty at its end; raise RetryableError if it breaks."""
-        with _troubled():
+        with _retryable_errors():
             data = await self._response.content.readany()
-        self._told.size += len(data)
+        self._logged.size += len(data)
         return data
 
     async def read_all(self) -> bytes:
         """Return the whole body; raise RetryableError if it breaks."""
-        with _troubled():
+        with _retryable_errors():
             data = await self._response.read()
-        self._told.size += len(data)
+        self._logged.size += len(data)
         return data
 
     async def read_error(self) -> bytes:
         """Return the start of an error response's body, up to 64 KiB; raise RetryableError if it breaks."""
         data = bytearray()
-        with _troubled():
+        with _retryable_errors():
             # One `read` returns only the bytes that have arrived.
             while piece := await self._response.content.read(_ERROR_BODY - len(data)):
                 data += piece
-        self._told.size += len(data)
+        self._logged.size += len(data)
         return bytes(data)
 
     @property
     def size(self) -> int:
         """Bytes of the body that were read."""
-        return self._told.size
+        return self._logged.size
 
     def close(self) -> None:
         """Stop reading; the connection is reused if the body was read to its end, else dropped."""
         self._response.close()
-        self._told.over()
+        self._logged.over()
 
 
 class HTTPClient:
@@ -142,83 +142,86 @@ class HTTPClient:
         self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
 
     async def json(
-        self, ask: HTTPRequest, is_answer: Callable[[dict[str, Any]], bool] | None = None
+        self, request: HTTPRequest, is_answer: Callable[[dict[str, Any]], bool] | None = None
     ) -> dict[str, Any]:
-        """Return the JSON object that the service answers to `ask`, after retries.
+        """Return the JSON object that the service answers to `request`, after retries.
 
         An answer that `is_answer` rejects is from another server, such as a proxy, and is retried.
         """
 
         async def attempt() -> dict[str, Any]:
-            async with self.exchange(ask) as exchange:
+            async with self.exchange(request) as exchange:
                 found = object_of(await exchange.read_all())
             if is_answer is not None and not is_answer(found):
                 raise RetryableError(foreign("the answer is JSON without what the service always sends"))
             return found
 
-        return await self.retried(attempt, ask, self.new_tries())
+        return await self.retried(attempt, request, self.new_tries())
 
-    async def retried(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest, tries: RetryAttempts) -> T:
+    async def retried(
+        self, attempt: Callable[[], Awaitable[T]], request: HTTPRequest, tries: RetryAttempts
+    ) -> T:
         """Return the result of `attempt`, repeated for as long as `tries` allows."""
         while True:
             try:
                 return await attempt()
             except RetryableError as failed:
-                await self.pause(failed, ask, tries)
+                await self.pause(failed, request, tries)
 
-    async def pause(self, failed: RetryableError, ask: HTTPRequest, tries: RetryAttempts) -> None:
+    async def pause(self, failed: RetryableError, request: HTTPRequest, tries: RetryAttempts) -> None:
         """Wait before the next attempt; raise OriginUnavailable when there is none left."""
         wait_s = tries.next_wait_s(failed.trouble)
         if wait_s is None:
             kind = OriginUnreachable if failed.trouble.is_unreachable else OriginUnavailable
             raise kind(
-                f"{ask.subject}: {ask.doing} failed after {tries.summary()}; the last time: {failed}. "
+                f"{request.subject}: {request.doing} failed after {tries.summary()}; the last time: {failed}. "
                 f"{failed.trouble.remedy}"
             ) from (failed.__cause__ or failed)
         await asyncio.sleep(wait_s)
 
     @asynccontextmanager
-    async def exchange(self, ask: HTTPRequest) -> AsyncIterator[HTTPResponse]:
-        """Send `ask` once; leaving before the end of the body drops the connection.
+    async def exchange(self, request: HTTPRequest) -> AsyncIterator[HTTPResponse]:
+        """Send `request` once; leaving before the end of the body drops the connection.
 
         Raises RetryableError, or the final error.
         """
         async with self._slots.mine:
-            exchange = await self._send(ask)
+            exchange = await self._send(request)
             try:
                 yield exchange
             finally:
                 exchange.close()
                 self._slots.finished(exchange.size)
 
-    async def _send(self, ask: HTTPRequest) -> HTTPResponse:
+    async def _send(self, request: HTTPRequest) -> HTTPResponse:
         """Return a successful response; after a 401, renew the credentials and send once more."""
-        proof, began_at = await self._auth.headers(), self._slots.now()
-        sent_at, response = await self._first(ask, proof)
-        if response.status == 401 and await self._renewed(response, proof):
-            sent_at, response = await self._first(ask, await self._auth.headers())
+        auth_headers, began_at = await self._auth.headers(), self._slots.now()
+        sent_at, response = await self._first(request, auth_headers)
+        if response.status == 401 and await self._renewed(response, auth_headers):
+            sent_at, response = await self._first(request, await self._auth.headers())
         is_good = response.status in _GOOD
-        if response.other_host and not (is_good and ask.as_stored):  # headers and checksums prove object data
+        # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
+        if response.other_host and not (is_good and request.as_stored):
             response.close()
             raise RetryableError(
                 foreign(f"redirected to {response.other_host}, which answered {response.status}")
             )
         if is_good:
-            self._learn(sent_at, refused=False)
+            self._report_answer(sent_at, refused=False)
             return response
         try:
             body = await response.read_error()
         finally:
             response.close()
-        verdict = self._judge(ask, response.status, response.headers, body)
-        self._learn(sent_at, refused=isinstance(verdict, RetryReason) and verdict.is_rate)
-        if isinstance(verdict, RetryReason) and (verdict.is_rate or response.status == _OVERLOADED):
+        outcome = self._judge(request, response.status, response.headers, body)
+        self._report_answer(sent_at, refused=isinstance(outcome, RetryReason) and outcome.is_rate)
+        if isinstance(outcome, RetryReason) and (outcome.is_rate or response.status == _OVERLOADED):
             self._slots.refused(began_at)
-        raise RetryableError(verdict) if isinstance(verdict, RetryReason) else verdict
+        raise RetryableError(outcome) if isinstance(outcome, RetryReason) else outcome
 
-    async def _renewed(self, response: HTTPResponse, proof: Mapping[str, str]) -> bool:
+    async def _renewed(self, response: HTTPResponse, auth_headers: Mapping[str, str]) -> bool:
         try:
-            is_renewed = await self._auth.renew(proof)
+            is_renewed = await self._auth.renew(auth_headers)
         except BaseException:  # also on cancellation: closing the response frees the connection
             response.close()
             raise
@@ -226,45 +229,49 @@ class HTTPClient:
             response.close()
         return is_renewed
 
-    async def _first(self, ask: HTTPRequest, proof: Mapping[str, str]) -> tuple[float, HTTPResponse]:
-        """Return when `ask` was sent, and the response to it or to a hedged second request."""
-        sent_at = await self._turn()
+    async def _first(
+        self, request: HTTPRequest, auth_headers: Mapping[str, str]
+    ) -> tuple[float, HTTPResponse]:
+        """Return when `request` was sent, and the response to it or to a hedged second request."""
+        sent_at = await self._wait_for_rate()
         if self._hedge is None:
-            return sent_at, await self._request(ask, proof)
-        again = partial(self._in_turn, ask, proof)
-        return sent_at, await self._hedge.first(self._request(ask, proof), again, HTTPResponse.close)
+            return sent_at, await self._request(request, auth_headers)
+        second = partial(self._request_at_rate, request, auth_headers)
+        return sent_at, await self._hedge.first(
+            self._request(request, auth_headers), second, HTTPResponse.close
+        )
 
-    async def _in_turn(self, ask: HTTPRequest, proof: Mapping[str, str]) -> HTTPResponse:
-        await self._turn()
-        return await self._request(ask, proof)
+    async def _request_at_rate(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> HTTPResponse:
+        await self._wait_for_rate()
+        return await self._request(request, auth_headers)
 
-    async def _turn(self) -> float:
+    async def _wait_for_rate(self) -> float:
         return 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(_KIND)
 
-    def _learn(self, sent_at: float, *, refused: bool) -> None:
+    def _report_answer(self, sent_at: float, *, refused: bool) -> None:
         if self._rate_limiter is not None:
             self._rate_limiter.answered(_KIND, sent_at, refused=refused)
 
-    async def _request(self, ask: HTTPRequest, proof: Mapping[str, str]) -> HTTPResponse:
+    async def _request(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> HTTPResponse:
         self._on_request()
-        told = LoggedRequest("GET", ask.url, ask.headers.get("Range", ""))
+        logged = LoggedRequest("GET", request.url, request.headers.get("Range", ""))
         try:
-            response = await self._answer(ask, proof)
+            response = await self._get(request, auth_headers)
         except BaseException as error:  # also on cancellation
-            told.over(error)
+            logged.over(error)
             raise
-        told.answered(response.status)
-        return HTTPResponse(response, told)
+        logged.answered(response.status)
+        return HTTPResponse(response, logged)
 
-    async def _answer(self, ask: HTTPRequest, proof: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _get(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         started = time.monotonic()
         try:
-            with _troubled():
+            with _retryable_errors():
                 return await self._session.get(
-                    URL(ask.url, encoded=True),
-                    params=ask.params,
-                    headers={**ask.headers, **proof},
-                    auto_decompress=not ask.as_stored,
+                    URL(request.url, encoded=True),
+                    params=request.params,
+                    headers={**request.headers, **auth_headers},
+                    auto_decompress=not request.as_stored,
                     raise_for_status=False,
                     max_redirects=MOST_REDIRECTS,
                     **self._kwargs,
@@ -280,25 +287,27 @@ class HTTPClient:
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:
     """Return the host that answered if redirects led to another host, else None."""
-    asked, came = (response.history[0] if response.history else response).url, response.url
-    is_same = asked.host == came.host and (asked.port == came.port or asked.scheme != came.scheme)
-    return None if is_same else came.authority
+    requested, answered = (response.history[0] if response.history else response).url, response.url
+    is_same = requested.host == answered.host and (
+        requested.port == answered.port or requested.scheme != answered.scheme
+    )
+    return None if is_same else answered.authority
 
 
 def timeout_of(
     policy: RetryPolicy,
     *,
-    given: float | aiohttp.ClientTimeout | None = None,
+    own_timeout: float | aiohttp.ClientTimeout | None = None,
     can_wait_for_pool: bool = False,
 ) -> aiohttp.ClientTimeout:
     """Return the timeouts of one request: for connecting and for silence, none for the whole.
 
-    `given` is the user's own: seconds for the whole request, or an aiohttp value, which is used as it is.
+    `own_timeout` is the user's own: seconds for the whole request, or an aiohttp value, which is used as it is.
     """
-    if isinstance(given, aiohttp.ClientTimeout):
-        return given
+    if isinstance(own_timeout, aiohttp.ClientTimeout):
+        return own_timeout
     return aiohttp.ClientTimeout(
-        total=given,
+        total=own_timeout,
         # Only `connect` includes finding the host's address, but also waiting for a free connection.
         connect=None if can_wait_for_pool else policy.connect_s,
         sock_connect=policy.connect_s,
@@ -307,7 +316,7 @@ def timeout_of(
 
 
 @contextmanager
-def _troubled() -> Iterator[None]:
+def _retryable_errors() -> Iterator[None]:
     """Turn the exceptions of aiohttp for a broken connection into RetryableError."""
     try:
         yield

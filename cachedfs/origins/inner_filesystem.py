@@ -60,10 +60,10 @@ def make_filesystem(
     """
     cls = _class_of(protocol)
     preload(["encodings.idna"])  # needed to resolve host names
-    given = make_private(options)
+    private = make_private(options)
     if cls.async_impl:
-        given |= {"asynchronous": False, "loop": loop}
-    return without_listing_cache(cls(**given))
+        private |= {"asynchronous": False, "loop": loop}
+    return without_listing_cache(cls(**private))
 
 
 def _class_of(protocol: str) -> Any:

@@ -44,14 +44,14 @@ _TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may
 
 
 def trouble_of(
-    status: int, reasons: set[str], said: str, headers: Mapping[str, str], now: datetime
+    status: int, reasons: set[str], answer: str, headers: Mapping[str, str], now: datetime
 ) -> RetryReason | None:
     """Return the retry reason of an error response; None where another attempt would not help."""
     is_rate = status == 429 or (status == 403 and bool(reasons & _RATE_REASONS))
     if status not in _RETRIED and status <= 504 and not is_rate:
         return None
-    trouble = RetryReason(f"the service answered {said}", retry_after_s(headers.get("retry-after"), now))
-    return replace(trouble, remedy=_TOO_MANY, is_rate=True) if is_rate else trouble
+    reason = RetryReason(f"the service answered {answer}", retry_after_s(headers.get("retry-after"), now))
+    return replace(reason, remedy=_TOO_MANY, is_rate=True) if is_rate else reason
 
 
 def error_of(body: bytes) -> tuple[str, set[str]]:
@@ -77,8 +77,8 @@ def token_server_away(error: Exception) -> Exception | None:
     """
     from google.auth.exceptions import TransportError
 
-    away = next((each for each in (error, error.__cause__) if isinstance(each, TransportError)), None)
-    return None if away is None or _is_answered(away) else away
+    failure = next((each for each in (error, error.__cause__) if isinstance(each, TransportError)), None)
+    return None if failure is None or _is_answered(failure) else failure
 
 
 def _is_answered(error: Exception) -> bool:
@@ -150,11 +150,11 @@ def mapped(url: str, doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # `translate` returns an exception it does not know as it is
-        ours = translate(error, url, doing)
-        if ours is error:
+        translated = translate(error, url, doing)
+        if translated is error:
             raise
         # A traceback prints the cause too: drop it if its message contains a secret.
-        raise ours from (error if str(error) == without_secrets(str(error)) else None)
+        raise translated from (error if str(error) == without_secrets(str(error)) else None)
 
 
 def translate(error: Exception, url: str, doing: str) -> Exception:
@@ -167,18 +167,18 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
         or getattr(error, "errno", None) == errno.ENOTEMPTY
     ):
         return error
-    said = _behind(error)
-    kind = _kind_of(said)
+    cause = _real_error(error)
+    kind = _kind_of(cause)
     if kind is None:
         return error
     advice = _ADVICE.get(kind, "the origin failed")
-    ours = kind(f"{url}: {advice} ({doing}: {_text(said)})")
+    translated = kind(f"{url}: {advice} ({doing}: {_text(cause)})")
     if kind is CachedFSError and isinstance(error, OSError) and error.errno:
-        ours.errno = error.errno
-    return ours
+        translated.errno = error.errno
+    return translated
 
 
-def _behind(error: Exception) -> Exception:
+def _real_error(error: Exception) -> Exception:
     """Return the cause of a FileNotFoundError if the cause is another failure, else `error` itself.
 
     fsspec's HTTP filesystem raises FileNotFoundError for a 503 and for an unreachable server. Zarr takes a missing
@@ -187,7 +187,7 @@ def _behind(error: Exception) -> Exception:
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
         return error
-    cause = _behind(cause)
+    cause = _real_error(cause)
     kind = _kind_of(cause)
     is_refusal = kind is CachedFSError and _status_of(cause) is not None
     return (

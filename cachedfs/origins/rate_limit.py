@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 __all__ = [
     "CREATES",
-    "LEARNT_S",
+    "RETRY_HIGHER_S",
     "REQUESTS",
     "BudgetRecord",
     "LimitState",
@@ -34,12 +34,13 @@ __all__ = [
 
 
 # Seconds until a higher limit is tried again. A wrong low limit costs an hour; a try costs some 20 refusals.
-LEARNT_S = 3600.0
+RETRY_HIGHER_S = 3600.0
 _MARGIN = 0.95  # of a limit; requests under way make our count differ from the service's
 _BURST_S = 0.5  # of the rate, sent at once; we assume that the service allows at least twice as much
 _WEIGHT = 1 / 32  # of the newest answer in the moving average of refusals
-_BULK = 0.15  # 6 refusals in a row, or 1 in 7 for a while, mean a lower limit; without one, the worst days have 1 in 70
-_LEAST = 1 / 32  # share of a limit that we always use
+# Share of refusals that means a lower limit: 6 in a row, or 1 in 7 for a while. Otherwise the worst days have 1 in 70.
+_MAX_REFUSED = 0.15
+_MIN_SHARE = 1 / 32  # share of a limit that we always use
 _GROWTH = 0.005  # of the limit per second: from a half to all of it in 100 s
 
 # Google Drive's limits for one user of one project, per minute: 12,000 requests, or 325,000 units for projects made
@@ -49,7 +50,7 @@ logger = logging.getLogger("cachedfs.origins")
 T = TypeVar("T")
 Numbers = tuple[float, ...]
 _CREATE = "create"
-_BEHIND_S = 0.05  # seconds until the next check while requests wait for their turn
+_RECHECK_S = 0.05  # seconds until the next check while requests wait for their turn
 
 
 class RateLimit(NamedTuple):
@@ -64,7 +65,7 @@ class RateLimit(NamedTuple):
     def cost(self, kind: str) -> float:
         return self.costs.get(kind, self.costs.get("other", 1.0))
 
-    def dearest(self) -> float:
+    def highest_cost(self) -> float:
         return max([self.cost("other"), *self.costs.values()])
 
 
@@ -85,69 +86,69 @@ class LimitState(NamedTuple):
     cut_at: float = 0.0  # when the rate was last lowered; answers to earlier requests are ignored
 
 
-def taken(pace: LimitState, ladder: Sequence[RateLimit], kind: str, now: float) -> tuple[LimitState, float]:
+def taken(state: LimitState, ladder: Sequence[RateLimit], kind: str, now: float) -> tuple[LimitState, float]:
     """Return the state after sending a request now, and 0.
 
     If it must wait first: the same state, and the seconds to wait.
     """
-    pace = _sane(pace, ladder, now)
-    if pace.free_at > now:
-        return pace, pace.free_at - now
-    cost_s = ladder[int(pace.rung)].cost(kind) / per_s(pace, ladder, now)
-    return pace._replace(free_at=max(pace.free_at, now - _BURST_S) + cost_s), 0.0
+    state = _sane(state, ladder, now)
+    if state.free_at > now:
+        return state, state.free_at - now
+    cost_s = ladder[int(state.rung)].cost(kind) / per_s(state, ladder, now)
+    return state._replace(free_at=max(state.free_at, now - _BURST_S) + cost_s), 0.0
 
 
 def answered(
-    pace: LimitState, ladder: Sequence[RateLimit], *, sent_at: float, refused: bool, now: float
+    state: LimitState, ladder: Sequence[RateLimit], *, sent_at: float, refused: bool, now: float
 ) -> LimitState:
     """Return the state after an answer; `refused` means it said "too many requests"."""
-    pace = _sane(pace, ladder, now)
-    if sent_at < pace.cut_at:
-        return pace
-    part = pace.refused + (refused - pace.refused) * _WEIGHT
-    if not refused or part < _BULK:
-        return pace._replace(refused=part)
+    state = _sane(state, ladder, now)
+    if sent_at < state.cut_at:
+        return state
+    part = state.refused + (refused - state.refused) * _WEIGHT
+    if not refused or part < _MAX_REFUSED:
+        return state._replace(refused=part)
     last = len(ladder) - 1
-    if pace.rung < last:
-        return LimitState(pace.rung + 1, free_at=now, cut_at=now)
-    return LimitState(pace.rung, max(_share(pace, now) / 2, _LEAST), free_at=now, cut_at=now)
+    if state.rung < last:
+        return LimitState(state.rung + 1, free_at=now, cut_at=now)
+    return LimitState(state.rung, max(_share(state, now) / 2, _MIN_SHARE), free_at=now, cut_at=now)
 
 
-def spare_s(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
+def spare_s(state: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
     """Return in how many seconds half of the burst is free; the other half is for waiting callers."""
-    return max(0.0, _sane(pace, ladder, now).free_at - (now - _BURST_S / 2))
+    return max(0.0, _sane(state, ladder, now).free_at - (now - _BURST_S / 2))
 
 
-def per_s(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
+def per_s(state: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
     """Return the present rate per second, in requests or units."""
-    return ladder[int(pace.rung)].per_s * _MARGIN * _share(pace, now)
+    return ladder[int(state.rung)].per_s * _MARGIN * _share(state, now)
 
 
-def _share(pace: LimitState, now: float) -> float:
-    return min(1.0, pace.share + _GROWTH * max(0.0, now - pace.cut_at))
+def _share(state: LimitState, now: float) -> float:
+    return min(1.0, state.share + _GROWTH * max(0.0, now - state.cut_at))
 
 
-def _sane(pace: LimitState, ladder: Sequence[RateLimit], now: float) -> LimitState:
+def _sane(state: LimitState, ladder: Sequence[RateLimit], now: float) -> LimitState:
     """Return the state with only values that are possible now; an invalid state is reset.
 
     If the clock was set back, the stored times are in the future. Then the learned limit is kept, and the times are
     moved back so that no request waits for them.
     """
     is_sound = (
-        all(map(math.isfinite, pace))
-        and 0 <= pace.rung < len(ladder)
-        and _LEAST <= pace.share <= 1
-        and 0 <= pace.refused <= 1
-        and pace.cut_at >= 0
+        all(map(math.isfinite, state))
+        and 0 <= state.rung < len(ladder)
+        and _MIN_SHARE <= state.share <= 1
+        and 0 <= state.refused <= 1
+        and state.cut_at >= 0
     )
     if not is_sound:
         return LimitState(free_at=now - _BURST_S, cut_at=0.0)
-    if pace.rung and now > pace.cut_at + LEARNT_S:
-        pace = LimitState(free_at=pace.free_at)
-    limit = ladder[int(pace.rung)]
+    if state.rung and now > state.cut_at + RETRY_HIGHER_S:
+        state = LimitState(free_at=state.free_at)
+    limit = ladder[int(state.rung)]
     # `free_at` can be ahead by the cost of one request, at the share of the last cut or a higher one.
-    most_s = limit.dearest() / (limit.per_s * _MARGIN * pace.share)
-    return pace._replace(free_at=min(pace.free_at, now + most_s), cut_at=min(pace.cut_at, now))
+    most_s = limit.highest_cost() / (limit.per_s * _MARGIN * state.share)
+    return state._replace(free_at=min(state.free_at, now + most_s), cut_at=min(state.cut_at, now))
 
 
 class BudgetRecord(Protocol):
@@ -180,34 +181,34 @@ class _Lane:
         self, ladder: Sequence[RateLimit], book: BudgetRecord, clock: Callable[[], float], *, mostly: str
     ) -> None:
         self._ladder, self._book, self._clock, self._mostly = ladder, book, clock, mostly
-        self._turn = asyncio.Lock()
+        self._order = asyncio.Lock()
 
     async def spend(self, kind: str) -> float:
-        async with self._turn:
-            while wait_s := self._book.change(partial(self._take, kind)):  # noqa: ASYNC110 - other processes send no word
+        async with self._order:
+            while wait_s := self._book.change(partial(self._spend, kind)):  # noqa: ASYNC110 - other processes send no word
                 await asyncio.sleep(wait_s)
             return self._clock()
 
     def answered(self, sent_at: float, refused: bool) -> None:
-        if (per_s := self._book.change(partial(self._learn, sent_at, refused))) is not None:
+        if (per_s := self._book.change(partial(self._answered, sent_at, refused))) is not None:
             logger.info("requests are refused as too many: %.1f a second are sent from now on", per_s)
 
     def spare_s(self) -> float:
-        return _BEHIND_S if self._turn.locked() else self._book.change(self._look)
+        return _RECHECK_S if self._order.locked() else self._book.change(self._spare_s)
 
-    def _take(self, kind: str, numbers: Numbers) -> tuple[Numbers, float]:
+    def _spend(self, kind: str, numbers: Numbers) -> tuple[Numbers, float]:
         return taken(_pace(numbers), self._ladder, kind, self._clock())
 
-    def _learn(self, sent_at: float, refused: bool, numbers: Numbers) -> tuple[Numbers, float | None]:
+    def _answered(self, sent_at: float, refused: bool, numbers: Numbers) -> tuple[Numbers, float | None]:
         """Return the state after an answer, and the new rate per second if it was lowered, else None."""
         before, now = _pace(numbers), self._clock()
-        pace = answered(before, self._ladder, sent_at=sent_at, refused=refused, now=now)
-        if not refused or pace.cut_at in (before.cut_at, 0.0):
-            return pace, None
-        cost = self._ladder[int(pace.rung)].cost(self._mostly)
-        return pace, per_s(pace, self._ladder, now) / cost
+        state = answered(before, self._ladder, sent_at=sent_at, refused=refused, now=now)
+        if not refused or state.cut_at in (before.cut_at, 0.0):
+            return state, None
+        cost = self._ladder[int(state.rung)].cost(self._mostly)
+        return state, per_s(state, self._ladder, now) / cost
 
-    def _look(self, numbers: Numbers) -> tuple[Numbers, float]:
+    def _spare_s(self, numbers: Numbers) -> tuple[Numbers, float]:
         return numbers, spare_s(_pace(numbers), self._ladder, self._clock())
 
 

@@ -153,9 +153,9 @@ def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     They come from the argument, the emulator or the universe domain.
     """
     emulator = environ.get("STORAGE_EMULATOR_HOST", "")
-    given = options.get("endpoint_url") or ("" if emulator == "default" else emulator)
+    endpoint = options.get("endpoint_url") or ("" if emulator == "default" else emulator)
     universe = environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN", "googleapis.com")
-    return _host_of(given) or f"storage.{universe}"
+    return _host_of(endpoint) or f"storage.{universe}"
 
 
 def _gcs_account(options: Mapping[str, Any]) -> str:
@@ -173,13 +173,13 @@ def _drive_account(options: Mapping[str, Any]) -> str:
     token = options.get("token")
     if token == "anon":
         return "anon"
-    told = {name: options[name] for name in _DRIVE_ACCOUNT if options.get(name)}
+    account = {name: options[name] for name in _DRIVE_ACCOUNT if options.get(name)}
     if (file := token_file(token)) is not None:
-        told["token"] = file
+        account["token"] = file
     for name in ("token", "client_json"):
         if email := _email_of(options.get(name)):
-            told["email"] = email
-    return f"auth-{_digest(told)}" if told else "auth"
+            account["email"] = email
+    return f"auth-{_digest(account)}" if account else "auth"
 
 
 def _email_of(key: Any) -> str | None:

@@ -29,7 +29,7 @@ class LoggedRequest:
         self._method, self._url, self._range = method, url, range_
         self._began = time.monotonic()
         self._wait_s: float | None = None
-        self._is_ahead, self._is_over = is_speculative(), False
+        self._is_speculative, self._is_over = is_speculative(), False
         self.status: int | str = "no answer"
         self.size = 0
 
@@ -64,24 +64,24 @@ class LoggedRequest:
                 bytes=self.size,
                 wait_s=round(wait_s, 6),
                 took_s=round(took_s, 6),
-                ahead=self._is_ahead,
+                ahead=self._is_speculative,
             )
-        asked = f"{url} {self._range}" if self._range else url
+        target = f"{url} {self._range}" if self._range else url
         logger.debug(
             "%s %s: %s, %d bytes in %.3f s, begun after %.3f s",
-            *(self._method, asked, self.status, self.size, took_s, wait_s),
+            *(self._method, target, self.status, self.size, took_s, wait_s),
         )
 
 
 @contextmanager
 def logged_request(method: str, url: str, range_: str = "") -> Iterator[LoggedRequest]:
     """Log a request whose answer arrives in one piece; it ends with the block, which sets `size`."""
-    told = LoggedRequest(method, url, range_)
+    logged = LoggedRequest(method, url, range_)
     try:
-        yield told
-        if told.status == "no answer":
-            told.answered("ok")
+        yield logged
+        if logged.status == "no answer":
+            logged.answered("ok")
     except BaseException as error:  # also on cancellation
-        told.over(error)
+        logged.over(error)
         raise
-    told.over()
+    logged.over()

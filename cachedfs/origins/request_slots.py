@@ -28,22 +28,22 @@ _REQUEST = (
     64 << 10
 )  # bytes that a request counts beside its body: for small objects, requests are the throughput
 
-_is_ahead = ContextVar("cachedfs_is_ahead", default=False)
+_is_speculative = ContextVar("cachedfs_is_ahead", default=False)
 
 
 def is_speculative() -> bool:
     """Return whether the running task was started before any caller waited for its result."""
-    return _is_ahead.get()
+    return _is_speculative.get()
 
 
 @contextmanager
 def speculative() -> Iterator[None]:
     """Make all requests started in this block speculative, also those of tasks started in it."""
-    token = _is_ahead.set(True)
+    token = _is_speculative.set(True)
     try:
         yield
     finally:
-        _is_ahead.reset(token)
+        _is_speculative.reset(token)
 
 
 @dataclasses.dataclass(slots=True)
@@ -126,7 +126,7 @@ class RequestSlots:
     def __init__(self, concurrency: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._window, self._clock = ConcurrencyWindow(concurrency), clock
         self.most = (1 + SPECULATIVE_FACTOR) * concurrency
-        self._waited_for = _Slots(self.window)
+        self._demand = _Slots(self.window)
         self._speculative = _Slots(SPECULATIVE_FACTOR * self.window)
 
     @property
@@ -137,7 +137,7 @@ class RequestSlots:
     @property
     def mine(self) -> asyncio.Semaphore:
         """The semaphore for the running task, to be held while the answer is being read."""
-        slots = self._speculative if is_speculative() else self._waited_for
+        slots = self._speculative if is_speculative() else self._demand
         self._window.was_full |= slots.locked()
         return slots
 
@@ -156,6 +156,6 @@ class RequestSlots:
         return self._clock()
 
     def _resize(self) -> None:
-        if self._waited_for.size != self.window:
-            self._waited_for.resize(self.window)
+        if self._demand.size != self.window:
+            self._demand.resize(self.window)
             self._speculative.resize(SPECULATIVE_FACTOR * self.window)

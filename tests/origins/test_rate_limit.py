@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cachedfs.origins.rate_limit import (
     CREATES,
-    LEARNT_S,
+    RETRY_HIGHER_S,
     REQUESTS,
     LimitState,
     answered,
@@ -91,7 +91,7 @@ def test_a_new_quota_is_found_within_a_second_and_then_nothing_is_refused():
 
 def test_a_budget_that_was_learnt_costs_the_next_process_no_refusal_for_an_hour():
     _, pace = drive(Service(NEW, 200), seconds=5)
-    later = pace._replace(cut_at=pace.cut_at - LEARNT_S + 70, free_at=pace.free_at - 3500)
+    later = pace._replace(cut_at=pace.cut_at - RETRY_HIGHER_S + 70, free_at=pace.free_at - 3500)
     sent, pace = drive(Service(NEW, 200), seconds=60, pace=later)
     assert not corrupt_versions(sent)
     assert (

@@ -212,7 +212,7 @@ def test_nothing_is_lost_between_who_notes_and_who_writes(tmp_path):
 
 
 def test_a_program_that_ends_writes_what_it_noted(tmp_path):
-    code = "from cachedfs.common import event_log\nevent_log.LEAST_S = 0\nwith event_log.waiting('b/k'):\n    pass"
+    code = "from cachedfs.common import event_log\nevent_log.MIN_WAIT_S = 0\nwith event_log.waiting('b/k'):\n    pass"
     environ = {**os.environ, event_log.VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, check=True)
     assert [wait.path for wait in read(tmp_path).waits] == ["b/k"]

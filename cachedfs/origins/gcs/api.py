@@ -99,8 +99,8 @@ def read_headers(want: Range | Suffix | None) -> dict[str, str]:
 
     With gzip accepted, the service sends every object as it is stored, in ranges too.
     """
-    given = range_header(want)
-    return {"Accept-Encoding": "gzip"} | ({"Range": given} if given else {})
+    range_ = range_header(want)
+    return {"Accept-Encoding": "gzip"} | ({"Range": range_} if range_ else {})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -258,23 +258,23 @@ def failure(
 ) -> RetryReason | Exception:
     """Return what an error response means: a reason to retry, or the exception to raise."""
     text, reasons = error_of(body)
-    said = f"{status}: {text}" if text else str(status)
-    if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
-        return trouble
+    answer = f"{status}: {text}" if text else str(status)
+    if (reason := trouble_of(status, reasons, answer, headers, now)) is not None:
+        return reason
     if "requester pays" in text.lower():
-        return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {said})")
+        return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {answer})")
     if status == 404 and not is_absence(headers, body):
-        return foreign(f"somebody answered {said}, not in the words of the service", is_absence=True)
+        return foreign(f"somebody answered {answer}, not in the words of the service", is_absence=True)
     if pinned and status in (404, 412):
         return ObjectChanged(
             f"{url}: the object was replaced or removed while it was read ({doing}); open it again"
         )
     if status == 404:
-        return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {said})")
+        return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {answer})")
     if status in (401, 403):
         # An anonymous request also gets a 401, for objects that are not public.
         kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
-        return kind(f"{url}: access denied; {_HINT_403} ({doing}: {said})")
+        return kind(f"{url}: access denied; {_HINT_403} ({doing}: {answer})")
     if status == 400:
-        return ValueError(f"{url}: the service did not accept the request ({doing}: {said})")
-    return CachedFSError(f"{url}: the service answered in a way that is not understood ({doing}: {said})")
+        return ValueError(f"{url}: the service did not accept the request ({doing}: {answer})")
+    return CachedFSError(f"{url}: the service answered in a way that is not understood ({doing}: {answer})")

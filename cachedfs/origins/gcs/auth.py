@@ -73,9 +73,9 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
 def _check_names(kind: type, options: Mapping[str, Any]) -> None:
     """Warn of options that gcsfs does not have: it accepts and ignores them."""
     makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
-    known = {name for maker in makers for name in inspect.signature(maker).parameters}
-    for name in sorted(options.keys() - known - _FSSPECS):
-        near = difflib.get_close_matches(name, known, n=1)
+    supported = {name for maker in makers for name in inspect.signature(maker).parameters}
+    for name in sorted(options.keys() - supported - _FSSPECS):
+        near = difflib.get_close_matches(name, supported, n=1)
         logger.warning(
             "gs option %r is none of gcsfs's, and has no effect%s",
             name,
@@ -96,15 +96,17 @@ class GCSAuth:
     A renewal blocks, so it runs in a thread, once for all requests.
     """
 
-    def __init__(self, held: Any, policy: RetryPolicy) -> None:
-        self._held = held  # gcsfs's GoogleCredentials; its `credentials` is None for anonymous access
+    def __init__(self, gcsfs_auth: Any, policy: RetryPolicy) -> None:
+        self._gcsfs_auth = (
+            gcsfs_auth  # gcsfs's GoogleCredentials; its `credentials` is None for anonymous access
+        )
         self._timeout = policy.connect_s, policy.stall_s
         self._renewing = asyncio.Lock()
         self._renewals = TokenRenewals()
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send; renew a token that is about to expire."""
-        if self._held.credentials is None:
+        if self._gcsfs_auth.credentials is None:
             return {}
         lasts_s = self._lasts_s()
         if is_expired(lasts_s):
@@ -120,13 +122,13 @@ class GCSAuth:
 
         Return False if there is none.
         """
-        if self._held.credentials is None:
+        if self._gcsfs_auth.credentials is None:
             return False
         failure = self._renewals.failure
         async with self._renewing:
             if self._current() == refused:
                 with self._renewals.shared(failure):
-                    await asyncio.to_thread(_refresh, self._held, self._timeout)
+                    await asyncio.to_thread(_refresh, self._gcsfs_auth, self._timeout)
             return self._current() != refused
 
     def _lasts_s(self) -> float:
@@ -134,17 +136,17 @@ class GCSAuth:
 
         google-auth's own `valid` ends minutes earlier.
         """
-        credentials = self._held.credentials
+        credentials = self._gcsfs_auth.credentials
         return left_s(credentials.token, credentials.expiry)
 
     def _current(self) -> dict[str, str]:
         headers: dict[str, str] = {}
-        if self._held.credentials.token is not None:
-            self._held.credentials.apply(headers)
+        if self._gcsfs_auth.credentials.token is not None:
+            self._gcsfs_auth.credentials.apply(headers)
         return headers
 
 
-def _refresh(held: Any, timeout: tuple[float, float]) -> None:
+def _refresh(gcsfs_auth: Any, timeout: tuple[float, float]) -> None:
     """Get a new token from Google.
 
     Raises RetryableError for problems of the network or of Google's servers.
@@ -153,24 +155,26 @@ def _refresh(held: Any, timeout: tuple[float, float]) -> None:
     from google.auth.exceptions import RefreshError, TransportError
     from google.auth.transport.requests import Request
 
-    with requests.Session() as session, held.lock:
+    with requests.Session() as session, gcsfs_auth.lock:
         try:
             # google-auth's own timeout is two minutes. On some of Google's machines it mounts the certificates of the
             # metadata server on `request.session`.
             request: Any = partial(Request(session), timeout=timeout)
             request.session = session
-            held.credentials.refresh(request)
+            gcsfs_auth.credentials.refresh(request)
         except (TransportError, RefreshError) as error:
-            if (away := token_server_away(error)) is not None:
-                trouble = RetryReason(f"no token: {_said(away)}", is_unreachable=not _is_cut_off(away))
-                raise RetryableError(trouble) from error
+            if (failure := token_server_away(error)) is not None:
+                reason = RetryReason(
+                    f"no token: {_message(failure)}", is_unreachable=not _is_cut_off(failure)
+                )
+                raise RetryableError(reason) from error
             if not error.retryable:
                 raise
-            raise RetryableError(RetryReason(f"no token: {_said(error)}")) from error
-        held.credentials.apply(held.heads)
+            raise RetryableError(RetryReason(f"no token: {_message(error)}")) from error
+        gcsfs_auth.credentials.apply(gcsfs_auth.heads)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Return google-auth's message without the answer of the server that may follow it."""
     return without_secrets(str(error.args[0] if error.args else error))
 

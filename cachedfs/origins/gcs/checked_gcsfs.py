@@ -157,10 +157,10 @@ def _is_media(url: str, options: Mapping[str, Any]) -> bool:
 
 def _split_multipart(content_type: str, data: bytes) -> tuple[str, bytes]:
     """Return name and bytes of the object in a multipart upload's body, as gcsfs writes it."""
-    mark = b"\n--" + content_type.partition("boundary=")[2].strip('"').encode()
+    boundary = b"\n--" + content_type.partition("boundary=")[2].strip('"').encode()
     metadata = data.index(b"\n\n") + 2
-    end = data.index(mark, metadata)
-    start, stop = data.index(b"\n\n", end) + 2, data.rindex(mark)
+    end = data.index(boundary, metadata)
+    start, stop = data.index(b"\n\n", end) + 2, data.rindex(boundary)
     return json.loads(data[metadata:end])["name"], data[start:stop]
 
 

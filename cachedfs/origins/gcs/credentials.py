@@ -44,9 +44,9 @@ def _file_of(token: Any) -> str | None:
     name: str = os.path.expanduser(token)
     if os.path.exists(name):
         return name
-    looks_like_one = ("/" in name or name.endswith(".json")) and len(name) < 1000
+    looks_like_file = ("/" in name or name.endswith(".json")) and len(name) < 1000
     # gcsfs would take it for a raw token and send it to Google.
-    if isinstance(token, os.PathLike) or (looks_like_one and not name.startswith(("ya29.", "1//"))):
+    if isinstance(token, os.PathLike) or (looks_like_file and not name.startswith(("ya29.", "1//"))):
         raise ValueError(
             f"gs option token={os.fspath(token)!r}: there is no such file; a token is a file's name, a dictionary, credentials, "
             "or 'anon', 'google_default', 'cloud', 'cache'"

@@ -88,7 +88,7 @@ class GCSOrigin:
             slots=self._slots,
             on_request=lambda: self.on_request(),  # it may be replaced later
             new_tries=self._new_tries,
-            timeout=timeout_of(self._policy, given=inner.requests_timeout, can_wait_for_pool=can_wait),
+            timeout=timeout_of(self._policy, own_timeout=inner.requests_timeout, can_wait_for_pool=can_wait),
             keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
         )
         return GCSConnection(inner, session, client)
@@ -125,27 +125,27 @@ class GCSOrigin:
         with mapped(api.url_of(path), "looking it up"):
             if not path:
                 return api.folder_info("")
-            to = await self.connection()
-            bucket, key, generation = to.split(path)
+            connection = await self.connection()
+            bucket, key, generation = connection.split(path)
             if not key:
-                return await self._lookup_bucket(to, bucket)
+                return await self._lookup_bucket(connection, bucket)
             try:
-                return api.object_info(await to.metadata(path, bucket, key, generation), path)
+                return api.object_info(await connection.metadata(path, bucket, key, generation), path)
             except ObjectNotFound:
-                if generation is None and await self._has_children(to, path, bucket, f"{key}/"):
+                if generation is None and await self._has_children(connection, path, bucket, f"{key}/"):
                     return api.folder_info(path)
                 raise
 
-    async def _lookup_bucket(self, to: GCSConnection, bucket: str) -> ObjectInfo:
+    async def _lookup_bucket(self, connection: GCSConnection, bucket: str) -> ObjectInfo:
         try:
-            return api.bucket_info(jsonable(await to.bucket(bucket)))
+            return api.bucket_info(jsonable(await connection.bucket(bucket)))
         except AccessDenied:
             # Permission to read objects does not include reading the bucket's metadata.
-            await self._has_children(to, bucket, bucket, "")
+            await self._has_children(connection, bucket, bucket, "")
             return api.folder_info(bucket)
 
-    async def _has_children(self, to: GCSConnection, path: str, bucket: str, prefix: str) -> bool:
-        async with aclosing(to.pages(path, bucket, prefix, deep=True, limit=1)) as pages:
+    async def _has_children(self, connection: GCSConnection, path: str, bucket: str, prefix: str) -> bool:
+        async with aclosing(connection.pages(path, bucket, prefix, deep=True, limit=1)) as pages:
             async for page in pages:
                 if page.get("items"):
                     return True
@@ -163,14 +163,14 @@ class GCSOrigin:
         Raises NoSuchBucket.
         """
         folder = api.plain_path(folder)
-        to = await self.connection()
+        connection = await self.connection()
         if not folder:
             for info in await self._buckets():
                 yield info
             return
-        bucket, key, _ = to.split(folder)
+        bucket, key, _ = connection.split(folder)
         prefix = f"{key}/" if key else ""
-        async with aclosing(to.pages(folder, bucket, prefix, deep=deep)) as pages:
+        async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
             while True:
                 try:
                     with mapped(api.url_of(folder), "listing it"):
@@ -200,6 +200,10 @@ class GCSOrigin:
             return await invoke(inner, method, *args, **options)
 
 
-def _judge(ask: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> RetryReason | Exception:
+def _judge(
+    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
+) -> RetryReason | Exception:
     now = datetime.now(UTC)
-    return api.failure(status, headers, body, url=ask.subject, doing=ask.doing, pinned=ask.is_pinned, now=now)
+    return api.failure(
+        status, headers, body, url=request.subject, doing=request.doing, pinned=request.is_pinned, now=now
+    )

@@ -45,55 +45,55 @@ class GCSMediaRead(ResumableRead):
     async def __aenter__(self) -> Reply:
         if "/" not in self._path:
             raise IsAFolder(f"{self._url}: this is a bucket; list it, or read an object in it")
-        self._to = await self._connect()
-        self._tries = self._to.client.new_tries()
+        self._connection = await self._connect()
+        self._tries = self._connection.client.new_tries()
         return await super().__aenter__()
 
-    async def _resume(self, left: Range, failed: RetryableError) -> None:
+    async def _resume(self, remaining: Range, failed: RetryableError) -> None:
         """Request the remaining bytes, of the same generation."""
-        ask = self._to.media(self._path, left, self.info.fingerprint)
-        await self._to.client.pause(failed, ask, self._tries)
+        request = self._connection.media(self._path, remaining, self.info.fingerprint)
+        await self._connection.client.pause(failed, request, self._tries)
 
         async def attempt() -> None:
             try:
-                self._offset = (await self._headers(ask, left, self.info)).offset
+                self._offset = (await self._headers(request, remaining, self.info)).offset
             except RetryableError as failed:
-                await self._ask_of_absence(failed)
+                await self._check_absence(failed)
                 raise
 
-        await self._to.client.retried(attempt, ask, self._tries)
+        await self._connection.client.retried(attempt, request, self._tries)
 
     # Opening
     async def _begin(self) -> None:
         if isinstance(self._want, Range) and self._want.size == 0:
             self._settle_empty(await self._current())  # HTTP cannot express an empty range
             return
-        known = self._pinned if self._pinned and self._pinned.fingerprint is not None else None
-        ask = self._to.media(self._path, self._want, known.fingerprint if known else None)
-        await self._to.client.retried(partial(self._open, ask, known), ask, self._tries)
+        pinned = self._pinned if self._pinned and self._pinned.fingerprint is not None else None
+        request = self._connection.media(self._path, self._want, pinned.fingerprint if pinned else None)
+        await self._connection.client.retried(partial(self._open, request, pinned), request, self._tries)
 
-    async def _open(self, ask: HTTPRequest, known: ObjectInfo | None) -> None:
-        """Take version and range from the headers of one attempt; `known` is the pinned version."""
+    async def _open(self, request: HTTPRequest, pinned: ObjectInfo | None) -> None:
+        """Take version and range from the headers of one attempt; `pinned` is the pinned version."""
         try:
-            head = await self._headers(ask, self._want, known)
+            head = await self._headers(request, self._want, pinned)
         except RangeNotSatisfiable:
-            info = known if known and known.size is not None else await self._current()
+            info = pinned if pinned and pinned.size is not None else await self._current()
             if reaches(self._want, info.size or 0):
                 raise  # the object grew meanwhile
             self._settle_empty(info)
             return
         except RetryableError as failed:
-            await self._ask_of_absence(failed)
+            await self._check_absence(failed)
             raise
-        if known is None and head.generation is None:
-            await self._open_blind()
+        if pinned is None and head.generation is None:
+            await self._open_unversioned()
             return
-        self._settle(_merged(known, head.info(self._path)), head.span)
+        self._settle(_merged(pinned, head.info(self._path)), head.span)
         self._offset = head.offset
         if head.span.size == head.size <= WHOLE:
             self._proof = stated_of(head.details) or stated_of(self.info.details)
 
-    async def _ask_of_absence(self, failed: RetryableError) -> None:
+    async def _check_absence(self, failed: RetryableError) -> None:
         """Look the object up if the 404 may be from another server.
 
         The JSON API decides whether it is missing.
@@ -104,37 +104,37 @@ class GCSMediaRead(ResumableRead):
     async def _doubt(self) -> None:
         """Raise nothing: the service ensures the generation, so the transfer damaged the bytes."""
 
-    async def _open_blind(self) -> None:
+    async def _open_unversioned(self) -> None:
         """Look up the generation, then read that one: a proxy removed it from the headers."""
         await self._attempt.aclose()
-        known = await self._current()
-        await self._open(self._to.media(self._path, self._want, known.fingerprint), known)
+        pinned = await self._current()
+        await self._open(self._connection.media(self._path, self._want, pinned.fingerprint), pinned)
 
     async def _headers(
-        self, ask: HTTPRequest, want: Range | Suffix | None, known: ObjectInfo | None
+        self, request: HTTPRequest, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> api.ReadHeaders:
         """Send one attempt and return its parsed headers; its body becomes the one being read.
 
-        `known` is the pinned version.
+        `pinned` is the pinned version.
         """
         await self._attempt.aclose()
-        self._body = body = await self._attempt.enter_async_context(self._to.client.exchange(ask))
+        self._body = body = await self._attempt.enter_async_context(self._connection.client.exchange(request))
         if body.status == 416:
             await self._attempt.aclose()
             raise RangeNotSatisfiable(RetryReason("no byte of the object is in the range"))
         try:
             head = api.head_of(body.status, body.headers, want)
             if (
-                known is not None
-                and head.size != known.size is not None
-                and head.generation in (None, known.fingerprint)
+                pinned is not None
+                and head.size != pinned.size is not None
+                and head.generation in (None, pinned.fingerprint)
             ):
-                raise ValueError(f"the answer is of an object of {head.size} bytes, not {known.size}")
+                raise ValueError(f"the answer is of an object of {head.size} bytes, not {pinned.size}")
         except ValueError as error:
             await self._attempt.aclose()
             raise RetryableError(RetryReason(str(error))) from error
-        if known is not None and head.generation not in (None, known.fingerprint):
-            self._raise_changed(f"generation {head.generation} came instead of {known.fingerprint}")
+        if pinned is not None and head.generation not in (None, pinned.fingerprint):
+            self._raise_changed(f"generation {head.generation} came instead of {pinned.fingerprint}")
         return head
 
     async def _current(self) -> ObjectInfo:
@@ -155,9 +155,9 @@ class GCSMediaRead(ResumableRead):
         raise ObjectChanged(f"{self._url}: the object was replaced while it was read ({how}); open it again")
 
 
-def _merged(known: ObjectInfo | None, info: ObjectInfo) -> ObjectInfo:
+def _merged(pinned: ObjectInfo | None, info: ObjectInfo) -> ObjectInfo:
     """Return the object from a pinned read's headers, with the details that were known before."""
-    if known is None:
+    if pinned is None:
         return info
     # The service kept to the pinned generation, even if the headers do not show it.
-    return replace(info, fingerprint=known.fingerprint, details={**info.details, **known.details})
+    return replace(info, fingerprint=pinned.fingerprint, details={**info.details, **pinned.details})
