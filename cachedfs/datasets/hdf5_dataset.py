@@ -31,7 +31,7 @@ PIECE = 16 << 10  # bytes of contiguous data read together: several small rows, 
 # HDF5's cache of decoded chunks for each dataset, as large as the pool of a ZarrDataset. With the default of 1 MiB, a
 # window shuffle decompresses its chunks again for every batch, at seven times the CPU time. There are many slots,
 # because two chunks with the same slot evict each other.
-KEPT = {"rdcc_nbytes": 256 << 20, "rdcc_nslots": 100_003}
+CHUNK_CACHE = {"rdcc_nbytes": 256 << 20, "rdcc_nslots": 100_003}
 
 
 class HDF5Dataset(Samples):
@@ -76,17 +76,17 @@ class HDF5Dataset(Samples):
         super().__init__(url, transform=transform, storage_options=storage_options)
         self.datasets = [datasets] if isinstance(datasets, str) else once_each(datasets, self.url)
         self._is_single = isinstance(datasets, str)
-        self._options = {**KEPT, **(h5py or {})}
+        self._options = {**CHUNK_CACHE, **(h5py or {})}
         self._opened: _Opened | None = None
-        self._looks: dict[str, _Look] | None = None
+        self._properties: dict[str, _Properties] | None = None
         columns = self._file().columns
-        lengths = {name: column.look.length for name, column in columns.items()}
+        lengths = {name: column.properties.length for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{self.url}: datasets of unequal length: {lengths}")
         self._length: int = next(iter(lengths.values()))
-        self._looks = {name: column.look for name, column in columns.items()}
-        self.dtypes = {name: look.dtype for name, look in self._looks.items()}
-        self.shapes = {name: look.shape for name, look in self._looks.items()}
+        self._properties = {name: column.properties for name, column in columns.items()}
+        self.dtypes = {name: properties.dtype for name, properties in self._properties.items()}
+        self.shapes = {name: properties.shape for name, properties in self._properties.items()}
         # The dataset with the largest rows decides: the chunks of the others are small in comparison.
         largest = max(columns.values(), key=lambda column: column.row_size)
         self.group_size = largest.data.chunks[0] if largest.data.chunks else 1
@@ -102,7 +102,7 @@ class HDF5Dataset(Samples):
         rows, places = np.unique(numbers, return_inverse=True)
         columns = self._file().read(rows)
         if len(rows) < len(numbers):  # a repeated sample is copied, so that in-place changes stay separate
-            columns = [[_own(column[place]) for place in places.tolist()] for column in columns]
+            columns = [[_copy(column[place]) for place in places.tolist()] for column in columns]
         else:
             columns = [[column[place] for place in places.tolist()] for column in columns]
         samples = columns[0] if self._is_single else list(zip(*columns, strict=True))
@@ -134,11 +134,11 @@ class HDF5Dataset(Samples):
         return opened
 
     def _check_same(self, opened: _Opened) -> None:
-        for name, look in (self._looks or {}).items():
-            now = opened.columns[name].look
-            if now != look:
+        for name, properties in (self._properties or {}).items():
+            now = opened.columns[name].properties
+            if now != properties:
                 raise ObjectChanged(
-                    f"{self.url}: replaced since the dataset was made: {name!r} is {now}, and was {look}; make it again"
+                    f"{self.url}: replaced since the dataset was made: {name!r} is {now}, and was {properties}; make it again"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,9 +164,9 @@ class _Opened:
             message = f"{of.url}: not an HDF5 file that h5py can read: {error}"
             raise OSError(errno.EINVAL, message) from error
         self.columns: dict[str, _Column] = {}
-        _close_those_left()
+        _close_pending()
         _opened.add(self)
-        weakref.finalize(self, _leave, self._file, self.columns).atexit = False
+        weakref.finalize(self, _close_later, self._file, self.columns).atexit = False
         self.columns.update({name: _Column(self._dataset(name)) for name in of.datasets})
         if not self.columns:
             raise ValueError(f"{of.url}: expected the names of datasets, such as {self._names()}")
@@ -175,11 +175,11 @@ class _Opened:
         """Return these rows of each dataset; `rows` must be sorted and unique."""
         fetched = self._fetched(rows)
         with self._lock:
-            self._bytes.hold(fetched)
+            self._bytes.set_pieces(fetched)
             try:
                 return [self._rows(name, column, rows) for name, column in self.columns.items()]
             finally:
-                self._bytes.hold({})
+                self._bytes.set_pieces({})
 
     def _rows(self, name: str, column: _Column, rows: Any) -> list[Any]:
         try:
@@ -216,8 +216,8 @@ class _Opened:
         if not isinstance(found, h5py.Dataset) or not found.shape:
             what = "has no rows" if isinstance(found, h5py.Dataset) else "is not a dataset there"
             raise ValueError(f"{self._url}: {name!r} {what}; the datasets are {self._names()}")
-        if wrong := unreadable(found):
-            raise ValueError(f"{self._url}: {name!r} {wrong}")
+        if problem := unreadable(found):
+            raise ValueError(f"{self._url}: {name!r} {problem}")
         return found
 
     def _names(self) -> str:
@@ -230,22 +230,22 @@ class _Opened:
 
 # Unreferenced files, with their datasets, that could not be closed at once. A finalizer must not wait for h5py's
 # lock: it may run in the event loop thread, while the holder of the lock waits for bytes from that thread.
-_left: deque[tuple[Any, dict[str, _Column]]] = deque()
+_pending: deque[tuple[Any, dict[str, _Column]]] = deque()
 
 
-def _leave(file: Any, columns: dict[str, _Column]) -> None:
-    _left.append((file, columns))
+def _close_later(file: Any, columns: dict[str, _Column]) -> None:
+    _pending.append((file, columns))
     if phil.acquire(False):
         try:
-            _close_those_left()
+            _close_pending()
         finally:
             phil.release()
 
 
-def _close_those_left() -> None:
+def _close_pending() -> None:
     with contextlib.suppress(IndexError):  # the deque is empty
         while True:
-            _left.popleft()[0].close()
+            _pending.popleft()[0].close()
 
 
 @atexit.register
@@ -253,13 +253,13 @@ def _close_all() -> None:
     # HDF5 would close the files itself after the interpreter has ended, and crash.
     for opened in [*_opened]:
         opened._file.close()
-    _close_those_left()
+    _close_pending()
 
 
 _opened: weakref.WeakSet[_Opened] = weakref.WeakSet()
 
 
-class _Look(NamedTuple):
+class _Properties(NamedTuple):
     """The properties of a dataset that must stay the same when the file is opened again."""
 
     length: int
@@ -275,17 +275,17 @@ class _Column:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self.look = _Look(data.shape[0], data.shape[1:], _native(data.dtype))
+        self.properties = _Properties(data.shape[0], data.shape[1:], _native(data.dtype))
         self.row_size = data.id.get_type().get_size() * math.prod(data.shape[1:])
         # Rows that are read together: those of a chunk, or `PIECE` bytes of contiguous data.
         self.rows: int = data.chunks[0] if data.chunks else max(1, PIECE // max(1, self.row_size))
         # HDF5 decompresses a chunk that is too large for its chunk cache again on every read.
-        kept = data.id.get_access_plist().get_chunk_cache()[1]
+        chunk_cache_size = data.id.get_access_plist().get_chunk_cache()[1]
         is_filtered = data.id.get_create_plist().get_nfilters() > 0
-        self._is_read_once = is_filtered and self.rows * self.row_size > kept
+        self._is_read_once = is_filtered and self.rows * self.row_size > chunk_cache_size
         # The last groups read, no more than are certainly in HDF5's chunk cache; none of contiguous data.
-        self._n_known = kept // max(1, self.rows * self.row_size) // 2 if data.chunks else 0
-        self._known: OrderedDict[int, None] = OrderedDict()
+        self._n_recent = chunk_cache_size // max(1, self.rows * self.row_size) // 2 if data.chunks else 0
+        self._recent_groups: OrderedDict[int, None] = OrderedDict()
         self._places: _Places | None = None
 
     def read(self, rows: Any) -> list[Any]:
@@ -303,22 +303,24 @@ class _Column:
             block = self.data[first : last + 1]
             block = block.astype(_native(block.dtype), copy=False)  # torch requires native byte order
             found.extend(block if len(block) == len(run) else block[run - first])
-        self._note(rows)
+        self._record_groups(rows)
         return found
 
-    def _note(self, rows: Any) -> None:
+    def _record_groups(self, rows: Any) -> None:
         for group in dict.fromkeys((rows // self.rows).tolist()):
-            self._known[group] = None
-            self._known.move_to_end(group)
-        while len(self._known) > self._n_known:
-            self._known.popitem(last=False)
+            self._recent_groups[group] = None
+            self._recent_groups.move_to_end(group)
+        while len(self._recent_groups) > self._n_recent:
+            self._recent_groups.popitem(last=False)
 
     def pieces_of(self, rows: Any) -> list[tuple[int, int]]:
         """Return the byte ranges of these rows, sorted and merged.
 
         Chunks that HDF5 has in its cache are left out.
         """
-        groups = [group for group in dict.fromkeys((rows // self.rows).tolist()) if group not in self._known]
+        groups = [
+            group for group in dict.fromkeys((rows // self.rows).tolist()) if group not in self._recent_groups
+        ]
         merged: list[tuple[int, int]] = []
         for start, stop in sorted(piece for group in groups for piece in self.pieces(group)):
             if merged and merged[-1][1] == start:
@@ -344,7 +346,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def _own(row: Any) -> Any:
+def _copy(row: Any) -> Any:
     return row.copy() if isinstance(row, np.ndarray) else row
 
 
@@ -385,12 +387,12 @@ class _Bytes:
         self._file = file
         self._position = 0
         # Sorted offsets and their pieces, in one tuple: a thread may read it while another one replaces it.
-        self._held: tuple[list[int], list[bytes]] = ([], [])
+        self._pieces: tuple[list[int], list[bytes]] = ([], [])
 
-    def hold(self, pieces: Mapping[int, bytes]) -> None:
+    def set_pieces(self, pieces: Mapping[int, bytes]) -> None:
         """Replace the held pieces of the file by these, given by offset."""
         starts = sorted(pieces)
-        self._held = starts, [pieces[start] for start in starts]
+        self._pieces = starts, [pieces[start] for start in starts]
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._position = offset if whence == 0 else self._file.seek(offset, whence)
@@ -401,7 +403,7 @@ class _Bytes:
 
     def readinto(self, buffer: Any) -> int:
         start, size = self._position, len(buffer)
-        starts, pieces = self._held
+        starts, pieces = self._pieces
         at = bisect_right(starts, start) - 1
         inside = start - starts[at] if at >= 0 else 0
         if at >= 0 and inside + size <= len(pieces[at]):

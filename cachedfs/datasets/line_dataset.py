@@ -75,34 +75,34 @@ class LineDataset(IterableDataset[Any]):
         Raises ObjectNotFound for a missing file, and ValueError for inconsistent options.
         """
         _check(encoding, rank, world_size)
-        first, given = as_urls(urls)
+        first, url_list = as_urls(urls)
         self.url, self.encoding, self.keep_empty = first, encoding, keep_empty
         self.decode, self.transform = decode, transform
         self.fs, path = url_to_fs(first, **(storage_options or {}))
-        if given is None:
+        if url_list is None:
             found = files_of(self.fs, first, path)
             paths, sizes = list(found), list(found.values())
         else:
-            paths = paths_of(self.fs, given)
+            paths = paths_of(self.fs, url_list)
             sizes = self.fs.sizes(paths)
         self.paths = CompactStrings(paths)
         self._sizes: list[int | None] = sizes
         self._versions = [_listed_version(self.fs, path) for path in paths]
         self._rank = None if rank is None or world_size is None else (rank, world_size)
         self._spawned_by = (0, 1)
-        self._resume: dict[str, Any] | None = None
-        self._place = _Place()
+        self._resume_state: dict[str, Any] | None = None
+        self._position = _Position()
 
     def __iter__(self) -> Iterator[Any]:
         part, n_parts = self._part()
         spans = self._spans(part, n_parts)
-        resume, self._resume = self._resume, None
-        place = self._place = _Place(part, n_parts)
+        resume, self._resume_state = self._resume_state, None
+        position = self._position = _Position(part, n_parts)
         at = None
         if resume is not None:
-            at = self._resumed(resume, place)
+            at = self._resume_at(resume, position)
             spans = [span for span in spans if at is not None and span.file >= at[0]]
-        return self._read(spans, place, at)
+        return self._read(spans, position, at)
 
     def items(self) -> Iterator[Item]:
         """Yield the byte ranges that the next iterator in this process would read.
@@ -114,18 +114,18 @@ class LineDataset(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the iterator that was started last, as a dict of JSON-compatible values."""
-        if self._resume is not None:
-            return dict(self._resume)
-        file, offset = self._place.stands()
+        if self._resume_state is not None:
+            return dict(self._resume_state)
+        file, offset = self._position.current()
         return {
-            "part": self._place.part,
-            "n_parts": self._place.n_parts,
+            "part": self._position.part,
+            "n_parts": self._position.n_parts,
             "bytes": sum(self._weights()),
             "file": None if file is None else self.paths[file],
             "number": file,
             "version": None if file is None else self._versions[file],
             "offset": offset,
-            "is_over": self._place.is_over,
+            "is_over": self._position.is_over,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -139,22 +139,22 @@ class LineDataset(IterableDataset[Any]):
             raise ValueError(
                 f"{self!r}: not a state of a LineDataset: it has no {', '.join(sorted(missing))}"
             )
-        self._resume = dict(state)
+        self._resume_state = dict(state)
 
-    def _resumed(self, state: dict[str, Any], place: _Place) -> tuple[int, int] | None:
+    def _resume_at(self, state: dict[str, Any], position: _Position) -> tuple[int, int] | None:
         """Return the file index and the offset where a saved state continues.
 
         (-1, 0) is the start of the part, None its end.
         """
-        if (state["part"], state["n_parts"]) != (place.part, place.n_parts):
+        if (state["part"], state["n_parts"]) != (position.part, position.n_parts):
             raise ValueError(
-                f"{self!r}: the state is that of part {state['part']} of {state['n_parts']}, and this is part {place.part} of "
-                f"{place.n_parts}: resume with as many ranks and workers"
+                f"{self!r}: the state is that of part {state['part']} of {state['n_parts']}, and this is part {position.part} of "
+                f"{position.n_parts}: resume with as many ranks and workers"
             )
         if state["bytes"] != sum(self._weights()):
             raise ObjectChanged(f"{self!r}: other files, or other sizes, than when the state was saved")
         if state["is_over"]:
-            place.is_over = True
+            position.is_over = True
             return None
         if state["file"] is None:
             return -1, 0
@@ -165,10 +165,12 @@ class LineDataset(IterableDataset[Any]):
             raise ObjectChanged(
                 f"{self.fs.unstrip_protocol(state['file'])}: replaced since the state was saved; begin again"
             )
-        place.resume(number, state["offset"])
+        position.resume(number, state["offset"])
         return number, state["offset"]
 
-    def _read(self, spans: Sequence[LineSpan], place: _Place, at: tuple[int, int] | None) -> Iterator[Any]:
+    def _read(
+        self, spans: Sequence[LineSpan], position: _Position, at: tuple[int, int] | None
+    ) -> Iterator[Any]:
         decode = self._decoder()
         for span in spans:
             offset = at[1] if at is not None and span.file == at[0] else None
@@ -179,22 +181,23 @@ class LineDataset(IterableDataset[Any]):
                     file.seek(offset)
                 else:
                     offset = first_line(file, span.start, span.stop)
-                for found in _told(lines_from(file, offset, span.stop), self._name(span.file)):
-                    if found.lines == [codecs.BOM_UTF8] and self._is_mark(span.file):
+                for found in _with_name(lines_from(file, offset, span.stop), self._name(span.file)):
+                    if found.lines == [codecs.BOM_UTF8] and self._is_only_bom(span.file):
                         continue
-                    lines = place.enter(span.file, found, keep_empty=self.keep_empty)
+                    lines = position.enter(span.file, found, keep_empty=self.keep_empty)
                     # The only Python code that runs once per line.
                     samples = iter(lines) if decode is None else map(decode, lines)
                     try:
-                        for place.line, sample in enumerate(samples):
+                        for position.line, sample in enumerate(samples):
                             yield sample
-                        if place.line + 1 < len(lines):  # the loop took a StopIteration for the end of `map`
+                        # Otherwise the loop would take a StopIteration of `decode` for the end of `map`.
+                        if position.line + 1 < len(lines):
                             raise RuntimeError("decode or transform raised StopIteration")
                     except Exception as error:  # any type: user code may raise it
-                        where = f"in the line at byte {place.stands()[1]:,}"
+                        where = f"in the line at byte {position.current()[1]:,}"
                         error.add_note(f"{where} of {self._name(span.file)}, in {self!r}")
                         raise
-        place.is_over = True
+        position.is_over = True
 
     @contextlib.contextmanager
     def _opened(self, number: int) -> Iterator[Any]:
@@ -210,7 +213,7 @@ class LineDataset(IterableDataset[Any]):
             with contextlib.closing(decompressed(path, file)) as stream:
                 yield stream
 
-    def _is_mark(self, number: int) -> bool:
+    def _is_only_bom(self, number: int) -> bool:
         """Return whether a file contains only a byte order mark, and no line end."""
         with self._opened(number) as file:
             return bool(file.read(len(codecs.BOM_UTF8) + 1) == codecs.BOM_UTF8)
@@ -226,25 +229,25 @@ class LineDataset(IterableDataset[Any]):
 
     def _spans(self, part: int, n_parts: int) -> list[LineSpan]:
         # A file of unknown size is not split.
-        whole = [
+        unsplit = [
             size is None or is_compressed(path) for path, size in zip(self.paths, self._sizes, strict=True)
         ]
-        return spans_of(self._weights(), whole, part, n_parts)
+        return spans_of(self._weights(), unsplit, part, n_parts)
 
     def _weights(self) -> list[int]:
         known = [size for size in self._sizes if size is not None]
-        typical = max(1, sum(known) // len(known)) if known else 1
-        return [typical if size is None else size for size in self._sizes]
+        mean = max(1, sum(known) // len(known)) if known else 1
+        return [mean if size is None else size for size in self._sizes]
 
     def _part(self) -> tuple[int, int]:
         """Return `(part, n_parts)` of this process: by rank, then by DataLoader worker."""
-        rank, world_size = self._where()
+        rank, world_size = self._ranks()
         worker = get_worker_info()
         if worker is None:
             return rank, world_size
         return rank * worker.num_workers + worker.id, world_size * worker.num_workers
 
-    def _where(self) -> tuple[int, int]:
+    def _ranks(self) -> tuple[int, int]:
         if self._rank is not None:
             return self._rank
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -255,9 +258,9 @@ class LineDataset(IterableDataset[Any]):
         return str(self.fs.unstrip_protocol(self.paths[number]))
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_place": _Place()}
+        state = {**self.__dict__, "_position": _Position()}
         if get_spawning_popen() is not None:  # spawned workers lack the parent's torch.distributed
-            state["_spawned_by"] = self._where()
+            state["_spawned_by"] = self._ranks()
         return state
 
     def __repr__(self) -> str:
@@ -265,7 +268,7 @@ class LineDataset(IterableDataset[Any]):
         return f"LineDataset({self.url!r}, {len(self.paths):,} files, {n_bytes:,} bytes)"
 
 
-class _Place:
+class _Position:
     """The position of an iterator.
 
     It is computed on request only, so that a line costs almost nothing.
@@ -276,18 +279,18 @@ class _Place:
         self.is_over = False
         self.line = -1  # index of the last yielded line in the current batch of lines
         self._file: int | None = None
-        self._begin = 0  # offset of the first line of the batch
-        self._raw: list[bytes] = []  # the lines of the batch, as in the file
-        self._numbers: list[int] | None = None  # indexes of the yielded lines in `_raw`; None: all
-        self._passed = self._n_passed = 0  # bytes of the first `_n_passed` lines in `_raw`
+        self._batch_start = 0  # offset of the first line of the batch
+        self._batch_lines: list[bytes] = []  # the lines of the batch, as in the file
+        self._numbers: list[int] | None = None  # indexes of the yielded lines in `_batch_lines`; None: all
+        self._n_bytes = self._n_lines = 0  # bytes of the first `_n_lines` lines in `_batch_lines`
 
     def resume(self, file: int, offset: int) -> None:
-        self._file, self._begin = file, offset
+        self._file, self._batch_start = file, offset
 
     def enter(self, file: int, found: LineBatch, *, keep_empty: bool) -> list[bytes]:
         """Start a batch of lines; return the lines to yield, without line ends and byte order mark."""
-        self._file, self._begin, self._raw, self.line = file, found.begin, found.lines, -1
-        self._passed = self._n_passed = 0
+        self._file, self._batch_start, self._batch_lines, self.line = file, found.begin, found.lines, -1
+        self._n_bytes = self._n_lines = 0
         lines, self._numbers = found.lines, None
         if found.begin == 0 and lines[0].startswith(codecs.BOM_UTF8):
             lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
@@ -298,7 +301,7 @@ class _Place:
             lines = [line for line in lines if line]
         return lines
 
-    def stands(self) -> tuple[int | None, int]:
+    def current(self) -> tuple[int | None, int]:
         """Return the file index and the offset of the next line.
 
         (None, 0) at the start and at the end.
@@ -307,11 +310,11 @@ class _Place:
             return None, 0
         n = self.line + 1
         if self._numbers is not None:
-            n = self._numbers[n] if n < len(self._numbers) else len(self._raw)
+            n = self._numbers[n] if n < len(self._numbers) else len(self._batch_lines)
         # Continue from the last call, so that a call after each batch does not count all lines again.
-        self._passed += sum(map(len, self._raw[self._n_passed : n])) + n - self._n_passed
-        self._n_passed = n
-        return self._file, self._begin + self._passed
+        self._n_bytes += sum(map(len, self._batch_lines[self._n_lines : n])) + n - self._n_lines
+        self._n_lines = n
+        return self._file, self._batch_start + self._n_bytes
 
 
 def _check(encoding: str | None, rank: int | None, world_size: int | None) -> None:
@@ -323,7 +326,7 @@ def _check(encoding: str | None, rank: int | None, world_size: int | None) -> No
         raise ValueError(f"rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
 
 
-def _told(blocks: Iterator[Any], name: str) -> Iterator[Any]:
+def _with_name(blocks: Iterator[Any], name: str) -> Iterator[Any]:
     """Yield from `blocks`; an error while reading or decompressing gets a note with the file's name."""
     try:
         yield from blocks

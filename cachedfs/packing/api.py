@@ -28,7 +28,7 @@ from cachedfs.packing.sources.sample_source import Item, SampleSource, SourceFil
 from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
 from cachedfs.packing.task import PackTask
 
-__all__ = ["Packed", "Packing", "ahead", "pack", "part_size"]
+__all__ = ["Packed", "Packing", "pack", "part_size", "prefetching"]
 
 
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
@@ -39,23 +39,23 @@ AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory 
 
 
 @contextlib.contextmanager
-def ahead(source: SampleSource, there: Collection[str], *, is_on: bool) -> Iterator[None]:
+def prefetching(source: SampleSource, existing: Collection[str], *, is_on: bool) -> Iterator[None]:
     """Prefetch the source in reading order inside the `with` block, if its filesystem can prefetch.
 
-    `there` names the objects in the store. Pieces that an earlier run has counted are not prefetched.
+    `existing` names the objects in the store. Pieces that an earlier run has counted are not prefetched.
     """
     begin = getattr(source.files.fs, "prefetch", None) if is_on else None
     if begin is None:
         yield
         return
-    with begin(_items(source, there), window=WINDOW):
+    with begin(_items(source, existing), window=WINDOW):
         yield
 
 
-def _items(source: SampleSource, there: Collection[str]) -> Iterator[Item]:
+def _items(source: SampleSource, existing: Collection[str]) -> Iterator[Item]:
     for piece in source.pieces():
         # A piece that an earlier run counted is mostly packed already. Its missing shards fetch on demand.
-        if f"{BESIDE}/{piece.name}.npz" not in there:
+        if f"{BESIDE}/{piece.name}.npz" not in existing:
             yield from source.items(piece)
 
 
@@ -88,10 +88,10 @@ class Packed:
 
     def __str__(self) -> str:
         rate = f", {text.size(self.source_size / self.seconds)}/s" if self.seconds else ""
-        again = f", {self.resumed} of them from an earlier run" if self.resumed else ""
+        resumed = f", {self.resumed} of them from an earlier run" if self.resumed else ""
         return (
             f"{self.samples:,} samples, {text.size(self.source_size)} of {self.kind}, in {self.objects} objects of {text.size(self.size)}"
-            f"{again}; {self.seconds:.1f} s{rate}; {self.verified}"
+            f"{resumed}; {self.seconds:.1f} s{rate}; {self.verified}"
         )
 
 
@@ -198,8 +198,8 @@ class Packing:
         )
         self.source.fields = self.plan.fields
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
-        self._told = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
-        self._look_s = time.perf_counter() - started
+        self._plan_json = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
+        self._planning_s = time.perf_counter() - started
 
     def run(
         self,
@@ -214,29 +214,29 @@ class Packing:
         The parameters are those of `pack`.
         """
         started = time.perf_counter()
-        there = self._begun(overwrite=overwrite)
+        existing = self._prepare(overwrite=overwrite)
         job = PackTask(self.source, self.store, self.plan.big)
         callback.set_size(self.source.total_size)
         with (
             self._pool(job, n_workers, client) as pool,
-            ahead(self.source, there, is_on=client is None),
+            prefetching(self.source, existing, is_on=client is None),
         ):
-            run = ShardRunner(job, pool, there, callback.relative_update)
+            run = ShardRunner(job, pool, existing, callback.relative_update)
             run()
-        return self._finished(job, run, started)
+        return self._finish(job, run, started)
 
     @contextlib.contextmanager
     def _pool(self, job: PackTask, n_workers: int | None, client: Any) -> Iterator[TaskPool]:
         """Return a context manager for the task pool; it closes the pool at the end."""
         n_workers = _n_workers(n_workers, self.plan)
-        with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as known:
-            pool: TaskPool = ThreadTaskPool(job, n_workers) if known is None else DaskTaskPool(job, known)
+        with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as cluster:
+            pool: TaskPool = ThreadTaskPool(job, n_workers) if cluster is None else DaskTaskPool(job, cluster)
             try:
                 yield pool
             finally:
                 pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
 
-    def _begun(self, *, overwrite: bool) -> dict[str, StoredObject]:
+    def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
         """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
 
         Raises FileExistsError if anything else is at the target and may not be removed.
@@ -244,21 +244,21 @@ class Packing:
         store = self.store
         settle(store)
         store.is_given_up = False
-        there = store.listing()
-        kept = store.kept_plan() if f"{BESIDE}/plan.json" in there else None
-        if kept is not None and kept == json.loads(json.dumps(self._told)):
-            return there
-        if there:
-            is_ours = any(name in there for name in ZARR) or any(
-                name.startswith(f"{BESIDE}/") for name in there
+        existing = store.listing()
+        stored_plan = store.kept_plan() if f"{BESIDE}/plan.json" in existing else None
+        if stored_plan is not None and stored_plan == json.loads(json.dumps(self._plan_json)):
+            return existing
+        if existing:
+            is_ours = any(name in existing for name in ZARR) or any(
+                name.startswith(f"{BESIDE}/") for name in existing
             )
             if not (overwrite and is_ours):
-                raise FileExistsError(_why_not(store.url, kept is not None, is_ours=is_ours))
+                raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
-        store.keep_plan(self._told)
+        store.keep_plan(self._plan_json)
         return {}
 
-    def _finished(self, job: PackTask, run: ShardRunner, started: float) -> Packed:
+    def _finish(self, job: PackTask, run: ShardRunner, started: float) -> Packed:
         store, plan = self.store, self.plan
         pieces = [piece for piece, _ in run.pieces]
         small, lengths = write_small(job, pieces, dict(plan.small))
@@ -283,7 +283,7 @@ class Packing:
             resumed=sum(not each.is_new for each in stored.values()),
             source_size=self.files.size,
             size=sum(each.size for each in stored.values()),
-            seconds=round(self._look_s + time.perf_counter() - started, 3),
+            seconds=round(self._planning_s + time.perf_counter() - started, 3),
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
         )
 
@@ -292,10 +292,10 @@ class Packing:
 
         The bytes were verified when each object was written, by the origin's checksum or by reading them back.
         """
-        there = self.store.listing()
+        existing = self.store.listing()
         for name, each in stored.items():
-            if name not in there or there[name].size != each.size:
-                found = f"{there[name].size:,} bytes" if name in there else "not there"
+            if name not in existing or existing[name].size != each.size:
+                found = f"{existing[name].size:,} bytes" if name in existing else "not there"
                 raise OSError(
                     f"{self.store.shown(name)}: {found}, and {each.size:,} bytes were written; run pack again"
                 )
@@ -305,7 +305,7 @@ class Packing:
                 raise OSError(f"{self.store.shown(field.name)}: {rows:,} samples, and {n:,} were read")
 
 
-def _why_not(url: str, is_begun: bool, *, is_ours: bool) -> str:
+def _why_not_empty(url: str, is_begun: bool, *, is_ours: bool) -> str:
     if is_begun:
         return f"{url}: a pack of another source, or with other options, was begun here; overwrite=True (--overwrite) removes it"
     if is_ours:
@@ -328,9 +328,9 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         raise ValueError(f"{store.url}: {inside}, which is packed, is inside of it: choose another target")
 
 
-def _n_workers(given: int | None, plan: StorePlan) -> int:
-    if given is not None:
-        return arguments.at_least(1, n_workers=given)
+def _n_workers(n_workers: int | None, plan: StorePlan) -> int:
+    if n_workers is not None:
+        return arguments.at_least(1, n_workers=n_workers)
     largest = max((encoding.shard_size for encoding in plan.big.values()), default=1)
     return max(1, min(max(n_cores(), THREADS[0]), THREADS[1], AT_ONCE // largest))
 

@@ -42,35 +42,35 @@ class TaskPool(Protocol):
 class ThreadTaskPool:
     """Threads of this process. Reads, codecs and Arrow release the GIL."""
 
-    def __init__(self, job: PackTask, n_workers: int) -> None:
-        self.n_workers, self._job = n_workers, job
+    def __init__(self, task: PackTask, n_workers: int) -> None:
+        self.n_workers, self._task = n_workers, task
         self._threads = DaemonThreadPool(n_workers, "cachedfs-pack")
-        self._going: set[concurrent.futures.Future[Any]] = set()
+        self._running: set[concurrent.futures.Future[Any]] = set()
 
     def submit(self, method: str, *args: Any) -> Any:
-        future = self._threads.submit(getattr(self._job, method), *args)
-        self._going.add(future)
+        future = self._threads.submit(getattr(self._task, method), *args)
+        self._running.add(future)
         return future
 
     def finished(self) -> Iterable[tuple[Any, Any]]:
-        done, self._going = concurrent.futures.wait(
-            self._going, return_when=concurrent.futures.FIRST_COMPLETED
+        done, self._running = concurrent.futures.wait(
+            self._running, return_when=concurrent.futures.FIRST_COMPLETED
         )
         return [(future, future.result()) for future in done]
 
     def close(self, *, wait: bool) -> None:
-        store = self._job.store
+        store = self._task.store
         store.is_given_up = not wait
         # Before `shutdown`: an interrupt may end that wait, too.
-        _left.setdefault(store.place, set()).update(self._going)
+        _abandoned.setdefault(store.place, set()).update(self._running)
         self._threads.shutdown(wait=wait, cancel_futures=True)
         if wait:
-            _left.pop(store.place, None)
+            _abandoned.pop(store.place, None)
 
 
 # Calls of interrupted packs that still run in this process, by target (`ZarrTarget.place`).
-_left: dict[tuple[str, str], set[concurrent.futures.Future[Any]]] = {}
-os.register_at_fork(after_in_child=_left.clear)  # the child has none of these threads
+_abandoned: dict[tuple[str, str], set[concurrent.futures.Future[Any]]] = {}
+os.register_at_fork(after_in_child=_abandoned.clear)  # the child has none of these threads
 
 
 def settle(store: ZarrTarget) -> None:
@@ -78,18 +78,18 @@ def settle(store: ZarrTarget) -> None:
 
     A late upload could otherwise overwrite a new shard.
     """
-    if going := _left.pop(store.place, None):
+    if running := _abandoned.pop(store.place, None):
         try:
-            concurrent.futures.wait(going)
+            concurrent.futures.wait(running)
         except BaseException:  # an interrupt: the calls still run
-            _left.setdefault(store.place, set()).update(going)
+            _abandoned.setdefault(store.place, set()).update(running)
             raise
 
 
 class DaskTaskPool:
     """The workers of a Dask cluster. Dask runs the calls of a lost worker again on another one."""
 
-    def __init__(self, job: PackTask, client: Any) -> None:
+    def __init__(self, task: PackTask, client: Any) -> None:
         import dask
         from distributed import as_completed
 
@@ -103,31 +103,31 @@ class DaskTaskPool:
         # The job goes to each worker once, since its file list may be long. It is the result of a task, because the
         # scheduler can compute a lost result again. Scattered data is lost with the one worker where Dask keeps a copy.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}):
-            self._job = client.submit(_same, job, pure=False)
-        self._going: set[Any] = set()
+            self._task = client.submit(_same, task, pure=False)
+        self._running: set[Any] = set()
         self._done = as_completed(loop=client.loop)
 
     def submit(self, method: str, *args: Any) -> Any:
         # Prefer one worker for all pieces of a file: it has the file open at the end of the previous piece.
         at = self._addresses[args[0].file % len(self._addresses)] if method == "measure" else None
         future = self._client.submit(
-            _do, self._job, method, args, workers=at, allow_other_workers=at is not None, pure=False
+            _do, self._task, method, args, workers=at, allow_other_workers=at is not None, pure=False
         )
-        self._going.add(future)
+        self._running.add(future)
         self._done.add(future)
         return future
 
     def finished(self) -> Iterable[tuple[Any, Any]]:
         future = next(self._done)
-        self._going.discard(future)
+        self._running.discard(future)
         return [(future, future.result())]
 
     def close(self, *, wait: bool) -> None:
         from distributed import wait as wait_for
 
-        if wait and self._going:
-            wait_for(list(self._going))  # `cancel` does not stop a running task
-        for future in self._going:
+        if wait and self._running:
+            wait_for(list(self._running))  # `cancel` does not stop a running task
+        for future in self._running:
             future.cancel()
 
 
@@ -143,9 +143,9 @@ def client_of(address: str) -> Any:
     return Client(address, timeout=10)
 
 
-def _same(job: PackTask) -> PackTask:
-    return job
+def _same(task: PackTask) -> PackTask:
+    return task
 
 
-def _do(job: PackTask, method: str, args: tuple[Any, ...]) -> Any:
-    return getattr(job, method)(*args)
+def _do(task: PackTask, method: str, args: tuple[Any, ...]) -> Any:
+    return getattr(task, method)(*args)

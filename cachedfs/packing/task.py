@@ -17,7 +17,7 @@ from cachedfs.packing.store import StoredObject, ZarrTarget
 __all__ = ["PackTask", "PieceInfo", "object_name"]
 
 SLAB = 8 << 20  # bytes of samples that are read, then encoded, in one step
-TALLIES = 32  # pieces whose counts stay in memory
+MAX_TALLIES = 32  # pieces whose counts stay in memory
 
 
 class PieceInfo(NamedTuple):
@@ -77,7 +77,7 @@ class PackTask:
     def _remember(self, piece: SourcePiece, tally: PieceCounts) -> None:
         with self._lock:
             self._tallies[piece] = tally
-            while len(self._tallies) > TALLIES:
+            while len(self._tallies) > MAX_TALLIES:
                 self._tallies.popitem(last=False)
 
     def write(self, name: str, place: tuple[int, ...], spans: Sequence[FieldSpan]) -> StoredObject:
@@ -88,8 +88,8 @@ class PackTask:
         field, encoding = self._fields[name], self.encodings[name]
         chunk, shard = encoding.grid.chunk, encoding.grid.shard
         box = tuple(
-            slice(at * part, min((at + 1) * part, whole))
-            for at, part, whole in zip(place[1:], shard[1:], field.shape, strict=True)
+            slice(at * part, min((at + 1) * part, extent))
+            for at, part, extent in zip(place[1:], shard[1:], field.shape, strict=True)
         )
         row = int(
             np.dtype(field.dtype).itemsize * np.prod([each.stop - each.start for each in box], dtype=np.int64)
@@ -98,7 +98,7 @@ class PackTask:
         data = ShardBytes(encoding)
         n = sum(span.stop - span.start for span in spans)
         for start in range(0, n, slab):
-            values = self._gathered(field, _cut(spans, start, min(start + slab, n)), box)
+            values = self._gather(field, _cut(spans, start, min(start + slab, n)), box)
             for at, part in chunks_of(values, chunk):
                 data.put((start // chunk[0] + at[0], *at[1:]), part)
         return self.store.put_checked(object_name(name, place), data.finish())
@@ -112,7 +112,7 @@ class PackTask:
             return self.write(name, place, spans)
         return StoredObject(object_name(name, place), len(stored), None, is_new=False)
 
-    def _gathered(self, field: Field, spans: Sequence[FieldSpan], box: tuple[slice, ...]) -> Array:
+    def _gather(self, field: Field, spans: Sequence[FieldSpan], box: tuple[slice, ...]) -> Array:
         parts = []
         for span in spans:
             part = self.source.rows(field, span, box, lambda piece=span.piece: self.tally(piece))  # type: ignore[misc]  # bound here

@@ -27,10 +27,10 @@ from cachedfs.snapshot.manifest import LATEST_S
 
 __all__ = ["MetadataImport", "age_kept", "decoded_rows", "encoded_rows", "name_of", "rows_of"]
 
-_MOST_AT_ONCE = 4 << 20  # approximate bytes of the metadata stored in one transaction
-_MOST_HELD = 512 << 20  # approximate bytes of memory for the children of one listing
+_BATCH_BYTES = 4 << 20  # approximate bytes of the metadata stored in one transaction
+_MAX_LISTING = 512 << 20  # approximate bytes of memory for the children of one listing
 _LONGEST_ROW = 1 << 20  # bytes; the details of one object take about 3 kB
-_DEEPEST = 16  # nesting of details; code that reads them later may have little stack left
+_MAX_DEPTH = 16  # nesting of details; code that reads them later may have little stack left
 
 
 def name_of(digest: hashlib.blake2b) -> str:
@@ -66,7 +66,7 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
     Listings are those of `roots` and of the folders below. Each time is that of the last check, by the origin's change
     feed or by a request.
     """
-    known, identity = source.runtime.cache.metadata, source.identity
+    store, identity = source.runtime.cache.metadata, source.identity
     confirmed_until = source.metadata.confirmed_until
     above = {folder: None for path in [*roots, *paths] for folder in _folders_above(path)}
     pending = list({**dict.fromkeys(roots), **{each: None for each in above if _is_below(each, roots)}})
@@ -77,8 +77,8 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
         if folder in folders:
             continue
         folders[folder] = None
-        listing = known.listing(identity, folder)
-        if listing is None or listing.mark != known.listing_mark(identity, folder):
+        listing = store.listing(identity, folder)
+        if listing is None or listing.mark != store.listing_mark(identity, folder):
             continue
         listed_at[folder] = listing.checked_at
         yield [
@@ -91,8 +91,8 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
             yield ["child", info.path, encode_info(info)]
         pending += [info.path for info in listing.infos if info.kind == "directory"]
     for path in {**above, **folders, **dict.fromkeys(paths)}:
-        record = known.lookup(identity, path) if path else None
-        if record is None or record.info is None or record.mark != known.mark(identity, path):
+        record = store.lookup(identity, path) if path else None
+        if record is None or record.info is None or record.mark != store.mark(identity, path):
             continue
         folder = folder_of(path)
         if listed_at.get(folder) != record.checked_at:  # else it is in the listing
@@ -123,8 +123,8 @@ class MetadataImport:
     A change that this cache saw after a row's time wins over the row.
     """
 
-    def __init__(self, known: MetadataStore, identity: str, made_at: float) -> None:
-        self._known, self._identity, self._made_at = known, identity, made_at
+    def __init__(self, store: MetadataStore, identity: str, made_at: float) -> None:
+        self._store, self._identity, self._made_at = store, identity, made_at
         self.n_records = 0
 
     def take(self, rows: Iterator[Any]) -> None:
@@ -138,12 +138,12 @@ class MetadataImport:
                         self._take_listing(folder, self._at(checked_at), n, rows)
                     case ["object", str(path), float() | int() as checked_at, str(text)]:
                         info, at = _info(path, text), self._at(checked_at)
-                        if (mark := self._mark(path, at)) is not None:
+                        if (mark := self._counter(path, at)) is not None:
                             records.append(MetadataRecord(self._identity, path, info, at, mark))
                             size += 1000 + len(text)
                     case _:
                         raise BadBundle("a row makes no sense")
-                if size > _MOST_AT_ONCE:
+                if size > _BATCH_BYTES:
                     self._keep(records)
                     records, size = [], 0
             self._keep(records)
@@ -151,7 +151,7 @@ class MetadataImport:
             raise BadBundle(f"a row makes no sense: {error!r}") from error
 
     def _keep(self, records: Sequence[MetadataRecord]) -> None:
-        self._known.keep_records(records)
+        self._store.keep_records(records)
         self.n_records += len(records)
 
     def _take_listing(self, folder: str, at: float, n: int, rows: Iterator[Any]) -> None:
@@ -164,26 +164,28 @@ class MetadataImport:
                 case _:
                     raise BadBundle("a listing is not whole")
             memory += len(path) + _memory_of(text)
-            if memory <= _MOST_HELD:
+            if memory <= _MAX_LISTING:
                 children.append(child)
             else:  # a partial listing is useless: the folder will be listed again
                 children.clear()
-        mark = self._known.listing_mark(self._identity, folder)
-        here = self._known.listing(self._identity, folder)
-        is_newer = here is not None and here.mark == mark and here.checked_at >= at
-        is_changed = self._known.changed_at(self._identity, f"{folder}/") >= int(at)
-        if memory > _MOST_HELD or is_newer or is_changed:
+        mark = self._store.listing_mark(self._identity, folder)
+        cached = self._store.listing(self._identity, folder)
+        is_newer = cached is not None and cached.mark == mark and cached.checked_at >= at
+        is_changed = self._store.changed_at(self._identity, f"{folder}/") >= int(at)
+        if memory > _MAX_LISTING or is_newer or is_changed:
             return
-        marks = {info.path: own for info in children if (own := self._mark(info.path, at)) is not None}
-        self._known.keep_listings(
+        marks = {
+            info.path: counter for info in children if (counter := self._counter(info.path, at)) is not None
+        }
+        self._store.keep_listings(
             self._identity, {folder: children}, checked_at=at, marks=marks, folder_marks={folder: mark}
         )
         self.n_records += n
 
-    def _mark(self, path: str, at: float) -> int | None:
+    def _counter(self, path: str, at: float) -> int | None:
         """Return the change counter to store with metadata of `path`; None if it changed since `at`."""
-        mark = self._known.mark(self._identity, path)
-        return None if self._known.changed_at(self._identity, path) >= int(at) else mark
+        mark = self._store.mark(self._identity, path)
+        return None if self._store.changed_at(self._identity, path) >= int(at) else mark
 
     def _at(self, checked_at: float) -> float:
         if not 0 <= checked_at < LATEST_S:
@@ -205,7 +207,7 @@ def _info(path: str, text: str) -> ObjectInfo:
         and (info.size is None or (type(info.size) is int and 0 <= info.size < 1 << 62))
         and all(each is None or isinstance(each, str) for each in texts)
         and isinstance(info.details, dict)
-        and _is_flat(info.details, _DEEPEST)
+        and _is_flat(info.details, _MAX_DEPTH)
     )
     if not is_sound:
         raise BadBundle(f"the metadata of {path!r} makes no sense")

@@ -28,9 +28,9 @@ logger = logging.getLogger("cachedfs.snapshot")
 AT_ONCE = 8  # requests; more were no faster, and each takes a few MiB of memory
 BUNDLES_AT_ONCE = 4
 BATCH = 8 << 20  # bytes of blocks stored in one transaction
-MOST_IN_BATCH = 512  # number of blocks stored in one transaction
-MOST_KEPT = 256 << 20  # bytes of indexes in memory; others are read twice
-MOST_IN_MEMORY = 16 << 20  # bytes of a metadata file that needs no temporary file
+MAX_IN_BATCH = 512  # number of blocks stored in one transaction
+MAX_INDEX_BYTES = 256 << 20  # bytes of indexes in memory; others are read twice
+MAX_IN_MEMORY = 16 << 20  # bytes of a metadata file that needs no temporary file
 
 
 class Import:
@@ -50,9 +50,9 @@ class Import:
         self._requests = asyncio.Semaphore(AT_ONCE)
         self._bundles = asyncio.Semaphore(BUNDLES_AT_ONCE)
         self._indexes: dict[str, bytes] = {}  # of bundles that are still to be imported
-        self._room = self._kept = 0
+        self._space = self._index_bytes = 0
         self._stored: list[tuple[BlockKey, int]] = []  # each with its bytes
-        self._here = self._left = 0
+        self._n_cached = self._n_left = 0
         self._bad: dict[str, str] = {}  # message by name of the object
 
     async def run(self) -> Imported:
@@ -62,23 +62,23 @@ class Import:
         another origin or block size, and CacheError if blocks cannot be stored.
         """
         infos = await self._folder.infos()
-        made = await self._manifest(infos.get(manifest.NAME))
-        self._identity = made.identity
-        self._room = await asyncio.to_thread(self._cache.room, self._config.bounds)
-        self._callback.set_size(sum(bundle.size for bundle in made.bundles))
-        await gathered(self._reserve(bundle, infos.get(bundle.name)) for bundle in made.bundles)
-        whole = [bundle for bundle in made.bundles if bundle.name not in self._bad]
-        await gathered(self._take(bundle, infos[bundle.name]) for bundle in whole)
-        n_records = await self._take_metadata(made, infos.get(made.metadata))
-        kept = await asyncio.to_thread(
+        manifest_ = await self._manifest(infos.get(manifest.NAME))
+        self._identity = manifest_.identity
+        self._space = await asyncio.to_thread(self._cache.room, self._config.bounds)
+        self._callback.set_size(sum(bundle.size for bundle in manifest_.bundles))
+        await gathered(self._reserve(bundle, infos.get(bundle.name)) for bundle in manifest_.bundles)
+        complete = [bundle for bundle in manifest_.bundles if bundle.name not in self._bad]
+        await gathered(self._import_bundle(bundle, infos[bundle.name]) for bundle in complete)
+        n_records = await self._import_metadata(manifest_, infos.get(manifest_.metadata))
+        stored_sizes = await asyncio.to_thread(
             lambda: [size for key, size in self._stored if self._cache.has(key.object, key.index)]
         )
         return Imported(
-            blocks=len(kept),
-            bytes=sum(kept),
-            here=self._here,
+            blocks=len(stored_sizes),
+            bytes=sum(stored_sizes),
+            here=self._n_cached,
             facts=n_records,
-            left=self._left + len(self._stored) - len(kept),
+            left=self._n_left + len(self._stored) - len(stored_sizes),
             bad=tuple(self._bad.values()),
         )
 
@@ -88,22 +88,22 @@ class Import:
         if info is None:
             raise ObjectNotFound(f"{url}: no such object, so there is no complete export: run export again")
         try:
-            made = await self._folder.manifest(info)
+            manifest_ = await self._folder.manifest(info)
         except BadBundle as error:
             raise OriginUnavailable(f"{url}: {error}; remove the folder, and run export again") from error
-        if self._accepted not in (None, made.identity):
+        if self._accepted not in (None, manifest_.identity):
             raise ValueError(
-                f"{folder} was exported from {made.identity}, and this reads {self._accepted}: open it with the options, "
+                f"{folder} was exported from {manifest_.identity}, and this reads {self._accepted}: open it with the options, "
                 "and as the account, that it was exported with"
             )
-        if made.block_size != self._config.block_size:
+        if manifest_.block_size != self._config.block_size:
             raise ValueError(
-                f"{folder} has blocks of {made.block_size} bytes: give block_size={made.block_size} to read them"
+                f"{folder} has blocks of {manifest_.block_size} bytes: give block_size={manifest_.block_size} to read them"
             )
-        return made
+        return manifest_
 
     @contextlib.contextmanager
-    def _noting(self, name: str, part: str = "") -> Iterator[None]:
+    def _recording_errors(self, name: str, part: str = "") -> Iterator[None]:
         """Record an error of a file of the export, or of a part of it, and go on without it."""
         try:
             yield
@@ -119,13 +119,15 @@ class Import:
     async def _reserve(self, bundle: Bundle, info: ObjectInfo | None) -> None:
         """Reserve room for the cached blocks of a bundle: otherwise fetched blocks evict them."""
         async with self._bundles:
-            with self._noting(bundle.name):
+            with self._recording_errors(bundle.name):
                 if info is None or info.size != bundle.size:
                     size = "is not there" if info is None else f"has {info.size} bytes, not {bundle.size}"
                     raise BadBundle(f"it {size}")
-                self._room -= sum(entry.size for entry, is_here in await self._look(bundle, info) if is_here)
+                self._space -= sum(
+                    entry.size for entry, is_cached in await self._entries_of(bundle, info) if is_cached
+                )
 
-    async def _look(self, bundle: Bundle, info: ObjectInfo) -> list[tuple[BundleEntry, bool]]:
+    async def _entries_of(self, bundle: Bundle, info: ObjectInfo) -> list[tuple[BundleEntry, bool]]:
         """Return the entries of a bundle, and for each whether it is cached. Raises BadBundle.
 
         The index is kept for the second call, but encoded: all entries at once would take too much memory.
@@ -134,8 +136,8 @@ class Import:
         if not index:
             async with self._requests:
                 index = await self._folder.bytes_of(info, Range(bundle.index_at, bundle.size))
-            self._kept += len(index)
-            if self._kept <= MOST_KEPT:
+            self._index_bytes += len(index)
+            if self._index_bytes <= MAX_INDEX_BYTES:
                 self._indexes[bundle.name] = index
 
         def look() -> list[tuple[BundleEntry, bool]]:
@@ -144,22 +146,22 @@ class Import:
 
         return await asyncio.to_thread(look)
 
-    async def _take(self, bundle: Bundle, info: ObjectInfo) -> None:
+    async def _import_bundle(self, bundle: Bundle, info: ObjectInfo) -> None:
         """Import the missing blocks of one bundle, as long as there is room. Invalid blocks are left out."""
         # Two simultaneous imports fetch each bundle once.
         async with self._bundles, self._runtime.alone(self._identity, bundle.name):
-            with self._noting(bundle.name):
-                asked = list(runs(self._wanted(await self._look(bundle, info))))
-                self._callback.relative_update(bundle.size - sum(span.size for span, _ in asked))
-                await gathered(self._run(bundle.name, info, span, inside) for span, inside in asked)
+            with self._recording_errors(bundle.name):
+                ranges = list(runs(self._select(await self._entries_of(bundle, info))))
+                self._callback.relative_update(bundle.size - sum(span.size for span, _ in ranges))
+                await gathered(self._run(bundle.name, info, span, inside) for span, inside in ranges)
 
-    def _wanted(self, found: Iterable[tuple[BundleEntry, bool]]) -> Iterator[tuple[BundleEntry, bool]]:
+    def _select(self, found: Iterable[tuple[BundleEntry, bool]]) -> Iterator[tuple[BundleEntry, bool]]:
         """Yield for each entry whether to fetch it: if it is missing, and there is room for it."""
-        for entry, is_here in found:
-            is_wanted = not is_here and entry.size <= self._room
-            self._room -= is_wanted * entry.size
-            self._here += is_here
-            self._left += not is_here and not is_wanted
+        for entry, is_cached in found:
+            is_wanted = not is_cached and entry.size <= self._space
+            self._space -= is_wanted * entry.size
+            self._n_cached += is_cached
+            self._n_left += not is_cached and not is_wanted
             yield entry, is_wanted
 
     async def _run(
@@ -167,7 +169,7 @@ class Import:
     ) -> None:
         """Fetch a range of a bundle and store its blocks."""
         async with self._requests:
-            with self._noting(name):
+            with self._recording_errors(name):
                 async with self._folder.reading(info, span) as reply:
                     await self._store_all(name, span.start, deque(inside), reply)
 
@@ -176,24 +178,24 @@ class Import:
     ) -> None:
         """Store blocks as they arrive. `at` is the offset of the first byte of the reply."""
         batch: list[tuple[BlockKey, memoryview]] = []
-        waiting, n_waiting = bytearray(), 0
+        buffer, n_bytes = bytearray(), 0
         async for piece in reply:
-            waiting += piece
+            buffer += piece
             self._callback.relative_update(len(piece))
-            while inside and at + len(waiting) >= inside[0][0] + inside[0][1].size:
+            while inside and at + len(buffer) >= inside[0][0] + inside[0][1].size:
                 offset, entry = inside.popleft()
-                packed = bytes(waiting[offset - at : offset - at + entry.size])
-                del waiting[: offset - at + entry.size]
+                encoded = bytes(buffer[offset - at : offset - at + entry.size])
+                del buffer[: offset - at + entry.size]
                 at = offset + entry.size
-                with self._noting(name, f"block {entry.number} of {entry.key.path}: "):
-                    key, data = self._cache.unpacked(packed)
+                with self._recording_errors(name, f"block {entry.number} of {entry.key.path}: "):
+                    key, data = self._cache.unpacked(encoded)
                     if (key.object, key.index) != (entry.key, entry.number):
                         raise BadBlock("it is another one than the index says")
                     batch.append((key, data))
-                    n_waiting += entry.size
-                if n_waiting >= BATCH or len(batch) == MOST_IN_BATCH:
+                    n_bytes += entry.size
+                if n_bytes >= BATCH or len(batch) == MAX_IN_BATCH:
                     await self._store(batch)
-                    batch, n_waiting = [], 0
+                    batch, n_bytes = [], 0
         await self._store(batch)
 
     async def _store(self, batch: list[tuple[BlockKey, memoryview]]) -> None:
@@ -204,29 +206,32 @@ class Import:
 
     # Import metadata.
 
-    async def _take_metadata(self, made: Manifest, info: ObjectInfo | None) -> int:
+    async def _import_metadata(self, manifest_: Manifest, info: ObjectInfo | None) -> int:
         """Import the metadata, and return of how many objects.
 
         It follows the blocks, because metadata of objects without blocks may be dropped. It is used only after all of
         its bytes were checked, so it goes to a temporary file first.
         """
-        taking = MetadataImport(self._cache.metadata, made.identity, made.made_at)
+        metadata = MetadataImport(self._cache.metadata, manifest_.identity, manifest_.made_at)
         digest = hashlib.blake2b(digest_size=16)
         try:
-            with self._noting(made.metadata), tempfile.SpooledTemporaryFile(MOST_IN_MEMORY) as file:
-                if info is None or info.size != made.metadata_size:
+            with (
+                self._recording_errors(manifest_.metadata),
+                tempfile.SpooledTemporaryFile(MAX_IN_MEMORY) as file,
+            ):
+                if info is None or info.size != manifest_.metadata_size:
                     raise BadBundle("it is not there, or not whole")
-                async with self._folder.reading(info, Range(0, made.metadata_size)) as reply:
+                async with self._folder.reading(info, Range(0, manifest_.metadata_size)) as reply:
                     async for piece in reply:
                         digest.update(piece)
                         file.write(piece)
-                if name_of(digest) != made.metadata:
+                if name_of(digest) != manifest_.metadata:
                     raise BadBundle("it is damaged")
                 file.seek(0)
-                await asyncio.to_thread(taking.take, decoded_rows(file))
+                await asyncio.to_thread(metadata.take, decoded_rows(file))
         except OSError as error:
             if isinstance(error, CachedFSError) and not isinstance(error, CacheError):
                 raise  # of the origin
-            self._bad[made.metadata] = text = f"the metadata of the objects is not kept: {error}"
+            self._bad[manifest_.metadata] = text = f"the metadata of the objects is not kept: {error}"
             logger.warning("%s", text)
-        return taking.n_records
+        return metadata.n_records

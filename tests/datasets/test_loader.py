@@ -851,7 +851,7 @@ def test_a_plan_that_fails_is_nobodys_error(cloud, monkeypatch, caplog):
 
 
 def test_a_plan_that_failed_is_made_again_from_where_the_training_is(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.datasets.loading.prefetch_plan.RENEW_S", 0.0)
+    monkeypatch.setattr("cachedfs.datasets.loading.prefetch_plan.CHECK_EVERY_S", 0.0)
     dataset, real, calls, may_fail = objects(cloud, 30), Objects.items, [], threading.Event()
 
     def items(indexes):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cachedfs.origins.rate_limit import (
     CREATES,
-    RETRY_HIGHER_S,
     REQUESTS,
+    RETRY_HIGHER_S,
     LimitState,
     answered,
     per_s,

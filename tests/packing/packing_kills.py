@@ -30,5 +30,5 @@ def pack_and_die(source, target, number, when, options):
 
     store.ZarrTarget.put = deadly
     if when == "noted":
-        shard_runner.NOTED_S = 0.0
+        shard_runner.CHECKSUMS_S = 0.0
     pack(source, target, n_workers=1, storage_options=options, target_options=options, **SMALL)

@@ -744,7 +744,7 @@ def test_details_that_are_too_deep_to_be_read_are_refused(metadata):
 
 @pytest.mark.parametrize("is_too_large", [False, True])
 def test_a_listing_too_large_for_memory_is_asked_for(metadata, monkeypatch, is_too_large):
-    monkeypatch.setattr(exported_metadata, "_MOST_HELD", 4000)
+    monkeypatch.setattr(exported_metadata, "_MAX_LISTING", 4000)
     now = time.time()
     info = json.dumps(["file", 1, "x", None, {"many": [0] * 30 if is_too_large else []}])
     children = [["child", f"b/{i}", info] for i in range(3)]

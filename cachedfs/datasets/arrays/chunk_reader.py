@@ -85,27 +85,27 @@ class ChunkReader:
 
     def put(self, parts: Iterable[ChunkSlice]) -> None:
         """Copy slices of chunks into place, as `read` does."""
-        pool = self._here().pool
-        mine: list[ChunkSlice] = []
+        pool = self._own_state().pool
+        own: list[ChunkSlice] = []
         others: list[ChunkSlice] = []
         try:
             for part in parts:
-                mine.append(part)
+                own.append(part)
                 n = part.layout.n_rows(part.number)
                 is_wanted_again = part.n_rows < n
                 if is_wanted_again and (version := self._version(part.path)) is not None:
                     part.pool, part.version = pool, version
                     future = pool.take(part.key, part.n_rows, n, part)
                     if future is not part.future:
-                        others.append(mine.pop())
+                        others.append(own.pop())
                         part.future = future
-            self._fill(mine)
+            self._fill(own)
         except BaseException:  # interrupts, too: other threads would wait for these chunks forever
-            for part in mine:
+            for part in own:
                 if part.future is not None:
                     pool.fail(part.key, part.future)
             raise
-        again = []
+        retried = []
         for part in others:
             assert part.future is not None
             try:
@@ -115,8 +115,8 @@ class ChunkReader:
             except CancelledError:
                 # The other thread raises its own error. This thread reads the chunk itself, and may get another error.
                 part.pool = part.future = None
-                again.append(part)
-        self._fill(again)
+                retried.append(part)
+        self._fill(retried)
 
     # The interface `ArrayReads`.
 
@@ -129,7 +129,7 @@ class ChunkReader:
             for layout, index in indexed:
                 for beside in layout.beside:
                     path = layout.object_path(row // layout.chunk[0], beside)
-                    if path not in yielded and self._kept_index(path) is None:
+                    if path not in yielded and self._cached_index(path) is None:
                         yield path, *index.bounds  # type: ignore[misc]  # one of the bounds may be None
                     yielded.add(path)
 
@@ -141,7 +141,7 @@ class ChunkReader:
             except Exception:  # any error: reading the sample raises it
                 continue
             for part in parts:
-                match _where(part, shards):
+                match _location(part, shards):
                     case path, int(start), int(stop):
                         yield path, start, stop
                     case path, _, _:
@@ -149,21 +149,21 @@ class ChunkReader:
 
     # Fetching.
 
-    def _here(self) -> _State:
+    def _own_state(self) -> _State:
         if self._state.pid != os.getpid():
             # A forked child: locks may have been held at the fork, and no thread completes the futures.
             self._state = _State(self._pool_size)
         return self._state
 
     def _fill(self, parts: list[ChunkSlice]) -> None:
-        most = 0
+        size = 0
         group: list[ChunkSlice] = []
         for part in parts:
             group.append(part)
-            most += part.layout.decoder.size
-            if most >= AT_ONCE:
+            size += part.layout.decoder.size
+            if size >= AT_ONCE:
                 self._fetch(group)
-                most, group = 0, []
+                size, group = 0, []
         if group:
             self._fetch(group)
 
@@ -171,22 +171,26 @@ class ChunkReader:
         """Fetch and decode chunks. Repeat this for shards that were replaced after their index was read."""
         for tries_left in reversed(range(TRIES)):
             shards = self._shards(parts)
-            wheres = [_where(part, shards) for part in parts]
-            found = [(part, where) for part, where in zip(parts, wheres, strict=True) if where is not None]
-            for part, where in zip(parts, wheres, strict=True):
-                if where is None:
+            locations = [_location(part, shards) for part in parts]
+            found = [
+                (part, location)
+                for part, location in zip(parts, locations, strict=True)
+                if location is not None
+            ]
+            for part, location in zip(parts, locations, strict=True):
+                if location is None:
                     self._finish((part, None, shards[part.path].version))
             datas: list[Any] = []
             versions: dict[str, set[str | None]] = {}
             if found:
-                paths, starts, stops = zip(*(where for _, where in found), strict=True)
+                paths, starts, stops = zip(*(location for _, location in found), strict=True)
                 datas, versions = self._read(paths, starts, stops)
             changed = {path for path, shard in shards.items() if versions.get(path, set()) - {shard.version}}
             parts = [part for part, _ in found if part.path in changed]
             self._decode(
                 [
-                    (part, self._checked(part, where, data), _only(versions.get(part.path)))
-                    for (part, where), data in zip(found, datas, strict=True)
+                    (part, self._checked(part, location, data), _only(versions.get(part.path)))
+                    for (part, location), data in zip(found, datas, strict=True)
                     if part.path not in changed
                 ]
             )
@@ -205,7 +209,7 @@ class ChunkReader:
         for part in parts:
             if part.layout.index is None or part.path in found or part.path in missing:
                 continue
-            shard = self._kept_index(part.path)
+            shard = self._cached_index(part.path)
             if shard is None:
                 missing[part.path] = part
             else:
@@ -223,25 +227,25 @@ class ChunkReader:
                     found[path] = shard = self._shard(part, data, _only(seen))
                 del missing[path]
                 if shard.chunks is not None and shard.version is not None:
-                    self._here().shards.put(path, shard, shard.chunks.nbytes)
+                    self._own_state().shards.put(path, shard, shard.chunks.nbytes)
         if missing:
             self._raise_changed(next(iter(missing.values())))
         return found
 
     def _shard(self, part: ChunkSlice, data: Any, version: str | None) -> _Shard:
         assert part.layout.index is not None
-        if isinstance(data, ABSENT) and self._here().shards.get(part.path) is None:
+        if isinstance(data, ABSENT) and self._own_state().shards.get(part.path) is None:
             return _Shard(None, None)
         if isinstance(data, BaseException):  # it is also an error if a shard has disappeared
             raise data
         return _Shard(part.layout.index.decode(data), version)
 
-    def _kept_index(self, path: str) -> _Shard | None:
+    def _cached_index(self, path: str) -> _Shard | None:
         """Return a shard whose index is in memory, or None.
 
         None also if a read would now return another version of the shard.
         """
-        shard = self._here().shards.get(path)
+        shard = self._own_state().shards.get(path)
         return shard if shard is not None and shard.version == self._version(path) else None
 
     def _raise_changed(self, part: ChunkSlice) -> NoReturn:
@@ -286,9 +290,9 @@ class ChunkReader:
                 versions[path] = {version, self._ukey(path)}
         return datas, versions
 
-    def _checked(self, part: ChunkSlice, where: tuple[str, int | None, int | None], data: Any) -> Any:
+    def _checked(self, part: ChunkSlice, location: tuple[str, int | None, int | None], data: Any) -> Any:
         """Return the stored bytes of a chunk; None for a chunk that may be absent, and is."""
-        _, start, stop = where
+        _, start, stop = location
         error = data if isinstance(data, BaseException) else None
         if start is None and isinstance(error, ABSENT):
             return None
@@ -339,7 +343,7 @@ def _only(versions: set[str | None] | None) -> str | None:
     return next(iter(versions)) if versions is not None and len(versions) == 1 else None
 
 
-def _where(part: ChunkSlice, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:
+def _location(part: ChunkSlice, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:
     """Return the path and the byte range of a chunk; None if its shard does not contain it."""
     if part.layout.index is None:
         return part.path, None, None

@@ -226,7 +226,7 @@ class Loader:
 
     def _take(self, feed: BatchQueue) -> PreparedBatch | None:
         if self._declared is not None:
-            self._declared = self._declared.renewed(self._place)
+            self._declared = self._declared.restarted_if_failed(self._place)
         feed.must_be_ours()
         try:
             return feed.take()
@@ -306,7 +306,7 @@ class Loader:
     def _declare(
         self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
     ) -> None:
-        if self._declared is None or not self._declared.goes_on(epochs, division, ranks, place):
+        if self._declared is None or not self._declared.continues(epochs, division, ranks, place):
             self._end_plan()
             self._declared = DatasetPrefetch(self._source, epochs, division, ranks, place)
 

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from cachedfs.datasets.loading.sampler import EpochOrders, EpochPosition, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
-__all__ = ["LOOK", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here"]
+__all__ = ["LOOKAHEAD", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here"]
 
 
-LOOK = 256  # samples per group; the shard indexes of a group come before the chunks of the previous group
+LOOKAHEAD = 256  # samples in a group; a group's shard indexes come before the previous group's chunks
 
 logger = logging.getLogger("cachedfs.datasets")
-RENEW_S = 60.0  # seconds between two checks whether the plan has failed
+CHECK_EVERY_S = 60.0  # seconds between two checks whether the plan has failed
 AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
 Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
@@ -45,18 +45,18 @@ class ArrayReads(Protocol):
 def items_of(arrays: Sequence[ArrayReads], samples: Iterable[int]) -> Iterator[Item]:
     """Yield what samples read, sample by sample, and for each sample array by array.
 
-    Takes `LOOK` samples at a time.
+    Takes `LOOKAHEAD` samples at a time.
     """
     yielded: set[str] = set()
-    coming = iter(samples)
-    now: list[Sequence[Iterable[int]]] = []
-    while group := list(islice(coming, LOOK)):
+    remaining = iter(samples)
+    current: list[Sequence[Iterable[int]]] = []
+    while group := list(islice(remaining, LOOKAHEAD)):
         following = [array.touched(group) for array in arrays]
         for array, rows in zip(arrays, following, strict=True):
             yield from array.indexes(chain.from_iterable(rows), yielded)
-        yield from _chunks(arrays, now)
-        now = following
-    yield from _chunks(arrays, now)
+        yield from _chunks(arrays, current)
+        current = following
+    yield from _chunks(arrays, current)
 
 
 def _chunks(arrays: Sequence[ArrayReads], touched: Sequence[Sequence[Iterable[int]]]) -> Iterator[Item]:
@@ -99,8 +99,8 @@ class DatasetPrefetch:
         ranks: range,
         place: EpochPosition,
     ) -> None:
-        self._source, self._made_for = source, (epochs, division, ranks)
-        self._look_at = time.monotonic() + RENEW_S
+        self._source, self._key = source, (epochs, division, ranks)
+        self._check_at = time.monotonic() + CHECK_EVERY_S
         self._next = EpochPosition(place.epoch + 1)
         self._pid = os.getpid()
         # A SimpleQueue, because its `put` is reentrant: the garbage collector may call it at any point.
@@ -117,32 +117,32 @@ class DatasetPrefetch:
         except Exception:  # any error: reads fetch what the plan did not
             logger.debug("cannot prefetch %r", source, exc_info=True)
 
-    def goes_on(
+    def continues(
         self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
     ) -> bool:
         """Return whether this plan covers the reads from `place` on.
 
         If so, let it fetch the epoch after that, too.
         """
-        is_next = (epochs, division, ranks) == self._made_for and place == self._next
+        is_next = (epochs, division, ranks) == self._key and place == self._next
         if not is_next or self._pid != os.getpid() or self._has_failed():
             return False
         self._next = replace(place, epoch=place.epoch + 1)
         self._grants.put(True)
         return True
 
-    def renewed(self, place: EpochPosition) -> DatasetPrefetch:
+    def restarted_if_failed(self, place: EpochPosition) -> DatasetPrefetch:
         """Return this plan, or a new one from `place` on if it failed.
 
         It fails when the origin is unreachable, for example.
         """
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._check_at:
             return self
-        self._look_at = time.monotonic() + RENEW_S
+        self._check_at = time.monotonic() + CHECK_EVERY_S
         if not self._has_failed():
             return self
         self.close()
-        return DatasetPrefetch(self._source, *self._made_for, place)
+        return DatasetPrefetch(self._source, *self._key, place)
 
     def _has_failed(self) -> bool:
         return getattr(getattr(self._plan, "progress", None), "state", None) == "failed"
