@@ -136,7 +136,7 @@ def run(
     n_texts: int | None = None,
     n_images: int = 1797,
     side: int = 336,
-    say: Callable[[str], object] = lambda text: None,
+    report: Callable[[str], object] = lambda text: None,
 ) -> Iterator[tuple[str, Block]]:
     """Yield (protocol, block) after each measurement.
 
@@ -145,25 +145,25 @@ def run(
     """
     from cachedfs.sim import DriveServer, GCSServer
 
-    own = profiles()
+    own_profiles = profiles()
     texts = put_texts(folder / "drive" / TEXTS, n_texts)
-    few, all_images = digits(side, max(1, n_images // 2)), digits(side, n_images)
+    drive_images, all_images = digits(side, max(1, n_images // 2)), digits(side, n_images)
     (folder / "gs" / "demo").mkdir(parents=True)
     with (
-        DriveServer(profile or own["drive"], folder=folder / "drive", process=True) as drive_server,
-        GCSServer(profile or own["gs"], folder=folder / "gs", process=True) as gcs_server,
+        DriveServer(profile or own_profiles["drive"], folder=folder / "drive", process=True) as drive_server,
+        GCSServer(profile or own_profiles["gs"], folder=folder / "gs", process=True) as gcs_server,
     ):
         drive, gcs = Cloud(drive_server, "drive", "My Drive/"), Cloud(gcs_server, "gs")
-        say(f"reading {texts.n_files:,} sources of Python's standard library from Drive")
+        report(f"reading {texts.n_files:,} sources of Python's standard library from Drive")
         yield "drive", compare(drive, folder, "texts", texts, PYDRIVE2)
-        say(f"storing {len(few):,} and {n_images:,} images as sharded Zarr arrays")
-        store(folder, {drive: few, gcs: all_images})
-        say("reading them from Drive by xarray")
-        yield "drive", compare(drive, folder, "xarray", images(few, "by xarray, all at once"), DRIVE)
-        say("reading them from Cloud Storage by xarray")
+        report(f"storing {len(drive_images):,} and {n_images:,} images as sharded Zarr arrays")
+        store(folder, {drive: drive_images, gcs: all_images})
+        report("reading them from Drive by xarray")
+        yield "drive", compare(drive, folder, "xarray", images(drive_images, "by xarray, all at once"), DRIVE)
+        report("reading them from Cloud Storage by xarray")
         at_once = images(all_images, "by xarray, all at once")
         yield "gs", compare(gcs, folder, "xarray", at_once, GCSFS_AT_ONCE)
-        say("reading them from Cloud Storage by zarr")
+        report("reading them from Cloud Storage by zarr")
         yield "gs", compare(gcs, folder, "zarr", images(all_images, "by zarr, shuffled, 1 a call"), GCSFS)
 
 
@@ -210,13 +210,13 @@ def compare(cloud: Cloud, folder: Path, job: str, data: Data, client: Client) ->
     with contextlib.ExitStack() as later:
         with Session(cloud, cache_dir, job) as first:
             new = later.enter_context(Session(cloud, cache_dir, job))
-            plain = later.enter_context(Session(cloud, None, client.job)) if client.is_here else None
-            for session in (first, new, plain):
+            uncached = later.enter_context(Session(cloud, None, client.job)) if client.is_here else None
+            for session in (first, new, uncached):
                 if session:
                     session.hear()
             passes = [first.read(url, seed=seed) for seed in (1, 2)]
         passes.append(new.read(url, seed=3))
-        line = read_plainly(plain, cloud, data, client) if plain else Line(client.name)
+        line = read_plainly(uncached, cloud, data, client) if uncached else Line(client.name)
     expected = data.digest()
     cached = [
         Line(f"cachedfs, {when}", reading.seconds, reading, expected)
@@ -281,13 +281,15 @@ def describe(cloud: str, profile: Profile) -> str:
     from cachedfs.sim import PROFILES
 
     usual = PROFILES[profile.name]
-    calm = f" without its {usual.stall_s:.0f} s stalls" if usual.stall_rate > profile.stall_rate else ""
+    without_stalls = (
+        f" without its {usual.stall_s:.0f} s stalls" if usual.stall_rate > profile.stall_rate else ""
+    )
     budget = "any number of requests"
     if (quota := profile.quota).requests_per_user < math.inf:
         budget = f"at most {quota.requests_per_user / 60:.0f} requests and {quota.creates_per_s:.0f} new files a second"
     errors = f"{profile.error_rate:.1%} of them fail" if profile.error_rate else "none fails"
     text = (
-        f'{cloud} is SIMULATED: profile "{profile.name}"{calm}, seed 0. Milliseconds to the '
+        f'{cloud} is SIMULATED: profile "{profile.name}"{without_stalls}, seed 0. Milliseconds to the '
         f"first byte, median / 95th percentile: file {spread(profile.media)}, metadata {spread(profile.metadata)}, "
         f"list {spread(profile.listing)} and {profile.list_item_s * 1e3:g} an item. "
         f"{profile.stream_rate / 1e6:.0f} MB/s a stream, {profile.total_rate / 1e6:.0f} MB/s in all; {budget}; {errors}."
@@ -307,8 +309,8 @@ def show(console: Console) -> int:
     for protocol, profile in profiles().items():
         console.print(describe(CLOUDS[protocol], profile), highlight=False)
     with tempfile.TemporaryDirectory(prefix="cachedfs-demo-") as folder, console.status("starting") as status:
-        say = status.update if console.is_terminal else lambda text: console.print(f"... {text}")
-        found = list(run(Path(folder), say=say))
+        report = status.update if console.is_terminal else lambda text: console.print(f"... {text}")
+        found = list(run(Path(folder), say=report))
     for protocol, cloud in CLOUDS.items():
         console.print(table_of(cloud, [block for where, block in found if where == protocol]))
         console.print()

@@ -243,7 +243,7 @@ class Packing:
         """
         store = self.store
         settle(store)
-        store.is_given_up = False
+        store.is_interrupted = False
         existing = store.listing()
         stored_plan = store.kept_plan() if f"{BESIDE}/plan.json" in existing else None
         if stored_plan is not None and stored_plan == json.loads(json.dumps(self._plan_json)):

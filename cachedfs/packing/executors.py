@@ -60,7 +60,7 @@ class ThreadTaskPool:
 
     def close(self, *, wait: bool) -> None:
         store = self._task.store
-        store.is_given_up = not wait
+        store.is_interrupted = not wait
         # Before `shutdown`: an interrupt may end that wait, too.
         _abandoned.setdefault(store.place, set()).update(self._running)
         self._threads.shutdown(wait=wait, cancel_futures=True)

@@ -101,9 +101,9 @@ class PieceCounts:
         """
         parts = {"small": self.small, "sizes": self.sizes, "places": self.places}
         names = [(part, name) for part, named in parts.items() for name in named]
-        told = json.dumps({"n": self.n, "stop": self.stop, "names": names})
+        header = json.dumps({"n": self.n, "stop": self.stop, "names": names})
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, np.array(told), *(parts[part][name] for part, name in names))
+        np.savez_compressed(buffer, np.array(header), *(parts[part][name] for part, name in names))
         return buffer.getvalue()
 
     @classmethod
@@ -112,11 +112,11 @@ class PieceCounts:
         parts: dict[str, dict[str, Array]] = {"small": {}, "sizes": {}, "places": {}}
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-                told, *arrays = (stored[f"arr_{i}"] for i in range(len(stored.files)))
-            known = json.loads(told.item())
-            for (part, name), array in zip(known["names"], arrays, strict=True):
+                header, *arrays = (stored[f"arr_{i}"] for i in range(len(stored.files)))
+            header_values = json.loads(header.item())
+            for (part, name), array in zip(header_values["names"], arrays, strict=True):
                 parts[part][name] = array
-            return cls(known["n"], **parts, stop=known["stop"])
+            return cls(header_values["n"], **parts, stop=header_values["stop"])
         except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
             return None
 

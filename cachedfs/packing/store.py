@@ -25,7 +25,7 @@ ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by wh
 AT_ONCE = 8  # metadata files that are written at the same time
 STEP = 8 << 20  # bytes that are read back, or checksummed, at a time
 # Protocols whose objects appear only when complete: no temporary name is needed.
-WHOLE = {
+ATOMIC = {
     "gs",
     "gcs",
     "cgs",
@@ -70,7 +70,7 @@ class ZarrTarget:
         self.fs, path = url_to_fs(url, **self._options)
         self.path = str(path).rstrip("/")
         self._folders: set[str] = set()
-        self.is_given_up = False  # True: `put` raises CancelledError
+        self.is_interrupted = False  # True: `put` raises CancelledError
 
     def __reduce__(self) -> Any:
         return type(self), (self.url, self._options)
@@ -101,10 +101,10 @@ class ZarrTarget:
         return str(self.fs.unstrip_protocol(self.at(name)))
 
     def put(self, name: str, data: bytes | bytearray) -> None:
-        """Write an object atomically. Raises CancelledError after an interrupt (`is_given_up`)."""
+        """Write an object atomically. Raises CancelledError after an interrupt (`is_interrupted`)."""
         path = self.at(name)
-        self._must_go_on()
-        if self.protocol in WHOLE:
+        self._check_not_interrupted()
+        if self.protocol in ATOMIC:
             self.fs.pipe_file(path, data)
             return
         temporary = self.at(f"{BESIDE}/{uuid.uuid4().hex}.tmp")
@@ -113,11 +113,11 @@ class ZarrTarget:
                 self.fs.makedirs(folder, exist_ok=True)
                 self._folders.add(folder)
         self.fs.pipe_file(temporary, data)
-        self._must_go_on()
+        self._check_not_interrupted()
         self.fs.mv(temporary, path)
 
-    def _must_go_on(self) -> None:
-        if self.is_given_up:
+    def _check_not_interrupted(self) -> None:
+        if self.is_interrupted:
             raise CancelledError(f"{self.url}: this pack was interrupted")
 
     def put_checked(self, name: str, data: bytes | bytearray) -> StoredObject:
@@ -131,17 +131,17 @@ class ZarrTarget:
         info = self.fs.info(path)
         stated = stated_of(info)
         if stated is None:
-            wrong = self._contradiction(path, memoryview(data))
+            difference = self._contradiction(path, memoryview(data))
         else:
-            running = RunningChecksum(stated)
+            checksum = RunningChecksum(stated)
             for start in range(0, len(data), STEP):
-                running.add(bytes(memoryview(data)[start : start + STEP]))
-            wrong = running.contradiction()
-        if wrong is not None or info.get("size") not in (None, len(data)):
+                checksum.add(bytes(memoryview(data)[start : start + STEP]))
+            difference = checksum.contradiction()
+        if difference is not None or info.get("size") not in (None, len(data)):
             with contextlib.suppress(OSError):
                 self.fs.rm_file(path)
             raise OSError(
-                f"{self.shown(name)}: written, and not there as sent: {wrong or info.get('size')}; run pack again to continue"
+                f"{self.shown(name)}: written, and not there as sent: {difference or info.get('size')}; run pack again to continue"
             )
         return StoredObject(name, len(data), None if stated is None else stated.value)
 
@@ -202,11 +202,11 @@ class ZarrTarget:
         If the process is killed, the rest cannot be opened as a store, and a later pack knows it as its own to remove.
         """
         self.put(f"{BESIDE}/removing", b"")
-        there = self.listing()
+        existing = self.listing()
         for name in ZARR:
-            if name in there:
+            if name in existing:
                 self.fs.rm_file(self.at(name))
-        for name in sorted({name.partition("/")[0] for name in there} - {BESIDE, *ZARR}):
+        for name in sorted({name.partition("/")[0] for name in existing} - {BESIDE, *ZARR}):
             self.remove(name)
         self.remove()
         self._folders.clear()
@@ -283,8 +283,8 @@ def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[
     import zarr
     from zarr.storage import MemoryStore
 
-    held: dict[str, Any] = {}
-    group = zarr.create_group(MemoryStore(held), attributes=dict(attributes))
+    files: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(files), attributes=dict(attributes))
     for each in arrays:
         encoding = each.encoding
         group.create_array(
@@ -300,7 +300,7 @@ def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[
             dimension_names=each.dimensions,
             attributes=dict(each.attributes),
         )
-    documents = {name: json.loads(value.to_bytes()) for name, value in held.items()}
+    documents = {name: json.loads(value.to_bytes()) for name, value in files.items()}
     members = {
         name.removesuffix("/zarr.json"): document
         for name, document in documents.items()

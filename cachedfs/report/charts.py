@@ -35,11 +35,11 @@ class Chart(NamedTuple):
     svg: str
 
 
-def pictures(summary: RunSummary, held: Sequence[tuple[str, int]] | None) -> list[Chart]:
+def pictures(summary: RunSummary, by_folder: Sequence[tuple[str, int]] | None) -> list[Chart]:
     """Return the charts of a report.
 
-    `held`: pairs of folder and cached bytes. None or empty leaves out that chart. Raises ImportError if matplotlib is
-    not installed.
+    `by_folder`: pairs of folder and cached bytes. None or empty leaves out that chart. Raises ImportError if matplotlib
+    is not installed.
     """
     counts, waited = summary.counts, summary.waited
     fetched, served = size(counts["bytes_fetched"]), size(counts["bytes_served"])
@@ -53,27 +53,29 @@ def pictures(summary: RunSummary, held: Sequence[tuple[str, int]] | None) -> lis
         Chart(
             "Requests under way",
             f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them ahead of who reads; a reader waited {seconds(waited.all_s)}",
-            _drawn("requests", lambda axes: _requests(axes, summary)),
+            _svg("requests", lambda axes: _requests(axes, summary)),
         ),
         Chart(
             "Bytes a second",
             f"{fetched} fetched, {served} read; {bound}",
-            _drawn("bytes", lambda axes: _rates(axes, summary)),
+            _svg("bytes", lambda axes: _rates(axes, summary)),
         ),
-        Chart("Blocks", blocks, _drawn("blocks", lambda axes: _blocks(axes, summary))),
+        Chart("Blocks", blocks, _svg("blocks", lambda axes: _blocks(axes, summary))),
         Chart(
             "Where the time went",
             _parts_in_words(summary),
-            _drawn("time", lambda axes: _parts(axes, summary)),
+            _svg("time", lambda axes: _parts(axes, summary)),
         ),
     ]
-    if held:
-        words = ", ".join(f"{folder} {size(n)}" for folder, n in held)
-        found.append(Chart("In the cache now", words, _drawn("cache", lambda axes: _held(axes, held))))
+    if by_folder:
+        words = ", ".join(f"{folder} {size(n)}" for folder, n in by_folder)
+        found.append(
+            Chart("In the cache now", words, _svg("cache", lambda axes: _cached_by_folder(axes, by_folder)))
+        )
     return found
 
 
-def _drawn(name: str, draw: Callable[[Axes], None]) -> str:
+def _svg(name: str, draw: Callable[[Axes], None]) -> str:
     """Return the SVG of a chart drawn by `draw`.
 
     `name` makes the ids inside unique among the charts of a page.
@@ -98,13 +100,13 @@ def _drawn(name: str, draw: Callable[[Axes], None]) -> str:
     return re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", svg)
 
 
-def _at(summary: RunSummary) -> tuple[list[float], float]:
+def _bin_centers(summary: RunSummary) -> tuple[list[float], float]:
     width_s = summary.bins.width_s
     return [width_s * (at + 0.5) for at in range(len(summary.bins.asking))], width_s
 
 
 def _requests(axes: Axes, summary: RunSummary) -> None:
-    at, width_s = _at(summary)
+    at, width_s = _bin_centers(summary)
     bins = summary.bins
     axes.bar(at, bins.coming, width_s, color=COLOURS["bytes"], label="bytes come")
     axes.bar(
@@ -124,11 +126,11 @@ def _requests(axes: Axes, summary: RunSummary) -> None:
     axes.bar(at, low, width_s, color=COLOURS["waits"], label="a reader waits")
     axes.set_ylim(-0.14 * most, 1.35 * most)
     axes.axhline(0, color=INK, linewidth=0.8)
-    _of_time(axes, "requests")
+    _label_time(axes, "requests")
 
 
 def _rates(axes: Axes, summary: RunSummary) -> None:
-    at, width_s = _at(summary)
+    at, width_s = _bin_centers(summary)
     scale = 1e6 * (width_s or 1.0)
     fetched = [value / scale for value in summary.bins.counts["bytes_fetched"]]
     served = [value / scale for value in summary.bins.counts["bytes_served"]]
@@ -142,11 +144,11 @@ def _rates(axes: Axes, summary: RunSummary) -> None:
         )
     # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
     axes.set_ylim(0, 1.35 * min(2 * top or math.inf, max([top, *served])) or 1.0)
-    _of_time(axes, "MB/s")
+    _label_time(axes, "MB/s")
 
 
 def _blocks(axes: Axes, summary: RunSummary) -> None:
-    at, width_s = _at(summary)
+    at, width_s = _bin_centers(summary)
     counts = summary.bins.counts
     axes.bar(at, counts["misses"], width_s, color=COLOURS["bytes"], label="fetched")
     axes.bar(
@@ -163,10 +165,10 @@ def _blocks(axes: Axes, summary: RunSummary) -> None:
     axes.plot(at, counts["evictions"], color=COLOURS["waits"], linestyle=":", linewidth=1.5, label="evicted")
     top = max((a + b for a, b in zip(counts["misses"], counts["hits"], strict=True)), default=0.0)
     axes.set_ylim(0, 1.35 * max([top, *counts["evictions"]]) or 1.0)
-    _of_time(axes, "blocks")
+    _label_time(axes, "blocks")
 
 
-def _of_time(axes: Axes, what: str) -> None:
+def _label_time(axes: Axes, what: str) -> None:
     axes.set_xlabel("seconds")
     axes.set_ylabel(what)
     axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.0)
@@ -199,8 +201,8 @@ def _parts(axes: Axes, summary: RunSummary) -> None:
     axes.set_xlabel("seconds")
 
 
-def _held(axes: Axes, held: Sequence[tuple[str, int]]) -> None:
-    shown = held[::-1]
+def _cached_by_folder(axes: Axes, by_folder: Sequence[tuple[str, int]]) -> None:
+    shown = by_folder[::-1]
     names = [folder if len(folder) <= 24 else f"…{folder[-23:]}" for folder, _ in shown]
     bars = axes.barh(range(len(shown)), [n / 1e6 for _, n in shown], height=0.6, color=COLOURS["hits"])
     # Escape "$" in names, which matplotlib would render as a formula.

@@ -245,13 +245,13 @@ def _length(spans: Iterable[Span]) -> float:
 # Cache contents
 
 
-def by_folder(held: Iterable[tuple[str, int]], most: int = 8) -> list[tuple[str, int]]:
+def by_folder(cached: Iterable[tuple[str, int]], most: int = 8) -> list[tuple[str, int]]:
     """Return (folder, bytes) pairs, largest first, from (path, bytes) pairs.
 
     Paths are grouped by the deepest folder level with at most `most` folders. If even the top level has more, the last
     pair sums up the others.
     """
-    pairs = [(path.split("/")[:-1] or [path], n) for path, n in held]
+    pairs = [(path.split("/")[:-1] or [path], n) for path, n in cached]
     deepest = max((len(folders) for folders, _ in pairs), default=0)
     best: dict[str, int] = {}
     for depth in range(1, deepest + 1):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cachedfs.datasets.loading.batch_queue import UNKNOWN, QueueLimits, may_begin  # noqa: E402
+from cachedfs.datasets.loading.batch_queue import UNKNOWN, QueueLimits, may_start  # noqa: E402
 from cachedfs.datasets.loading.batches import BatchMover, mapped, size_of  # noqa: E402
 from cachedfs.datasets.loading.prefetch_plan import ranks_here  # noqa: E402
 
@@ -85,7 +85,7 @@ def test_with_cuda_batches_arrive_on_a_stream_of_their_own_before_they_are_used(
 def test_what_is_ahead_stays_within_its_bounds(bounds, sizes, n_making, most):
     ready, n_ahead = sum(sizes), len(sizes) + n_making
     expected = max([*sizes, most])
-    begins = may_begin(bounds, n_ahead=n_ahead, ready=ready, n_making=n_making, expected=expected)
+    begins = may_start(bounds, n_ahead=n_ahead, ready=ready, n_making=n_making, expected=expected)
     if n_ahead == 0:
         assert begins  # else nothing ever came
     else:
@@ -94,7 +94,7 @@ def test_what_is_ahead_stays_within_its_bounds(bounds, sizes, n_making, most):
 
 def test_before_a_size_is_known_few_are_made():
     n = 0
-    while may_begin(QueueLimits(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
+    while may_start(QueueLimits(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
         n += 1
     assert n == UNKNOWN
 

@@ -335,7 +335,7 @@ def test_so_many_batches_are_ahead_and_no_more(n_threads, n_prefetch):
     for step, _ in enumerate(loader, 1):
         expected = min(step + n_ahead, 30)
         until(lambda expected=expected: begun.qsize() == expected)
-        until(lambda: loader._feed is None or all(future.done() for future in loader._feed._ahead))
+        until(lambda: loader._queue is None or all(future.done() for future in loader._queue._futures))
         assert begun.qsize() == expected
 
 
@@ -350,7 +350,7 @@ def test_bytes_ahead_are_bounded_by_what_batches_turned_out_to_be():
         Large(40), n_threads=8, n_prefetch=8, prefetch_bytes=3500, collate_fn=lambda batch: batch[0]
     )
     for step, _ in enumerate(loader, 1):
-        until(lambda: loader._feed is None or all(future.done() for future in loader._feed._ahead))
+        until(lambda: loader._queue is None or all(future.done() for future in loader._queue._futures))
         assert begun.qsize() == min(40, step + 3)
 
 
@@ -838,7 +838,7 @@ def test_a_plan_that_fails_is_nobodys_error(cloud, monkeypatch, caplog):
     dataset.items = items
     with Loader(dataset, batch_size=4) as loader:
         assert len(list(loader)) == 3
-        until(lambda: loader._declared._plan.progress.is_over)
+        until(lambda: loader._plan._plan.progress.is_over)
     assert "of the plan" in caplog.text
 
     def refuse(items):
@@ -868,7 +868,7 @@ def test_a_plan_that_failed_is_made_again_from_where_the_training_is(cloud, monk
         for step, _ in enumerate(loader):
             if step == 3:
                 may_fail.set()
-                until(lambda: loader._declared._plan.progress.is_over)
+                until(lambda: loader._plan._plan.progress.is_over)
         until(lambda: list(map(len, calls)) == [8, 14, 30])
     assert calls == [list(range(8)), list(range(16, 30)), list(range(30))]
 

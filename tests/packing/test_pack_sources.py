@@ -220,7 +220,7 @@ def test_of_a_large_tar_little_is_kept_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_member_of_a_small_field_is_not_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "LARGEST", 1000)
+    monkeypatch.setattr(tars, "MAX_SAMPLE", 1000)
     monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large one is not looked at
     members = [
         (f"{i}.{ending}", bytes(n))

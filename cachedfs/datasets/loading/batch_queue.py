@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.executor import DaemonThreadPool
 
-__all__ = ["BatchQueue", "PreparedBatch", "QueueLimits", "may_begin"]
+__all__ = ["BatchQueue", "PreparedBatch", "QueueLimits", "may_start"]
 
 UNKNOWN = 2  # batches made at the same time while their size is unknown
 RECENT = 32  # recent batches; the largest of them is the estimate for the next
@@ -37,7 +37,7 @@ class PreparedBatch(NamedTuple):
     read_s: float  # part of `load_s` spent waiting for bytes
 
 
-def may_begin(bounds: QueueLimits, *, n_ahead: int, ready: int, n_making: int, expected: int | None) -> bool:
+def may_start(bounds: QueueLimits, *, n_ahead: int, ready: int, n_making: int, expected: int | None) -> bool:
     """Return whether one more batch may be made.
 
     `n_ahead` batches are ready or being made. The ready ones take `ready` bytes. `n_making` are being made, and each is
@@ -70,12 +70,14 @@ class BatchQueue:
     ) -> None:
         """Make the queue. Each thread calls `enter` before its first `make`."""
         self._jobs, self._bounds = jobs, bounds
-        self._ahead: deque[Future[PreparedBatch]] = deque()
+        self._futures: deque[Future[PreparedBatch]] = deque()
         self._sizes: deque[int] = deque(maxlen=RECENT)
         self._pid = os.getpid()
-        self._make = _Making(make, enter)
+        self._make = _ThreadedMake(make, enter)
         self._pool = DaemonThreadPool(n_threads, "cachedfs-loader")
-        self._end = weakref.finalize(self, _end, self._pool, self._ahead, self._make.threads, self._pid)
+        self._finalizer = weakref.finalize(
+            self, _stop, self._pool, self._futures, self._make.threads, self._pid
+        )
 
     def take(self) -> PreparedBatch | None:
         """Wait for the next batch and return it; None after the last one.
@@ -83,21 +85,21 @@ class BatchQueue:
         Raises the error that `make` raised.
         """
         self._fill()
-        if not self._ahead:
+        if not self._futures:
             return None
-        while not self._ahead[0].done():
+        while not self._futures[0].done():
             # The sizes of batches that finish earlier may allow to start more.
-            wait([future for future in self._ahead if not future.done()], return_when=FIRST_COMPLETED)
+            wait([future for future in self._futures if not future.done()], return_when=FIRST_COMPLETED)
             self._fill()
-        made = self._ahead[0].result()
+        batch = self._futures[0].result()
         if not self._sizes:
             # Exit handlers run in reverse order. Registered after the first read, this one stops the threads before
             # the handlers of the libraries that read close their files.
-            atexit.register(self._end)
-        self._ahead.popleft()
-        self._sizes.append(made.size)
+            atexit.register(self._finalizer)
+        self._futures.popleft()
+        self._sizes.append(batch.size)
         self._fill()  # starts another batch, which is made while this one is used
-        return made
+        return batch
 
     def must_be_ours(self) -> None:
         """Raise RuntimeError in a forked child: the threads run in the parent only."""
@@ -107,30 +109,30 @@ class BatchQueue:
     def close(self) -> None:
         """Start no more batches, and wait up to 5 s for those being made. A thread ends after its batch."""
         self._jobs = iter(())
-        self._end()
-        atexit.unregister(self._end)
+        self._finalizer()
+        atexit.unregister(self._finalizer)
 
     def _fill(self) -> None:
-        while self._may_begin():
+        while self._may_start():
             job = next(self._jobs, None)
             if job is None:
                 return
-            self._ahead.append(self._pool.submit(self._make, job))
+            self._futures.append(self._pool.submit(self._make, job))
 
-    def _may_begin(self) -> bool:
-        done = [future for future in self._ahead if future.done()]
+    def _may_start(self) -> bool:
+        done = [future for future in self._futures if future.done()]
         sizes = [future.result().size for future in done if future.exception() is None]
-        known = [*self._sizes, *sizes]
-        return may_begin(
+        recent_sizes = [*self._sizes, *sizes]
+        return may_start(
             self._bounds,
-            n_ahead=len(self._ahead),
+            n_ahead=len(self._futures),
             ready=sum(sizes),
-            n_making=len(self._ahead) - len(done),
-            expected=max(known, default=None),
+            n_making=len(self._futures) - len(done),
+            expected=max(recent_sizes, default=None),
         )
 
 
-class _Making:
+class _ThreadedMake:
     """Call `make` in any thread, and `enter` once before it in each thread."""
 
     def __init__(self, make: Callable[[Any], PreparedBatch], enter: Callable[[], object]) -> None:
@@ -144,12 +146,12 @@ class _Making:
         return self._make(job)
 
 
-def _end(pool: DaemonThreadPool, ahead: deque[Future[PreparedBatch]], threads: set[int], pid: int) -> None:
+def _stop(pool: DaemonThreadPool, futures: deque[Future[PreparedBatch]], threads: set[int], pid: int) -> None:
     if pid != os.getpid():
         return  # a forked child: the threads run in the parent only
     pool.shutdown(wait=False, cancel_futures=True)
-    making = [future for future in ahead if not future.cancelled()]
-    ahead.clear()
+    making = [future for future in futures if not future.cancelled()]
+    futures.clear()
     if threading.get_ident() in threads:
         return  # called by the garbage collector in a batch thread, which cannot wait for itself
     if not wait(making, END_S).not_done:

@@ -112,7 +112,7 @@ class EpochReport:
         first = f", {seconds(self.first_wait_s)} of it for the first" if self.first_wait_s else ""
         lines = [
             ("bound", f"{seconds(self.bound_s)}, {per_cent(self.of_bound)} of it reached"),
-            *((name, self._taken(name)) for name, took_s in self.by_itself.items() if took_s),
+            *((name, self._time_of(name)) for name, took_s in self.by_itself.items() if took_s),
             ("waited", f"{seconds(self.wait_s)} for batches{first}"),
             ("by time", bars([timing.wait_s for timing in self.stalls], N_BARS)),
         ]
@@ -128,26 +128,26 @@ class EpochReport:
             lines.append(("a sample", f"{each}, {size(self.read_per_sample)} read"))
         return [*lines, *(("not known", what) for what in self.unknown)]
 
-    def _taken(self, name: str) -> str:
+    def _time_of(self, name: str) -> str:
         took_s = self.by_itself[name]
         share = per_cent(took_s / self.elapsed_s if self.elapsed_s else 0.0)
-        more = {
+        detail = {
             "link": self.bytes_per_s and f"{size(self.bytes_fetched or 0)} at {size(self.bytes_per_s)}/s",
             "latency": self.latency_s and f"{seconds(self.latency_s)} until an answer begins",
             "decode": f"in {counted(self.n_threads, 'thread')}",
             "load": f"in {counted(self.n_threads, 'thread')}",
         }.get(name)
-        return f"{seconds(took_s)}, {share} of the time{f': {more}' if more else ''}"
+        return f"{seconds(took_s)}, {share} of the time{f': {detail}' if detail else ''}"
 
     @property
     def title(self) -> str:
         """A one-line summary: the epoch, its batches and samples, and its duration."""
-        given = f"{counted(self.n_batches, 'batch', 'batches')}, {counted(self.n_samples, 'sample')}"
-        return f"Epoch {self.epoch}: {given} in {seconds(self.elapsed_s)}"
+        counts = f"{counted(self.n_batches, 'batch', 'batches')}, {counted(self.n_samples, 'sample')}"
+        return f"Epoch {self.epoch}: {counts} in {seconds(self.elapsed_s)}"
 
     def __str__(self) -> str:
-        facts = "\n".join(f"  {name:<10} {said}" for name, said in self.facts() if said)
-        return f"{self.title}\n{self.sentence}\n{facts}"
+        lines = "\n".join(f"  {name:<10} {value}" for name, value in self.facts() if value)
+        return f"{self.title}\n{self.sentence}\n{lines}"
 
     def _repr_html_(self) -> str:
         return page(self.title, self.sentence, self.facts(), self.stalls, self.n_threads)
@@ -157,7 +157,7 @@ def report_of(measured: EpochMeasurement) -> EpochReport:
     """Return the report on one epoch."""
     timings, fetched = measured.timings, measured.fetched
     elapsed_s = timings.wait_s + timings.compute_s
-    by_itself, unknown = _by_itself(measured, elapsed_s)
+    by_itself, unknown = _part_times(measured, elapsed_s)
     limit = _limit(by_itself, elapsed_s)
     hit_ratio, hit_bound = _hits(measured)
 
@@ -192,7 +192,7 @@ def report_of(measured: EpochMeasurement) -> EpochReport:
 # The lower bound.
 
 
-def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, float], list[str]]:
+def _part_times(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, float], list[str]]:
     """Return the time that each part would take alone, and texts on what is unknown."""
     timings, fetched, unknown = measured.timings, measured.fetched, []
     found = {"compute": timings.compute_s}
@@ -225,8 +225,8 @@ def _by_itself(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, 
 
 def _limit(by_itself: dict[str, float], elapsed_s: float) -> str | None:
     """Return the longest part that fills nearly all of the time; "load" only if there is no other."""
-    near = [name for name, took_s in by_itself.items() if elapsed_s and took_s >= NEAR * elapsed_s]
-    return max(near, key=lambda name: (name != "load", by_itself[name]), default=None)
+    limiting = [name for name, took_s in by_itself.items() if elapsed_s and took_s >= NEAR * elapsed_s]
+    return max(limiting, key=lambda name: (name != "load", by_itself[name]), default=None)
 
 
 def _rate(fetched: FetchCounts, elapsed_s: float) -> float | None:
@@ -282,14 +282,14 @@ def _sentence(
         return f"Decoding limits: {busy}; more n_threads if there are free cores, else a lighter codec or transform."
     if limit == "link" and fetched is not None:
         rate = f"{size(fetched.bytes_fetched / elapsed_s)}/s of {size(_rate(fetched, elapsed_s) or 0.0)}/s"
-        return f"The link limits: {rate}; {_of_room(hit_bound)}."
+        return f"The link limits: {rate}; {_cache_advice(hit_bound)}."
     if limit == "latency" and fetched is not None:
         rate = f"{fetched.requests / elapsed_s:.3g} requests a second of {seconds(fetched.latency_s or 0.0)} each"
         return f"Waiting for answers limits: {rate}, {fetched.n_at_once} at a time; {MORE_AT_ONCE}."
-    return _of_waiting(timings, by_itself, elapsed_s, hit_bound)
+    return _waiting_sentence(timings, by_itself, elapsed_s, hit_bound)
 
 
-def _of_room(hit_bound: float | None) -> str:
+def _cache_advice(hit_bound: float | None) -> str:
     if hit_bound is None:
         return (
             "let the cache store what comes (fs.stats() says why it cannot), or give batches twice (echo=2)"
@@ -299,7 +299,7 @@ def _of_room(hit_bound: float | None) -> str:
     return "the cache holds all of it, so the next epoch is free of it"
 
 
-def _of_waiting(
+def _waiting_sentence(
     timings: EpochTimings, by_itself: dict[str, float], elapsed_s: float, hit_bound: float | None
 ) -> str:
     waited = f"the loop waited {seconds(timings.wait_s)} of {seconds(elapsed_s)}"
@@ -308,7 +308,7 @@ def _of_waiting(
     name = max(by_itself, key=by_itself.__getitem__)
     if name in REMOTE and by_itself[name] > elapsed_s / 2:  # more threads would wait for the same resource
         share = per_cent(by_itself[name] / elapsed_s)
-        advice = _of_room(hit_bound) if name == "link" else MORE_AT_ONCE
+        advice = _cache_advice(hit_bound) if name == "link" else MORE_AT_ONCE
         return f"Nothing fills all of the time, {REMOTE[name]} most of it ({share}): {waited}; {advice}."
     return f"Nothing that was measured is at its limit: {waited}, by turns; more n_threads or n_prefetch may even it out."
 

@@ -97,7 +97,7 @@ class Loader:
         """
         self._source = SampleReader(dataset)
         self._batch_size, self._drop_last, self._pad = at_least(1, batch_size=batch_size), drop_last, pad
-        self._given_ranks = ranks_of(rank, world_size)
+        self._explicit_ranks = ranks_of(rank, world_size)
         self._shuffle, self._seed = shuffle_of(shuffle), operator.index(seed)
         self._window = at_least(1, window=window)
         self._collate, self._device, self._pin_memory = collate_fn, device, pin_memory
@@ -107,10 +107,10 @@ class Loader:
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
         self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
-        self._place = EpochPosition(0)  # after the last returned batch
+        self._position = EpochPosition(0)  # after the last returned batch
         self._start = 0  # position in the epoch where the next loop begins
-        self._feed: BatchQueue | None = None
-        self._declared: DatasetPrefetch | None = None
+        self._queue: BatchQueue | None = None
+        self._plan: DatasetPrefetch | None = None
 
     @property
     def dataset(self) -> Any:
@@ -125,12 +125,12 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The number of the current epoch, or of the next one after its end; the first is 0."""
-        return self._place.epoch
+        return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next loop at the beginning of `epoch`. Does nothing if that is the current epoch."""
-        if (epoch := at_least(0, epoch=epoch)) != self._place.epoch:
-            self._go_to(EpochPosition(epoch))
+        if (epoch := at_least(0, epoch=epoch)) != self._position.epoch:
+            self._move_to(EpochPosition(epoch))
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch for this rank.
@@ -148,7 +148,7 @@ class Loader:
         It counts the samples returned to all ranks, so ranks that are in step have the same state. With echo, a batch
         counts when it is returned first.
         """
-        epochs, place = self._epochs(), self._place
+        epochs, place = self._epochs(), self._position
         if place.position and self._division(self._ranks()[1]).is_over(place.position):
             place = EpochPosition(place.epoch + 1)
         return state_at(place, epochs)
@@ -159,11 +159,11 @@ class Loader:
         Raises ValueError if the length of the dataset, the seed or the shuffle differ, since the order then differs
         too. The message says which.
         """
-        self._go_to(place_in(state, self._epochs()))
+        self._move_to(place_in(state, self._epochs()))
 
-    def _go_to(self, place: EpochPosition) -> None:
+    def _move_to(self, place: EpochPosition) -> None:
         self.close()
-        self._place, self._start = place, place.position
+        self._position, self._start = place, place.position
 
     # Iteration.
 
@@ -178,32 +178,35 @@ class Loader:
         return self._run()
 
     def _run(self) -> Iterator[Any]:
-        feed, division, mover = self._begin()
+        queue, division, mover = self._begin()
         is_complete = False
         try:
-            while not division.is_over(self._place.position):
-                began = time.perf_counter()
-                made = self._take(feed)
-                if made is None:  # only other ranks have a batch in the last step
+            while not division.is_over(self._position.position):
+                wait_start = time.perf_counter()
+                prepared = self._next_batch(queue)
+                if prepared is None:  # only other ranks have a batch in the last step
                     break
-                batch = mover.received(*made.batch)
+                batch = mover.received(*prepared.batch)
                 self._start = 0  # only now: an interrupted wait for the first batch keeps the position
-                self._place = EpochPosition(self.epoch, division.after(self._place.position))
-                given = time.perf_counter()
+                self._position = EpochPosition(self.epoch, division.after(self._position.position))
+                use_start = time.perf_counter()
                 for _ in range(self._echo):
                     yield batch
-                    self._must_be_current(feed)
+                    self._check_current(queue)
                 now = time.perf_counter()
-                compute_s, n = now - given, made.n_samples
+                compute_s, n = now - use_start, prepared.n_samples
                 self.timings.add(
-                    BatchTiming(given - began, made.load_s, compute_s, made.size, n, made.read_s)
+                    BatchTiming(
+                        use_start - wait_start, prepared.load_s, compute_s, prepared.size, n, prepared.read_s
+                    )
                 )
-                del made, batch  # the training may not need it any more: free it before the wait for the next
+                # The training may not need the batch any more: free it before the wait for the next one.
+                del prepared, batch
             is_complete = True
         finally:
             # At interpreter exit the loop's resources are closed already, and reading statistics would open them again.
             if not self._is_process_over():
-                self._leave(feed, is_complete=is_complete)
+                self._end_run(queue, is_complete=is_complete)
 
     def _begin(self) -> tuple[BatchQueue, RankDivision, BatchMover]:
         """Start the threads and the prefetch plan of an epoch, at the position where it begins."""
@@ -212,43 +215,43 @@ class Loader:
         rank, world_size = self._ranks()
         division, epochs = self._division(world_size), self._epochs()
         place = EpochPosition(self.epoch, self._start)
-        feed = BatchQueue(
-            partial(_made, self._source, self._collate, mover),
+        queue = BatchQueue(
+            partial(_make_batch, self._source, self._collate, mover),
             division.batches(epochs.order(place.epoch), range(rank, rank + 1), place.position),
             n_threads=self._n_threads,
             bounds=self._bounds,
-            enter=partial(_enter, mover, torch.get_num_threads()),
+            enter=partial(_set_up_thread, mover, torch.get_num_threads()),
         )
-        self._feed, self._place, self.timings = feed, place, EpochTimings()
+        self._queue, self._position, self.timings = queue, place, EpochTimings()
         self._measured = place.epoch, FetchMeter(self._source.fs)
-        self._declare(epochs, division, ranks_here(rank, world_size, os.environ), place)
-        return feed, division, mover
+        self._start_plan(epochs, division, ranks_here(rank, world_size, os.environ), place)
+        return queue, division, mover
 
-    def _take(self, feed: BatchQueue) -> PreparedBatch | None:
-        if self._declared is not None:
-            self._declared = self._declared.restarted_if_failed(self._place)
-        feed.must_be_ours()
+    def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
+        if self._plan is not None:
+            self._plan = self._plan.restarted_if_failed(self._position)
+        queue.must_be_ours()
         try:
-            return feed.take()
+            return queue.take()
         except Exception:  # from the dataset: the next loop tries the failed batch again
-            self._start = self._place.position
+            self._start = self._position.position
             raise
 
-    def _must_be_current(self, feed: BatchQueue) -> None:
-        if self._feed is not feed:
+    def _check_current(self, queue: BatchQueue) -> None:
+        if self._queue is not queue:
             raise RuntimeError(
                 "this loop is over: another began, a state was loaded, or the loader was closed"
             )
 
-    def _leave(self, feed: BatchQueue, *, is_complete: bool) -> None:
-        if self._feed is feed:
-            self._feed = None
+    def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:
+        if self._queue is queue:
+            self._queue = None
             self._stop_meter()
             if is_complete:
-                self._place, self._start = EpochPosition(self.epoch + 1), 0
+                self._position, self._start = EpochPosition(self.epoch + 1), 0
             else:
                 self._end_plan()  # first: the batches still being made need the bandwidth
-        feed.close()
+        queue.close()
 
     def close(self) -> None:
         """End the current loop, and the prefetch plan that continues across epochs.
@@ -256,14 +259,14 @@ class Loader:
         The loader can be used again.
         """
         self._end_plan()
-        feed, self._feed = self._feed, None
-        if feed is not None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
             self._stop_meter()
-            feed.close()
+            queue.close()
 
     def _end_loop(self) -> None:
         """End a loop that is still active. The prefetch plan of a finished loop continues."""
-        if self._feed is not None:
+        if self._queue is not None:
             self.close()
 
     def external_source(self) -> ExternalSource:
@@ -303,17 +306,17 @@ class Loader:
 
     # Prefetch plan.
 
-    def _declare(
+    def _start_plan(
         self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
     ) -> None:
-        if self._declared is None or not self._declared.continues(epochs, division, ranks, place):
+        if self._plan is None or not self._plan.continues(epochs, division, ranks, place):
             self._end_plan()
-            self._declared = DatasetPrefetch(self._source, epochs, division, ranks, place)
+            self._plan = DatasetPrefetch(self._source, epochs, division, ranks, place)
 
     def _end_plan(self) -> None:
-        declared, self._declared = self._declared, None
-        if declared is not None:
-            declared.close()
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.close()
 
     # Epoch order and ranks.
 
@@ -326,8 +329,8 @@ class Loader:
         return RankDivision(len(self._source), self._batch_size, world_size, self._drop_last, self._pad)
 
     def _ranks(self) -> tuple[int, int]:
-        if self._given_ranks is not None:
-            return self._given_ranks
+        if self._explicit_ranks is not None:
+            return self._explicit_ranks
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
@@ -340,28 +343,30 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_feed": None, "_declared": None}
+        return self.__dict__ | {"_queue": None, "_plan": None}
 
     def __repr__(self) -> str:
-        given = (
+        options = (
             f"{self._source!r}, batch_size={self._batch_size}, shuffle={self._shuffle!r}, seed={self._seed}"
         )
-        return f"<Loader({given}): {self._place.position:,} samples of epoch {self.epoch} given>"
+        return f"<Loader({options}): {self._position.position:,} samples of epoch {self.epoch} given>"
 
 
 # Functions that run in the batch threads.
 
 
-def _made(source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order) -> PreparedBatch:
+def _make_batch(
+    source: SampleReader, collate: Collate | None, mover: BatchMover, indexes: Order
+) -> PreparedBatch:
     """Make one batch, and start its copy to the device."""
-    began, read_before = time.perf_counter(), reading_s()
+    start, read_before = time.perf_counter(), reading_s()
     batch = source.batch(indexes.tolist(), collate)
     size = size_of(batch)
     sent = mover.sent(batch)
-    return PreparedBatch(sent, len(indexes), size, time.perf_counter() - began, reading_s() - read_before)
+    return PreparedBatch(sent, len(indexes), size, time.perf_counter() - start, reading_s() - read_before)
 
 
-def _enter(mover: BatchMover, n_torch_threads: int) -> None:
+def _set_up_thread(mover: BatchMover, n_torch_threads: int) -> None:
     """Set up a batch thread: torch starts no further threads in it.
 
     The workers of torch's DataLoader do the same. Otherwise each batch thread would start one OpenMP thread per core,

@@ -11,7 +11,7 @@ import numpy as np
 
 from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.sample_source import (
-    LARGEST,
+    MAX_SAMPLE,
     NAMES,
     DecodedSource,
     Item,
@@ -201,7 +201,7 @@ class ImageSource(DecodedSource):
 def decoded_image(data: bytes, name: str) -> Array:
     """Return the pixels of an image: (height, width), or (height, width, channels).
 
-    Raises ValueError, with the name, for data that Pillow cannot decode and for images over `LARGEST` bytes.
+    Raises ValueError, with the name, for data that Pillow cannot decode and for images over `MAX_SAMPLE` bytes.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -218,9 +218,9 @@ def decoded_image(data: bytes, name: str) -> Array:
         raise ValueError(
             f"{name}: no image that Pillow can decode: {error}; leave it out, or pack bytes as they are"
         ) from error
-    if pixels.nbytes > LARGEST:
+    if pixels.nbytes > MAX_SAMPLE:
         raise ValueError(
-            f"{name}: {pixels.nbytes:,} bytes decoded, more than {LARGEST:,}: pack its bytes as they are"
+            f"{name}: {pixels.nbytes:,} bytes decoded, more than {MAX_SAMPLE:,}: pack its bytes as they are"
         )
     return pixels
 

@@ -19,7 +19,7 @@ __all__ = ["HDF5Source"]
 SAMPLED_SIZE = 4 << 20  # bytes of each dataset that `look` reads
 ROWS = 1024  # most variable-length rows in one read: their size is unknown before it
 READ_SIZE = 1 << 20  # bytes of such a read, estimated from the rows before it
-OPEN = 4  # largest number of open files
+MAX_OPEN = 4  # largest number of open files
 NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # largest item size that Zarr supports, by NumPy kind
 
 
@@ -38,12 +38,12 @@ class HDF5Source(SampleSource):
         ):
             raise ValueError(f"columns={columns!r}: datasets keep their types: give a list of names")
         self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
-        self._opened = _Opened()
+        self._open_files = _OpenFiles()
         self._row_sizes: dict[str, int] = {}
 
     def look(self) -> list[SampleBatch]:
         first = self._first()
-        with self._opened.file(self.files, first) as file:
+        with self._open_files.file(self.files, first) as file:
             found, where = _datasets(file), self.files.shown(first)
             names = self.columns or list(found)
             missing = [name for name in names if name not in found]
@@ -62,7 +62,7 @@ class HDF5Source(SampleSource):
                 )
             self.fields = checked(tuple(_field(name, found[name], where) for name in names))
             n = next(iter(lengths.values()))
-            n_looked, values, sizes = self._look_at_ragged(file, first, n)
+            n_sampled, values, sizes = self._read_ragged_samples(file, first, n)
             for field in self.fields:
                 if field.is_ragged:
                     continue
@@ -75,14 +75,14 @@ class HDF5Source(SampleSource):
                     file, field, SourcePiece(first, 0, n), 0, rows, box if rows == 1 else ()
                 )
             self._row_sizes = {
-                field.name: max(1, len(values[field.name]) * field.row_size // max(1, n_looked))
+                field.name: max(1, len(values[field.name]) * field.row_size // max(1, n_sampled))
                 if field.is_ragged
                 else _row_size(found[field.name])
                 for field in self.fields
             }
-            return [SampleBatch(n_looked, values, sizes)]
+            return [SampleBatch(n_sampled, values, sizes)]
 
-    def _look_at_ragged(
+    def _read_ragged_samples(
         self, file: Any, number: int, n: int
     ) -> tuple[int, dict[str, Array], dict[str, Array]]:
         """Read some first rows of the ragged fields; return their number, the elements and the sizes.
@@ -106,7 +106,7 @@ class HDF5Source(SampleSource):
     def _first(self) -> int:
         """Return the number of the first file with rows; 0 if none has rows."""
         for number in range(len(self.files)):
-            with self._opened.file(self.files, number) as file:
+            with self._open_files.file(self.files, number) as file:
                 found = _datasets(file)
                 if any(found[name].shape[0] for name in self.columns or found if name in found):
                     return number
@@ -114,7 +114,7 @@ class HDF5Source(SampleSource):
 
     def pieces(self) -> Iterable[SourcePiece]:
         for number in range(len(self.files)):
-            with self._opened.file(self.files, number) as file:
+            with self._open_files.file(self.files, number) as file:
                 n = self._checked(file, number)
                 row = sum(self._row_sizes.values())
                 # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
@@ -125,24 +125,24 @@ class HDF5Source(SampleSource):
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
         small, sizes = {}, {}
-        with self._opened.file(self.files, piece.file) as file:
+        with self._open_files.file(self.files, piece.file) as file:
             for field in self.fields:
                 if not (field.is_small or field.is_ragged):
                     continue
                 if field.is_ragged:
-                    values, sizes[field.name] = self._measured(file, field, piece)
+                    values, sizes[field.name] = self._measure_ragged(file, field, piece)
                 else:
                     values, _ = self._values(file, field, piece, 0, piece.stop - piece.start)
                 if field.is_small:
                     small[field.name] = values
         return PieceCounts(piece.stop - piece.start, small, sizes)
 
-    def _measured(self, file: Any, field: Field, piece: SourcePiece) -> tuple[Array, Array]:
+    def _measure_ragged(self, file: Any, field: Field, piece: SourcePiece) -> tuple[Array, Array]:
         """Read a ragged field a few samples at a time; return its elements and the size of each sample.
 
         The elements are empty unless the field is small.
         """
-        kept, sizes = [np.empty(0, field.dtype)], [np.empty(0, np.int64)]
+        parts, sizes = [np.empty(0, field.dtype)], [np.empty(0, np.int64)]
         at, n, step = 0, piece.stop - piece.start, 1
         while at < n:
             stop = min(n, at + step)
@@ -150,16 +150,16 @@ class HDF5Source(SampleSource):
             assert more is not None
             sizes.append(more)
             if field.is_small:
-                kept.append(values)
-            like_these = (stop - at) * READ_SIZE // max(1, values.nbytes)
-            at, step = stop, max(1, min(2 * step, like_these, ROWS))
-        return np.concatenate(kept), np.concatenate(sizes)
+                parts.append(values)
+            estimate = (stop - at) * READ_SIZE // max(1, values.nbytes)
+            at, step = stop, max(1, min(2 * step, estimate, ROWS))
+        return np.concatenate(parts), np.concatenate(sizes)
 
     def rows(
         self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
     ) -> Array:
         piece, start, stop = span
-        with self._opened.file(self.files, piece.file) as file:
+        with self._open_files.file(self.files, piece.file) as file:
             if not field.is_ragged:
                 return self._values(file, field, piece, start, stop, box)[0]
             # The samples that contain the elements from `start` to `stop`.
@@ -212,7 +212,7 @@ class HDF5Source(SampleSource):
         return int(next(iter(lengths.values())))
 
 
-class _Opened:
+class _OpenFiles:
     """The open HDF5 files of this process, under one lock: the HDF5 library runs one call at a time.
 
     It pickles empty.
@@ -225,39 +225,39 @@ class _Opened:
     def __reduce__(self) -> Any:
         return type(self), ()
 
-    def file(self, files: SourceFiles, number: int) -> _Lent:
-        return _Lent(self, files, number)
+    def file(self, files: SourceFiles, number: int) -> _LockedFile:
+        return _LockedFile(self, files, number)
 
 
-class _Lent:
+class _LockedFile:
     """Context manager for an open file, with the lock held. It opens the file if needed."""
 
-    def __init__(self, opened: _Opened, files: SourceFiles, number: int) -> None:
-        self._opened, self._files, self._number = opened, files, number
+    def __init__(self, open_files: _OpenFiles, files: SourceFiles, number: int) -> None:
+        self._open_files, self._files, self._number = open_files, files, number
 
     def __enter__(self) -> Any:
-        opened, number = self._opened, self._number
-        opened._lock.acquire()
+        open_files, number = self._open_files, self._number
+        open_files._lock.acquire()
         try:
-            if number not in opened._files:
-                while len(opened._files) >= OPEN:
-                    for each in opened._files.pop(next(iter(opened._files))):
+            if number not in open_files._files:
+                while len(open_files._files) >= MAX_OPEN:
+                    for each in open_files._files.pop(next(iter(open_files._files))):
                         each.close()
                 raw = self._files.fs.open(self._files.paths[number], "rb")
                 try:
-                    opened._files[number] = h5py.File(raw, "r"), raw
+                    open_files._files[number] = h5py.File(raw, "r"), raw
                 except OSError as error:
                     raw.close()
                     raise ValueError(
                         f"{self._files.shown(number)}: no HDF5 file that h5py can read: {error}"
                     ) from error
-            return opened._files[number][0]
+            return open_files._files[number][0]
         except BaseException:  # an interrupt, too: `__exit__` does not run after this
-            opened._lock.release()
+            open_files._lock.release()
             raise
 
     def __exit__(self, *error: object) -> None:
-        self._opened._lock.release()
+        self._open_files._lock.release()
 
 
 def _datasets(file: Any) -> dict[str, Any]:
@@ -275,8 +275,8 @@ def _field(name: str, data: Any, where: str) -> Field:
     """Return the field of a dataset. Raises ValueError for types that cannot be packed."""
     base = h5py.check_vlen_dtype(data.dtype)
     text = h5py.check_string_dtype(data.dtype)
-    if wrong := unreadable(data):
-        raise ValueError(f"{where}: dataset {name!r} {wrong}, or leave it out: columns=[...]")
+    if problem := unreadable(data):
+        raise ValueError(f"{where}: dataset {name!r} {problem}, or leave it out: columns=[...]")
     if text is not None and data.ndim == 1:
         return Field(name, "uint8", is_ragged=True, means="utf-8" if text.encoding == "utf-8" else "bytes")
     if base is not None and data.ndim == 1 and _is_number(np.dtype(base)):

@@ -46,18 +46,18 @@ class ParquetSource(DecodedSource):
         self._readers = _Readers()
 
     def look(self) -> list[SampleBatch]:
-        first, whole = self._first()
-        schema, self._structs = unfolded_types(whole), structs_of(whole)
+        first, file_schema = self._first()
+        schema, self._structs = unfolded_types(file_schema), structs_of(file_schema)
         wanted = list(self.columns) if self.columns is not None else schema.names
         if missing := [name for name in wanted if name not in schema.names]:
             raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {schema.names}")
-        if twice := [name for name in wanted if schema.names.count(name) > 1]:
+        if duplicates := [name for name in wanted if schema.names.count(name) > 1]:
             raise ValueError(
-                f"{self.files.url}: several columns are called {twice[0]!r}; columns=[...] says which others to pack"
+                f"{self.files.url}: several columns are called {duplicates[0]!r}; columns=[...] says which others to pack"
             )
         self._schema = pa.schema([schema.field(name) for name in wanted])
         try:
-            self.fields = fields_of(self._asked_for(), self.columns)
+            self.fields = fields_of(self._schema_as_asked(), self.columns)
         except ValueError as error:
             raise ValueError(f"{self.files.shown(first)}: {error}") from error
         found = [self._sampled(number) for number in sorted({first, *spread(len(self.files), SAMPLED)})]
@@ -66,13 +66,13 @@ class ParquetSource(DecodedSource):
         self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
         return found
 
-    def _asked_for(self) -> pa.Schema:
+    def _schema_as_asked(self) -> pa.Schema:
         """Return the schema with the types that the user gave."""
-        given = self.columns or {}
+        types_given = self.columns or {}
         return pa.schema(
             [
                 (each.name, arrow_type(each.name, type_, each.type))
-                if (type_ := given.get(each.name))
+                if (type_ := types_given.get(each.name))
                 else each
                 for each in self._schema
             ]
@@ -187,7 +187,7 @@ class _Rows:
         groups = list(range(first, metadata.num_row_groups))
         self._columns, self._groups = columns, groups
         self._batches: Iterator[pa.RecordBatch] | None = None
-        self._over: pa.Table | None = None
+        self._rest: pa.Table | None = None
         self._skip = start - self.position
 
     def span(self, start: int, step: Callable[[Any], int]) -> tuple[int, int]:
@@ -205,20 +205,20 @@ class _Rows:
             self._batches = self._file.iter_batches(
                 size, self._groups, columns=self._columns, use_threads=False
             )
-        tables, have = ([self._over], self._over.num_rows) if self._over is not None else ([], 0)
-        while have < self._skip + n:
+        tables, n_rows = ([self._rest], self._rest.num_rows) if self._rest is not None else ([], 0)
+        while n_rows < self._skip + n:
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError("the file has fewer rows than it says")
             table = pa.Table.from_batches([batch])
-            if have + table.num_rows <= self._skip:  # the whole batch is before the first row
+            if n_rows + table.num_rows <= self._skip:  # the whole batch is before the first row
                 self._skip -= table.num_rows
                 continue
             tables.append(table)
-            have += table.num_rows
-        whole = pa.concat_tables(tables)
-        found = whole.slice(self._skip, n)
-        self._over = whole.slice(self._skip + n)
+            n_rows += table.num_rows
+        table_rows = pa.concat_tables(tables)
+        found = table_rows.slice(self._skip, n)
+        self._rest = table_rows.slice(self._skip + n)
         self._skip = 0
         return found
 

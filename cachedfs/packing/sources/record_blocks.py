@@ -8,7 +8,7 @@ from typing import Any
 
 from cachedfs.datasets.text_streams import decompressed, is_compressed
 from cachedfs.packing.pack_types import END, SourcePiece
-from cachedfs.packing.sources.sample_source import LARGEST, PIECE, SourceFiles
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, PIECE, SourceFiles
 
 __all__ = ["RecordBlocks", "last_line"]
 
@@ -44,7 +44,7 @@ class RecordBlocks:
     def read(self, piece: SourcePiece) -> tuple[bytes, int]:
         """Return the records that begin in a piece, and the start of the next piece, or END.
 
-        Raises ValueError, with the file, for a record of more than `LARGEST` bytes.
+        Raises ValueError, with the file, for a record of more than `MAX_SAMPLE` bytes.
         """
         if self._by_range and not is_compressed(self._files.paths[piece.file]):
             return self._lines(piece), END
@@ -95,7 +95,7 @@ class RecordBlocks:
             data = data[:end] if end else data
             stop += len(data)
             tail.append(data)
-            if stop - start > LARGEST:
+            if stop - start > MAX_SAMPLE:
                 raise _too_large(self._files, file)
         return b"".join(tail)
 
@@ -117,7 +117,7 @@ class _Reader:
         """Return the next complete records, about `n` bytes."""
         data, want = self._more(b"", n), n
         while not self.is_over and not (end := cut(data)):
-            if len(data) > LARGEST:
+            if len(data) > MAX_SAMPLE:
                 raise _too_large(self._files, self._file)
             want *= 2
             data = self._more(data, want)
@@ -165,6 +165,6 @@ def last_line(data: bytes) -> int:
 
 def _too_large(files: SourceFiles, file: int) -> ValueError:
     return ValueError(
-        f"{files.shown(file)}: a record of more than {LARGEST:,} bytes is not packed by line; "
+        f"{files.shown(file)}: a record of more than {MAX_SAMPLE:,} bytes is not packed by line; "
         'kind="files" keeps the bytes of whole files, of any size'
     )

@@ -16,7 +16,7 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 
 __all__ = [
-    "LARGEST",
+    "MAX_SAMPLE",
     "NAMES",
     "PIECE",
     "BatchCache",
@@ -30,8 +30,8 @@ __all__ = [
 Item = str | tuple[str, int, int]
 PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
 # Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.
-LARGEST = 128 << 20
-HELD = 128 << 20  # decoded bytes that stay in memory until they are written
+MAX_SAMPLE = 128 << 20
+MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are written
 NAMES = "names"  # field with the name of each sample in the source
 # Listing keys, in order of preference, whose value changes with the content of a file.
 VERSIONS = (
@@ -56,13 +56,13 @@ class SourceFiles:
         Raises ObjectNotFound if there is none, and ValueError for a file without bytes, such as a Google document.
         """
         self._urls, self._options = urls if isinstance(urls, str) else _listed(urls), dict(options or {})
-        self.url, given = as_urls(self._urls)
+        self.url, url_list = as_urls(self._urls)
         self.fs, path = url_to_fs(self.url, **self._options)
-        if given is None:
+        if url_list is None:
             found = infos_of(self.fs, self.url, path)
             paths, infos = list(found), list(found.values())
         else:  # a list may name a file twice
-            paths = paths_of(self.fs, given)
+            paths = paths_of(self.fs, url_list)
             infos = infos_at(self.fs, paths)
         for name, info in zip(paths, infos, strict=True):
             if info.get("size") is None:
@@ -188,13 +188,13 @@ class DecodedSource(SampleSource):
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, columns, **options)
-        self._held = BatchCache(HELD)
+        self._batch_cache = BatchCache(MAX_DECODED)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "_batch_cache": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _held=BatchCache(HELD))
+        self.__dict__.update(state, _batch_cache=BatchCache(MAX_DECODED))
 
     def read(self, piece: SourcePiece) -> SampleBatch:
         """Read and decode a piece."""
@@ -209,7 +209,7 @@ class DecodedSource(SampleSource):
         return self._batch(span.piece).values[field.name][(slice(span.start, span.stop), *box)]
 
     def _batch(self, piece: SourcePiece) -> SampleBatch:
-        return self._held.get(piece, lambda: self.read(piece))
+        return self._batch_cache.get(piece, lambda: self.read(piece))
 
 
 class BatchCache:
@@ -227,7 +227,7 @@ class BatchCache:
         with self._lock:
             future = self._batches.get(piece)
             if future is None:
-                mine = self._batches[piece] = Future()
+                own = self._batches[piece] = Future()
         if future is not None:
             return future.result()
         try:
@@ -235,9 +235,9 @@ class BatchCache:
         except BaseException as error:  # an interrupt, too: other threads wait for this future
             with self._lock:
                 self._batches.pop(piece, None)
-            mine.set_exception(error)
+            own.set_exception(error)
             raise
-        mine.set_result(batch)
+        own.set_result(batch)
         with self._lock:
             self._drop(piece)
         return batch

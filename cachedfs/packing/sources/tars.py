@@ -11,7 +11,7 @@ import numpy as np
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
 from cachedfs.packing.sources.file_samples import as_text, spread
-from cachedfs.packing.sources.sample_source import LARGEST, NAMES, Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, NAMES, Item, SampleSource, SourceFiles
 
 __all__ = ["TarSource"]
 
@@ -124,11 +124,11 @@ class TarSource(SampleSource):
     def _small(self, piece: SourcePiece, member: TarMember) -> bytes:
         """Return the bytes of a member of a small field.
 
-        Raises ValueError if it has more than `LARGEST` bytes.
+        Raises ValueError if it has more than `MAX_SAMPLE` bytes.
         """
-        if member.size > LARGEST:
+        if member.size > MAX_SAMPLE:
             raise ValueError(
-                f"{self.files.shown(piece.file)}: {member.name!r} has {member.size:,} bytes, more than {LARGEST:,}, where those of its "
+                f"{self.files.shown(piece.file)}: {member.name!r} has {member.size:,} bytes, more than {MAX_SAMPLE:,}, where those of its "
                 "ending that were looked at have few; pack that ending apart: columns=[...]"
             )
         return member.data(member.size)

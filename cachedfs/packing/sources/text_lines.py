@@ -71,16 +71,16 @@ class _Text(DecodedSource):
     def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the lines from byte {piece.start:,} on"
 
-    def _looked_at(self) -> list[int]:
+    def _sampled_files(self) -> list[int]:
         """Return the numbers of the files that `look` reads."""
-        there = [file for file, size in enumerate(self.files.sizes.tolist()) if size]
-        if not there:
+        nonempty = [file for file, size in enumerate(self.files.sizes.tolist()) if size]
+        if not nonempty:
             raise ValueError(f"{self.files.url}: nothing to pack: all files are empty")
-        return [there[i] for i in spread(len(there), SAMPLED)]
+        return [nonempty[i] for i in spread(len(nonempty), SAMPLED)]
 
     def _head(self, file: int, n: int = SAMPLED_SIZE) -> bytes:
         """Return the first records of a file, about `n` bytes, without a byte order mark."""
-        return _without_mark(self._blocks.head(file, n), SourcePiece(file, 0, END))
+        return _without_bom(self._blocks.head(file, n), SourcePiece(file, 0, END))
 
 
 class LineSource(_Text):
@@ -89,23 +89,23 @@ class LineSource(_Text):
     kind = "lines"
 
     def look(self) -> list[SampleBatch]:
-        given = self.columns or {"data": None}
-        if set(given) != {"data"} or given["data"] not in MEANS:
+        types_given = self.columns or {"data": None}
+        if set(types_given) != {"data"} or types_given["data"] not in MEANS:
             raise ValueError(
                 f"columns={self.columns}: lines are data, 'utf8' or 'bytes', and have no others; kind='jsonl' reads lines of JSON"
             )
-        heads = [self._head(file) for file in self._looked_at()]
-        means = MEANS[given["data"]] or ("bytes" if any(_no_text(head) for head in heads) else "utf-8")
+        heads = [self._head(file) for file in self._sampled_files()]
+        means = MEANS[types_given["data"]] or ("bytes" if any(_not_utf8(head) for head in heads) else "utf-8")
         self.fields = (Field("data", "uint8", is_ragged=True, means=means),)
         return [_lines_of(head, END) for head in heads]
 
     def read(self, piece: SourcePiece) -> SampleBatch:
         data, stop = self._blocks.read(piece)
-        if self.fields[0].means == "utf-8" and (wrong := _no_text(data)):
+        if self.fields[0].means == "utf-8" and (problem := _not_utf8(data)):
             raise ValueError(
-                f'{self.shown(piece)}: {wrong}; columns={{"data": "bytes"}} (--column data=bytes) packs lines as bytes'
+                f'{self.shown(piece)}: {problem}; columns={{"data": "bytes"}} (--column data=bytes) packs lines as bytes'
             )
-        return _lines_of(_without_mark(data, piece), stop)
+        return _lines_of(_without_bom(data, piece), stop)
 
     @property
     def total_size(self) -> int | None:
@@ -119,8 +119,8 @@ class JSONSource(_Text):
     kind = "jsonl"
 
     def look(self) -> list[SampleBatch]:
-        heads = [(self._head(file), SourcePiece(file, 0, END)) for file in self._looked_at()]
-        schema = merged([self._guessed(head, piece) for head, piece in heads])
+        heads = [(self._head(file), SourcePiece(file, 0, END)) for file in self._sampled_files()]
+        schema = merged([self._guess_schema(head, piece) for head, piece in heads])
         if self.columns is not None:
             missing = [name for name in self.columns if name not in schema.names]
             if missing:
@@ -128,22 +128,24 @@ class JSONSource(_Text):
                     f"{self.files.url}: columns {missing} are not there; there are {schema.names}"
                 )
             schema = pa.schema([schema.field(name) for name in self.columns])
-        given = self.columns or {}
-        found = {each.name: each.type for each in schema} | self._whole(schema, heads)
+        types_given = self.columns or {}
+        found = {each.name: each.type for each in schema} | self._integer_types(schema, heads)
         schema = pa.schema(
-            [(name, arrow_type(name, given.get(name), type_)) for name, type_ in found.items()]
+            [(name, arrow_type(name, types_given.get(name), type_)) for name, type_ in found.items()]
         )
         self.fields = fields_of(schema, self.columns)
-        self._known = frozenset(schema.names) if self.columns is None else None
-        self._as_it_is = [field.name for field in self.fields if field.means == "json"]
-        self._schema = pa.schema([each for each in schema if each.name not in self._as_it_is])
+        self._expected_keys = frozenset(schema.names) if self.columns is None else None
+        self._json_fields = [field.name for field in self.fields if field.means == "json"]
+        self._schema = pa.schema([each for each in schema if each.name not in self._json_fields])
         return [self._samples(head, piece) for head, piece in heads]
 
     def read(self, piece: SourcePiece) -> SampleBatch:
         data, stop = self._blocks.read(piece)
-        return self._samples(_without_mark(data, piece), piece, stop)
+        return self._samples(_without_bom(data, piece), piece, stop)
 
-    def _whole(self, schema: pa.Schema, heads: list[tuple[bytes, SourcePiece]]) -> dict[str, pa.DataType]:
+    def _integer_types(
+        self, schema: pa.Schema, heads: list[tuple[bytes, SourcePiece]]
+    ) -> dict[str, pa.DataType]:
         """Return integer types for columns of large integers, which Arrow reads as floats and rounds."""
         lists = {
             each.name
@@ -151,11 +153,11 @@ class JSONSource(_Text):
             if pa.types.is_list(each.type) and pa.types.is_float64(each.type.value_type)
         }
         floats = [each.name for each in schema if pa.types.is_float64(each.type) or each.name in lists]
-        objects = (each for head, _ in heads for each in _lenient(head)) if floats else ()
+        objects = (each for head, _ in heads for each in _objects_replacing(head)) if floats else ()
         found = {name: whole_type(name, *ends) for name, ends in whole_ranges(objects, floats).items()}
         return {name: pa.list_(type_) if name in lists else type_ for name, type_ in found.items()}
 
-    def _guessed(self, data: bytes, piece: SourcePiece) -> pa.Schema:
+    def _guess_schema(self, data: bytes, piece: SourcePiece) -> pa.Schema:
         """Return Arrow's guess of each type; null for a type that the user gave.
 
         Raises ValueError with the file.
@@ -163,9 +165,9 @@ class JSONSource(_Text):
         try:
             if self.columns is None:
                 return self._table(data, None).schema
-            objects = list(_lenient(data))
-            ask = [name for name, given in self.columns.items() if given is None]
-            schema = self._table(only(objects, ask), None).schema
+            objects = list(_objects_replacing(data))
+            to_guess = [name for name, type_ in self.columns.items() if type_ is None]
+            schema = self._table(only(objects, to_guess), None).schema
         except ValueError as error:
             raise ValueError(f"{self.shown(piece)}: {error}") from error
         others = dict.fromkeys(name for each in objects for name in each if name not in schema.names)
@@ -178,7 +180,7 @@ class JSONSource(_Text):
         file.
         """
         try:
-            texts = texts_of(data, self._as_it_is, self._known) if self._as_it_is else {}
+            texts = texts_of(data, self._json_fields, self._expected_keys) if self._json_fields else {}
             table = self._table(data, self._schema)
             fields = [field for field in self.fields if field.name in table.schema.names]
             batch = batch_of(table, fields, stop)
@@ -197,19 +199,21 @@ class JSONSource(_Text):
         """
         if not data.strip() or (schema is not None and not schema.names):
             return (schema or pa.schema([])).empty_table()
-        known = None if schema is None else self._known
+        expected = None if schema is None else self._expected_keys
         # If there are JSON fields, `texts_of` has already rejected unexpected keys.
-        unexpected = "infer" if schema is None else "error" if known and not self._as_it_is else "ignore"
+        unexpected = (
+            "infer" if schema is None else "error" if expected and not self._json_fields else "ignore"
+        )
         parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
         # One block, no threads: pieces already run in parallel.
         read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pyarrow.json.read_json(pa.py_buffer(data), read_options=read, parse_options=parse)
         except pa.ArrowInvalid as error:
-            raise ValueError(why(data, known, f"{error}; {self._advice()}")) from error
+            raise ValueError(why(data, expected, f"{error}; {self._advice()}")) from error
         if schema is not None:
             return table.select(schema.names)
-        return table.cast(pa.schema([(each.name, _plain(each.type)) for each in table.schema]))
+        return table.cast(pa.schema([(each.name, _text_if_time(each.type)) for each in table.schema]))
 
     def _advice(self) -> str:
         """Return the advice of an error message: types that the user has not tried yet."""
@@ -233,7 +237,7 @@ class CSVSource(_Text):
         return last_record(data, self._delimiters)
 
     def look(self) -> list[SampleBatch]:
-        files = self._looked_at()
+        files = self._sampled_files()
         first = self._head(files[0], HEADER)
         header = first[: first_record(first, self._delimiters)]
         where = self.files.shown(files[0])
@@ -250,18 +254,22 @@ class CSVSource(_Text):
         heads = [(self._head(file), SourcePiece(file, 0, END)) for file in files]
         tables = [self._parsed(head, piece, {}) for head, piece in heads]
         schema = merged([table.schema for table in tables])
-        given = self.columns or {}
+        types_given = self.columns or {}
         floats = [
             name
             for name in wanted
-            if given.get(name) is None and pa.types.is_float64(schema.field(name).type)
+            if types_given.get(name) is None and pa.types.is_float64(schema.field(name).type)
         ]
-        types = {name: schema.field(name).type for name in wanted} | self._whole(floats, heads)
-        self._schema = pa.schema([(name, arrow_type(name, given.get(name), types[name])) for name in wanted])
+        types = {name: schema.field(name).type for name in wanted} | self._integer_types(floats, heads)
+        self._schema = pa.schema(
+            [(name, arrow_type(name, types_given.get(name), types[name])) for name in wanted]
+        )
         self.fields = fields_of(self._schema, self.columns)
         return [batch_of(self._parsed(head, piece), self.fields) for head, piece in heads]
 
-    def _whole(self, names: list[str], heads: list[tuple[bytes, SourcePiece]]) -> dict[str, pa.DataType]:
+    def _integer_types(
+        self, names: list[str], heads: list[tuple[bytes, SourcePiece]]
+    ) -> dict[str, pa.DataType]:
         """Return integer types for columns of large integers, which Arrow reads as floats and rounds."""
         found: dict[str, list[int]] = {name: [] for name in names}
         for head, piece in heads if names else ():
@@ -278,7 +286,7 @@ class CSVSource(_Text):
         """Return the column names in the header. Raises ValueError if Arrow finds a second record in it."""
         others: list[Any] = []
 
-        def passed_over(row: Any) -> str:
+        def on_extra_row(row: Any) -> str:
             others.append(row)
             return "skip"
 
@@ -286,10 +294,10 @@ class CSVSource(_Text):
         parse = pyarrow.csv.ParseOptions(
             delimiter=self._delimiters.decode(),
             newlines_in_values=True,
-            invalid_row_handler=passed_over,
+            invalid_row_handler=on_extra_row,
         )
-        ended = pa.py_buffer(header + b"\n")  # Arrow reports a header without a line end as empty
-        table = pyarrow.csv.read_csv(ended, read_options=read, parse_options=parse)
+        with_line_end = pa.py_buffer(header + b"\n")  # Arrow reports a header without a line end as empty
+        table = pyarrow.csv.read_csv(with_line_end, read_options=read, parse_options=parse)
         if table.num_rows or others:
             raise ValueError(f"{where}: its lines end with \\r alone; make that \\n, or \\r\\n")
         return list(table.schema.names)
@@ -315,7 +323,7 @@ class CSVSource(_Text):
         Arrow guesses the types of columns that are not in `types`. If `types` is None, the schema gives all types.
         With `has_null`, words such as "NA" are null in text columns, too.
         """
-        data = _without_mark(data, piece)
+        data = _without_bom(data, piece)
         if not piece.start:
             header = data[: first_record(data, self._delimiters)]
             where = self.files.shown(piece.file)
@@ -353,7 +361,7 @@ def _lines_of(data: bytes, stop: int) -> SampleBatch:
     return SampleBatch(len(lines), {"data": np.frombuffer(b"".join(lines), "u1")}, {"data": sizes}, stop)
 
 
-def _no_text(data: bytes) -> str:
+def _not_utf8(data: bytes) -> str:
     """Return a description of the first line that is not UTF-8; "" if all are."""
     try:
         data.decode()
@@ -363,7 +371,7 @@ def _no_text(data: bytes) -> str:
     return ""
 
 
-def _lenient(data: bytes) -> Iterator[dict[str, Any]]:
+def _objects_replacing(data: bytes) -> Iterator[dict[str, Any]]:
     """Yield the objects of lines.
 
     It replaces invalid UTF-8. `read` reports it later, unless the field is bytes.
@@ -371,11 +379,11 @@ def _lenient(data: bytes) -> Iterator[dict[str, Any]]:
     return objects_of(data.decode(errors="replace").encode())
 
 
-def _without_mark(data: bytes, piece: SourcePiece) -> bytes:
+def _without_bom(data: bytes, piece: SourcePiece) -> bytes:
     return data if piece.start else data.removeprefix(codecs.BOM_UTF8)
 
 
-def _plain(type_: pa.DataType) -> pa.DataType:
+def _text_if_time(type_: pa.DataType) -> pa.DataType:
     """Return string for the time types that Arrow guesses from text, else the type itself."""
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_) or pa.types.is_time(type_):
         return pa.string()
