@@ -84,7 +84,7 @@ def test_a_fork_in_the_midst_of_an_import_and_one_that_waited_in_vain_go_on(monk
         optional_imports._after_fork_in_parent()
         assert optional_imports._lock._is_owned()
     assert not optional_imports._lock._is_owned()
-    monkeypatch.setattr(optional_imports, "_MOST_WAIT_S", 0.0)
+    monkeypatch.setattr(optional_imports, "_MAX_WAIT_S", 0.0)
     is_held, is_over = threading.Event(), threading.Event()
 
     def hold():

@@ -269,12 +269,12 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
 
     def with_one_copy_of_the_job(self, *given):
         """Have the worker die that keeps the job alone: Dask drops copies of what is not asked for every two seconds."""
-        if self._job.key not in told:
-            told.append(self._job.key)
-            self._job.result()
+        if self._task.key not in told:
+            told.append(self._task.key)
+            self._task.result()
             cluster.amm.run_once()
-            until(lambda: len(cluster.who_has(self._job)[self._job.key]) == 1)
-            cluster.run(_die_once, str(once), workers=list(cluster.who_has(self._job)[self._job.key]))
+            until(lambda: len(cluster.who_has(self._task)[self._task.key]) == 1)
+            cluster.run(_die_once, str(once), workers=list(cluster.who_has(self._task)[self._task.key]))
         return submit(self, *given)
 
     told = []
