@@ -109,11 +109,11 @@ def parse_size(value: Any) -> int | float:
         raise ValueError("expected a size")
     if isinstance(value, int):
         if value < 0:
-            raise ValueError("a size is not negative")
+            raise ValueError("a size must not be negative")
         return value
     if share := _SHARE.fullmatch(str(value)):
         if not float(share[1]) <= 100:
-            raise ValueError("a share is between 0% and 100%")
+            raise ValueError("a share must be between 0% and 100%")
         return float(share[1]) / 100
     size = _SIZE.fullmatch(str(value))
     if size is None or size[2].lower() not in _UNITS:
@@ -145,7 +145,7 @@ def _at_least(least: int, parse: Callable[[Any], int]) -> Callable[[Any], int]:
 def _block_size(value: Any) -> int:
     size = _at_least(64 * KiB, _bytes)(value)
     if size % (64 * KiB):
-        raise ValueError("expected a multiple of 64 KiB, the unit of checksums")
+        raise ValueError("expected a multiple of 64 KiB, the size of a checksum page")
     return size
 
 

@@ -46,7 +46,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         future: Future[T] = Future()
         with self._lock:
             if self._is_over:
-                raise RuntimeError("these threads were shut down")
+                raise RuntimeError("the thread pool was shut down")
             self._jobs.append((future, partial(fn, *args, **kwargs)))
             if len(self._jobs) > self._n_idle and len(self._started) < self._most:
                 self._start()

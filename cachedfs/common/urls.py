@@ -50,12 +50,12 @@ def target_of(
         protocol = next(iter(nested))
     if protocol is None:
         raise ValueError(
-            "cachedfs needs to know what it fronts: a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
+            "cachedfs needs a target: give a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
         )
     names = GCS_PROTOCOLS if protocol in GCS_PROTOCOLS else (protocol,)
     if foreign := (nested.keys() & known_implementations.keys()) - {*names}:
         raise ValueError(
-            f"options of {', '.join(sorted(foreign))}:// were given, and what is read is {protocol}://: name the dictionary "
+            f"options of {', '.join(sorted(foreign))}:// were given, but the target is {protocol}://: name the dictionary "
             f"like the protocol, {protocol}={{...}}"
         )
     for name in names:
@@ -176,6 +176,6 @@ def jsonable(value: Any, name: str, include_password: bool) -> Any:
     if isinstance(value, AbstractFileSystem):
         return value.to_dict(include_password=include_password)
     raise TypeError(
-        f"cachedfs: {name} is a live {type(value).__name__}, which cannot be written as JSON; give what can travel: "
-        "for credentials the name of a token file, its content as a dictionary, 'anon', 'google_default' or 'cloud'"
+        f"cachedfs: {name} is a {type(value).__name__} object, which cannot be written as JSON. For "
+        "credentials, give the name of a token file, its content as a dictionary, 'anon', 'google_default' or 'cloud'"
     )

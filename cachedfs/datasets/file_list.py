@@ -134,7 +134,7 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
     hint = ""
     if "://" not in url:
         hint = f". It is taken as a local path: for Google Cloud Storage write gs://{url}, for Google Drive drive://{url}"
-    raise ObjectNotFound(f"{url}: no file has this name, and there is none below a folder of this name{hint}")
+    raise ObjectNotFound(f"{url}: there is no file with this name, and no folder with files{hint}")
 
 
 def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -151,7 +151,9 @@ def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
         if info["type"] != "file":
             url = fs.unstrip_protocol(path)
             raise IsADirectoryError(
-                errno.EISDIR, f"{url} is a folder, and a list is of files: give it by itself", url
+                errno.EISDIR,
+                f"{url} is a folder, but a list must contain files only: pass the folder alone",
+                url,
             )
     return infos
 

@@ -138,7 +138,7 @@ class HDF5Dataset(Samples):
             now = opened.columns[name].properties
             if now != properties:
                 raise ObjectChanged(
-                    f"{self.url}: replaced since the dataset was made: {name!r} is {now}, and was {properties}; make it again"
+                    f"{self.url}: replaced since the dataset was created: {name!r} is {now}, and was {properties}; create the dataset again"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -415,7 +415,9 @@ class _Bytes:
                 n = self._file.readinto(buffer)
         self._position += n
         if n != size:
-            raise OSError(errno.EIO, f"{self._file}: {n} bytes at {start:,}, not {size}: it is cut off")
+            raise OSError(
+                errno.EIO, f"{self._file}: {n} bytes at {start:,}, not {size}: the file is truncated"
+            )
         return size
 
     def read(self, n: int = -1) -> bytes:

@@ -148,11 +148,11 @@ class LineDataset(IterableDataset[Any]):
         """
         if (state["part"], state["n_parts"]) != (position.part, position.n_parts):
             raise ValueError(
-                f"{self!r}: the state is that of part {state['part']} of {state['n_parts']}, and this is part {position.part} of "
-                f"{position.n_parts}: resume with as many ranks and workers"
+                f"{self!r}: the state is of part {state['part']} of {state['n_parts']}, but this is part {position.part} of "
+                f"{position.n_parts}: resume with the same numbers of ranks and workers"
             )
         if state["bytes"] != sum(self._weights()):
-            raise ObjectChanged(f"{self!r}: other files, or other sizes, than when the state was saved")
+            raise ObjectChanged(f"{self!r}: the files or their sizes differ from those of the saved state")
         if state["is_over"]:
             position.is_over = True
             return None
@@ -160,10 +160,12 @@ class LineDataset(IterableDataset[Any]):
             return -1, 0
         number = int(state["number"])
         if number >= len(self.paths) or self.paths[number] != state["file"]:
-            raise ObjectChanged(f"{self!r}: {state['file']} is not in the place where the state was saved")
+            raise ObjectChanged(
+                f"{self!r}: {state['file']} is at another position in the list than when the state was saved"
+            )
         if self._versions[number] != state["version"]:
             raise ObjectChanged(
-                f"{self.fs.unstrip_protocol(state['file'])}: replaced since the state was saved; begin again"
+                f"{self.fs.unstrip_protocol(state['file'])}: the file was replaced since the state was saved; start again from the beginning"
             )
         position.resume(number, state["offset"])
         return number, state["offset"]
@@ -206,7 +208,9 @@ class LineDataset(IterableDataset[Any]):
             now = getattr(file, "size", None)
             is_other = None not in (size, now) and size != now
             if is_other or _version(self.fs, path) != self._versions[number]:
-                raise ObjectChanged(f"{self._name(number)}: replaced since {self!r} was made; make it again")
+                raise ObjectChanged(
+                    f"{self._name(number)}: the file was replaced since {self!r} was created; create it again"
+                )
             if not is_compressed(path):
                 yield file
                 return
@@ -319,7 +323,7 @@ class _Position:
 
 def _check(encoding: str | None, rank: int | None, world_size: int | None) -> None:
     if encoding is not None and "\n".encode(encoding) != b"\n":
-        raise ValueError(f"encoding={encoding!r}: its line ends are not the byte 10, which separates lines")
+        raise ValueError(f"encoding={encoding!r}: its line end is not the byte 10, which separates lines")
     if (rank is None) != (world_size is None):
         raise ValueError("rank and world_size: give both, or neither")
     if rank is not None and world_size is not None and not 0 <= rank < world_size:

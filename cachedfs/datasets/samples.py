@@ -161,7 +161,7 @@ def once_each(names: Iterable[str], url: str) -> list[str]:
     """
     names = list(names)
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"{url}: expected each name once, and {twice[0]!r} comes twice in {names}")
+        raise ValueError(f"{url}: expected each name once, and {twice[0]!r} occurs twice in {names}")
     return names
 
 
@@ -202,8 +202,8 @@ class SampleReader:
             hasattr(dataset, name) for name in ("__len__", "__getitem__")
         ):
             raise TypeError(
-                f"{type(dataset).__name__} has no samples by number: a Loader needs __len__ and __getitem__; "
-                f"for an iterable there is torch.utils.data.DataLoader"
+                f"{type(dataset).__name__} has no access by index: a Loader needs __len__ and __getitem__. "
+                "For an iterable, use torch.utils.data.DataLoader"
             )
         self.dataset = dataset
         self._samples, self._subsets = _unwrapped(dataset)

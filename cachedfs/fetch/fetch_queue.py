@@ -233,7 +233,7 @@ class FetchQueue:
         try:
             return candidate.origin()
         except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
-            logger.debug("not sent ahead: %s", error)
+            logger.debug("speculative request not sent: %s", error)
             return None
 
     def _may_send(
@@ -299,7 +299,7 @@ class FetchQueue:
             try:
                 started = candidate.send()
             except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
-                logger.debug("not sent ahead: %s", error)
+                logger.debug("speculative request not sent: %s", error)
                 return False
         if not isinstance(started, asyncio.Task):
             return self._track(started, origin)
@@ -312,7 +312,7 @@ class FetchQueue:
         if not task.cancelled() and (error := task.exception()) is None:
             self._track(task.result(), origin)
         elif not task.cancelled():
-            logger.debug("not sent ahead: %s", error)
+            logger.debug("speculative request not sent: %s", error)
         self.pump()
 
     def _track(self, inflight_requests: Iterable[InflightRequest], origin: Origin) -> bool:

@@ -249,7 +249,7 @@ class Fetcher:
             if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
                 # Accepting other bytes would make readers wait for the missing ones and request them for ever.
                 raise ObjectChanged(
-                    f"{self.source.url(path)}: bytes {reply.start} to {reply.stop} came instead of {bytes_.start} to "
+                    f"{self.source.url(path)}: bytes {reply.start} to {reply.stop} were received instead of {bytes_.start} to "
                     f"{bytes_.stop}: it was replaced while it was read; open it again"
                 )
             await self._pump(inflight, reply)
@@ -309,8 +309,8 @@ class Fetcher:
             # Check before feeding: a reader must not get the last bytes of an object whose checksum is wrong.
             if checksum is not None and key is not None and (wrong := checksum.add(data)):
                 error = ChecksumMismatch(
-                    f"{self.source.url(info.path)}: all of the object came, and {wrong}; nothing of it is kept, "
-                    "so that reading it again fetches it again"
+                    f"{self.source.url(info.path)}: the object was received completely, but {wrong}. None of it is "
+                    "cached; read it again to fetch it again"
                 )
                 await self._drop_corrupt(key, info, error)
                 raise error

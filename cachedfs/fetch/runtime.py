@@ -121,7 +121,7 @@ class Runtime(event_log.CounterSource):
         if self.is_loop_thread(threading.current_thread()):
             coroutine.close()
             raise RuntimeError(
-                "a blocking call inside the I/O loop of cachedfs would wait for itself: use the async one"
+                "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
             )
         try:
             loop = self.loop
@@ -133,9 +133,7 @@ class Runtime(event_log.CounterSource):
             future = asyncio.run_coroutine_threadsafe(coroutine, loop)
             return future.result()
         except concurrent.futures.CancelledError:
-            raise OriginUnavailable(
-                "cachedfs is shutting down with this process; the read was canceled"
-            ) from None
+            raise OriginUnavailable("the process is exiting: the read was canceled") from None
         except BaseException:  # usually KeyboardInterrupt: cancel the work on the loop
             if future is not None:
                 future.cancel()
@@ -166,9 +164,7 @@ class Runtime(event_log.CounterSource):
         """Start a task that the runtime owns until it ends. Event loop thread only."""
         if self.pid == 0:
             coroutine.close()
-            raise OriginUnavailable(
-                "cachedfs is shutting down with this process; nothing is fetched any more"
-            )
+            raise OriginUnavailable("the process is exiting: cachedfs fetches nothing any more")
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -53,7 +53,9 @@ def _default_directory() -> str:
     if not _warned:
         _warned = True
         logger.warning(
-            "%s is on a network file system: cachedfs caches in %s; cache_dir= chooses", directory, scratch
+            "%s is on a network file system, so cachedfs caches in %s; set cache_dir= to choose another folder",
+            directory,
+            scratch,
         )
     return scratch
 

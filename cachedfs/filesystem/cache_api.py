@@ -203,7 +203,7 @@ class CacheMethods(ChainedFileSystem):
         there, folder = self._open_archive_folder(target, target_options)
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
-            raise ValueError(f"nothing was named to export to {target}")
+            raise ValueError(f"export to {target}: no path was given")
         return self._run(Export(self._reader, there, folder, callback=callback).run(roots))
 
     async def _export_cache(self, *args: Any, **kwargs: Any) -> Exported:

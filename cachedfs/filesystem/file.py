@@ -114,7 +114,7 @@ def _reopen(fs: AbstractFileSystem, path: str, position: int, fingerprint: str |
     if now != fingerprint:
         file.close()
         raise ObjectChanged(
-            f"{fs.unstrip_protocol(path)}: replaced since the handle was pickled; open it again"
+            f"{fs.unstrip_protocol(path)}: the object was replaced since the file was pickled; open it again"
         )
     file.seek(position)
     return file

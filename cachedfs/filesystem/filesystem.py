@@ -280,7 +280,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         """
         if not isinstance(paths, list | tuple):  # a str would be taken for a list of its characters
             raise TypeError(
-                f"paths of cat_ranges: {paths!r} is no list or tuple; of one object read cat_file"
+                f"paths of cat_ranges: {paths!r} is not a list or tuple; for one object, use cat_file"
             )
         names = {path: self._strip(path) for path in set(paths)}
         wanted = zip((names[path] for path in paths), _each(starts, paths), _each(ends, paths), strict=True)

@@ -170,8 +170,8 @@ class WriteMethods(CycleSafeWalk):
     async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
         url = self._reader.source.url(source)
         if recursive or is_pattern(source) or not await self._isdir(source):
-            return ObjectNotFound(f"{url}: nothing was moved, as this names no objects, only folders")
-        return IsAFolder(f"{url} is a folder: nothing of it was moved; mv moves folders with recursive=True")
+            return ObjectNotFound(f"{url}: nothing was moved: the path matches only folders, no objects")
+        return IsAFolder(f"{url} is a folder, and was not moved: call mv with recursive=True")
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip(path)

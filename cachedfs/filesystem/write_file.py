@@ -184,7 +184,7 @@ class WrittenFile(io.IOBase):
         except FileExistsError as error:
             url = self.fs.unstrip_protocol(self.path)
             raise FileExistsError(
-                errno.EEXIST, f"{url} exists already, and mode {self.mode!r} replaces nothing"
+                errno.EEXIST, f"{url} exists already, and mode {self.mode!r} does not replace objects"
             ) from error
         finally:
             if "+" in self.mode or "a" in self.mode:
@@ -244,7 +244,7 @@ class _DelayedFile:
         except OSError as error:
             self.discard()
             failure = CachedFSError(
-                f"what a transaction writes could not be kept in {tempfile.gettempdir()} until it ends: {error}; free space "
+                f"the data of a transaction cannot be stored in the temporary folder {tempfile.gettempdir()}: {error}; free space "
                 "there, or set TMPDIR to another disk"
             )
             failure.errno = error.errno

@@ -118,7 +118,7 @@ class ChangeFeeds:
             except OriginUnreachable:
                 pass  # the request that follows fails too, and handles it
             except CachedFSError as error:  # a feed only saves requests: go on without it
-                logger.info("%s: the changes are not known: %s", self._source.url(part), error)
+                logger.info("%s: the change feed failed: %s", self._source.url(part), error)
                 self._not_before[part] = time.monotonic() + self._source.config.lifetime_s
             finally:
                 cache.release_lock(poll_lock)

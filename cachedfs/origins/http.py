@@ -153,7 +153,9 @@ class HTTPClient:
             async with self.exchange(request) as exchange:
                 found = object_of(await exchange.read_all())
             if is_answer is not None and not is_answer(found):
-                raise RetryableError(foreign("the answer is JSON without what the service always sends"))
+                raise RetryableError(
+                    foreign("the answer is JSON without the fields that the service always sends")
+                )
             return found
 
         return await self.retried(attempt, request, self.new_tries())
@@ -330,7 +332,7 @@ def _retryable_errors() -> Iterator[None]:
     except aiohttp.InvalidURL:
         raise
     except aiohttp.TooManyRedirects as error:
-        raise RetryableError(RetryReason("the service redirects in a circle", is_final=True)) from error
+        raise RetryableError(RetryReason("the service redirects in a loop", is_final=True)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise RetryableError(RetryReason(_text(error))) from error
 

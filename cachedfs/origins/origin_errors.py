@@ -97,7 +97,7 @@ def object_of(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RetryableError(RetryReason("the answer is not JSON")) from error
     if not isinstance(found, dict):
-        raise RetryableError(RetryReason("the answer is JSON of no object"))
+        raise RetryableError(RetryReason("the answer is JSON, but not an object"))
     return found
 
 

@@ -191,7 +191,9 @@ class _Lane:
 
     def answered(self, sent_at: float, refused: bool) -> None:
         if (per_s := self._book.change(partial(self._answered, sent_at, refused))) is not None:
-            logger.info("requests are refused as too many: %.1f a second are sent from now on", per_s)
+            logger.info(
+                "the service refuses requests as too many; the rate is lowered to %.1f per second", per_s
+            )
 
     def spare_s(self) -> float:
         return _RECHECK_S if self._order.locked() else self._book.change(self._spare_s)

@@ -192,7 +192,7 @@ class Packing:
         self.source: SampleSource = source_of(self.kind, self.files, decode=decode, columns=columns)
         sampled = self.source.look()
         if not sum(batch.n for batch in sampled):
-            raise ValueError(f"{self.files.url}: nothing to pack: there is no sample in it")
+            raise ValueError(f"{self.files.url}: nothing to pack: it has no samples")
         self.plan: StorePlan = plan_of(
             self.source, sampled, self.store.protocol, chunk=self._chunk, shard=self._shard, codec=codec
         )
@@ -265,7 +265,7 @@ class Packing:
         lengths |= {name: run.length(name) for name in plan.big}
         if self.files.again().digest != self.files.digest:
             raise ValueError(
-                f"{self.files.url}: files came, went or changed while they were packed; {store.url} is not finished: pack again "
+                f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
                 "with overwrite"
             )
         stored = {**run.stored, **{each.name: each for each in small}}
@@ -307,10 +307,10 @@ class Packing:
 
 def _why_not_empty(url: str, is_begun: bool, *, is_ours: bool) -> str:
     if is_begun:
-        return f"{url}: a pack of another source, or with other options, was begun here; overwrite=True (--overwrite) removes it"
+        return f"{url}: an incomplete pack of another source, or with other options, is here; overwrite=True (--overwrite) removes it"
     if is_ours:
-        return f"{url}: there is a Zarr store already; overwrite=True (--overwrite) removes it first"
-    return f"{url}: there are files, and no Zarr store: choose another target; they are not removed, with overwrite either"
+        return f"{url}: there is a Zarr store here already; overwrite=True (--overwrite) removes it first"
+    return f"{url}: there are files here that are not a Zarr store, and overwrite does not remove them: choose another target"
 
 
 def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
@@ -322,10 +322,10 @@ def _must_be_apart(files: SourceFiles, store: ZarrTarget) -> None:
         return
     folder = str(files.fs._strip_protocol(files.url)).rstrip("/")
     if not has_magic(folder) and store.path.startswith(f"{folder}/"):
-        raise ValueError(f"{store.url}: is inside of {files.url}, which is packed: choose a target outside")
+        raise ValueError(f"{store.url}: the target is inside the source {files.url}: choose a target outside")
     inside = next((path for path in files.paths if f"{path}/".startswith(f"{store.path}/")), None)
     if inside is not None:
-        raise ValueError(f"{store.url}: {inside}, which is packed, is inside of it: choose another target")
+        raise ValueError(f"{store.url}: the source {inside} is inside the target: choose another target")
 
 
 def _n_workers(n_workers: int | None, plan: StorePlan) -> int:

@@ -139,7 +139,7 @@ def client_of(address: str) -> Any:
     try:
         from distributed import Client
     except ImportError as error:
-        raise ImportError("packing on Dask needs it: pip install distributed") from error
+        raise ImportError("packing on Dask needs distributed: pip install distributed") from error
     return Client(address, timeout=10)
 
 

@@ -141,7 +141,7 @@ class ZarrTarget:
             with contextlib.suppress(OSError):
                 self.fs.rm_file(path)
             raise OSError(
-                f"{self.shown(name)}: written, and not there as sent: {difference or info.get('size')}; run pack again to continue"
+                f"{self.shown(name)}: the stored object differs from the written one: {difference or info.get('size')}; run pack again to continue"
             )
         return StoredObject(name, len(data), None if stated is None else stated.value)
 

@@ -118,7 +118,7 @@ class PackTask:
             part = self.source.rows(field, span, box, lambda piece=span.piece: self.tally(piece))  # type: ignore[misc]  # bound here
             if len(part) != span.stop - span.start:
                 raise ValueError(
-                    f"{self.source.shown(span.piece)}: its samples are others than when they were counted: it was replaced "
+                    f"{self.source.shown(span.piece)}: its samples differ from those counted before: the file was replaced "
                     "meanwhile; pack again, with overwrite"
                 )
             parts.append(part)

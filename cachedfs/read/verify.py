@@ -63,7 +63,7 @@ class Verifier:
         try:
             entry = self._source.last_known(path) or self._look_up(path)
         except CachedFSError as error:
-            return _unknown(path, f"nothing says which version to look over: {error}")
+            return _unknown(path, f"the version to verify is unknown: {error}")
         info, key = entry.info, self._source.key(entry)
         if info is None:
             return _unknown(path, "the origin has no such object any more")
@@ -139,7 +139,7 @@ class Verifier:
         difference = checksum.contradiction()
         if difference is None:
             return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
-        logger.warning("%s: all cached blocks are dropped: %s", self._source.url(key.path), difference)
+        logger.warning("%s: all its cached blocks are removed: %s", self._source.url(key.path), difference)
         for index in range(found.blocks):
             self._source.runtime.cache.refuse(key, index)
         bad = tuple(range(found.blocks))

@@ -81,7 +81,7 @@ def read(folder: str | Path) -> EventRecords:
     paths = sorted(Path(folder).glob("events-*.jsonl"))
     if not paths:
         raise FileNotFoundError(
-            f"{folder}: no events are in it; they are written by what runs with CACHEDFS_EVENTS={folder} in its environment"
+            f"{folder}: no events in it; processes write them if CACHEDFS_EVENTS={folder} is in their environment"
         )
     found = []
     for path in paths:
@@ -116,12 +116,12 @@ def parsed(lines: Iterable[str]) -> EventRecords:
             if kind == "request":
                 numbers_in(event, "at", "bytes", "wait_s", "took_s")
                 if type(event["ahead"]) is not bool:
-                    raise TypeError("neither ahead nor not")
+                    raise TypeError("the field `ahead` is not a bool")
                 requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
             elif kind == "wait":
                 numbers_in(event, "at", "took_s")
                 if type(event["path"]) is not str:
-                    raise TypeError("what should be a name is none")
+                    raise TypeError("a value that must be a name is not")
                 waits.append(WaitEvent(*(event[name] for name in WaitEvent._fields)))
             elif kind == "sums":
                 numbers_in(event, "at", "over_s", *COUNTS)
@@ -132,7 +132,7 @@ def parsed(lines: Iterable[str]) -> EventRecords:
             n_full += kind == "full"
         except _OtherFormat as error:
             raise ValueError(
-                f"events of format {error}, and only {FORMAT} is known: they are another cachedfs's"
+                f"events of format {error}; this release of cachedfs reads format {FORMAT}"
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError):
             n_cut += 1
@@ -146,7 +146,7 @@ def parsed(lines: Iterable[str]) -> EventRecords:
 def numbers_in(event: Mapping[str, Any], *names: str) -> None:
     """Raise TypeError unless all of the fields `names` are numbers in the plausible range."""
     if not all(is_number(event[name]) for name in names):
-        raise TypeError("what should be a number is none")
+        raise TypeError("a value that must be a number is not")
 
 
 def is_number(value: object) -> bool:

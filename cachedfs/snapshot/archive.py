@@ -128,7 +128,7 @@ def entries_of(bundle: Bundle, index: bytes, identity: str, block_size: int) -> 
         with zipfile.ZipFile(io.BytesIO(index)) as archive:
             entries = [_entry(member, identity, block_size) for member in archive.infolist()]
     except Exception as error:  # zipfile raises errors of many kinds
-        raise BadBundle(f"its index makes no sense: {error}") from error
+        raise BadBundle(f"its index is invalid: {error}") from error
     if bundle_of(entries) != bundle:
         raise BadBundle("its index is damaged")
     return entries
@@ -137,7 +137,7 @@ def entries_of(bundle: Bundle, index: bytes, identity: str, block_size: int) -> 
 def _entry(member: zipfile.ZipInfo, identity: str, block_size: int) -> BundleEntry:
     path, fingerprint = json.loads(member.comment)
     if not isinstance(path, str) or not isinstance(fingerprint, str):
-        raise BadBundle("its index makes no sense: a name is not text")
+        raise BadBundle("its index is invalid: a name is not text")
     key = ObjectKey(identity, path, fingerprint, block_size)
     entry = BundleEntry(key, int(member.filename.rpartition("-")[2], 16), member.file_size)
     if entry.name != member.filename:

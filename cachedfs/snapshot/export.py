@@ -51,7 +51,7 @@ class Export:
         entries = await asyncio.to_thread(lambda: list(self._entries(roots)))
         if not entries:
             urls = ", ".join(self._source.url(root) for root in roots)
-            raise CacheError(f"nothing is cached of {urls}, so nothing was sent")
+            raise CacheError(f"no block of {urls} is cached, so nothing was exported")
         if max(entry.size for entry in entries) > archive.MOST:
             raise CacheError(
                 f"blocks of more than {archive.MOST:,} bytes cannot be exported: lower block_size"
@@ -139,7 +139,7 @@ class Export:
                     except OSError as error:
                         raise CacheError(
                             f"a bundle of {bundle.size:,} bytes cannot be made in the temporary folder "
-                            f"{tempfile.tempdir}: {error}; set TMPDIR to a folder that has room"
+                            f"{tempfile.tempdir}: {error}; set TMPDIR to a folder with more space"
                         ) from error
                     bundle = archive.bundle_of(written)
                     if written and there.get(bundle.name) != bundle.size:
@@ -186,4 +186,4 @@ class Export:
             try:
                 await self._there.write([path], "rm_file", path)
             except CachedFSError as error:
-                logger.info("an old bundle stays: %s", error)
+                logger.info("an old bundle was not removed: %s", error)

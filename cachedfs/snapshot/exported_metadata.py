@@ -54,10 +54,10 @@ def decoded_rows(file: IO[bytes]) -> Iterator[Any]:
         with gzip.GzipFile(fileobj=file, mode="rb") as lines:
             while line := lines.readline(_LONGEST_ROW):
                 if not line.endswith(b"\n"):
-                    raise BadBundle("a row is too long, or cut off")
+                    raise BadBundle("a row is too long or truncated")
                 yield json.loads(line)
     except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
-        raise BadBundle(f"it makes no sense: {error}") from error
+        raise BadBundle(f"it is invalid: {error}") from error
 
 
 def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Iterator[list[Any]]:
@@ -142,13 +142,13 @@ class MetadataImport:
                             records.append(MetadataRecord(self._identity, path, info, at, mark))
                             size += 1000 + len(text)
                     case _:
-                        raise BadBundle("a row makes no sense")
+                        raise BadBundle("a row is invalid")
                 if size > _BATCH_BYTES:
                     self._keep(records)
                     records, size = [], 0
             self._keep(records)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise BadBundle(f"a row makes no sense: {error!r}") from error
+            raise BadBundle(f"a row is invalid: {error!r}") from error
 
     def _keep(self, records: Sequence[MetadataRecord]) -> None:
         self._store.keep_records(records)
@@ -162,7 +162,7 @@ class MetadataImport:
                 case ["child", str(path), str(text)] if folder_of(path) == folder:
                     child = _info(path, text)
                 case _:
-                    raise BadBundle("a listing is not whole")
+                    raise BadBundle("a listing is incomplete")
             memory += len(path) + _memory_of(text)
             if memory <= _MAX_LISTING:
                 children.append(child)
@@ -189,7 +189,7 @@ class MetadataImport:
 
     def _at(self, checked_at: float) -> float:
         if not 0 <= checked_at < LATEST_S:
-            raise BadBundle("a time makes no sense")
+            raise BadBundle("a time is invalid")
         return age_kept(float(checked_at), made_at=self._made_at, now=time.time())
 
 
@@ -210,7 +210,7 @@ def _info(path: str, text: str) -> ObjectInfo:
         and _is_flat(info.details, _MAX_DEPTH)
     )
     if not is_sound:
-        raise BadBundle(f"the metadata of {path!r} makes no sense")
+        raise BadBundle(f"the metadata of {path!r} is invalid")
     return info
 
 

@@ -93,7 +93,7 @@ class Import:
             raise OriginUnavailable(f"{url}: {error}; remove the folder, and run export again") from error
         if self._accepted not in (None, manifest_.identity):
             raise ValueError(
-                f"{folder} was exported from {manifest_.identity}, and this reads {self._accepted}: open it with the options, "
+                f"{folder} was exported from {manifest_.identity}, but this filesystem reads {self._accepted}: open it with the options, "
                 "and as the account, that it was exported with"
             )
         if manifest_.block_size != self._config.block_size:
@@ -220,7 +220,7 @@ class Import:
                 tempfile.SpooledTemporaryFile(MAX_IN_MEMORY) as file,
             ):
                 if info is None or info.size != manifest_.metadata_size:
-                    raise BadBundle("it is not there, or not whole")
+                    raise BadBundle("it is missing or incomplete")
                 async with self._folder.reading(info, Range(0, manifest_.metadata_size)) as reply:
                     async for piece in reply:
                         digest.update(piece)
@@ -232,6 +232,6 @@ class Import:
         except OSError as error:
             if isinstance(error, CachedFSError) and not isinstance(error, CacheError):
                 raise  # of the origin
-            self._bad[manifest_.metadata] = text = f"the metadata of the objects is not kept: {error}"
+            self._bad[manifest_.metadata] = text = f"the metadata of the objects is not stored: {error}"
             logger.warning("%s", text)
         return metadata.n_records

@@ -58,7 +58,7 @@ class Manifest:
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("kind") != _KIND:
-                raise BadBundle("it is no manifest of an export")
+                raise BadBundle("it is not the manifest of an export")
             if (version := found.pop("format")) in (1, 2):
                 raise BadBundle("a development version of cachedfs before 0.1.0 made this export")
             if version != FORMAT:
@@ -67,7 +67,7 @@ class Manifest:
                 )
             manifest = cls(**found | {"bundles": tuple(Bundle(**each) for each in found["bundles"])})
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise BadBundle(f"it makes no sense: {error}") from error
+            raise BadBundle(f"it is invalid: {error}") from error
         if not manifest._is_sound():
             raise BadBundle("it has a value that no export writes")
         return manifest
@@ -108,7 +108,7 @@ class ExportFolder:
         """Read the manifest. Raises BadBundle if it is invalid."""
         size = info.size or 0
         if size > MOST_BYTES:
-            raise BadBundle(f"it is no manifest: it has {size} bytes")
+            raise BadBundle(f"it is not a manifest: it has {size} bytes")
         return Manifest.decode(await self.bytes_of(info, Range(0, size)))
 
     @contextlib.asynccontextmanager

@@ -420,7 +420,7 @@ def test_pack_says_what_it_chose_and_makes_a_store(cloud, tmp_path):
     group = zarr.open_group(cloud.url("texts.zarr"), mode="r")
     assert group["data"][:].tobytes().startswith(b"text 0text 1text 2")
     again = run("pack", cloud.url("texts", "gs://"), target, status=1).stderr
-    assert "there is a Zarr store already; overwrite=True" in again
+    assert "there is a Zarr store here already; overwrite=True" in again
     found = json_of("pack", cloud.url("texts", "gs://"), target, "--overwrite", "--codec", "zstd")
     assert (found["samples"], found["kind"], found["shapes"]["data_offsets"]) == (20, "files", [21])
 
@@ -434,7 +434,7 @@ def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
     assert sorted(group) == ["a", "b", "b_offsets"]
     assert group["a"].dtype == "float32"
     wrong = run("pack", "--column", "d", cloud.url("x.csv", "gs://"), str(target), status=1)
-    assert "columns ['d'] are not there; there are ['a', 'b', 'c']" in wrong.stderr
+    assert "columns ['d'] do not exist; there are ['a', 'b', 'c']" in wrong.stderr
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_export_wants_one_origin(cloud, tmp_path):
     result = run("export", cloud.url("a", "gs://"), str(tmp_path / "file"), str(tmp_path / "to"), status=2)
     assert "they are of several origins" in result.stderr
     assert (
-        "nothing is cached of"
+        "is cached, so nothing was exported"
         in run("export", cloud.url("a", "gs://"), str(tmp_path / "to"), status=1).stderr
     )
 

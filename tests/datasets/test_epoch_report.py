@@ -231,7 +231,7 @@ def test_words():
 
 
 def test_a_report_before_the_first_for_is_an_error():
-    with pytest.raises(RuntimeError, match="read some batches"):
+    with pytest.raises(RuntimeError, match="iterate over some batches"):
         Loader([1]).report()
 
 

@@ -309,7 +309,7 @@ def test_nothing_found_says_what_was_looked_for(machine):
     with pytest.raises(ObjectNotFound, match=r"train/\*\.jpg: no file matches this pattern"):
         FileDataset(machine.url("train/*.jpg"))
     with pytest.raises(
-        ObjectNotFound, match=r"test: no file has this name, and there is none below a folder"
+        ObjectNotFound, match=r"test: there is no file with this name, and no folder with files"
     ):
         FileDataset(machine.url("test"))
     with pytest.raises(ObjectNotFound, match=r"taken as a local path.*drive://My Drive/pics"):

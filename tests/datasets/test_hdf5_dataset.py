@@ -421,7 +421,7 @@ def test_a_name_that_is_not_there_lists_those_that_are(url):
 
 
 def test_a_name_that_comes_twice_is_refused(url):
-    with pytest.raises(ValueError, match=r"a\.h5: expected each name once, and 'image' comes twice in \["):
+    with pytest.raises(ValueError, match=r"a\.h5: expected each name once, and 'image' occurs twice in \["):
         HDF5Dataset(url, ("image", "label", "image"))
 
 
@@ -576,7 +576,7 @@ def test_a_process_that_opens_another_file_says_so(cloud, changed, told):
     copy = pickle.loads(rows)
     for _ in range(2):
         with pytest.raises(
-            ObjectChanged, match=rf"/a\.h5: replaced since the dataset was made: {told}.*again$"
+            ObjectChanged, match=rf"/a\.h5: replaced since the dataset was created: {told}.*again$"
         ):
             copy[0]
 

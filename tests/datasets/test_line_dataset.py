@@ -380,17 +380,19 @@ def test_a_state_that_does_not_fit_says_why(cloud):
     iterator = iter(dataset)
     next(iterator)
     state = dataset.state_dict()
-    with pytest.raises(ValueError, match="part 0 of 1, and this is part 1 of 2: resume with as many"):
+    with pytest.raises(
+        ValueError, match="part 0 of 1, but this is part 1 of 2: resume with the same numbers"
+    ):
         iter(resumed(LineDataset(url, rank=1, world_size=2), state))
     with pytest.raises(ValueError, match=r"it has no .*offset"):
         dataset.load_state_dict({"file": None})
     cloud.put("d/0.jsonl", bytes(dataset._sizes[0] - 1) + b"\n")
     dataset.fs.invalidate_cache()
-    with pytest.raises(ObjectChanged, match=r"0\.jsonl: replaced since the state was saved"):
+    with pytest.raises(ObjectChanged, match=r"0\.jsonl: the file was replaced since the state was saved"):
         iter(resumed(LineDataset(url), state))
     cloud.put("d/0.jsonl", b"shorter")
     dataset.fs.invalidate_cache()
-    with pytest.raises(ObjectChanged, match="other sizes"):
+    with pytest.raises(ObjectChanged, match="their sizes differ"):
         iter(resumed(LineDataset(url), state))
 
 
@@ -459,7 +461,9 @@ def test_a_file_that_was_replaced_is_named(cloud):
     with pytest.raises(ObjectChanged, match=r"1\.jsonl"):
         list(dataset)
     dataset.fs.invalidate_cache()
-    with pytest.raises(ObjectChanged, match=r"1\.jsonl: replaced since LineDataset\(.*make it again"):
+    with pytest.raises(
+        ObjectChanged, match=r"1\.jsonl: the file was replaced since LineDataset\(.*create it again"
+    ):
         list(dataset)
     cloud.delete("d/0.jsonl")
     dataset.fs.evict()
@@ -482,7 +486,9 @@ def test_making_it_is_one_listing_or_one_question_a_file_of_a_list(cloud, max_ag
     listed.fs.invalidate_cache()
     again = LineDataset(folder, **given)
     assert [i for i in range(12) if again._versions[i] != listed._versions[i]] == [1]
-    with pytest.raises(ObjectChanged, match=r"1\.jsonl: replaced since LineDataset\(.*make it again"):
+    with pytest.raises(
+        ObjectChanged, match=r"1\.jsonl: the file was replaced since LineDataset\(.*create it again"
+    ):
         list(listed)
     assert len(list(again)) == 30 - 2
 

@@ -143,7 +143,7 @@ def test_offsets_that_are_none_are_an_error(cloud, packed):
     group["data_offsets"][3] = 10**9
     forget()
     fsspec.filesystem("cachedfs", target_protocol="gs").invalidate_cache()
-    with pytest.raises(ValueError, match="its offsets are not those of its elements"):
+    with pytest.raises(ValueError, match="its offsets do not match its elements"):
         ZarrDataset(url, "data")[2]
 
 

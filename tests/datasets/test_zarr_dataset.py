@@ -405,7 +405,7 @@ def test_a_batch_is_of_the_samples_of_a_derived_class(tmp_path, kind):
 def test_a_name_that_comes_twice_is_refused(tmp_path):
     zarr.create_group(tmp_path / "a.zarr").create_array("x", data=np.arange(6))
     with pytest.raises(
-        ValueError, match=r"a\.zarr: expected each name once, and 'x' comes twice in \['x', 'x'\]"
+        ValueError, match=r"a\.zarr: expected each name once, and 'x' occurs twice in \['x', 'x'\]"
     ):
         ZarrDataset(str(tmp_path / "a.zarr"), ("x", "x"))
 
@@ -421,7 +421,7 @@ def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
 
 def test_what_is_not_there_is_named(tmp_path):
     url = str(tmp_path / "g.zarr")
-    with pytest.raises(FileNotFoundError, match=r"g\.zarr is no Zarr array or group"):
+    with pytest.raises(FileNotFoundError, match=r"g\.zarr is not a Zarr array or group"):
         ZarrDataset(url)
     make_group(tmp_path / "g.zarr")
     with pytest.raises(FileNotFoundError, match=r"g\.zarr has no array 'picture', 'sound'"):
@@ -440,7 +440,7 @@ def test_what_is_not_there_is_named(tmp_path):
         dataset["image"]
     for wrong in ("[]", "[" * 100_000):
         (tmp_path / "g.zarr/label/zarr.json").write_text(wrong)
-        with pytest.raises(ValueError, match=r"label/zarr\.json is no metadata"):
+        with pytest.raises(ValueError, match=r"label/zarr\.json is not valid Zarr metadata"):
             ZarrDataset(url)
 
 
@@ -473,13 +473,13 @@ def test_a_shard_that_is_cut_off_is_an_error_that_names_it_and_the_sample(tmp_pa
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
     assert dataset[8].sum() == 1000
     with pytest.raises(
-        ValueError, match=r"a\.zarr/c/1/0 is cut off: its index has a chunk at bytes"
+        ValueError, match=r"a\.zarr/c/1/0 is truncated: its index has a chunk at bytes"
     ) as error:
         dataset.batch([0, 13, 14])
     assert "in sample 13 of ZarrDataset(" in notes(error)
     assert "c/1/0" in notes(error)
     shard.write_bytes(b"short")
-    with pytest.raises(ValueError, match="the index of a shard has 132 bytes, and 5 are there") as error:
+    with pytest.raises(ValueError, match="the index of a shard must have 132 bytes, and has 5") as error:
         ZarrDataset(str(tmp_path / "a.zarr"))[9]
     assert "in sample 9 of" in notes(error)
 

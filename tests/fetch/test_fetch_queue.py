@@ -19,7 +19,7 @@ class Desk:
     """An `Ahead`, and what was sent by it: names in their order, and their flights."""
 
     def __init__(self, concurrency: int = 2) -> None:
-        self.ahead = FetchQueue(asyncio.get_running_loop().create_task)
+        self.ahead = FetchQueue()
         self.origin = FakeOrigin()
         self.origin.concurrency = concurrency
         self.sent: list[str] = []

@@ -329,7 +329,7 @@ def test_a_package_that_is_missing_is_an_import_error_that_names_it(cloud):
         ("maxage", 5, "did you mean 'max_age'"),
         ("frobnicate", 1, "the options are"),
         ("cache_size", "12 parsecs", "'8MiB'"),
-        ("cache_size", -1, "not negative"),
+        ("cache_size", -1, "not be negative"),
         ("block_size", 1000, "at least"),
         ("block_size", "100KiB", "multiple of 64 KiB"),
         ("keep_free", "200%", "between 0% and 100%"),
@@ -374,7 +374,7 @@ def test_an_option_that_gcsfs_does_not_have_is_told(cloud, caplog):
     )
     assert fs.cat_file(cloud.path("k")) == b"1"
     (told,) = [record.getMessage() for record in caplog.records if "option" in record.getMessage()]
-    assert "'projct' is none of gcsfs's" in told
+    assert "gcsfs has no option 'projct'" in told
     assert "'project'" in told
 
 
@@ -444,7 +444,7 @@ def test_options_of_the_target_that_are_no_dictionary_are_not_passed_over(own_ca
 
 
 def test_options_of_another_origin_are_told_by_its_name(own_cache):
-    with pytest.raises(ValueError, match=r"options of drive:// were given, and what is read is gs://.*gs="):
+    with pytest.raises(ValueError, match=r"options of drive:// were given, but the target is gs://.*gs="):
         fsspec.filesystem("cachedfs", target_protocol="gs", drive={"token": "anon"})
 
 

@@ -215,10 +215,10 @@ def test_a_damaged_shard_of_an_earlier_run_is_written_again(cloud, killed, lines
 def test_another_source_or_option_does_not_go_on(cloud, killed, lines):
     target = cloud.url("out.zarr")
     killed(cloud.url("x.jsonl"), target, 9)
-    with pytest.raises(FileExistsError, match="with other options, was begun here; overwrite=True"):
+    with pytest.raises(FileExistsError, match="with other options, is here; overwrite=True"):
         pack(cloud.url("x.jsonl"), target, chunk_bytes="4KiB", shard_bytes="32KiB")
     cloud.put("x.jsonl", packs.lines_of([{**each, "label": 1} for each in lines]))
-    with pytest.raises(FileExistsError, match="a pack of another source"):
+    with pytest.raises(FileExistsError, match="an incomplete pack of another source"):
         pack(cloud.url("x.jsonl"), target, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
     pack(cloud.url("x.jsonl"), target, overwrite=True, storage_options={"cachedfs": {"max_age": 0}}, **SMALL)
     right(target, [{**each, "label": 1} for each in lines])
@@ -256,7 +256,7 @@ def test_a_cluster_of_processes_makes_the_same_store(cluster, cloud, lines):
 
 def test_a_bad_sample_on_a_cluster_is_named(cluster, tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n' * 200_000 + b"{oops}\n")
-    with pytest.raises(ValueError, match=r"is no JSON .*oops"):
+    with pytest.raises(ValueError, match=r"is not (a )?JSON .*oops"):
         pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out.zarr"), client=cluster)
 
 

@@ -112,7 +112,7 @@ def test_words_that_are_no_text_are_named(tmp_path):
     words = np.array([b"caf\xc3\xa9", b"caf\xe9"], h5py.string_dtype("utf-8"))
     files = {"x.h5": packs.hdf5(word=words, label=[1, 2])}
     with pytest.raises(
-        ValueError, match=r"x\.h5, .*: dataset 'word' is to be UTF-8, and is not: .*0xe9.*leave it out"
+        ValueError, match=r"x\.h5, .*: dataset 'word' is not valid UTF-8: .*0xe9.*leave it out"
     ):
         packs.packed(tmp_path, files)
     assert packs.packed(tmp_path, files, columns=["label"]) == {"label": [1, 2]}
@@ -238,7 +238,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path, damage):
     data = packs.tar([(f"{i}.jpg", b"1") for i in range(9)])
     at = 4 * 1024  # of the fifth
     with pytest.raises(
-        ValueError, match=r"x\.tar: no tar that can be read: there is no header at byte 4,096"
+        ValueError, match=r"x\.tar: cannot be read as a tar: there is no header at byte 4,096"
     ):
         packs.packed(tmp_path, {"x.tar": data[:at] + damage + data[at + len(damage) :]})
     for end in (9 * 1024, 9 * 1024 + 512):  # without one, or both, of the blocks that say so
@@ -513,7 +513,7 @@ LATIN = "süß\n".encode() * 1000 + b"caf\xe9\n"
 
 def test_lines_that_are_no_text_are_an_error_and_can_be_bytes(tmp_path, little_looked_at):
     files = {"x.txt": LATIN}
-    match = r"x\.txt, .*: byte 0xe9 in line [0-9,]+ of these is no UTF-8: b'caf.xe9'; .*--column data=bytes"
+    match = r"x\.txt, .*: byte 0xe9 in line [0-9,]+ is not UTF-8: b'caf.xe9'; .*--column data=bytes"
     for columns in (None, ["data"], {"data": "utf8"}):
         with pytest.raises(ValueError, match=match):
             packs.packed(tmp_path, files, columns=columns)
@@ -605,7 +605,7 @@ def test_what_is_given_is_not_guessed(tmp_path):
         packs.packed(tmp_path, files)
     with pytest.raises(ValueError, match=r"can give a name another type, such as float64$"):
         packs.packed(tmp_path, files, columns={"x": None, "z": "json"})
-    with pytest.raises(ValueError, match=r"columns \['w'\] are not there; there are \['x', 'y', 'z'\]"):
+    with pytest.raises(ValueError, match=r"columns \['w'\] do not exist; there are \['x', 'y', 'z'\]"):
         packs.packed(tmp_path, files, columns={"x": "json", "w": None})
 
 
@@ -631,7 +631,7 @@ def test_integers_that_are_no_int64(tmp_path):
     larger = {"x.jsonl": lines('{"x": -1}', '{"x": 18446744073709551615}')}
     for columns in (None, ["x"]):
         with pytest.raises(
-            ValueError, match=r"column 'x': no type has integers from -1 to 18446744073709551615; columns="
+            ValueError, match=r"column 'x': no integer type holds -1 to 18446744073709551615; columns="
         ):
             packs.packed(tmp_path, larger, columns=columns)
     assert packs.packed(tmp_path, larger, columns={"x": "json"}) == {"x": [-1, 2**64 - 1]}
@@ -645,9 +645,7 @@ def test_lists_of_integers_that_are_no_int64(tmp_path):
     }
     assert packs.packed(tmp_path, large) == {"x": [[1], [], [2**64 - 1]], "y": [[0.5], [], [3.0]]}
     larger = {"x.jsonl": lines('{"x": [-1, 18446744073709551615]}')}
-    with pytest.raises(
-        ValueError, match=r"'x': no type has integers from -1 to 18446744073709551615; columns="
-    ):
+    with pytest.raises(ValueError, match=r"'x': no integer type holds -1 to 18446744073709551615; columns="):
         packs.packed(tmp_path, larger)
     assert packs.packed(tmp_path, larger, columns={"x": "json"}) == {"x": [[-1, 2**64 - 1]]}
 
@@ -717,7 +715,7 @@ def test_headers_of_other_names_are_an_error(tmp_path, other):
     [
         (b"a,b\r1,2\r3,4\r", r"x\.csv: its lines end with .r alone"),
         (b"a,b\r1\r", r"x\.csv: its lines end with .r alone"),
-        (b"\na,b\n1,2\n", r"x\.csv: its first line is empty, and has to name the columns"),
+        (b"\na,b\n1,2\n", r"x\.csv: its first line is empty; it must name the columns"),
         (b"\r\na,b\n1,2\n", r"x\.csv: its first line is empty"),
     ],
 )
@@ -727,5 +725,5 @@ def test_a_header_that_is_none_is_an_error(tmp_path, data, match):
 
 
 def test_a_line_nested_too_deep_is_named():
-    with pytest.raises(ValueError, match="line 1 of these is no JSON"):
+    with pytest.raises(ValueError, match="line 1 of these is not JSON"):
         list(json_values.objects_of(b"{}\n" + b"[" * 100_000))

@@ -189,7 +189,7 @@ def test_what_is_no_export_of_this_origin_is_not_overwritten(cloud, machine, car
     fs.cat_file(cloud.path("data/0/new"))
     page = json.loads((folder / manifest.NAME).read_bytes())
     for content, told in [
-        (b'{"name": "my web page"}', "it makes no sense"),
+        (b'{"name": "my web page"}', "it is invalid"),
         (json.dumps(page | {"identity": "gs:elsewhere"}).encode(), "of an export from gs:elsewhere"),
     ]:
         (folder / manifest.NAME).write_bytes(content)
@@ -344,16 +344,16 @@ def test_what_is_no_export_says_so(cloud, machine, tmp_path, carried):
     with pytest.raises(ObjectNotFound, match="run export again"):
         fs.import_cache(str(tmp_path / "empty"))
     for content, told in [
-        (b'{"kind": 3}', "no manifest of an export"),
+        (b'{"kind": 3}', "not the manifest of an export"),
         (b'{"kind": "cachedfs export", "format": 1}', r"version of cachedfs before 0\.1\.0 .*export again"),
         (b'{"kind": "cachedfs export", "format": 4}', "another release"),
     ]:
         (carried[1] / manifest.NAME).write_bytes(content)
         with pytest.raises(OriginUnavailable, match=told):
             fs.import_cache(str(carried[1]))
-    with pytest.raises(CacheError, match="nothing is cached of"):
+    with pytest.raises(CacheError, match="is cached, so nothing was exported"):
         fs.export_cache((cloud.path("data"), cloud.path("more")), str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="nothing was named to export to "):
+    with pytest.raises(ValueError, match="no path was given"):
         fs.export_cache([], str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
 
@@ -738,7 +738,7 @@ def test_details_that_are_too_deep_to_be_read_are_refused(metadata):
     for _ in range(300):  # json takes more, and who reads them later is deeper in calls
         details = {"a": [details]}
     deep = json.dumps(["file", 1, "x", None, details])
-    with pytest.raises(BadBundle, match="makes no sense"):
+    with pytest.raises(BadBundle, match="is invalid"):
         MetadataImport(metadata, "gs||", 1e9).take(iter([["object", "b/k", 1.0, deep]]))
 
 

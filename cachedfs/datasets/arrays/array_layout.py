@@ -86,7 +86,7 @@ class ShardIndexFormat(NamedTuple):
         Raises ValueError if invalid.
         """
         if len(data) != self.size:
-            raise ValueError(f"the index of a shard has {self.size} bytes, and {len(data)} are there")
+            raise ValueError(f"the index of a shard must have {self.size} bytes, and has {len(data)}")
         found = Crc32c().decode(data) if self.has_checksum else np.frombuffer(data, "u1")
         return np.asarray(found.view(self.dtype).reshape(*self.shape, 2).astype(np.uint64))
 
@@ -187,7 +187,7 @@ def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) ->
         if root is not None:
             return {"": _metadata(fs, path, root)}
         if consolidated is None and group is None:
-            raise FileNotFoundError(f"{fs.unstrip_protocol(path)} is no Zarr array or group")
+            raise FileNotFoundError(f"{fs.unstrip_protocol(path)} is not a Zarr array or group")
         nodes = (consolidated or {}).get("metadata") or {}
         arrays = {
             name.removesuffix("/.zarray"): node for name, node in nodes.items() if name.endswith("/.zarray")
@@ -228,9 +228,9 @@ def _documents(fs: AbstractFileSystem, paths: list[str]) -> list[dict[str, Any] 
         try:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{fs.unstrip_protocol(path)} is no metadata of Zarr: {error}") from error
+            raise ValueError(f"{fs.unstrip_protocol(path)} is not valid Zarr metadata: {error}") from error
         if not isinstance(document, dict):
-            raise ValueError(f"{fs.unstrip_protocol(path)} is no metadata of Zarr: {document!r:.100}")
+            raise ValueError(f"{fs.unstrip_protocol(path)} is not valid Zarr metadata: {document!r:.100}")
         documents.append(document)
     return documents
 

@@ -298,7 +298,7 @@ class ChunkReader:
             return None
         if error is None and start is not None and stop is not None and len(data) != stop - start:
             error = ValueError(
-                f"{self._fs.unstrip_protocol(part.path)} is cut off: its index has a chunk at bytes {start} to {stop}"
+                f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {start} to {stop}"
             )
         if error is not None:
             with self._naming(part.sample, self._url(part)):

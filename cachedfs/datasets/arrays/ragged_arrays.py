@@ -79,7 +79,7 @@ class RaggedArray:
                 }
             except UnsupportedArray as why:
                 raise ValueError(
-                    f"{fs.unstrip_protocol(path)}/{name}: a ragged array is read directly or not at all: {why}"
+                    f"{fs.unstrip_protocol(path)}/{name}: this ragged array cannot be read: {why}"
                 ) from why
             found[name] = cls(fs, path, name, layouts, spec.get("means", ""), pool_size)
         return found
@@ -132,7 +132,7 @@ class RaggedArray:
         self._edges.read(wanted, {"offsets": edges})
         found = edges.astype(np.int64)[places].reshape(2, -1)
         if (found[0] > found[1]).any() or (found < 0).any() or (found > self._layout.shape[0]).any():
-            raise ValueError(f"{self._name}: its offsets are not those of its elements; pack it again")
+            raise ValueError(f"{self._name}: its offsets do not match its elements; pack it again")
         return found[0], found[1]
 
     def _samples(self, samples: Numbers, out: Array, starts: Numbers, stops: Numbers) -> list[Any]:

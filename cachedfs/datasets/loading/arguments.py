@@ -70,5 +70,5 @@ def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int] | None
         raise ValueError(f"rank={rank!r}, world_size={world_size!r}: give both, or neither")
     rank, world_size = at_least(0, rank=rank), at_least(1, world_size=world_size)
     if rank >= world_size:
-        raise ValueError(f"rank={rank!r}: of {world_size} ranks the last is {world_size - 1}")
+        raise ValueError(f"rank={rank!r}: expected 0 to {world_size - 1}, because world_size={world_size}")
     return rank, world_size

@@ -104,7 +104,9 @@ class BatchQueue:
     def must_be_ours(self) -> None:
         """Raise RuntimeError in a forked child: the threads run in the parent only."""
         if self._pid != os.getpid():
-            raise RuntimeError("this loop was begun before a fork and stays with the parent: begin one here")
+            raise RuntimeError(
+                "this loop belongs to the parent process; after a fork, start a new loop in the child"
+            )
 
     def close(self) -> None:
         """Start no more batches, and wait up to 5 s for those being made. A thread ends after its batch."""

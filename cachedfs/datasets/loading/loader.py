@@ -240,7 +240,7 @@ class Loader:
     def _check_current(self, queue: BatchQueue) -> None:
         if self._queue is not queue:
             raise RuntimeError(
-                "this loop is over: another began, a state was loaded, or the loader was closed"
+                "this loop has ended: another loop began, a state was loaded, or the loader was closed"
             )
 
     def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:
@@ -287,7 +287,7 @@ class Loader:
         reads of this process. Raises RuntimeError before the first loop.
         """
         if self._measured is None:
-            raise RuntimeError("there is nothing to report on yet: read some batches in a `for` first")
+            raise RuntimeError("there is nothing to report yet: iterate over some batches first")
         epoch, meter = self._measured
         return report_of(
             EpochMeasurement(

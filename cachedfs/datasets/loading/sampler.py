@@ -175,11 +175,11 @@ def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
     version = state.get("version")
     if version != VERSION:
         raise ValueError(
-            f"cannot go on from a state of version {version!r}: this one reads version {VERSION}"
+            f"cannot resume from a state of version {version!r}: this release reads version {VERSION}"
         )
     names = [field.name for field in fields(EpochOrders)]
     if missing := [name for name in ("epoch", "position", *names) if name not in state]:
-        raise ValueError(f"this is no state of a Loader: it has no {', '.join(missing)}")
+        raise ValueError(f"this is not a state of a Loader: it has no {', '.join(missing)}")
     if epochs.shuffle != "window":
         names = (
             ["n", "seed", "shuffle"] if epochs.shuffle else ["n", "shuffle"]

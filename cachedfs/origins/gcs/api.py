@@ -137,12 +137,12 @@ def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None
         raise ValueError(f"the answer has {length} bytes for a range of {span.size}")
     if status == 200 and length not in (None, size):
         raise ValueError(
-            f"the answer has {length} bytes of an object of {size}: something unpacked it on the way"
+            f"the answer has {length} bytes of an object of {size}: something on the way decompressed it"
         )
     encoding, stored = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
     if stored is not None and encoding.lower() != stored.lower():
         raise ValueError(
-            f"the answer is encoded as {encoding}, and the object as {stored}: something repacked it"
+            f"the answer is encoded as {encoding}, and the object as {stored}: something on the way recompressed it"
         )
     return ReadHeaders(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
 
@@ -264,7 +264,7 @@ def failure(
     if "requester pays" in text.lower():
         return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {answer})")
     if status == 404 and not is_absence(headers, body):
-        return foreign(f"somebody answered {answer}, not in the words of the service", is_absence=True)
+        return foreign(f"the answer {answer} does not look like one of the service", is_absence=True)
     if pinned and status in (404, 412):
         return ObjectChanged(
             f"{url}: the object was replaced or removed while it was read ({doing}); open it again"
@@ -277,4 +277,4 @@ def failure(
         return kind(f"{url}: access denied; {_HINT_403} ({doing}: {answer})")
     if status == 400:
         return ValueError(f"{url}: the service did not accept the request ({doing}: {answer})")
-    return CachedFSError(f"{url}: the service answered in a way that is not understood ({doing}: {answer})")
+    return CachedFSError(f"{url}: the service gave an unexpected answer ({doing}: {answer})")

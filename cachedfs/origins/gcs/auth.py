@@ -59,7 +59,7 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
         return without_listing_cache(CheckedGCSFileSystem(**given))
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"gs options ({', '.join(sorted(options)) or 'none'}): gcsfs refuses them: {error}"
+            f"gs options ({', '.join(sorted(options)) or 'none'}): gcsfs rejects them: {error}"
         ) from error
     except KeyError as error:
         raise ValueError(
@@ -77,7 +77,7 @@ def _check_names(kind: type, options: Mapping[str, Any]) -> None:
     for name in sorted(options.keys() - supported - _FSSPECS):
         near = difflib.get_close_matches(name, supported, n=1)
         logger.warning(
-            "gs option %r is none of gcsfs's, and has no effect%s",
+            "gcsfs has no option %r, so it has no effect%s",
             name,
             f"; did you mean {near[0]!r}?" if near else "",
         )

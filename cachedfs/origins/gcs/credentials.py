@@ -76,6 +76,6 @@ def _loaded(info: Mapping[str, Any], what: str, access: str) -> Any:
         return with_scopes_if_required(credentials, [_SCOPE + access])  # type: ignore[no-untyped-call]
     except Exception:  # damaged JSON may raise anything
         raise ValueError(
-            f"gs option {what}: google-auth makes no credentials of its JSON (type {info['type']!r}): it is damaged or "
+            f"gs option {what}: google-auth cannot read its JSON (type {info['type']!r}): it is damaged, "
             "incomplete, or of a type that it does not know; download it again"
         ) from None

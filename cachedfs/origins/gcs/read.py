@@ -134,7 +134,7 @@ class GCSMediaRead(ResumableRead):
             await self._attempt.aclose()
             raise RetryableError(RetryReason(str(error))) from error
         if pinned is not None and head.generation not in (None, pinned.fingerprint):
-            self._raise_changed(f"generation {head.generation} came instead of {pinned.fingerprint}")
+            self._raise_changed(f"generation {head.generation} was received instead of {pinned.fingerprint}")
         return head
 
     async def _current(self) -> ObjectInfo:

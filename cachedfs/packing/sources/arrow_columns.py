@@ -146,7 +146,7 @@ def whole_type(name: str, least: int, largest: int, other: str = "json") -> pa.D
     if least >= 0 and largest < 2**64:
         return pa.uint64()
     raise ValueError(
-        f"column {name!r}: no type has integers from {least} to {largest}; columns={{...}} can give it another, such as "
+        f"column {name!r}: no integer type holds {least} to {largest}; columns={{...}} can give it another, such as "
         f"float64 or {other}"
     )
 
@@ -291,7 +291,7 @@ def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
 
 def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
     if not _is_list(column.type):
-        raise pa.ArrowInvalid(f"its values are {column.type}, and no lists")
+        raise pa.ArrowInvalid(f"its values are {column.type}, and not lists")
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     sizes = np.asarray(_filled(pc.list_value_length(column), 0), np.int64)

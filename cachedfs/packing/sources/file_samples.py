@@ -136,7 +136,7 @@ class ImageSource(DecodedSource):
                 kept.append((number, image))
         if len(dtypes) > 1:
             raise ValueError(
-                f"{self.files.url}: images of several types ({', '.join(sorted(dtypes))}) are no one array"
+                f"{self.files.url}: images of several types ({', '.join(sorted(dtypes))}) cannot be one array"
             )
         is_ragged = self._is_ragged = self._is_ragged or len(shapes) > 1
         shape = () if is_ragged else shapes.pop()
@@ -216,7 +216,7 @@ def decoded_image(data: bytes, name: str) -> Array:
             pixels = np.asarray(image)
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"{name}: no image that Pillow can decode: {error}; leave it out, or pack bytes as they are"
+            f"{name}: Pillow cannot decode the image: {error}; leave it out, or pack bytes as they are"
         ) from error
     if pixels.nbytes > MAX_SAMPLE:
         raise ValueError(

@@ -176,7 +176,7 @@ class HDF5Source(SampleSource):
             return _values(file[field.name], field, piece.start + start, piece.start + stop, box)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.shown(piece)}: dataset {field.name!r} is to be UTF-8, and is not: {error}; leave it out: columns=[...]"
+                f"{self.shown(piece)}: dataset {field.name!r} is not valid UTF-8: {error}; leave it out: columns=[...]"
             ) from error
         except Exception as error:  # h5py and the filesystem raise errors of many types
             error.add_note(f"in {self.shown(piece)}, dataset {field.name!r}")
@@ -249,7 +249,7 @@ class _LockedFile:
                 except OSError as error:
                     raw.close()
                     raise ValueError(
-                        f"{self._files.shown(number)}: no HDF5 file that h5py can read: {error}"
+                        f"{self._files.shown(number)}: h5py cannot read it as HDF5: {error}"
                     ) from error
             return open_files._files[number][0]
         except BaseException:  # an interrupt, too: `__exit__` does not run after this

@@ -18,10 +18,10 @@ def objects_of(data: bytes) -> Iterator[dict[str, Any]]:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as wrong:
-            raise ValueError(f"line {number} of these is no JSON ({wrong}): {_shown(line)}") from wrong
+            raise ValueError(f"line {number} of these is not JSON ({wrong}): {_shown(line)}") from wrong
         if not isinstance(found, dict):
             raise ValueError(
-                f"line {number} of these is no JSON object: {_shown(line)}; kind='lines' packs lines as they are"
+                f"line {number} of these is not a JSON object: {_shown(line)}; kind='lines' packs lines as they are"
             )
         yield found
 

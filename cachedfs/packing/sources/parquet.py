@@ -50,7 +50,7 @@ class ParquetSource(DecodedSource):
         schema, self._structs = unfolded_types(file_schema), structs_of(file_schema)
         wanted = list(self.columns) if self.columns is not None else schema.names
         if missing := [name for name in wanted if name not in schema.names]:
-            raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {schema.names}")
+            raise ValueError(f"{self.files.url}: columns {missing} do not exist; there are {schema.names}")
         if duplicates := [name for name in wanted if schema.names.count(name) > 1]:
             raise ValueError(
                 f"{self.files.url}: several columns are called {duplicates[0]!r}; columns=[...] says which others to pack"
@@ -159,7 +159,7 @@ class ParquetSource(DecodedSource):
         except pa.ArrowInvalid as error:
             raw.close()
             raise ValueError(
-                f"{self.files.shown(number)}: no Parquet file that Arrow can read: {error}"
+                f"{self.files.shown(number)}: Arrow cannot read it as Parquet: {error}"
             ) from error
 
     def _check(self, number: int, file: pq.ParquetFile) -> None:

@@ -183,7 +183,7 @@ def samples_of(members: Iterable[TarMember], where: str) -> Iterator[TarSample]:
     """Yield the samples as WebDataset does.
 
     Adjacent members are one sample if their paths are equal up to the first dot of the file name. Raises ValueError
-    for an ending that comes twice in one sample.
+    for an ending that occurs twice in one sample.
     """
     sample: TarSample | None = None
     for member in members:
@@ -198,7 +198,7 @@ def samples_of(members: Iterable[TarMember], where: str) -> Iterator[TarSample]:
         sample = sample or TarSample(name, {})
         ending = ending.lower()
         if ending in sample.members:
-            raise ValueError(f"{where}: {member.name!r} comes twice in one sample")
+            raise ValueError(f"{where}: {member.name!r} occurs twice in one sample")
         sample.members[ending] = member
     if sample is not None:
         yield sample
@@ -247,6 +247,6 @@ class _members:
 
     def _wrong(self, error: Exception) -> ValueError:
         return ValueError(
-            f"{self._files.shown(self._number)}: no tar that can be read: {error}; a compressed one cannot be read in "
+            f"{self._files.shown(self._number)}: cannot be read as a tar: {error}; a compressed one cannot be read in "
             "parts: decompress it first"
         )

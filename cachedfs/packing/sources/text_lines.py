@@ -125,7 +125,7 @@ class JSONSource(_Text):
             missing = [name for name in self.columns if name not in schema.names]
             if missing:
                 raise ValueError(
-                    f"{self.files.url}: columns {missing} are not there; there are {schema.names}"
+                    f"{self.files.url}: columns {missing} do not exist; there are {schema.names}"
                 )
             schema = pa.schema([schema.field(name) for name in self.columns])
         types_given = self.columns or {}
@@ -242,14 +242,14 @@ class CSVSource(_Text):
         header = first[: first_record(first, self._delimiters)]
         where = self.files.shown(files[0])
         if not header.strip():
-            raise ValueError(f"{where}: its first line is empty, and has to name the columns")
+            raise ValueError(f"{where}: its first line is empty; it must name the columns")
         is_tabbed = ".tsv" in self.files.paths[files[0]].lower()
         self._delimiters = b"\t" if is_tabbed else delimiter_of(header, DELIMITERS)
         self._header = header
         self._names = self._columns_of(header, where)
         wanted = list(self.columns) if self.columns is not None else self._names
         if missing := [name for name in wanted if name not in self._names]:
-            raise ValueError(f"{self.files.url}: columns {missing} are not there; there are {self._names}")
+            raise ValueError(f"{self.files.url}: columns {missing} do not exist; there are {self._names}")
         self._schema = pa.schema([(name, pa.null()) for name in wanted])
         heads = [(self._head(file), SourcePiece(file, 0, END)) for file in files]
         tables = [self._parsed(head, piece, {}) for head, piece in heads]
@@ -330,7 +330,7 @@ class CSVSource(_Text):
             if not header.strip() or self._columns_of(header, where) != self._names:
                 raise ValueError(
                     f"{where}: begins with {header[:100]!r}, and the first file with {self._header[:100]!r}: "
-                    "the first record has to name the same columns"
+                    "the first record must name the same columns"
                 )
             data = data[len(header) :]
         if types is None:
@@ -367,7 +367,7 @@ def _not_utf8(data: bytes) -> str:
         data.decode()
     except UnicodeDecodeError as error:
         number, begin = data.count(b"\n", 0, error.start), data.rfind(b"\n", 0, error.start) + 1
-        return f"byte {data[error.start]:#x} in line {number:,} of these is no UTF-8: {data[begin : error.start + 1][-80:]!r}"
+        return f"byte {data[error.start]:#x} in line {number:,} of these is not UTF-8: {data[begin : error.start + 1][-80:]!r}"
     return ""
 
 

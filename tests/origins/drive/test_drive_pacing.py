@@ -158,7 +158,9 @@ async def test_refusals_in_bulk_are_learnt_by_all_and_kept_for_later(
     server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", times=8))
     assert (await asyncio.gather(*(read(one, f"{root}/a", None, info) for _ in range(4))))[3][0] == b"a"
     assert books.pace("drive|requests").rung == 1
-    assert caplog.messages == ["requests are refused as too many: 25.7 a second are sent from now on"]
+    assert caplog.messages == [
+        "the service refuses requests as too many; the rate is lowered to 25.7 per second"
+    ]
     await one.aclose()
     await RateLimiter("drive", books).spend("download")
     assert books.pace("drive|requests").rung == 1
