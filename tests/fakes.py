@@ -19,6 +19,7 @@ class FakeReply:
     start: int
     stop: int
     pieces: AsyncIterator[bytes]
+    is_checked_at_end: bool = False
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self.pieces

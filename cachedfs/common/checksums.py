@@ -1,8 +1,7 @@
 """Checksums of whole objects: read the one that an origin states, and compute it from bytes.
 
-CRC-32C is preferred to MD5: every object of Google Cloud Storage has one, it takes 0.06 s of CPU per GB, and the
-checksums of parts combine into that of the whole. It requires the compiled google-crc32c, which gcsfs installs; in pure
-Python, one GB would take minutes.
+CRC-32C is preferred to MD5: every object of Google Cloud Storage has one, and it takes 0.06 s of CPU per GB. It
+requires the compiled google-crc32c, which gcsfs installs; in pure Python, one GB would take minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from cachedfs.common.optional_imports import importing
@@ -19,7 +18,6 @@ from cachedfs.common.optional_imports import importing
 __all__ = [
     "RunningChecksum",
     "StatedChecksum",
-    "combined",
     "crc32c_of",
     "has_crc32c",
     "stated_crc32c",
@@ -119,28 +117,3 @@ def crc32c_of(data: bytes, before: int = 0) -> int:
     from google_crc32c import extend
 
     return int(extend(before, data))
-
-
-def combined(first: int, second: int, size: int) -> int:
-    """Return the CRC-32C of two adjacent parts from their CRC-32Cs.
-
-    `size` is the number of bytes in the second part. Requires `has_crc32c()`.
-    """
-    if first == 0:
-        # Nothing precedes it, as in every object of one block. Their sizes differ, so they would fill the cache below.
-        return second
-    for bit, moved in enumerate(_moved_by(size)):
-        if first >> bit & 1:
-            second ^= moved
-    return second
-
-
-@lru_cache(8)  # by size: the block size, and sizes of last blocks
-def _moved_by(size: int) -> list[int]:
-    """Return, for each bit of a CRC-32C, how it changes the CRC-32C after `size` more bytes.
-
-    CRCs are linear: the changes by several bits combine by exclusive or.
-    """
-    zeros = bytes(size)
-    nothing = crc32c_of(zeros)
-    return [crc32c_of(zeros, 1 << bit) ^ nothing for bit in range(32)]

@@ -97,15 +97,6 @@ class CacheWriter:
             finally:
                 self._draining -= 1
 
-    def finish_batch(self, timeout_s: float) -> bool:
-        """Wait until the current batch is stored.
-
-        Return False if that takes longer than `timeout_s` seconds.
-        """
-        done = threading.Event()
-        self.after_metadata(done.set)
-        return done.wait(timeout_s)
-
     def close(self) -> None:
         """End the thread once the queue is empty."""
         with self._lock:
@@ -208,15 +199,9 @@ class CacheWriter:
             self._attempt(function)
         if not blocks:
             return True
-        sound = [block for block in blocks if not block.inflight.refused]
-        pairs = [(block.key, block.data) for block in sound]
+        pairs = [(block.key, block.data) for block in blocks]
         bounds, order = blocks[0].bounds, blocks[0].order
-        are_stored = self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
-        # Only blocks stored above: another one may have been fetched again and stored since.
-        corrupt = [block.key for block in sound if block.inflight.refused]
-        for key in corrupt:
-            self._cache.refuse(key.object, key.index)
-        return are_stored and not corrupt
+        return self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
 
     def _attempt(self, act: Callable[[], object]) -> bool:
         """Call `act` and return whether it succeeded; log errors.

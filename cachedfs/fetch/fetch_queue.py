@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -114,12 +114,12 @@ class SpeculativeRequest(NamedTuple):
     """A request worth sending before a reader needs it. It is sent once, or dropped.
 
     `size` is the memory in bytes that it takes until its blocks are stored. `send` sends it, unless its blocks are
-    cached by now, and returns the in-flight requests: directly, or from a task if the object must be looked up.
+    cached by now, and returns the in-flight requests: directly, or as an awaitable if the object must be looked up.
     """
 
     owner: object  # requests of one owner are sent in order
     size: int
-    send: Callable[[], Iterable[InflightRequest] | asyncio.Task[Iterable[InflightRequest]]]
+    send: Callable[[], Iterable[InflightRequest] | Awaitable[Iterable[InflightRequest]]]
     origin: Callable[[], Origin]
     is_declared: bool = False  # from a prefetch plan; inferred requests are sent first
     is_wanted: Callable[[], bool] = bool  # a caller waits for it by now: it uses no speculative slot
@@ -142,7 +142,7 @@ class FetchQueue:
         )
         # Sent requests that are not over: origin and link load of each.
         self._active: dict[InflightRequest, tuple[Origin, float]] = {}
-        self._lookups: dict[asyncio.Task[Any], tuple[SpeculativeRequest, Origin, float]] = {}  # the same
+        self._lookups: dict[asyncio.Future[Any], tuple[SpeculativeRequest, Origin, float]] = {}  # the same
         # Sent requests that may hold memory, until no other reference is left.
         self._sent: WeakKeyDictionary[InflightRequest, None] = WeakKeyDictionary()
         self._most_memory = 0  # Invariant: at least `memory`, which takes a pass over _sent to compute
@@ -301,13 +301,14 @@ class FetchQueue:
             except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
                 logger.debug("speculative request not sent: %s", error)
                 return False
-        if not isinstance(started, asyncio.Task):
-            return self._track(started, origin)
-        self._lookups[started] = candidate, origin, load
-        started.add_done_callback(self._lookup_ended)
+            if not isinstance(started, Awaitable):
+                return self._track(started, origin)
+            lookup = asyncio.ensure_future(started)
+        self._lookups[lookup] = candidate, origin, load
+        lookup.add_done_callback(self._lookup_ended)
         return True
 
-    def _lookup_ended(self, task: asyncio.Task[Iterable[InflightRequest]]) -> None:
+    def _lookup_ended(self, task: asyncio.Future[Iterable[InflightRequest]]) -> None:
         _, origin, _ = self._lookups.pop(task)
         if not task.cancelled() and (error := task.exception()) is None:
             self._track(task.result(), origin)

@@ -10,13 +10,11 @@ from functools import partial
 from typing import Any
 
 from cachedfs.common.blocks import block_range, covering, merge
-from cachedfs.common.checksums import stated_crc32c
 from cachedfs.common.types import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
 from cachedfs.fetch.cache_writer import FetchedBlock
 from cachedfs.fetch.fetch_queue import SpeculativeRequest
 from cachedfs.fetch.inflight import InflightRequest
-from cachedfs.fetch.integrity import StreamingChecksum
 from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Reply
@@ -24,7 +22,6 @@ from cachedfs.origins.request_slots import is_speculative
 
 __all__ = ["OVERDUE_S", "Fetcher"]
 
-BATCH_S = 30.0  # longest wait for the cache writer to finish a batch
 OVERDUE_S = 30.0  # longest wait for another process's fetch; only a stopped process takes longer
 PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go on
 
@@ -53,12 +50,10 @@ class Fetcher:
         end if it is None. `overdue` blocks are fetched without their fetch lock: a process stopped by SIGSTOP or
         Ctrl-Z keeps its locks.
 
-        A block is missing from the result if another process fetches it, if it has just been stored, or if its object
-        is being removed because its checksum failed. Each fetch lock is held until the block is stored or given up.
+        A block is missing from the result if another process fetches it, or if it has just been stored. Each fetch lock
+        is held until the block is stored or given up.
         """
         runtime, info = self.source.runtime, entry.info
-        if runtime.corrupt_versions.is_removing(key):
-            return {}
         assert info is not None
         assert info.size is not None
         inflight_requests: dict[int, InflightRequest] = {}
@@ -120,16 +115,14 @@ class Fetcher:
         key: ObjectKey,
         wanted: Iterable[range],
         keep: deque[InflightRequest],
-        corruption: ChecksumMismatch | None = None,
     ) -> None:
         """Queue speculative requests for blocks that a reader will probably read next.
 
-        The requests are added to `keep`. `corruption` is the last checksum error of this version that the reader knows.
-        If there is a newer one when a request is due, the request is not sent: the reader will fail.
+        The requests are added to `keep`.
         """
         origin = partial(self.source.origin, entry.path)
         for blocks in wanted:
-            send = partial(self._send_speculative, entry, key, blocks, keep, corruption)
+            send = partial(self._send_speculative, entry, key, blocks, keep)
             self.source.runtime.fetch_queue.submit(
                 SpeculativeRequest(keep, len(blocks) * key.block_size, send, origin)
             )
@@ -155,12 +148,9 @@ class Fetcher:
         key: ObjectKey,
         blocks: range,
         keep: deque[InflightRequest],
-        corruption: ChecksumMismatch | None,
     ) -> list[InflightRequest]:
         """Fetch the blocks that are not cached yet; return their in-flight requests."""
         runtime = self.source.runtime
-        if runtime.corrupt_versions.last(key) is not corruption:
-            return []
         kept = [*keep]  # a copy: the reader's thread removes items meanwhile
         missing = [
             index
@@ -222,8 +212,7 @@ class Fetcher:
         finally:
             self.source.runtime.active_requests.discard(inflight)
             self._release_unreceived(inflight)
-            if not inflight.refused:  # else end_corruption() wakes the waiters once all blocks are removed
-                inflight.finish(error)
+            inflight.finish(error)
             self.source.runtime.fetch_queue.pump()
 
     def _release_unreceived(self, inflight: InflightRequest) -> None:
@@ -300,60 +289,44 @@ class Fetcher:
         assert info is not None
         size = key.block_size if key is not None else self.source.config.block_size
         index = counted = -(-inflight.start // size)
-        checksum = None
-        if key is not None and stated_crc32c(info.details) is not None:
-            checksum = StreamingChecksum(runtime.block_checksums, key, info, inflight.start)
-        async for data in reply:
-            if inflight.refused:
-                return
-            # Check before feeding: a reader must not get the last bytes of an object whose checksum is wrong.
-            if checksum is not None and key is not None and (wrong := checksum.add(data)):
-                error = ChecksumMismatch(
-                    f"{self.source.url(info.path)}: the object was received completely, but {wrong}. None of it is "
-                    "cached; read it again to fetch it again"
-                )
-                await self._drop_corrupt(key, info, error)
-                raise error
-            while key is not None and counted * size < inflight.filled + len(data):
-                # Before a reader can use the block. One block at a time: touching new pages of a mapped file takes
-                # time, and the first byte would wait for it.
-                if runtime.inflight_requests.get(key.name(counted)) is inflight:
-                    runtime.cache.missed(key, counted, self.source.config.bounds, of=info.size)
-                counted += 1
-            inflight.feed(data)
-            runtime.bytes_fetched += len(data)
-            while (
-                key is not None
-                and (bytes_ := _complete_block(index, size, info.size, inflight.filled)) is not None
-            ):
-                if runtime.inflight_requests.get(key.name(index)) is inflight:
-                    runtime.block_received(
-                        FetchedBlock(
-                            BlockKey(key, index), inflight.piece(bytes_), inflight, self.source.config.bounds
-                        )
-                    )
-                index += 1
-            if not await inflight.wait_for_demand(PATIENCE_S):
-                return
-            await runtime.wait_for_space(inflight)
-
-    async def _drop_corrupt(self, key: ObjectKey, info: ObjectInfo, error: ChecksumMismatch) -> None:
-        """Remove all blocks of an object version, then wake its readers, which may fetch it again."""
-        runtime = self.source.runtime
-        inflight_requests = runtime.begin_corruption(key)
+        unchecked: list[FetchedBlock] = []  # not stored before the checksum of the whole body is checked
         try:
-            await asyncio.to_thread(self._remove_blocks, key, info)
+            async for data in reply:
+                while key is not None and counted * size < inflight.filled + len(data):
+                    # Before a reader can use the block. One block at a time: touching new pages of a mapped file takes
+                    # time, and the first byte would wait for it.
+                    if runtime.inflight_requests.get(key.name(counted)) is inflight:
+                        runtime.cache.missed(key, counted, self.source.config.bounds, of=info.size)
+                    counted += 1
+                inflight.feed(data)
+                runtime.bytes_fetched += len(data)
+                while (
+                    key is not None
+                    and (bytes_ := _complete_block(index, size, info.size, inflight.filled)) is not None
+                ):
+                    if runtime.inflight_requests.get(key.name(index)) is inflight:
+                        piece, bounds = inflight.piece(bytes_), self.source.config.bounds
+                        unchecked.append(FetchedBlock(BlockKey(key, index), piece, inflight, bounds))
+                    index += 1
+                if not reply.is_checked_at_end:
+                    self._store(unchecked)
+                if not await inflight.wait_for_demand(PATIENCE_S):
+                    break
+                await runtime.wait_for_space(inflight)
+        except ChecksumMismatch:
+            inflight.release()
+            for block in unchecked:
+                runtime.give_up(block.key.name, block.key.hash64)
+            unchecked.clear()
+            raise
         finally:
-            runtime.end_corruption(key, inflight_requests, error)
+            self._store(unchecked)
 
-    def _remove_blocks(self, key: ObjectKey, info: ObjectInfo) -> None:
-        """Remove the cached blocks of an object, and those that were being written in the meantime."""
-        indexes, cache = covering(Range(0, info.size or 0), key.block_size), self.source.runtime.cache
-        for index in indexes:
-            cache.refuse(key, index)
-        self.source.runtime.cache_writer.finish_batch(BATCH_S)
-        for index in indexes:
-            cache.refuse(key, index)
+    def _store(self, blocks: list[FetchedBlock]) -> None:
+        """Pass blocks to the cache writer, and clear the list."""
+        for block in blocks:
+            self.source.runtime.block_received(block)
+        blocks.clear()
 
 
 def _complete_block(index: int, block_size: int, size: int | None, filled: int) -> Range | None:

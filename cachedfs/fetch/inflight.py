@@ -48,7 +48,6 @@ class InflightRequest:
         self.paused = False
         self.error: Exception | None = None
         self.released = False
-        self.refused = False  # the object failed its checksum: its bytes are neither served nor stored
         self.n_received = 0  # blocks passed to the cache writer; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self._all_stored = True
@@ -88,8 +87,7 @@ class InflightRequest:
 
     def covers(self, position: int) -> bool:
         """Return whether the byte at `position` is in memory or will be received; False after `release`."""
-        is_available = not (self.released or self.refused)
-        return is_available and self.start <= position < (self.filled if self.done else self.stop)
+        return not self.released and self.start <= position < (self.filled if self.done else self.stop)
 
     def holds(self, index: int) -> bool:
         """Return whether the complete block `index` is in memory."""
@@ -102,7 +100,7 @@ class InflightRequest:
         0 if none is received yet.
         """
         n = min(len(into), self.filled - position)
-        if n <= 0 or position < self.start or self.refused:
+        if n <= 0 or position < self.start:
             return 0
         done = 0
         for view in self._views(position, position + n):
@@ -162,7 +160,7 @@ class InflightRequest:
 
         Raises the request's error, or RequestStopped.
         """
-        if self.filled >= position and not self.refused:
+        if self.filled >= position:
             return
         if self.done:
             raise self.error or RequestStopped
@@ -267,7 +265,7 @@ class InflightRequest:
         for position, future in self._waiters:
             if future.done():
                 continue
-            if self.filled >= position and not self.refused:
+            if self.filled >= position:
                 future.set_result(None)
             elif self.done:
                 future.set_exception(self.error or RequestStopped())

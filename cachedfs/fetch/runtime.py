@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,16 +19,14 @@ from fsspec.utils import tokenize
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.eviction.future_uses import FutureUses, order_of
 from cachedfs.common import event_log
-from cachedfs.common.blocks import covering
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
-from cachedfs.common.types import ObjectKey, Range, Stats
+from cachedfs.common.types import ObjectKey, Stats
 from cachedfs.config import Config
-from cachedfs.errors import ChecksumMismatch, OriginUnavailable
+from cachedfs.errors import OriginUnavailable
 from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
 from cachedfs.fetch.fetch_queue import FetchQueue
 from cachedfs.fetch.inflight import InflightRequest
-from cachedfs.fetch.integrity import BlockChecksums, CorruptVersions
 from cachedfs.fetch.metadata_cache import MetadataCache
 from cachedfs.fetch.statistics import StatisticsPublisher
 from cachedfs.origins.base import Origin
@@ -69,11 +67,9 @@ class Runtime(event_log.CounterSource):
         self.future_uses: list[FutureUses] = []
         self.fetch_queue = FetchQueue()
         self.lookups = SingleFlight(self.spawn)
-        self.block_checksums = BlockChecksums()
         # Objects with readahead of ranges: key digest -> byte from which on cached reads are observed. Changed on the
         # event loop thread.
         self.observed_from: dict[str, int] = {}
-        self.corrupt_versions = CorruptVersions()
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._statistics = StatisticsPublisher(self, self.cache.counts)
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
@@ -332,35 +328,6 @@ class Runtime(event_log.CounterSource):
         """Unregister a block that is on disk or no longer fetched, and release its fetch lock."""
         self.inflight_requests.pop(name, None)
         self.cache.release_lock(hash64)
-
-    def begin_corruption(self, key: ObjectKey) -> set[InflightRequest]:
-        """Stop serving, storing and fetching a corrupt object version; return its requests.
-
-        An object version is corrupt if it failed its checksum.
-        """
-        self.corrupt_versions.begin(key)
-        inflight_requests = {
-            inflight
-            for inflight in (*self.inflight_requests.values(), *self.active_requests)
-            if inflight.key == key
-        }
-        for inflight in inflight_requests:
-            inflight.refused = True
-        return inflight_requests
-
-    def end_corruption(
-        self, key: ObjectKey, inflight_requests: Iterable[InflightRequest], error: ChecksumMismatch
-    ) -> None:
-        """Fail the requests of a corrupt object version with `error`, once its blocks are removed.
-
-        The version may be fetched again from then on.
-        """
-        self.corrupt_versions.end(key, error)
-        for inflight in inflight_requests:
-            for index in covering(Range(inflight.start, inflight.stop), key.block_size):
-                if self.inflight_requests.get(key.name(index)) is inflight:
-                    self.give_up(key.name(index), key.hash64(index))
-            inflight.finish(error)
 
     # Shutdown.
 

@@ -93,11 +93,16 @@ class Reply(Protocol):
     after the last byte that the origin announced. Iteration yields non-empty bytes in order, from `start` to `stop`
     exactly, or raises. The origin resumes a body that breaks off, and raises `ObjectChanged` if the version changes.
     Bytes that were yielded are final: an origin without conditional reads holds bytes back until it has confirmed them.
+    With `is_checked_at_end`, iteration raises ChecksumMismatch in place of the last bytes if the body, a whole object,
+    has another checksum than the origin states.
     """
 
     info: ObjectInfo
     start: int
     stop: int
+
+    @property
+    def is_checked_at_end(self) -> bool: ...
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 

@@ -210,6 +210,7 @@ class _Read:
     info: ObjectInfo
     start: int
     stop: int
+    is_checked_at_end = False
 
     def __init__(
         self, origin: FsspecOrigin, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None

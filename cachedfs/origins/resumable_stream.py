@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum
 from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.base import Reply, describe
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.retry import RetryableError, RetryReason
@@ -55,6 +56,9 @@ class ResumableRead(ABC):
         self._held: deque[bytes] = deque()
         self._proof: StatedChecksum | None = None  # checksum of the whole object, until it is verified
         self._total: RunningChecksum | None = None  # checksum of the bytes received so far
+        self._running: RunningChecksum | None = (
+            None  # the same, of a whole body whose bytes are not held back
+        )
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -82,12 +86,17 @@ class ResumableRead(ABC):
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
+    @property
+    def is_checked_at_end(self) -> bool:
+        """Whether iteration raises ChecksumMismatch instead of yielding the last bytes of a wrong body."""
+        return self._running is not None
+
     async def __anext__(self) -> bytes:
         while self._held or self._arrived < self.stop:
             with mapped(self._url, self._doing):
                 try:
                     await self._prove()
-                    return self._held.popleft() if self._held else await self._take()
+                    return self._held.popleft() if self._held else self._checked(await self._take())
                 except RetryableError as failed:
                     await self._attempt.aclose()
                     await self._resume(Range(self._arrived, self.stop), failed)
@@ -112,6 +121,14 @@ class ResumableRead(ABC):
                 self._arrived += len(wanted)
                 return wanted
 
+    def _checked(self, piece: bytes) -> bytes:
+        """Return the piece; raise ChecksumMismatch if it completes a body with another checksum than stated."""
+        if self._running is not None:
+            self._running.add(piece)
+            if self._arrived == self.stop and (wrong := self._running.contradiction()):
+                raise ChecksumMismatch(f"{self._url}: {self._doing} failed: {wrong}. Read it again")
+        return piece
+
     async def _prove(self) -> None:
         """Hold bytes back until their checksum is verified; raise RetryableError if it is wrong."""
         if self._proof is None:
@@ -124,7 +141,7 @@ class ResumableRead(ABC):
             self._held.clear()
             self._arrived, self._total = self.start, None
             await self._doubt()
-            raise RetryableError(RetryReason(wrong))
+            raise RetryableError(RetryReason(wrong, is_checksum=True))
         self._proof = None
 
     @abstractmethod
@@ -133,7 +150,7 @@ class ResumableRead(ABC):
 
     def _settle(self, info: ObjectInfo, span: Range) -> None:
         self.info, self.start, self.stop = info, span.start, span.stop
-        self._arrived, self._proof = span.start, None
+        self._arrived, self._proof, self._running = span.start, None, None
 
     def _settle_empty(self, info: ObjectInfo) -> None:
         size = info.size or 0

@@ -342,7 +342,7 @@ class OutstandingObjects:
             pass
         except Exception as failure:  # of any kind: `fail` decides whether it ends the plan
             error = failure
-        came = [i for i in indexes if part.bytes_of(i).stop <= inflight.filled and not inflight.refused]
+        came = [i for i in indexes if part.bytes_of(i).stop <= inflight.filled]
         if not is_ours:
             self._tally.here += sum(part.bytes_of(index).size for index in came)
         self._landed(part, came)

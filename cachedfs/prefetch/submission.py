@@ -175,7 +175,7 @@ class RequestSubmitter:
             if inflight.is_settled:
                 part = self._flying.pop(inflight)
                 self._tally.fetched += inflight.filled - inflight.start
-                if inflight.is_storable or inflight.refused:
+                if inflight.is_storable:
                     continue
                 if self._runtime.cache.cannot_store is not None:
                     raise cannot_store(self._runtime.cache)

@@ -186,7 +186,7 @@ class CachedReads:
         """Return the bytes of `want` from a finished request whose blocks are not on disk yet, else None."""
         runtime = self._source.runtime
         inflight = runtime.inflight_requests.get(key.name(want.start // key.block_size))
-        if inflight is None or not inflight.done or inflight.error is not None or inflight.refused:
+        if inflight is None or not inflight.done or inflight.error is not None:
             return None
         if want.start < inflight.start or inflight.filled < want.stop:
             return None

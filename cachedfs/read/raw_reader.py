@@ -107,7 +107,6 @@ class RawReader(io.RawIOBase):
         self._runtime = reader.source.runtime
         self._cache = self._runtime.cache
         self._block_size = reader.source.config.block_size
-        self._corruption = self._last_corruption()
         self._position = 0
         verify = reader.source.config.verify_always
         self._current_block = CurrentBlock(
@@ -241,8 +240,6 @@ class RawReader(io.RawIOBase):
         if self._runtime.pid != getpid():
             self._after_fork()
         index = position // self._block_size
-        if self._is_fetching:
-            self._check_not_corrupt()
         n = self._from_requests(index, position, into) if self._is_fetching else 0
         if n == 0:
             n = self._from_cache(position, into)
@@ -255,25 +252,12 @@ class RawReader(io.RawIOBase):
                 self._begin_history(position)
             self._inflight = self._runtime.run(self._fetch(position, len(into)))
             self._n_reads = 0
-            self._check_not_corrupt()
             n = (
                 self._from_inflight(position, into)
                 if self._inflight is not None
                 else self._from_cache(position, into)
             )
         return n
-
-    def _last_corruption(self) -> ChecksumMismatch | None:
-        return None if self._key is None else self._runtime.corrupt_versions.last(self._key)
-
-    def _check_not_corrupt(self) -> None:
-        """Raise ChecksumMismatch if the object failed its checksum since it was opened.
-
-        Bytes read before may be wrong. The request that completed the object may be a speculative one, whose error no
-        read raises.
-        """
-        if self._key is not None:
-            self._runtime.corrupt_versions.check(self._key, self._corruption)
 
     def _from_cache(self, position: int, into: memoryview) -> int:
         """Make the cached block at `position` the current block, and copy from it; return 0 for a miss."""
@@ -340,7 +324,12 @@ class RawReader(io.RawIOBase):
         return n
 
     def _inflight_at(self, position: int) -> InflightRequest | None:
-        """Return an in-flight request that covers `position`, of this file or of any other reader."""
+        """Return an in-flight request that covers `position`, of this file or of any other reader.
+
+        Raises ChecksumMismatch if the last one turned out to have brought wrong bytes.
+        """
+        if self._inflight is not None and isinstance(self._inflight.error, ChecksumMismatch):
+            raise self._inflight.error
         if self._inflight is not None and self._inflight.covers(position):
             return self._inflight
         name = self._key.name(position // self._block_size) if self._key is not None else ""
@@ -369,9 +358,7 @@ class RawReader(io.RawIOBase):
         # only stop its own request.
         if position == 0 and self._last < 0 and key.name(0) not in self._runtime.inflight_requests:
             up_to = min(self.size, reader.source.config.whole_request)
-        inflight = await reader.fetch(
-            entry, key, want, check=self._check_not_corrupt, n_reads=self._n_reads, up_to=up_to
-        )
+        inflight = await reader.fetch(entry, key, want, n_reads=self._n_reads, up_to=up_to)
         if up_to and inflight is not None and inflight.demand < inflight.stop:
             self._opening = inflight
         return inflight
@@ -412,9 +399,7 @@ class RawReader(io.RawIOBase):
             has, key = self._cache.has, self._key
             self._requested.update(index for blocks in wanted for index in blocks if not has(key, index))
             fetcher, keep = self._reader.fetcher, self._readahead.of(run)
-            self._runtime.call_soon(
-                fetcher.launch_speculative, self._entry, self._key, wanted, keep, self._corruption
-            )
+            self._runtime.call_soon(fetcher.launch_speculative, self._entry, self._key, wanted, keep)
 
     def _cancel(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
         """Cancel readahead requests that are no longer needed."""
@@ -446,4 +431,3 @@ class RawReader(io.RawIOBase):
         self._current_block.leave(self._cache)
         self._inflight = self._opening = None
         self._readahead = OutstandingReadahead()
-        self._corruption = self._last_corruption()

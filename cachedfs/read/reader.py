@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from cachedfs.common.blocks import align, clip, covering
@@ -101,8 +101,7 @@ class Reader:
         """Return the bytes `[start:stop]` of exactly this version.
 
         They come from the cache, from in-flight requests or from new ones. Raises ObjectChanged if a missing block is
-        of a version that no longer exists, and ChecksumMismatch if the object was completed meanwhile and failed its
-        checksum.
+        of a version that no longer exists.
         """
         self.chunk_prefetch.observe(entry.path, start, stop)
         with waiting(entry.path, start, stop):
@@ -118,7 +117,6 @@ class Reader:
         key = self.source.key(entry)
         if key is None or info.size is None:
             return await self._uncached(entry, info, start, stop, inflight)
-        corruption = self.source.runtime.corrupt_versions.last(key)
         want = clip(start, stop, info.size)
         out = ReadBuffer(want)
         runs = _runs(
@@ -141,7 +139,6 @@ class Reader:
             await gather(runs[0])
         else:
             await _all(gather(run) for run in runs)
-        self.source.runtime.corrupt_versions.check(key, corruption)
         self.source.runtime.bytes_served += want.size
         return out.finish()
 
@@ -229,19 +226,17 @@ class Reader:
         key: ObjectKey,
         want: Range,
         *,
-        check: Callable[[], None],
         n_reads: int = 1,
         up_to: int = 0,
     ) -> InflightRequest | None:
         """Request `want` and return the in-flight request once the first block's bytes are there.
 
-        Return None if they are cached now. `check` is called before each request and raises if the reader must stop.
+        Return None if they are cached now.
         `n_reads` is the number of reads of the object since its last wait. `up_to` requests bytes beyond `want`: those
         are received only when a reader wants them.
         """
         blocks = covering(want, key.block_size)
         pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
-        check()
         self.access_patterns.observe_wait(entry, key, blocks, n_reads=n_reads)
         if not blocks[0]:
             self.chunk_prefetch.observe(entry.path, 0, key.block_size)
@@ -249,7 +244,6 @@ class Reader:
             up_to = 0  # another request brings the block: do not request what follows it
         with waiting(entry.path, want.start, want.stop):
             while True:
-                check()
                 wanted = [
                     i
                     for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)

@@ -267,8 +267,7 @@ class AccessPatterns:
     def _launch_speculative(
         self, entry: MetadataEntry, key: ObjectKey, wanted: Iterable[range], keep: deque[InflightRequest]
     ) -> None:
-        corruption = self._source.runtime.corrupt_versions.last(key)
-        self._fetcher.launch_speculative(entry, key, wanted, keep, corruption)
+        self._fetcher.launch_speculative(entry, key, wanted, keep)
 
     def _pattern(self, key: ObjectKey) -> AccessPattern:
         patterns = patterns_of(self._source.runtime)

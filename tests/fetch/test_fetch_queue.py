@@ -85,7 +85,7 @@ async def test_a_question_that_somebody_waits_for_by_now_takes_no_slot_of_what_n
     answer, is_wanted = asyncio.get_running_loop().create_future(), False
     for _ in range(2):
         candidate = SpeculativeRequest(
-            "owner", MiB, lambda: answer, lambda: desk.origin, is_wanted=lambda: is_wanted
+            "owner", MiB, lambda: asyncio.shield(answer), lambda: desk.origin, is_wanted=lambda: is_wanted
         )
         desk.ahead.submit(candidate)
     desk.candidate("c")
@@ -170,6 +170,7 @@ async def test_memory_is_bounded_until_the_bytes_are_on_the_disk(monkeypatch):
     desk.inflight_requests["a"].stored(True)
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c", "d"]
+    desk.arrive("b", is_stored=False)
     del desk.inflight_requests["b"]  # given up by all who had it
     desk.ahead.pump()
     assert desk.sent == ["a", "b", "c", "d", "e"]
@@ -226,7 +227,9 @@ async def test_nothing_is_sent_while_the_origin_has_no_requests_to_spare(desk):
 async def test_what_has_to_be_looked_up_first_takes_its_slot_and_its_memory(desk):
     answer = asyncio.get_running_loop().create_future()
     for _ in range(2):
-        desk.ahead.submit(SpeculativeRequest("owner", MiB, lambda: answer, lambda: desk.origin))
+        desk.ahead.submit(
+            SpeculativeRequest("owner", MiB, lambda: asyncio.shield(answer), lambda: desk.origin)
+        )
     desk.candidate("c")
     assert desk.sent == []
     assert desk.ahead.memory == 2 * MiB

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pathlib
 import sys
-import threading
 import types
 import urllib.request
 from collections.abc import Callable
@@ -13,13 +12,9 @@ import fsspec
 import pytest
 
 from cachedfs.cache import block_file
-from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common import checksums
-from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey, Verified
+from cachedfs.common.types import Verified
 from cachedfs.errors import ObjectNotFound, OriginUnavailable
-from cachedfs.fetch import integrity
-from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
-from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.origins import retry
 from cachedfs.origins.gcs.api import media_url
 from cachedfs.sim import Fault
@@ -304,73 +299,34 @@ def lie_about(cloud, start, stop, size, times=1):
     cloud.server.reset()
 
 
-@pytest.mark.parametrize(
-    ("whole", "is_copied"),
-    [(True, False), (False, True)],
-    ids=["cat_file, one request", "get, a request a block"],
-)
-def test_a_big_object_that_came_with_wrong_bytes_is_fetched_once_more(
-    cloud, text, tmp_path, whole, is_copied
-):
-    fs = fsspec.filesystem(
-        "cachedfs", target_protocol="gs", request_size="8MiB" if whole else "1MiB", concurrency=1
-    )
+def test_a_body_with_wrong_bytes_is_fetched_once_more(cloud, fs, text):
     path = cloud.path("x")
     fs.info(path)
-    first = (0, len(text)) if whole else (MiB, 2 * MiB)
-    lie_about(cloud, *first, len(text))
-    if is_copied:
-        fs.get(path, str(tmp_path / "x"))
-        assert (tmp_path / "x").read_bytes() == text
-    else:
-        assert fs.cat_file(path) == text
-    assert cloud.asked() == ["media"] * (2 if whole else 8)
+    lie_about(cloud, 0, len(text), len(text))
+    assert fs.cat_file(path) == text
+    assert cloud.asked() == ["media"] * 2
     assert fs.verify(path)[0].whole is True
+
+
+def drain(file):
+    while file.read(MiB):
+        pass
+
+
+def test_a_file_whose_first_bytes_came_before_the_checksum_failed_raises_at_the_next_read(cloud, text):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)
+    lie_about(cloud, 0, len(text), len(text), times=None)
+    with fs.open(cloud.path("x")) as file:
+        assert file.read(MiB) != text[:MiB]
+        with pytest.raises(OriginUnavailable, match="CRC32C"):
+            drain(file)
+    assert fs.cached_extent(cloud.path("x")) == []
 
 
 def read_to_the_end(fs, path, target):
     with fs.open(path, "rb") as file:
         while file.read(100 * KiB):
             pass
-
-
-def test_a_handle_whose_last_bytes_came_ahead_of_it_learns_that_all_of_them_are_wrong(cloud, monkeypatch):
-    cloud.put("large", noise(24 * MiB))
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    cloud.server.fail(Fault(kind="media", key="large", flip=100, times=None))
-    block_received, is_whole = integrity.BlockChecksums.block_received, threading.Event()
-
-    def noting(*args):
-        if (found := block_received(*args)) is not None:
-            is_whole.set()
-        return found
-
-    monkeypatch.setattr(integrity.BlockChecksums, "block_received", noting)
-
-    def read_slowly(file):
-        assert len(file.read(16 * MiB)) == 16 * MiB
-        assert is_whole.wait(120)
-        while file.read(MiB):
-            pass
-
-    with fs.open(cloud.path("large")) as file, pytest.raises(OriginUnavailable, match="CRC32C"):
-        read_slowly(file)
-    assert fs.cached_extent(cloud.path("large")) == []
-
-
-def test_a_block_that_was_fetched_anew_outlives_the_refused_one_that_still_waited_for_the_disk(own_cache):
-    cache = BlockCache([str(own_cache)], explicit=True)
-    writer = CacheWriter(cache, lambda blocks, are_kept: None)
-    key, bounds = ObjectKey("gs://test", "b/x", "1", MiB), CacheBounds(1 << 30, 0)
-    wrong, right = InflightRequest(demand=MiB), InflightRequest(demand=MiB)
-    wrong.refused = True
-    with writer._changed:  # one batch
-        for data, inflight in ((b"lies", wrong), (b"true", right)):
-            writer.add(FetchedBlock(BlockKey(key, 0), memoryview(data), inflight, bounds))
-    assert writer.drain(120)
-    assert cache.read(key, 0, 0, MiB) == b"true"
-    writer.close()
-    cache.close()
 
 
 @pytest.mark.parametrize(
@@ -392,50 +348,6 @@ def test_a_big_object_that_stays_wrong_is_an_error_that_names_both_checksums_and
     assert fs.cat_file(path) == text
 
 
-def test_an_object_that_comes_in_parts_is_compared_when_its_last_part_came(cloud, text):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)  # which would take the rest along
-    path = cloud.path("x")
-    fs.info(path)
-    lie_about(cloud, 0, MiB, len(text))
-    lie = fs.cat_file(path, 0, MiB)  # nothing says yet that it is wrong
-    assert lie != text[:MiB]
-    assert fs.cat_file(path, 2 * MiB) == text[2 * MiB :]
-    assert len(fs.cached_extent(path)) == 2
-    assert fs.cat_file(path, MiB, 2 * MiB) == text[MiB : 2 * MiB]
-    assert fs.cat_file(path) == text
-
-
-def test_what_is_remembered_of_arrivals_is_bounded(monkeypatch):
-    monkeypatch.setattr(integrity, "MAX_CHECKSUMS", 10)
-    found = integrity.BlockChecksums()
-    for number in range(100):
-        info = ObjectInfo(f"x{number}", size=40 * KiB, details={"crc32c": "AAAAAA=="})
-        key = ObjectKey("id", info.path, "1", 10 * KiB)
-        for index in (0, 1, 1, 2):
-            assert found.block_received(key, info, index, 7) is None
-    assert found._n == sum(map(len, found._sums.values())) <= 10
-    assert found.block_received(key, info, 3, 7) is not None
-    assert found._n == sum(map(len, found._sums.values())) < 10
-
-
-@pytest.mark.parametrize("start", [0, 1, 10, 25])
-def test_blocks_are_added_up_from_pieces_of_any_size(start):
-    data, block_received = noise(57), {}
-
-    class Found:
-        def block_received(self, key, info, index, crc32c):
-            block_received[index] = crc32c
-
-    info = ObjectInfo("x", size=57)
-    for step in (1, 3, 10, 29, 57):
-        block_received.clear()
-        passing = integrity.StreamingChecksum(Found(), ObjectKey("id", "x", "1", 10), info, start)
-        for at in range(start, 57, step):
-            assert passing.add(data[at : at + step]) is None
-        first = -(-start // 10)
-        assert block_received == {i: checksums.crc32c_of(data[10 * i : 10 * i + 10]) for i in range(first, 6)}
-
-
 @pytest.mark.parametrize(
     "found", [None, types.SimpleNamespace(implementation="python")], ids=["none", "slow"]
 )
@@ -443,24 +355,6 @@ def test_a_crc32c_that_would_take_minutes_is_not_computed(monkeypatch, found):
     assert checksums.has_crc32c()
     monkeypatch.setitem(sys.modules, "google_crc32c", found)
     assert not checksums.has_crc32c.__wrapped__()
-
-
-def test_parts_combine_to_the_checksum_of_the_whole():
-    data = noise(300 * KiB)
-    for at in (0, 1, 64 * KiB, len(data)):
-        first, second = data[:at], data[at:]
-        parts = checksums.crc32c_of(first), checksums.crc32c_of(second)
-        assert checksums.combined(*parts, len(second)) == checksums.crc32c_of(data)
-        assert checksums.crc32c_of(second, parts[0]) == checksums.crc32c_of(data)
-
-
-def test_objects_of_one_block_each_cost_no_more_than_their_own_bytes(monkeypatch):
-    """Chunks are hardly ever of one size: what is worked out for blocks of a size would be worked out for each."""
-    monkeypatch.setattr(checksums, "_moved_by", None)
-    for size in range(1, 9):
-        assert checksums.combined(0, checksums.crc32c_of(noise(size)), size) == checksums.crc32c_of(
-            noise(size)
-        )
 
 
 def test_a_checksum_that_makes_no_sense_is_none():

@@ -1,6 +1,5 @@
 """Access patterns: what reads of one object cost, with blocks of 64 KiB, requests of 8 blocks and windows of 64."""
 
-import asyncio
 import random
 
 import fsspec
@@ -148,22 +147,6 @@ def test_ranges_at_one_distance_are_read_ahead_and_nothing_between_them(fs, orig
         want = Range(start * BLOCK + 100, (start + 2) * BLOCK - 100)
         assert fs.cat_file("b/k", want.start, want.stop) == data[want.start : want.stop]
     assert block_received(fs) <= 1.05 * 40 * BLOCK
-
-
-def test_a_wrong_version_is_not_sent_for_again(fs, origin):
-    """What was wished for of a version that is being removed is forgotten."""
-    put(fs, origin, 192)
-    known = fs._source.fresh("b/k")
-    key = fs._source.key(known)
-    runtime = fs._source.runtime
-
-    async def refuse():
-        runtime.corrupt_versions.begin(key)
-        fs._reader.access_patterns.observe_range(known, key, Range(0, 10), is_first=False)
-        await asyncio.sleep(0)
-
-    runtime.run(refuse())
-    assert asked(origin) == []
 
 
 def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from cachedfs.common.checksums import stated_of
+from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
@@ -90,8 +90,12 @@ class GCSMediaRead(ResumableRead):
             return
         self._settle(_merged(pinned, head.info(self._path)), head.span)
         self._offset = head.offset
-        if head.span.size == head.size <= WHOLE:
-            self._proof = stated_of(head.details) or stated_of(self.info.details)
+        stated = stated_of(head.details) or stated_of(self.info.details)
+        if head.span.size == head.size and stated is not None:
+            if head.size <= WHOLE:
+                self._proof = stated
+            else:
+                self._running = RunningChecksum(stated)
 
     async def _check_absence(self, failed: RetryableError) -> None:
         """Look the object up if the 404 may be from another server.
