@@ -313,7 +313,8 @@ class Fetcher:
                 if not await inflight.wait_for_demand(PATIENCE_S):
                     break
                 await runtime.wait_for_space(inflight)
-        except ChecksumMismatch:
+        except ChecksumMismatch as error:
+            inflight.error = error  # first: a reader that finds no bytes then looks for it
             inflight.release()
             for block in unchecked:
                 runtime.give_up(block.key.name, block.key.hash64)

@@ -328,10 +328,11 @@ class RawReader(io.RawIOBase):
 
         Raises ChecksumMismatch if the last one turned out to have brought wrong bytes.
         """
-        if self._inflight is not None and isinstance(self._inflight.error, ChecksumMismatch):
-            raise self._inflight.error
-        if self._inflight is not None and self._inflight.covers(position):
-            return self._inflight
+        if self._inflight is not None:
+            if self._inflight.covers(position):
+                return self._inflight
+            if isinstance(self._inflight.error, ChecksumMismatch):
+                raise self._inflight.error
         name = self._key.name(position // self._block_size) if self._key is not None else ""
         shared = self._runtime.inflight_requests.get(name)
         if shared is not None and shared.covers(position):
