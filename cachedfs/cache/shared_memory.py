@@ -18,6 +18,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_file import let_go
@@ -169,13 +170,8 @@ class ChangeCounters(SharedSlots):
 
     def slots_of(self, identity: str, path: str) -> tuple[int, ...]:
         """Return the slots that make up the counter of `path`: its own, and those of the trees that contain it."""
-        base = _crc(identity)
-        slots = [_slot(path, base)]
-        above = path
-        while above:
-            above = above.rpartition("/")[0]
-            slots.append(_tree_slot(above, base))
-        return tuple(slots)
+        folder = path.rpartition("/")[0]
+        return (_slot(path, _crc(identity)), *(_tree_slots(identity, folder) if path else ()))
 
     def listing_slots_of(self, identity: str, folder: str) -> tuple[int, ...]:
         return self.slots_of(identity, folder + "/")
@@ -245,6 +241,7 @@ def _names_touched(paths: Iterable[str]) -> set[str]:
     return names
 
 
+@lru_cache(100)
 def _crc(identity: str) -> int:
     return zlib.crc32(identity.encode("utf-8", "surrogatepass") + b"\0")
 
@@ -255,6 +252,16 @@ def _slot(name: str, base: int) -> int:
 
 def _tree_slot(folder: str, base: int) -> int:
     return _HALF + _hash(folder, base) % _HALF
+
+
+@lru_cache(1000)  # many paths of one folder follow one another
+def _tree_slots(identity: str, folder: str) -> tuple[int, ...]:
+    """Return the slots of the trees that contain a path in `folder`, from the folder up to the root."""
+    base, slots = _crc(identity), [_tree_slot(folder, _crc(identity))]
+    while folder:
+        folder = folder.rpartition("/")[0]
+        slots.append(_tree_slot(folder, base))
+    return tuple(slots)
 
 
 def _epoch_slot(base: int) -> int:
