@@ -240,7 +240,7 @@ class BlockCache:
 
     def put(
         self,
-        given: Sequence[tuple[BlockKey, Buffer]],
+        given: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
         plan: FutureUseSource | None = None,

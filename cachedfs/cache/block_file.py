@@ -51,9 +51,17 @@ _LENGTH = struct.Struct("<I")
 _PROBE = 4096  # bytes read from the end at open: the whole trailer, unless block or path are huge
 
 
-def checksums_of(data: memoryview) -> list[int]:
-    """Return the CRC-32 of each page of a block's data."""
-    return [crc32(data[at : at + PAGE]) for at in range(0, len(data), PAGE)]
+def checksums_of(*pieces: memoryview) -> list[int]:
+    """Return the CRC-32 of each page of a block's data, which may be in several pieces."""
+    checksums, checksum, room = [], 0, PAGE
+    for piece in pieces:
+        while piece:
+            part, piece = piece[:room], piece[room:]
+            checksum, room = crc32(part, checksum), room - len(part)
+            if not room:
+                checksums.append(checksum)
+                checksum, room = 0, PAGE
+    return checksums if room == PAGE else [*checksums, checksum]
 
 
 def wrong_page(data: memoryview, checksums: Sequence[int]) -> int | None:
@@ -122,11 +130,11 @@ def place(digest: str, index: int) -> str:
     return f"blocks/{digest[0]}/{digest}-{index:x}"
 
 
-def encode_trailer(key: ObjectKey, index: int, data: Buffer) -> bytes:
-    """Return the trailer that follows `data` in the file of block `index`."""
-    view = memoryview(data).cast("B")
-    checksums = checksums_of(view)
-    parts = [_HEAD.pack(_MAGIC, FORMAT, len(view)), struct.pack(f"<{len(checksums)}I", *checksums)]
+def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer) -> bytes:
+    """Return the trailer that follows the data, given in one or more pieces, in the file of block `index`."""
+    views = [memoryview(piece).cast("B") for piece in pieces]
+    checksums = checksums_of(*views)
+    parts = [_HEAD.pack(_MAGIC, FORMAT, sum(map(len, views))), struct.pack(f"<{len(checksums)}I", *checksums)]
     for text in (key.identity, key.path, key.fingerprint):
         field = text.encode("utf-8", "surrogatepass")
         parts += [_LENGTH.pack(len(field)), field]

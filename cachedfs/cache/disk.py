@@ -74,6 +74,7 @@ Status = os.stat_result
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UPDATE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = _UPDATE | os.O_CREAT | os.O_EXCL
+_MOST_BUFFERS = 1024  # of one pwritev: IOV_MAX of Linux and macOS
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 # Errors of filesystems that do not support RWF_NOWAIT.
 _NO_NOWAIT = {
@@ -181,7 +182,7 @@ def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
     """Write all `buffers` from `offset` on, or raise."""
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     while views:
-        done = os.pwritev(fd, views, offset)
+        done = os.pwritev(fd, views[:_MOST_BUFFERS], offset)
         offset += done
         while views and done >= len(views[0]):
             done -= len(views.pop(0))

@@ -37,16 +37,18 @@ _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reserva
 class _NewBlock:
     """A block to be written; `replaces` is set if the file in its place is unusable."""
 
-    __slots__ = ("data", "index", "object", "place", "replaces", "size", "trailer")
+    __slots__ = ("index", "object", "pieces", "place", "replaces", "size", "trailer")
 
-    def __init__(self, key: BlockKey, data: Buffer, unusable: Callable[[str], bool]) -> None:
+    def __init__(
+        self, key: BlockKey, data: Buffer | Sequence[Buffer], unusable: Callable[[str], bool]
+    ) -> None:
         self.object = key.object
         self.index = key.index
         self.place = block_file.place(key.object.digest, key.index)
         self.replaces = unusable(self.place)
-        self.data = data
-        self.trailer = block_file.encode_trailer(key.object, key.index, data)
-        self.size = memoryview(data).nbytes + len(self.trailer)
+        self.pieces = [data] if isinstance(data, Buffer) else data
+        self.trailer = block_file.encode_trailer(key.object, key.index, *self.pieces)
+        self.size = sum(memoryview(piece).nbytes for piece in self.pieces) + len(self.trailer)
 
 
 class BlockWriter:
@@ -71,7 +73,7 @@ class BlockWriter:
 
     def put(
         self,
-        given: Sequence[tuple[BlockKey, Buffer]],
+        given: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
         instead_of: Container[str] = (),
@@ -91,7 +93,7 @@ class BlockWriter:
 
     def _put(
         self,
-        given: Sequence[tuple[BlockKey, Buffer]],
+        given: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         instead_of: Container[str],
         plan: FutureUseSource | None,
@@ -358,7 +360,7 @@ class BlockWriter:
         fd = disk.create(temp)
         try:
             try:
-                disk.write_all(fd, [block.data, block.trailer], 0)
+                disk.write_all(fd, [*block.pieces, block.trailer], 0)
             finally:
                 disk.close(fd)
             # A crash here leaves a row without a file, and a temporary file that the next writer removes.

@@ -29,7 +29,8 @@ class FetchedBlock(NamedTuple):
     """One complete block that was received from the origin and is not on disk yet."""
 
     key: BlockKey
-    data: memoryview
+    pieces: list[memoryview]
+    size: int  # of all pieces, in bytes
     inflight: InflightRequest
     bounds: CacheBounds
     order: FutureUses | None = None  # future uses in the prefetch plan that fetched it
@@ -63,7 +64,7 @@ class CacheWriter:
         """Queue `block` for storing."""
         with self._lock:
             self._blocks.append(block)
-            self.queued_bytes += len(block.data)
+            self.queued_bytes += block.size
             is_running = self._start()
         if not is_running:
             self._drop_all()
@@ -128,7 +129,7 @@ class CacheWriter:
         with self._lock:
             blocks, callbacks = self._blocks, self._callbacks
             self._blocks, self._records, self._callbacks = [], [], []
-            self.queued_bytes -= sum(len(block.data) for block in blocks)
+            self.queued_bytes -= sum(block.size for block in blocks)
         for function in callbacks:
             self._attempt(function)
         if blocks:
@@ -152,7 +153,7 @@ class CacheWriter:
             self._records, self._callbacks, self._busy = [], [], True
         are_stored = self._store(records, blocks, callbacks)
         with self._lock:
-            self.queued_bytes -= sum(len(block.data) for block in blocks)
+            self.queued_bytes -= sum(block.size for block in blocks)
         self._attempt(lambda: self._stored(blocks, are_stored))
         with self._lock:
             self._busy = False
@@ -176,12 +177,12 @@ class CacheWriter:
         for block in self._blocks:
             if (block.bounds, block.order) != (self._blocks[0].bounds, self._blocks[0].order):
                 rest.append(block)
-            elif is_full or (batch and size + len(block.data) > most):
+            elif is_full or (batch and size + block.size > most):
                 is_full = True
                 rest.append(block)
             else:
                 batch.append(block)
-                size += len(block.data)
+                size += block.size
         self._blocks = rest
         return batch
 
@@ -199,7 +200,7 @@ class CacheWriter:
             self._attempt(function)
         if not blocks:
             return True
-        pairs = [(block.key, block.data) for block in blocks]
+        pairs = [(block.key, block.pieces) for block in blocks]
         bounds, order = blocks[0].bounds, blocks[0].order
         return self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
 

@@ -305,8 +305,9 @@ class Fetcher:
                     and (bytes_ := _complete_block(index, size, info.size, inflight.filled)) is not None
                 ):
                     if runtime.inflight_requests.get(key.name(index)) is inflight:
-                        piece, bounds = inflight.piece(bytes_), self.source.config.bounds
-                        unchecked.append(FetchedBlock(BlockKey(key, index), piece, inflight, bounds))
+                        pieces, bounds = inflight.views(bytes_), self.source.config.bounds
+                        block = FetchedBlock(BlockKey(key, index), pieces, bytes_.size, inflight, bounds)
+                        unchecked.append(block)
                     index += 1
                 if not reply.is_checked_at_end:
                     self._store(unchecked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.origins.request_slots import is_speculative
@@ -10,7 +11,7 @@ from cachedfs.origins.request_slots import is_speculative
 __all__ = ["InflightRequest", "RequestStopped"]
 
 
-_NO_BLOCKS = 1 << 20  # buffer size in bytes for objects without a key, which have no blocks
+_NO_BLOCKS = 1 << 20  # stands for the block size of objects without a key, which have no blocks
 
 
 class RequestStopped(Exception):
@@ -23,11 +24,9 @@ class RequestStopped(Exception):
 class InflightRequest:
     """The bytes `[start, stop)` of one object version, filled from the front by one request.
 
-    Created and fed on the event loop thread. Any thread may read `filled` and copy bytes below it: buffers never move,
-    and received bytes never change. Methods below "Event loop thread only." need that thread.
-
-    Each block gets its own buffer when its first byte arrives. Zeroing one buffer of 8 MiB for the whole request would
-    delay its first byte.
+    Created and fed on the event loop thread. Any thread may read `filled` and copy bytes below it: received bytes never
+    change. Methods below "Event loop thread only." need that thread. The bytes stay in the pieces in which they came
+    from the socket: a copy of each would take as long as storing it.
 
     `demand` is the byte up to which the request may read. Past it, the body stays in the socket until a reader wants
     more. A stopped request ends at its demand.
@@ -52,8 +51,9 @@ class InflightRequest:
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self._all_stored = True
         self._block_size = _NO_BLOCKS
-        # Invariant: holds [start, filled) block by block, or nothing after release().
-        self._blocks: list[memoryview] = []
+        # The received pieces, and the position after each. Invariant: they are [start, filled), or nothing after
+        # release(), which replaces both lists at once.
+        self._received: tuple[list[memoryview], list[int]] = [], []
         self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -108,36 +108,30 @@ class InflightRequest:
             done += len(view)
         return done
 
-    def piece(self, want: Range) -> memoryview:
-        """Return received bytes within one block without copying.
+    def views(self, want: Range) -> list[memoryview]:
+        """Return the received bytes of `want` in pieces, without copying.
 
         Raises RequestStopped if they were dropped after being stored on disk.
         """
         views = self._views(want.start, want.stop)
         if not views and want.size:
             raise RequestStopped
-        (piece,) = views or [memoryview(b"")]
-        return piece
+        return views
 
     def copy(self, want: Range) -> bytes:
-        """Return a copy of the received bytes of `want`; raises like `piece`."""
-        views = self._views(want.start, want.stop)
-        if not views and want.size:
-            raise RequestStopped
-        return b"".join(views)
+        """Return a copy of the received bytes of `want`; raises like `views`."""
+        return b"".join(self.views(want))
 
     def _views(self, start: int, stop: int) -> list[memoryview]:
-        """Return views of the received bytes `[start, stop)`, one per block.
-
-        The list is empty after `release`.
-        """
-        size, blocks = self._block_size, self._blocks  # another thread may call release()
-        if not blocks or stop <= start:
+        """Return the received bytes `[start, stop)` in pieces; an empty list after `release`."""
+        pieces, ends = self._received  # another thread may call release()
+        if not pieces:
             return []
-        first, views = self.start // size, []
-        for index in range(start // size, -(-stop // size)):
-            begins = max(self.start, index * size)
-            views.append(blocks[index - first][max(start - begins, 0) : stop - begins])
+        number, views = bisect_right(ends, start), []
+        begins = ends[number - 1] if number else self.start
+        while begins < stop:
+            views.append(pieces[number][max(start - begins, 0) : stop - begins])
+            begins, number = ends[number], number + 1
         return views
 
     def stored(self, is_stored: bool) -> None:
@@ -232,16 +226,10 @@ class InflightRequest:
         """Append received bytes, and wake the readers waiting for them."""
         if len(data) > self.stop - self.filled:
             raise ValueError(f"{len(data)} bytes at {self.filled} go past the end at {self.stop}")
-        view, size = memoryview(data), self._block_size
-        while view:
-            index = self.filled // size
-            begins, ends = max(self.start, index * size), min(self.stop, (index + 1) * size)
-            if self.filled == begins:
-                self._blocks.append(memoryview(bytearray(ends - begins)))
-            part, view = view[: ends - self.filled], view[ends - self.filled :]
-            offset = self.filled - begins
-            self._blocks[-1][offset : offset + len(part)] = part
-            self.filled += len(part)
+        pieces, ends = self._received
+        pieces.append(memoryview(data))
+        ends.append(self.filled + len(data))
+        self.filled += len(data)  # last: other threads read what is below it
         self._wake()
 
     def finish(self, error: Exception | None = None) -> None:
@@ -254,7 +242,7 @@ class InflightRequest:
     def release(self) -> None:
         """Drop the buffers. Readers take the bytes from disk, or fetch them again."""
         self.released = True
-        self._blocks = []
+        self._received = [], []
 
     def _release_if_stored(self) -> None:
         if self.done and self.n_received and self.n_received == self._n_stored and self._all_stored:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -46,10 +46,12 @@ class ReadBuffer:
         start = part.start - self._want.start
         return self._bytes.getbuffer()[start : start + part.size], part.start - index * block_size
 
-    def fill(self, part: Range, data: memoryview) -> None:
+    def fill(self, part: Range, pieces: Iterable[memoryview]) -> None:
         start = part.start - self._want.start
         with self._bytes.getbuffer() as view:
-            view[start : start + part.size] = data
+            for piece in pieces:
+                view[start : start + len(piece)] = piece
+                start += len(piece)
 
     def finish(self) -> bytes:
         return self._bytes.getvalue()

@@ -173,7 +173,7 @@ class Reader:
                         raise RequestStopped  # another process fetches it, or it has just been stored
                     want = out.part(index, key.block_size)
                     await inflight.wait_until(want.stop)
-                    out.fill(want, inflight.piece(want))
+                    out.fill(want, inflight.views(want))
                     runtime.cache.touch(key, index)
                 except RequestStopped:
                     retried.append(index)

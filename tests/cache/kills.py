@@ -202,7 +202,9 @@ def write_behind(cache: BlockCache, bounds: CacheBounds) -> None:
         writer.keep(_record(cache, NEW.path))
         for index in range(2):
             data = memoryview(content(NEW, index))
-            writer.add(FetchedBlock(NEW.block(index), data, InflightRequest(demand=BLOCK), bounds))
+            writer.add(
+                FetchedBlock(NEW.block(index), [data], len(data), InflightRequest(demand=BLOCK), bounds)
+            )
     assert writer.drain(120)
 
 

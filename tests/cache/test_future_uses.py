@@ -196,7 +196,12 @@ def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):
     with writer._changed:  # so that all are there before the first is stored
         for index in range(40):
             block = FetchedBlock(
-                key.block(index), memoryview(b"data"), InflightRequest(demand=0), bounds, orders[index % 2]
+                key.block(index),
+                [memoryview(b"data")],
+                4,
+                InflightRequest(demand=0),
+                bounds,
+                orders[index % 2],
             )
             writer._blocks.append(block)
     writer.after_metadata(lambda: None)
