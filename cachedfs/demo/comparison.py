@@ -310,7 +310,7 @@ def show(console: Console) -> int:
         console.print(describe(CLOUDS[protocol], profile), highlight=False)
     with tempfile.TemporaryDirectory(prefix="cachedfs-demo-") as folder, console.status("starting") as status:
         report = status.update if console.is_terminal else lambda text: console.print(f"... {text}")
-        found = list(run(Path(folder), say=report))
+        found = list(run(Path(folder), report=report))
     for protocol, cloud in CLOUDS.items():
         console.print(table_of(cloud, [block for where, block in found if where == protocol]))
         console.print()

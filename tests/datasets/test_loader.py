@@ -662,7 +662,7 @@ def check_loader(loader, expected):
 
 
 def check_loop_is_the_parents(iterator, loader):
-    with pytest.raises(RuntimeError, match="before a fork"):
+    with pytest.raises(RuntimeError, match="belongs to the parent process"):
         next(iterator)
     assert len(list(loader)) == 10
 

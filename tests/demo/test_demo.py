@@ -183,11 +183,11 @@ def test_wrong_bytes_are_said_and_the_exit_status_is_1(monkeypatch):
     block = block_of(1.0)
     wrong = dataclasses.replace(block.cached[0], expected="another digest")
     lied = dataclasses.replace(block, cached=(wrong, *block.cached[1:]))
-    monkeypatch.setattr(comparison, "run", lambda folder, say: iter([("drive", lied), ("gs", block)]))
+    monkeypatch.setattr(comparison, "run", lambda folder, report: iter([("drive", lied), ("gs", block)]))
     console = Console(file=io.StringIO(), width=80)
     assert comparison.show(console) == 1
     assert "WRONG BYTES: what: cached" in console.file.getvalue()
-    monkeypatch.setattr(comparison, "run", lambda folder, say: iter([("drive", block), ("gs", block)]))
+    monkeypatch.setattr(comparison, "run", lambda folder, report: iter([("drive", block), ("gs", block)]))
     assert comparison.show(console) == 0
 
 

@@ -513,7 +513,7 @@ LATIN = "süß\n".encode() * 1000 + b"caf\xe9\n"
 
 def test_lines_that_are_no_text_are_an_error_and_can_be_bytes(tmp_path, little_looked_at):
     files = {"x.txt": LATIN}
-    match = r"x\.txt, .*: byte 0xe9 in line [0-9,]+ is not UTF-8: b'caf.xe9'; .*--column data=bytes"
+    match = r"x\.txt, .*: byte 0xe9 in line [0-9,]+ of these is not UTF-8: b'caf.xe9'; .*--column data=bytes"
     for columns in (None, ["data"], {"data": "utf8"}):
         with pytest.raises(ValueError, match=match):
             packs.packed(tmp_path, files, columns=columns)
@@ -660,7 +660,7 @@ def test_integers_of_csv_that_are_no_int64(tmp_path):
     with pytest.raises(ValueError, match="1 values are missing, which uint64 cannot tell"):
         packs.packed(tmp_path, {"x.csv": lines("x,y", "NA,1", "18446744073709551615,2")})
     larger = {"x.csv": lines("x", "-1", "18446744073709551615")}
-    with pytest.raises(ValueError, match=r"integers from -1 to 18446744073709551615; columns=.* utf8"):
+    with pytest.raises(ValueError, match=r"holds -1 to 18446744073709551615; columns=.* utf8"):
         packs.packed(tmp_path, larger)
     assert packs.packed(tmp_path, larger, columns={"x": "utf8"}) == {"x": ["-1", "18446744073709551615"]}
     files = {"a.csv": lines("x", " 7", "007"), "b.csv": lines("x", "18446744073709551615 ")}

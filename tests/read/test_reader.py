@@ -116,7 +116,7 @@ def test_an_answer_of_other_bytes_than_were_asked_for_is_never_waited_for_again(
         assert file.read(10) == data[:10]
         origin.objects["b/k"] = (1, data[: 15 * MiB + 5])  # shorter, and said to be the same version
         file.seek(15 * MiB)
-        with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 came"):
+        with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 were received"):
             file.read(10)
 
 

@@ -303,7 +303,7 @@ def test_facts_that_cannot_be_kept_make_the_import_no_success(cloud, machine, ca
     monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_listings", full)
     got = fs.import_cache(str(folder))
     assert (got.blocks, got.ok) == (60, False)
-    assert ["not kept: the disk is full" in each for each in got.bad] == [True]
+    assert ["not stored: the disk is full" in each for each in got.bad] == [True]
     read_all(fs, cloud, data)
 
 

@@ -75,5 +75,5 @@ class GCSConnection:
         from cachedfs.origins.http import HTTPRequest
 
         full = self._inner._get_params(params)  # adds the project that pays
-        params = {name: value for name, value in full.items() if value is not None}
-        return HTTPRequest(url=address, params=params, subject=api.url_of(path), doing=doing, **more)
+        present = {name: value for name, value in full.items() if value is not None}
+        return HTTPRequest(url=address, params=present, subject=api.url_of(path), doing=doing, **more)
