@@ -263,7 +263,7 @@ def test_a_process_ends_with_work_in_flight(cloud, how):
             try:
                 fs.cat_file(f"{bucket}/{key}")
             except OSError as error:
-                assert "shutting down" in str(error), error
+                assert "process is exiting" in str(error), error
         """
     python(cloud, textwrap.dedent(begin) + textwrap.dedent(ENDS[how]))
     # But for the block that was being written.

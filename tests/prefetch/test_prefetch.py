@@ -597,7 +597,7 @@ def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
     plan = fs.prefetch(f"b/{i}" for i in itertools.count())
     runtime.pid = 0  # as the end of the process has it
     may_go_on.set()
-    with pytest.raises(OriginUnavailable, match="shutting down"):
+    with pytest.raises(OriginUnavailable, match="process is exiting"):
         plan.wait(120)
     until(lambda: not takers())
 
@@ -631,7 +631,7 @@ def test_the_end_of_the_process_ends_a_plan_and_who_waits_for_it(cloud, fs):
     forget()
     thread.join(120)
     assert isinstance(caught[0], OriginUnavailable)
-    with pytest.raises(OriginUnavailable, match="shutting down"):
+    with pytest.raises(OriginUnavailable, match="process is exiting"):
         plan.wait()
 
 

@@ -49,7 +49,7 @@ class DriveFile(SharedFile, AbstractBufferedFile):
     def readuntil(self, char: bytes = b"\n", blocks: int | None = None) -> bytes:
         with self._lock:
             data: bytes = super().readuntil(char, blocks)
-            self._sought.pop(get_ident(), None)  # its seeks are part of the read
+            self._seeks.pop(get_ident(), None)  # its seeks are part of the read
             return data
 
     def _fetch_range(self, start: int, end: int) -> bytes:
