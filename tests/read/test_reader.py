@@ -348,7 +348,8 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
             fs._source.runtime.run(asyncio.sleep(0))
             assert (
-                sum(len(block) for inflight in file.raw._readahead for block in inflight._blocks) <= 80 * MiB
+                sum(len(piece) for inflight in file.raw._readahead for piece in inflight._received[0])
+                <= 80 * MiB
             )
 
 
@@ -525,4 +526,4 @@ def test_what_a_reader_keeps_of_requests_ahead_may_change_while_it_is_looked_thr
     origin.put("b/k", noise(4 * MiB))
     known, _ = fs._source.runtime.run(fs._reader.open("b/k"))
     key = fs._source.key(known)
-    assert fs._reader.fetcher._send_speculative(known, key, range(2, 4), kept, None) == []
+    assert fs._reader.fetcher._send_speculative(known, key, range(2, 4), kept) == []
