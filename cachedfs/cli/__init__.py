@@ -7,10 +7,9 @@ command modules itself, so that Ctrl-C during the import exits the same way as C
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
-
-from cachedfs.cli.exit_codes import INTERRUPTED, PIPE_CLOSED
 
 __all__ = ["main"]
 
@@ -18,16 +17,16 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: always raises SystemExit with the exit status.
 
-    `arguments` replaces `sys.argv[1:]`.
+    `arguments` replaces `sys.argv[1:]`. The status after a signal is the one that shells report.
     """
     try:
         _run(None if arguments is None else list(arguments))
     except KeyboardInterrupt:  # Ctrl-C before a command started
-        sys.exit(INTERRUPTED)
+        sys.exit(128 + signal.SIGINT)
     except SystemExit as end:
         # Typer exits with 1 when the reader of the help text closes the pipe.
         if isinstance(end.__context__, BrokenPipeError):
-            sys.exit(PIPE_CLOSED)
+            sys.exit(128 + signal.SIGPIPE)
         raise
     finally:
         # CPython sets a flag when a KeyboardInterrupt leaves `exec` (which dataclasses use), until the next `exec`.
@@ -40,7 +39,8 @@ def _run(arguments: list[str] | None) -> None:
         if getattr(sys, name) is None:  # closed by the parent process: discard the output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     try:
-        from cachedfs.cli.commands import app, rejoin
+        from cachedfs.cli.app import app
+        from cachedfs.cli.urls import rejoin
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich"):
             raise

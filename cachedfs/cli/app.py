@@ -1,59 +1,39 @@
-"""The typer app, the options shared by all commands, and the decorator that registers a command."""
+"""The typer app: the options and errors of all commands, and the commands in the order of the help."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 import cachedfs
-from cachedfs.cli.completion import urls_known
-from cachedfs.cli.output import Given, running
+from cachedfs.cli.arguments import Command, CommonOptions, flag, option
+from cachedfs.cli.cache import evict, pin, unpin, verify
+from cachedfs.cli.doctor import doctor
+from cachedfs.cli.get import get
+from cachedfs.cli.monitoring import report, stats
+from cachedfs.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    PIPE_CLOSED,
+    log_in_lines,
+    print_error,
+    print_traceback,
+)
+from cachedfs.cli.pack import pack
+from cachedfs.cli.reading import cat, ls
+from cachedfs.cli.sim import demo, sim
+from cachedfs.cli.transfer import export, import_, prefetch
 
-__all__ = [
-    "Copying",
-    "Urls",
-    "app",
-    "argument",
-    "command",
-    "either",
-    "option",
-    "url_argument",
-]
+__all__ = ["app"]
 
 PANEL = "Options of all commands"
-SHARED = ("as_json", "debug", "cache_dir", "options")
-
-
-def argument(metavar: str, help: str) -> Any:
-    """Return a typer argument without a default, shown by its name and help text."""
-    return typer.Argument(metavar=metavar, show_default=False, help=help)
-
-
-def url_argument(metavar: str, help: str) -> Any:
-    """Return a typer argument for a URL, with shell completion from cached metadata."""
-    return typer.Argument(metavar=metavar, show_default=False, help=help, autocompletion=urls_known)
-
-
-def option(*names: str, metavar: str, help: str, default: bool | str = False) -> Any:
-    """Return a typer option. `default` is the text shown as its default, or False to show none."""
-    return typer.Option(*names, metavar=metavar, show_default=default, help=help)
-
-
-Urls = Annotated[list[str], url_argument("URL", "What to read.")]
-
-
-def either(urls: list[str] | None, *, everything: bool) -> None:
-    """Raise BadParameter unless exactly one of URLs and `--all` is given."""
-    if everything and urls:
-        raise typer.BadParameter("give URLs, or --all, and not both", param_hint="--all")
-    if not everything and not urls:
-        raise typer.BadParameter("give URLs, or --all", param_hint="URL")
-
 
 app = typer.Typer(
     name="cachedfs",
@@ -64,36 +44,19 @@ app = typer.Typer(
 )
 
 
-class Copying(TyperCommand):
-    """Command with URLs and a TARGET, which gives a correct error if TARGET is missing.
-
-    With a single argument, typer assigns it to TARGET and reports the URL as missing.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        is_one = any(not each.startswith("-") for each in args)
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            # MissingParameter; older versions of typer take it from click.
-            if not is_one or type(error) is typer.BadParameter or getattr(error.param, "name", "") != "urls":
-                raise
-            raise typer.BadParameter("it is missing, after the URL", ctx=ctx, param_hint="TARGET") from None
-
-
-def _examples(*lines: str) -> str:
+def examples(*lines: str) -> str:
     """Return the examples for the end of a help text. Blank lines keep rich from joining them."""
     return "\n\n".join(["[bold]Examples[/bold]", *(line.replace("[", r"\[") for line in lines)])
 
 
-def _show_version(wanted: bool) -> None:
+def show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"cachedfs {cachedfs.__version__}")
         raise typer.Exit
 
 
 @app.callback(
-    epilog=_examples(
+    epilog=examples(
         "cachedfs ls -l gs://my-bucket/data",
         "cachedfs get -r gs://my-bucket/data .",
         "cachedfs COMMAND --help shows more.",
@@ -102,71 +65,91 @@ def _show_version(wanted: bool) -> None:
 def common(
     ctx: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", metavar="", help="Show the version.", is_eager=True, callback=_show_version
-        ),
+        bool, flag("--version", help="Show the version.", is_eager=True, callback=show_version)
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", metavar="", help="Print one JSON document; errors too.", rich_help_panel=PANEL
-        ),
+        bool, flag("--json", help="Print one JSON document; errors too.", rich_help_panel=PANEL)
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug", metavar="", help="Show the traceback of an error, and the log.", rich_help_panel=PANEL
-        ),
+        bool, flag("--debug", help="Show the traceback of an error, and the log.", rich_help_panel=PANEL)
     ] = False,
     cache_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Use the cache in DIR.", rich_help_panel=PANEL, show_default=False),
+        str | None, option(metavar="DIR", help="Use the cache in DIR.", rich_help_panel=PANEL)
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--option",
             "-o",
             metavar="NAME=VALUE",
             help="An option of cachedfs (max_age=0) or of the origin (token=anon); repeatable.",
             rich_help_panel=PANEL,
-            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Read Google Cloud Storage, Google Drive and other fsspec URLs through a local cache."""
-    ctx.obj = Given(as_json, debug, cache_dir, options)
+    ctx.obj = CommonOptions(as_json, debug, cache_dir, options)
 
 
-def command(
-    *examples: str,
-    name: str | None = None,
-    takes: Sequence[str] = SHARED,
-    kind: type[TyperCommand] | None = None,
-    **settings: Any,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command, with these usage examples, under its own name or `name`.
+def add(command: Command) -> None:
+    """Add a command to the app."""
 
-    The function is called with a Given and its own options. `takes` names the shared options that users may
-    write after the command's name; shared options before the name apply to every command.
-    """
+    @functools.wraps(command.function)
+    def run(ctx: typer.Context, **values: Any) -> None:
+        options = ctx.obj.then(CommonOptions(**{name: values.pop(name) for name in command.common}))
+        with handling_errors(options):
+            command.function(options, **values)
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def run(ctx: typer.Context, **values: Any) -> None:
-            given = ctx.obj.then(Given(**{name: values.pop(name) for name in takes}))
-            with running(given):
-                function(given, **values)
+    # Typer reads the parameters of a command from its signature and annotations.
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    _, *own = inspect.signature(command.function, eval_str=True).parameters.values()
+    of_all = inspect.signature(common, eval_str=True).parameters
+    parameters = [context, *own, *(of_all[name] for name in command.common)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    app.command(
+        command.name,
+        cls=command.cls,
+        epilog=examples(*command.examples),
+        context_settings=command.context_settings,
+    )(run)
 
-        # Typer reads the parameters of a command from its signature and annotations.
-        context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-        _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        shared = inspect.signature(common, eval_str=True).parameters
-        parameters = [context, *own, *(shared[name] for name in takes)]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(name, cls=kind, epilog=_examples(*examples), context_settings=settings)(run)
-        return function
 
-    return register
+@contextlib.contextmanager
+def handling_errors(options: CommonOptions) -> Iterator[None]:
+    """Turn every exception of a command into an error line and an exit status."""
+    try:
+        with log_in_lines(options.debug):
+            yield
+            sys.stdout.flush()
+            if runtimes := sys.modules.get("cachedfs.fetch.runtimes"):
+                runtimes.settle()  # while its warnings still go through our handler
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except typer.Abort as answer:
+        if isinstance(answer.__context__, KeyboardInterrupt):  # Ctrl-C at a prompt, not a "no"
+            raise typer.Exit(INTERRUPTED) from None
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # the reader closed the pipe
+        drop_stdout()
+        raise typer.Exit(PIPE_CLOSED) from None
+    except Exception as error:  # outermost handler: every error becomes a line and a status
+        if options.debug:
+            print_traceback()
+        print_error(error, options.url, as_json=options.as_json)
+        raise typer.Exit(FAILED) from None
+
+
+def drop_stdout() -> None:
+    """Redirect stdout to /dev/null, so that Python does not complain about unwritten output at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+for _each in (  # in the order of the help and of docs/cli.md, most used first
+    *(ls, cat, get, prefetch, pack, stats, pin, unpin, evict, verify),
+    *(export, import_, report, doctor, sim, demo),
+):
+    add(_each)

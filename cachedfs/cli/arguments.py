@@ -1,141 +1,133 @@
-"""Parse the URLs that users type and resolve them to a filesystem and path."""
+"""Declaration of a command's arguments: the options of all commands, and the decorator `command`."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
-import re
+import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cachedfs.cli.output import Given, tell
-from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
+import typer
+from typer.core import TyperCommand
 
-if TYPE_CHECKING:
-    from cachedfs.filesystem import CachedFileSystem
+from cachedfs.config import FSSPEC_KEYWORDS, Config
 
-__all__ = ["ABOUT_ONE", "Place", "at_each", "cached_url", "place_of"]
+__all__ = ["Command", "CommonOptions", "CopyCommand", "argument", "command", "flag", "option"]
 
-OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the cache
-AT_DRIVE = ("My Drive", "Shared with me", "shared:", "id:")  # prefixes of Google Drive paths
-ABOUT_ONE = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # errors of a single object
+COMMON = ("as_json", "debug", "cache_dir", "options")
+
+
+@dataclasses.dataclass
+class CommonOptions:
+    """Values of the options of all commands. `url` is the URL being processed, for error messages."""
+
+    as_json: bool = False
+    debug: bool = False
+    cache_dir: str | None = None
+    options: Sequence[str] | None = None
+    url: str | None = None
+
+    def then(self, more: CommonOptions) -> CommonOptions:
+        """Return these options combined with `more`, which come later on the command line and win."""
+        return CommonOptions(
+            as_json=self.as_json or more.as_json,
+            debug=self.debug or more.debug,
+            cache_dir=self.cache_dir if more.cache_dir is None else more.cache_dir,
+            options=(*(self.options or ()), *(more.options or ())),
+        )
+
+    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options of cachedfs and those of the origin. Raises BadParameter for an invalid one."""
+        names = {field.name for field in dataclasses.fields(Config)}
+        of_cachedfs: dict[str, Any] = {}
+        of_origin: dict[str, Any] = {}
+        for text in self.options or ():
+            name, equals, value = text.partition("=")
+            if not equals or not name:
+                raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="-o")
+            if name not in names and (near := difflib.get_close_matches(name, names, n=1, cutoff=0.85)):
+                raise typer.BadParameter(f"{name!r} is no option; did you mean {near[0]!r}?", param_hint="-o")
+            try:
+                parsed = json.loads(value)
+            except ValueError:
+                parsed = value
+            (of_cachedfs if name in names else of_origin)[name] = parsed
+        if self.cache_dir is not None:
+            of_cachedfs["cache_dir"] = self.cache_dir
+        try:
+            Config.resolve(of_cachedfs)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="-o") from None
+        return of_cachedfs, of_origin
+
+    def config(self) -> Config:
+        """Return the options of cachedfs for all URLs, including those of the fsspec configuration."""
+        from fsspec.config import conf
+
+        # Not passed as defaults: misspelled defaults are ignored, but a misspelled option must be an error here.
+        configured = {k: v for k, v in conf.get("cachedfs", {}).items() if k not in FSSPEC_KEYWORDS}
+        return Config.resolve(configured | self.split()[0])
+
+
+def argument(metavar: str, help: str, **settings: Any) -> Any:
+    """Return a typer argument without a default, shown by its name and help text."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help, **settings)
+
+
+def option(*names: str, metavar: str, help: str, default: bool | str = False, **settings: Any) -> Any:
+    """Return a typer option. `default` is the text shown as its default, or False to show none."""
+    return typer.Option(*names, metavar=metavar, show_default=default, help=help, **settings)
+
+
+def flag(*names: str, help: str, **settings: Any) -> Any:
+    """Return a typer option without a value."""
+    return typer.Option(*names, metavar="", help=help, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A URL as the user wrote it, with the filesystem and path it resolves to."""
+class Command:
+    """A function and how it becomes a command of the typer app; see `command`."""
 
-    text: str
-    fs: CachedFileSystem
-    path: str
-
-    def url(self, path: str) -> str:
-        """Return the URL of another path of this filesystem, in the form the user chose for this one."""
-        url = self.fs.unstrip_protocol(path)
-        if not self.text.startswith("cachedfs::"):
-            url = url.removeprefix("cachedfs::")
-        return url if "://" in self.text else url.removeprefix("file://")
-
-    @property
-    def is_pattern(self) -> bool:
-        return "*" in self.path
-
-    def named(self, path: str) -> str | None:
-        """Return the match of this URL that equals or contains `path`; None if there is none.
-
-        Uses the path text only and sends no request.
-        """
-        above = self.path.rstrip("/")
-        if not self.is_pattern:
-            return above if path == above or path.startswith(f"{above}/") or not above else None
-        from fsspec.utils import glob_translate
-
-        is_named = re.compile(glob_translate(above)).fullmatch
-        ends = [at for at, letter in enumerate(path) if letter == "/"]
-        return next((path[:end] for end in [*ends, len(path)] if is_named(path[:end])), None)
-
-    def matches(self) -> list[dict[str, Any]]:
-        """Return the entries that match the pattern. Raises ObjectNotFound if there are none."""
-        found = list(self.fs.glob(self.path, detail=True).values())
-        if not found:
-            raise ObjectNotFound(f"{self.text}: nothing has such a name")
-        return found
+    function: Callable[..., None]
+    name: str
+    examples: Sequence[str]
+    common: Sequence[str]
+    cls: type[TyperCommand] | None
+    context_settings: dict[str, Any]
 
 
-def place_of(text: str, given: Given, **more: Any) -> Place:
-    """Resolve a URL under the given options, overridden by `more` options of cachedfs.
+def command(
+    *examples: str,
+    name: str | None = None,
+    common: Sequence[str] = COMMON,
+    cls: type[TyperCommand] | None = None,
+    **context_settings: Any,
+) -> Callable[[Callable[..., None]], Command]:
+    """Declare a function as a command, with these usage examples, under its own name or `name`.
 
-    From then on error messages name this URL.
+    The function is called with the CommonOptions and its own options. `common` names the common options that
+    users may write after the command's name; common options before the name apply to every command.
     """
-    from fsspec.core import split_protocol, url_to_fs
 
-    given.url = text
-    ours, theirs = given.ours_and_theirs()
-    ours |= more
-    url = cached_url(text)
-    if url.startswith("cachedfs::"):
-        target = split_protocol(url.rpartition("::")[2])[0] or "file"
-        fs, path = url_to_fs(url, cachedfs=ours, **{target: theirs})
-    else:
-        fs, path = url_to_fs(url, target_options=theirs, **ours)
-    return Place(text, fs, path)
+    def declare(function: Callable[..., None]) -> Command:
+        return Command(function, name or function.__name__, examples, common, cls, context_settings)
+
+    return declare
 
 
-def at_each(urls: Sequence[str], given: Given, do: Callable[[Place], None]) -> bool:
-    """Call `do` for each URL; report a URL that cannot be read and go on with the others.
+class CopyCommand(TyperCommand):
+    """Command with URLs and a TARGET, which gives a correct error if TARGET is missing.
 
-    Returns True if all URLs succeeded. Raises errors that affect more than one URL, and every error if there
-    is only one.
+    With a single argument, typer assigns it to TARGET and reports the URL as missing.
     """
-    is_ok = True
-    for text in urls:
-        place = place_of(text, given)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_one = any(not each.startswith("-") for each in args)
         try:
-            do(place)
-        except ABOUT_ONE as error:
-            if len(urls) == 1:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            # MissingParameter; older versions of typer take it from click.
+            if not is_one or type(error) is typer.BadParameter or getattr(error.param, "name", "") != "urls":
                 raise
-            tell(error, given)
-            is_ok = False
-    return is_ok
-
-
-def cached_url(text: str) -> str:
-    """Return the cachedfs URL for a URL or local path. Raises ValueError if it is not valid."""
-    above, chained, last = text.rpartition("::")
-    if found := re.match("(gs|gcs|drive|cgs|cdrive|https?):/(?!/)", last):
-        raise ValueError(f"{text!r} is no URL: write {above}{chained}{found[1]}://{last[found.end() :]}")
-    if "://" in text or "::" in text:
-        _refuse_unknown(text, last)
-        first = re.split("::|://", text, maxsplit=1)[0]
-        return text if first in OURS else f"cachedfs::{text}"
-    path = os.path.expanduser(text)
-    if os.path.isabs(path) or text.startswith((".", "~")) or os.path.lexists(path):
-        return f"cachedfs::file://{os.path.abspath(path)}"
-    if text.startswith(AT_DRIVE):
-        raise ValueError(f"{text!r} has no protocol: write 'drive://{text}' for Google Drive")
-    at_drive = text.removeprefix("MyDrive/")  # where a mounted Drive has its files
-    raise ValueError(
-        f"{text!r} has no protocol, and no local file has this name: "
-        f"write gs://{text or 'my-bucket'} for Google Cloud Storage, 'drive://My Drive/{at_drive}' for Google Drive"
-    )
-
-
-def _refuse_unknown(text: str, last: str) -> None:
-    """Raise ValueError if the last protocol of a URL is not installed or has no path."""
-    from fsspec.registry import available_protocols, registry
-
-    known = {*available_protocols(), *registry}
-    protocol, has_path, _ = last.partition("://")
-    if not has_path:
-        if not last or last in known:
-            example = f"{text}://..." if last else f"{text}gs://my-bucket"
-            raise ValueError(f"{text!r} is no URL: a path is missing, as in {example}")
-        return  # a local path
-    if protocol not in known:
-        # Ignore case and blanks. Suggest the protocols of cachedfs before others.
-        wanted, ours = protocol.strip().lower(), ["gs", "drive"]
-        near = difflib.get_close_matches(wanted, ours, n=1) or difflib.get_close_matches(wanted, known, n=1)
-        meant = f"; did you mean {near[0]}://?" if near else ""
-        raise ValueError(f"{text!r}: no protocol that is installed is called {protocol!r}{meant}")
+            raise typer.BadParameter("it is missing, after the URL", ctx=ctx, param_hint="TARGET") from None

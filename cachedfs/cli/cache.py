@@ -1,40 +1,31 @@
-"""The commands `evict`, `pin`, `unpin` and `verify`, and access to the cache selected by the options."""
+"""The commands `pin`, `unpin`, `evict` and `verify`: keep, drop and check cached data."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.app import Urls, command, either, url_argument
-from cachedfs.cli.arguments import Place, at_each, place_of
-from cachedfs.cli.exit_codes import FAILED
-from cachedfs.cli.get import counting, progress
-from cachedfs.cli.output import Given, busy, print_json, say
-from cachedfs.config import FSSPEC_KEYWORDS, Config
+from cachedfs.cli.arguments import CommonOptions, command, flag
+from cachedfs.cli.output import FAILED, busy, print_json, progress, say
+from cachedfs.cli.urls import Location, Urls, at_each, locate, url_argument
+from cachedfs.common.text import counted
+from cachedfs.config import Config
 from cachedfs.errors import CacheError, OriginUnavailable
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.common.types import Verified
 
-__all__ = ["cache_of", "config_of", "evict", "pin", "unpin", "verify"]
+__all__ = ["cache_of", "evict", "pin", "unpin", "verify"]
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
-
-def config_of(given: Given) -> Config:
-    """Return the cachedfs options for all URLs, from the command line and the fsspec configuration."""
-    from fsspec.config import conf
-
-    # Not passed as defaults: misspelled defaults are ignored, but a misspelled option must be an error here.
-    configured = {k: v for k, v in conf.get("cachedfs", {}).items() if k not in FSSPEC_KEYWORDS}
-    return Config.resolve(configured | given.ours_and_theirs()[0])
+UrlsOrAll = Annotated[list[str] | None, url_argument("URL", "Objects, and folders with all below them.")]
 
 
 def cache_of(config: Config) -> BlockCache:
@@ -43,60 +34,50 @@ def cache_of(config: Config) -> BlockCache:
     return runtime_for(config).cache
 
 
+def either(urls: list[str] | None, *, everything: bool) -> None:
+    """Raise BadParameter unless exactly one of URLs and `--all` is given."""
+    if everything and urls:
+        raise typer.BadParameter("give URLs, or --all, and not both", param_hint="--all")
+    if not everything and not urls:
+        raise typer.BadParameter("give URLs, or --all", param_hint="URL")
+
+
+# pin and unpin
+
+
 @command(
-    "cachedfs evict gs://my-bucket/train.jsonl",
-    "cachedfs evict gs://my-bucket/data",
-    "cachedfs evict --all --yes",
+    "cachedfs pin gs://my-bucket/train.jsonl",
+    "cachedfs pin gs://my-bucket/data 'gs://my-bucket/*.parquet'",
+    "cachedfs prefetch gs://my-bucket/data && cachedfs pin gs://my-bucket/data",
 )
-def evict(
-    given: Given,
-    urls: Annotated[
-        list[str] | None,
-        url_argument("URL", "Objects, and folders with all below them."),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", metavar="", help="The whole cache, of all origins.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")] = False,
-) -> None:
-    """Drop what is cached of objects, folders or everything.
+def pin(common: CommonOptions, urls: Urls) -> None:
+    """Keep objects in the cache, whatever else comes, until unpin.
 
-    Pinned blocks are dropped too. The origin is neither changed nor contacted.
+    Their blocks are never evicted to make room: neither the cached ones nor
+    those fetched later. Nothing is fetched now. For a folder or a pattern, the
+    objects that exist now are pinned. Pinned blocks count toward the size limit
+    of the cache; blocks that do not fit beside them are not kept.
     """
-    either(urls, everything=everything)
-    if everything and not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(
-                "there is no terminal to ask for confirmation: add --yes", param_hint="--all"
-            )
-        typer.confirm("Drop the whole cache?", abort=True, err=True)
-    with busy("dropping blocks", is_quiet=given.as_json):
-        if everything:
-            freed = {"all": cache_of(config_of(given)).evict(None)}
-        else:
-            freed = {text: evict_below(place_of(text, given, offline=True)) for text in urls or ()}
-    if given.as_json:
-        print_json({"freed": sum(freed.values()), "of": freed})
-        return
-    for text, size in freed.items():
-        say(f"{text}: {decimal(size) + ' freed' if size else 'nothing was cached'}")
+    done: list[Pinned] = []
 
+    def pin_one(location: Location) -> None:
+        with busy(f"listing {location.text}", is_quiet=common.as_json):
+            done.append(pinned(location))
+        if not common.as_json:
+            say(str(done[-1]))
 
-def evict_below(place: Place) -> int:
-    """Drop cached blocks below a path or pattern; return the bytes freed.
-
-    REQUIRES: the filesystem is offline.
-    """
-    fs, path = place.fs, place.path
-    if not place.is_pattern:
-        return fs.evict(path if path.strip("/") else None)
-    try:
-        return sum(fs.evict(name) for name in fs.glob(path))
-    except OriginUnavailable:
-        logging.getLogger("cachedfs.cli").warning(
-            "%s: a pattern matches what was listed, and this was not: name objects or folders", place.text
+    is_ok = at_each(urls, common, pin_one)
+    if common.as_json:
+        print_json([dataclasses.asdict(each) for each in done])
+    may_pin = min((each.may_pin for each in done if each.may_pin is not None), default=None)
+    of_all = size_of_pins(cache_of(common.config()))
+    if may_pin is not None and of_all > may_pin:
+        raise CacheError(
+            f"pinned, but all that is pinned is {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: what does "
+            "not fit is not kept; raise cache_size, lower keep_free, or unpin some"
         )
-        return 0
+    if not is_ok:
+        raise typer.Exit(FAILED)
 
 
 @dataclasses.dataclass
@@ -115,73 +96,37 @@ class Pinned:
 
     def __str__(self) -> str:
         return (
-            f"{self.url}: {_objects(self.objects)} of {decimal(self.bytes)} pinned; "
+            f"{self.url}: {counted(self.objects, 'object')} of {decimal(self.bytes)} pinned; "
             f"{decimal(self.cached)} of them are here"
             + ("" if self.cached >= self.bytes else ", prefetch fetches the rest")
         )
 
 
-@command(
-    "cachedfs pin gs://my-bucket/train.jsonl",
-    "cachedfs pin gs://my-bucket/data 'gs://my-bucket/*.parquet'",
-    "cachedfs prefetch gs://my-bucket/data && cachedfs pin gs://my-bucket/data",
-)
-def pin(given: Given, urls: Urls) -> None:
-    """Keep objects in the cache, whatever else comes, until unpin.
-
-    Their blocks are never evicted to make room: neither the cached ones nor
-    those fetched later. Nothing is fetched now. For a folder or a pattern, the
-    objects that exist now are pinned. Pinned blocks count toward the size limit
-    of the cache; blocks that do not fit beside them are not kept.
-    """
-    done: list[Pinned] = []
-
-    def pin_one(place: Place) -> None:
-        with busy(f"listing {place.text}", is_quiet=given.as_json):
-            done.append(pinned(place))
-        if not given.as_json:
-            say(str(done[-1]))
-
-    is_ok = at_each(urls, given, pin_one)
-    if given.as_json:
-        print_json([dataclasses.asdict(each) for each in done])
-    may_pin = min((each.may_pin for each in done if each.may_pin is not None), default=None)
-    of_all = size_of_pins(cache_of(config_of(given)))
-    if may_pin is not None and of_all > may_pin:
-        raise CacheError(
-            f"pinned, but all that is pinned is {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: what does "
-            "not fit is not kept; raise cache_size, lower keep_free, or unpin some"
-        )
-    if not is_ok:
-        raise typer.Exit(FAILED)
-
-
-def pinned(place: Place) -> Pinned:
+def pinned(location: Location) -> Pinned:
     """Pin the objects matched by a URL or pattern. Raises FileNotFoundError if there are none."""
-    fs = place.fs
-    sizes = dict(objects_of(place))
-    cache, identity, paths = fs._source.runtime.cache, fs._source.identity, list(sizes)
+    fs, sizes = location.fs, sizes_of(location)
+    paths = list(sizes)
     for at in range(0, len(paths), AT_ONCE):
-        cache.pin(identity, *paths[at : at + AT_ONCE])
+        location.cache.pin(location.identity, *paths[at : at + AT_ONCE])
     cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
-    return Pinned(place.text, len(paths), sum(sizes.values()), cached, fs.may_hold())
+    return Pinned(location.text, len(paths), sum(sizes.values()), cached, fs.may_hold())
 
 
-def size_of_pins(cache: BlockCache) -> int:
-    """Return the total size of all pinned objects with a known size, cached or not, in bytes."""
-    facts = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
-    return sum(record.info.size or 0 for record in facts if record is not None and record.info is not None)
-
-
-def objects_of(place: Place) -> list[tuple[str, int]]:
-    """Return path and size of all objects matched by a URL or pattern, or below a matched folder."""
-    fs = place.fs
-    found = place.matches() if place.is_pattern else [fs.info(place.path)]
+def sizes_of(location: Location) -> dict[str, int]:
+    """Return the size of each object matched by a URL or pattern, or below a matched folder."""
+    fs = location.fs
+    found = location.matches() if location.is_pattern else [fs.info(location.path)]
     objects = [info for info in found if info["type"] == "file"]
     for folder in found:
         if folder["type"] == "directory":
             objects += fs.find(folder["name"], detail=True).values()
-    return [(str(info["name"]), int(info["size"] or 0)) for info in objects]
+    return {str(info["name"]): int(info["size"] or 0) for info in objects}
+
+
+def size_of_pins(cache: BlockCache) -> int:
+    """Return the total size of all pinned objects with a known size, cached or not, in bytes."""
+    records = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
+    return sum(record.info.size or 0 for record in records if record is not None and record.info is not None)
 
 
 @command(
@@ -190,11 +135,9 @@ def objects_of(place: Place) -> list[tuple[str, int]]:
     "cachedfs unpin --all",
 )
 def unpin(
-    given: Given,
-    urls: Annotated[
-        list[str] | None, url_argument("URL", "Objects, and folders with all below them.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", metavar="", help="All pins, of all origins.")] = False,
+    common: CommonOptions,
+    urls: UrlsOrAll = None,
+    everything: Annotated[bool, flag("--all", help="All pins, of all origins.")] = False,
 ) -> None:
     """Let blocks of objects be evicted again.
 
@@ -204,39 +147,84 @@ def unpin(
     """
     either(urls, everything=everything)
     if everything:
-        cache = cache_of(config_of(given))
-        done = {
-            "all": sum(
-                let_go(cache, identity, None) for identity in {identity for identity, _ in cache.pins()}
-            )
-        }
+        done = {"all": unpinned(cache_of(common.config()), None)}
     else:
-        places = {text: place_of(text, given, offline=True) for text in urls or ()}
-        done = {
-            text: let_go(place.fs._source.runtime.cache, place.fs._source.identity, place)
-            for text, place in places.items()
-        }
-    if given.as_json:
+        locations = [locate(text, common, offline=True) for text in urls or ()]
+        done = {location.text: unpinned(location.cache, location) for location in locations}
+    if common.as_json:
         print_json({"unpinned": sum(done.values()), "of": done})
         return
     for text, n in done.items():
-        say(f"{text}: {_objects(n)} unpinned" if n else f"{text}: nothing was pinned")
+        say(f"{text}: {counted(n, 'object')} unpinned" if n else f"{text}: nothing was pinned")
 
 
-def let_go(cache: BlockCache, identity: str, place: Place | None) -> int:
-    """Remove the pins of an origin that match `place`, or all its pins; return how many were removed."""
-    paths = [
-        path
-        for of, path in cache.pins()
-        if of == identity and (place is None or place.named(path) is not None)
-    ]
-    for at in range(0, len(paths), AT_ONCE):
-        cache.unpin(identity, *paths[at : at + AT_ONCE])
-    return len(paths)
+def unpinned(cache: BlockCache, location: Location | None) -> int:
+    """Remove the pins that match `location`, or all pins; return how many were removed."""
+    pins: dict[str, list[str]] = {}
+    for identity, path in cache.pins():
+        if location is None or (identity == location.identity and location.named(path) is not None):
+            pins.setdefault(identity, []).append(path)
+    for identity, paths in pins.items():
+        for at in range(0, len(paths), AT_ONCE):
+            cache.unpin(identity, *paths[at : at + AT_ONCE])
+    return sum(map(len, pins.values()))
 
 
-def _objects(n: int) -> str:
-    return f"{n:,} object{'' if n == 1 else 's'}"
+# evict
+
+
+@command(
+    "cachedfs evict gs://my-bucket/train.jsonl",
+    "cachedfs evict gs://my-bucket/data",
+    "cachedfs evict --all --yes",
+)
+def evict(
+    common: CommonOptions,
+    urls: UrlsOrAll = None,
+    everything: Annotated[bool, flag("--all", help="The whole cache, of all origins.")] = False,
+    yes: Annotated[bool, flag("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Drop what is cached of objects, folders or everything.
+
+    Pinned blocks are dropped too. The origin is neither changed nor contacted.
+    """
+    either(urls, everything=everything)
+    if everything and not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter(
+                "there is no terminal to ask for confirmation: add --yes", param_hint="--all"
+            )
+        typer.confirm("Drop the whole cache?", abort=True, err=True)
+    with busy("dropping blocks", is_quiet=common.as_json):
+        if everything:
+            freed = {"all": cache_of(common.config()).evict(None)}
+        else:
+            freed = {text: evicted(locate(text, common, offline=True)) for text in urls or ()}
+    if common.as_json:
+        print_json({"freed": sum(freed.values()), "of": freed})
+        return
+    for text, size in freed.items():
+        say(f"{text}: {decimal(size) + ' freed' if size else 'nothing was cached'}")
+
+
+def evicted(location: Location) -> int:
+    """Drop cached blocks below a path or pattern; return the bytes freed.
+
+    REQUIRES: the filesystem is offline.
+    """
+    fs, path = location.fs, location.path
+    if not location.is_pattern:
+        return fs.evict(path if path.strip("/") else None)
+    try:
+        return sum(fs.evict(name) for name in fs.glob(path))
+    except OriginUnavailable:
+        logging.getLogger("cachedfs.cli").warning(
+            "%s: a pattern matches what was listed, and this was not: name objects or folders", location.text
+        )
+        return 0
+
+
+# verify
 
 
 @command(
@@ -244,7 +232,7 @@ def _objects(n: int) -> str:
     "cachedfs verify gs://my-bucket/data 'drive://My Drive/data'",
     "cachedfs verify --json -o offline=true gs://my-bucket/data",
 )
-def verify(given: Given, urls: Urls) -> None:
+def verify(common: CommonOptions, urls: Urls) -> None:
     """Check what is cached of objects and folders, and drop what is wrong.
 
     Every cached byte is read from the disk and compared with its checksum.
@@ -252,54 +240,41 @@ def verify(given: Given, urls: Urls) -> None:
     Dropped blocks are fetched again when they are read. The exit status is 1 if
     anything was wrong.
     """
-    found: list[tuple[Place, list[Verified]]] = []
+    found: list[tuple[Location, list[Verified]]] = []
 
-    def verify_one(place: Place) -> None:
-        with progress(None, is_quiet=given.as_json) as advance:
-            found.append((place, verified(place, advance)))
+    def verify_one(location: Location) -> None:
+        with progress(is_quiet=common.as_json) as callback:
+            results = (location.fs.verify(path, callback=callback) for path in location.paths())
+            found.append((location, [each for some in results for each in some]))
 
-    is_ok = at_each(urls, given, verify_one)
-    if given.as_json:
-        objects = [(place, each) for place, some in found for each in some]
-        print_json([{"url": place.url(each.path), **without_path(each)} for place, each in objects])
+    is_ok = at_each(urls, common, verify_one)
+    if common.as_json:
+        print_json([as_dict(location, each) for location, results in found for each in results])
     else:
-        for place, some in found:
-            for each in some:
+        for location, results in found:
+            for each in results:
                 if not each.ok:
-                    say(f"{place.url(each.path)}: {trouble(each)}")
-            say(f"{place.text}: {summary(some)}")
-    if not (is_ok and all(each.ok for _, some in found for each in some)):
+                    dropped = counted(len(each.bad), "block")
+                    say(f"{location.url(each.path)}: {dropped} dropped: {each.reason}")
+            say(f"{location.text}: {summary(results)}")
+    if not (is_ok and all(each.ok for _, results in found for each in results)):
         raise typer.Exit(FAILED)
 
 
-def verified(place: Place, advance: Callable[[int], None]) -> list[Verified]:
-    """Verify everything matched by a URL or pattern; return one result per object."""
-    paths = [str(info["name"]) for info in place.matches()] if place.is_pattern else [place.path]
-    return [each for path in paths for each in place.fs.verify(path, callback=counting(advance))]
+def as_dict(location: Location, result: Verified) -> dict[str, Any]:
+    values = result._asdict()
+    return {"url": location.url(values.pop("path")), **values}
 
 
-def without_path(found: Verified) -> dict[str, object]:
-    values = found._asdict()
-    del values["path"]
-    return values
-
-
-def trouble(found: Verified) -> str:
-    n = len(found.bad)
-    return f"{n:,} block{'' if n == 1 else 's'} dropped: {found.reason}"
-
-
-def summary(found: list[Verified]) -> str:
+def summary(results: list[Verified]) -> str:
     """Return a summary of all results, in one line."""
-    objects, sound = sum(bool(each.blocks or each.bad) for each in found), sum(each.blocks for each in found)
-    whole, bad = sum(each.whole is True for each in found), sum(len(each.bad) for each in found)
+    objects, bad = (
+        sum(bool(each.blocks or each.bad) for each in results),
+        sum(len(each.bad) for each in results),
+    )
     if not objects:
         return "nothing is cached"
-    parts = [f"{_n(sound, 'block')} of {_n(objects, 'object')} right"]
-    if bad:
-        parts.append(f"{bad:,} wrong and dropped")
-    return ", ".join(parts) + f"; {whole:,} whole and as the origin says"
-
-
-def _n(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    sound = counted(sum(each.blocks for each in results), "block")
+    wrong = f", {bad:,} wrong and dropped" if bad else ""
+    whole = sum(each.whole is True for each in results)
+    return f"{sound} of {counted(objects, 'object')} right{wrong}; {whole:,} whole and as the origin says"

@@ -1,58 +1,50 @@
-"""The command `get`: copy objects and folders to the local disk. Also the progress bars of other commands."""
+"""The command `get`: copy objects and folders to the local disk."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import errno
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from cachedfs.cli.app import Copying, Urls, argument, command
-from cachedfs.cli.arguments import ABOUT_ONE, Place, place_of
-from cachedfs.cli.output import Given, print_summary
+from cachedfs.cli.arguments import CommonOptions, CopyCommand, argument, command, flag
+from cachedfs.cli.output import failure, print_summary, progress, rate
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, Urls, locate
 from cachedfs.common.text import counted
 
-if TYPE_CHECKING:
-    from cachedfs.filesystem import CachedFileSystem
+__all__ = ["get"]
 
-__all__ = ["counting", "get", "progress", "shown"]
-
-AT_ONCE = 128  # files copied concurrently: an eighth of the usual limit of open files
-WINDOW = 64 << 20  # bytes of one file in memory at most; the next line is the limit for all files together
-ALL_WINDOWS = 512 << 20
+# Files are copied concurrently in 128 slots of 4 MiB. A file takes as many slots as the filesystem holds of it in
+# memory at once: at least 1, and at most WINDOW.
+SLOT, SLOTS, WINDOW = 4 << 20, 128, 64 << 20
+NOT_A_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # the local disk refuses a name
 
 
 @command(
     "cachedfs get gs://my-bucket/train.jsonl .",
     "cachedfs get -r gs://my-bucket/data /tmp/data",
     "cachedfs get 'gs://my-bucket/data/*.parquet' /tmp/tables/",
-    kind=Copying,
+    cls=CopyCommand,
 )
 def get(
-    given: Given,
+    common: CommonOptions,
     urls: Urls,
-    target: Annotated[
-        str,
-        argument("TARGET", "A local file or directory; the latter for several URLs."),
-    ],
-    recursive: Annotated[
-        bool, typer.Option("-r", "--recursive", metavar="", help="Copy folders too.")
-    ] = False,
+    target: Annotated[str, argument("TARGET", "A local file or directory; the latter for several URLs.")],
+    recursive: Annotated[bool, flag("-r", "--recursive", help="Copy folders too.")] = False,
 ) -> None:
     """Copy objects and folders to the local disk.
 
     As with cp, a copy goes into the target if that is an existing directory. A
     file appears only once it is complete. If one of several files cannot be read
-    (a Google document has no bytes), it is reported, the others are copied, and
-    the exit status is 1.
+    (a Google document has no bytes) or written under its name, it is reported,
+    the others are copied, and the exit status is 1.
     """
     if "://" in target and not os.path.isdir(target):
         raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")
@@ -60,37 +52,40 @@ def get(
         raise typer.BadParameter(
             f"{target} is a file, and several URLs want a directory", param_hint="TARGET"
         )
-    done, planned = CopyCounts(), list[Planned]()
+    done, copies = CopyCounts(), list[Copy]()
     is_into = os.path.isdir(target) or target.endswith("/") or len(urls) > 1
     for text in urls:
-        place = place_of(text, given)
-        with done.noting(text, is_only=len(urls) == 1):
-            planned.append((place, copies_of(place, target, is_into=is_into, recursive=recursive)))
-    for place, copies in one_of_each(planned):
-        given.url = place.text
-        with done.noting(place.text, is_only=len(urls) == 1):
-            done.add(copy(place, copies, is_quiet=given.as_json))
-    print_summary(done, as_json=given.as_json)
+        location = locate(text, common)
+        try:
+            copies += copies_of(location, target, done, is_into=is_into, recursive=recursive)
+        except OBJECT_ERRORS as error:
+            if len(urls) == 1:
+                raise
+            done.failed.append(failure(text, error))
+    copy(without_duplicates(copies), done, common, is_only=len(urls) == 1)
+    print_summary(done, as_json=common.as_json)
 
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
     """An object or folder and its local destination."""
 
+    location: Location
     path: str
     local: str
     size: int | None
     is_folder: bool = False
 
-
-Planned = tuple["Place", list[Copy]]  # a URL and the copies it stands for
+    @property
+    def url(self) -> str:
+        return self.location.url(self.path)
 
 
 @dataclasses.dataclass
 class CopyCounts:
     """Result of `get`.
 
-    `from_cache` counts the bytes served by the cache. `failed` lists the files that could not be read.
+    `from_cache` counts the bytes served by the cache. `failed` lists the files that were not copied.
     """
 
     files: int = 0
@@ -99,195 +94,165 @@ class CopyCounts:
     from_cache: int = 0
     failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
-    def add(self, more: CopyCounts) -> None:
-        self.files += more.files
-        self.bytes += more.bytes
-        self.seconds = round(self.seconds + more.seconds, 3)
-        self.from_cache += more.from_cache
-        self.failed += more.failed
-
-    @contextlib.contextmanager
-    def noting(self, url: str, *, is_only: bool) -> Iterator[None]:
-        """Record an error of one URL in `failed` so that the others go on; raise it if it is the only URL."""
-        try:
-            yield
-        except ABOUT_ONE as error:
-            if is_only:
-                raise
-            self.failed.append(failure_of(url, error))
-
     def __str__(self) -> str:
-        rate = f", {decimal(int(self.bytes / self.seconds))}/s" if self.seconds else ""
+        speed = f", {rate(self.bytes, self.seconds)}" if self.seconds else ""
         failed = f"; {counted(len(self.failed), 'file')} not copied" if self.failed else ""
         return (
-            f"{counted(self.files, 'file')}, {decimal(self.bytes)} in {self.seconds:.1f} s{rate}; "
+            f"{counted(self.files, 'file')}, {decimal(self.bytes)} in {self.seconds:.1f} s{speed}; "
             f"{decimal(self.from_cache)} of them from the cache{failed}"
         )
 
 
-def failure_of(url: str, error: BaseException) -> dict[str, str]:
-    """Return the entry of `failed` for a file that could not be copied."""
-    return {"url": url, "type": type(error).__name__, "message": str(error)}
+def copies_of(
+    location: Location, target: str, done: CopyCounts, *, is_into: bool, recursive: bool
+) -> list[Copy]:
+    """Return the copies that a URL stands for; add those that no local file can have to `done.failed`.
 
-
-def copies_of(place: Place, target: str, *, is_into: bool, recursive: bool) -> list[Copy]:
-    """Return the copies that a URL stands for. Raises an error before any write if one is impossible."""
-    if place.is_pattern:
-        found = [info for info in place.matches() if info["type"] == "file" or recursive]
-    else:
-        found = [place.fs.info(place.path)]
-        if found[0]["type"] == "directory" and not recursive:
-            raise IsADirectoryError(f"{place.text} is a folder: -r copies folders")
-    copies: list[Copy] = []
-    for info in found:
-        copies += copies_of_one(place, info, target, is_into=is_into or place.is_pattern)
-    for each in copies:
-        if os.path.isdir(each.local) != each.is_folder and os.path.lexists(each.local):
-            kind = "is no directory" if each.is_folder else "is a directory"
-            raise FileExistsError(f"{place.url(each.path)} cannot replace {each.local}, which {kind}")
-    return copies
-
-
-def copies_of_one(place: Place, info: dict[str, Any], target: str, *, is_into: bool) -> list[Copy]:
-    path = str(info["name"])
-    local = os.path.abspath(os.path.expanduser(target))
-    if is_into:
-        local = below(local, path.rstrip("/").rpartition("/")[2])
-    if info["type"] == "file":
-        return [Copy(path, local, info["size"])]
-    copies = [Copy(path, local, None, is_folder=True)]
-    for child in place.fs.find(path, withdirs=True, detail=True).values():
-        name = str(child["name"]).removeprefix(path).lstrip("/")
-        if name:
-            is_folder = child["type"] == "directory"
-            copies.append(Copy(str(child["name"]), below(local, name), child["size"], is_folder))
-    return copies
-
-
-def one_of_each(planned: list[Planned]) -> list[Planned]:
-    """Return the planned copies, without duplicates of objects that several URLs name.
-
-    Raises FileExistsError if two objects map to the same local file, or if one is the other's parent
-    directory.
+    Raises an error if the URL cannot be copied to the target at all.
     """
-    taken: dict[str, tuple[Place, Copy]] = {}
-    left = [(place, [each for each in copies if _is_first(place, each, taken)]) for place, copies in planned]
-    for local, (place, each) in taken.items():
-        above = taken.get(os.path.dirname(local))
-        if above is not None and not above[1].is_folder:
-            raise _one_path(above, (place, each), above[1].local)
-    return left
+    if location.is_pattern:
+        found = [info for info in location.matches() if info["type"] == "file" or recursive]
+    else:
+        found = [location.fs.info(location.path)]
+        if found[0]["type"] == "directory" and not recursive:
+            raise IsADirectoryError(f"{location.text} is a folder: -r copies folders")
+    named: list[tuple[dict[str, Any], str]] = []  # with the name in the target; empty for the target itself
+    for info in found:
+        path = str(info["name"])
+        top = path.rstrip("/").rpartition("/")[2] if is_into or location.is_pattern else ""
+        named.append((info, top))
+        if info["type"] == "directory":
+            below = location.fs.find(path, withdirs=True, detail=True).values()
+            named += [(each, f"{top}/{rest}") for each in below if (rest := str(each["name"])[len(path) :])]
+    copies = []
+    for info, name in named:
+        url = location.url(info["name"])
+        try:
+            local = local_path(target, name, url)
+        except ValueError as error:
+            if len(named) == 1:
+                raise
+            done.failed.append(failure(url, error))
+            continue
+        each = Copy(location, str(info["name"]), local, info["size"], info["type"] == "directory")
+        if os.path.isdir(local) != each.is_folder and os.path.lexists(local):
+            kind = "is no directory" if each.is_folder else "is a directory"
+            raise FileExistsError(f"{url} cannot replace {local}, which {kind}")
+        copies.append(each)
+    return copies
 
 
-def _is_first(place: Place, copy: Copy, taken: dict[str, tuple[Place, Copy]]) -> bool:
-    """Record a copy; return False for a duplicate. Folders may share a destination."""
-    of, other = taken.setdefault(copy.local, (place, copy))
-    if other is copy or (other.is_folder and copy.is_folder):
-        return True
-    if (of.fs.fsid, other.path) != (place.fs.fsid, copy.path):
-        raise _one_path((of, other), (place, copy), copy.local)
-    return False
-
-
-def _one_path(a: tuple[Place, Copy], b: tuple[Place, Copy], local: str) -> FileExistsError:
-    first, second = (place.url(copy.path) for place, copy in (a, b))
-    return FileExistsError(
-        f"{first} and {second} cannot both be copied: {local} can be one file only; nothing was written, "
-        "copy each to a directory of its own"
-    )
-
-
-def below(folder: str, name: str) -> str:
-    """Return the local path of `name` in `folder`. Raises ValueError if the name leads out of the folder."""
-    parts = PurePosixPath(name.lstrip("/")).parts
-    if not parts or ".." in parts:
-        raise ValueError(f"the name {name!r} leads out of {folder}: copy this object by itself, with cat")
+def local_path(target: str, name: str, url: str) -> str:
+    """Return the path of `name` below the target. Raises ValueError if a local file cannot have this name."""
+    folder, parts = os.path.abspath(os.path.expanduser(target)), PurePosixPath(name.lstrip("/")).parts
+    if ".." in parts:
+        raise no_local_name(url, f"its name leads out of {folder}")
+    if "\0" in name:
+        raise no_local_name(url, "its name contains a NUL character")
     return os.path.join(folder, *parts)
 
 
-def copy(place: Place, copies: list[Copy], *, is_quiet: bool) -> CopyCounts:
-    """Create folders and copy files. Errors of one of several files are recorded, others are raised."""
-    fs, started = place.fs, time.perf_counter()
-    fetched = fs.stats().bytes_fetched
+def no_local_name(url: str, why: str | None) -> ValueError:
+    return ValueError(f"{url} cannot be a local file: {why}; read it with cat")
+
+
+def without_duplicates(copies: list[Copy]) -> list[Copy]:
+    """Return the copies, each object once where several URLs name it.
+
+    Raises FileExistsError if two objects have the same local file, or if one is the other's parent directory.
+    """
+    taken: dict[str, Copy] = {}
     for each in copies:
-        os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
+        other = taken.setdefault(each.local, each)
+        is_same = (other.location.fs.fsid, other.path) == (each.location.fs.fsid, each.path)
+        if not is_same and not (other.is_folder and each.is_folder):
+            raise clash(other, each)
+    for each in taken.values():
+        above = taken.get(os.path.dirname(each.local))
+        if above is not None and not above.is_folder:
+            raise clash(above, each)
+    return list(taken.values())
+
+
+def clash(first: Copy, second: Copy) -> FileExistsError:
+    return FileExistsError(
+        f"{first.url} and {second.url} cannot both be copied: {first.local} can be one file only; "
+        "nothing was written, copy each to a directory of its own"
+    )
+
+
+def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only: bool) -> None:
+    """Create folders and copy files. Errors of one of several files are recorded, others are raised."""
+    if not copies:
+        return
+    fs, started = copies[0].location.fs, time.perf_counter()
+    fetched = fs.stats().bytes_fetched
     files = [each for each in copies if not each.is_folder]
-    done = CopyCounts()
-    with progress(sum(each.size or 0 for each in files), is_quiet=is_quiet) as advance:
-        for wave in waves(files):
-            for each, error in zip(wave, copy_wave(fs, wave, advance), strict=True):
-                if error is None:
-                    done.files += 1
-                    done.bytes += os.path.getsize(each.local) if each.size is None else each.size
-                elif isinstance(error, ABOUT_ONE) and len(files) > 1:
-                    done.failed.append(failure_of(place.url(each.path), error))
-                else:
-                    raise error
-    done.seconds = time.perf_counter() - started
+    is_only = is_only and len(files) == 1
+
+    async def copy_one(each: Copy) -> None:
+        try:
+            os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
+            if not each.is_folder:
+                callback = callback_of_one(bar)
+                await each.location.fs._get_file(each.path, each.local, callback=callback)
+                done.files += 1
+                done.bytes += callback.value
+        except Exception as error:
+            common.url = each.location.text
+            if isinstance(error, OSError) and error.errno in NOT_A_NAME:
+                error = no_local_name(each.url, error.strerror)
+            elif not isinstance(error, OBJECT_ERRORS):
+                raise
+            if is_only:
+                raise error from None
+            done.failed.append(failure(each.url, error))
+
+    with progress(total=sum(each.size or 0 for each in files), is_quiet=common.as_json) as bar:
+        run_in_slots(copies, copy_one)
+    done.seconds = round(time.perf_counter() - started, 3)
     done.from_cache = max(0, done.bytes - (fs.stats().bytes_fetched - fetched))
-    return done
 
 
-def copy_wave(
-    fs: CachedFileSystem, wave: list[Copy], advance: Callable[[int], None]
-) -> list[BaseException | None]:
-    """Copy files concurrently; return the error of each file, or None."""
-    import asyncio  # imported here because other commands do not need it
+def run_in_slots(copies: list[Copy], copy_one: Callable[[Copy], Awaitable[None]]) -> None:
+    """Copy concurrently, within the limit for memory. The first error cancels the other copies."""
+    import asyncio  # imported here because the help of commands does not need it
 
-    async def copy_all() -> list[BaseException | None]:
-        copied = (fs._get_file(each.path, each.local, callback=counting(advance)) for each in wave)
-        return await asyncio.gather(*copied, return_exceptions=True)
+    async def run_one(each: Copy, free: asyncio.Semaphore) -> None:
+        try:
+            await copy_one(each)
+        finally:
+            for _ in range(slots_of(each)):
+                free.release()
 
-    return asyncio.run(copy_all())
+    async def run_all() -> None:
+        free = asyncio.Semaphore(SLOTS)
+        async with asyncio.TaskGroup() as group:
+            for each in copies:
+                for _ in range(slots_of(each)):
+                    await free.acquire()
+                group.create_task(run_one(each, free))
 
-
-def waves(files: list[Copy]) -> Iterator[list[Copy]]:
-    """Yield groups of files to copy concurrently, within the limits for memory and open files."""
-    wave: list[Copy] = []
-    room = ALL_WINDOWS
-    for each in files:
-        need = min(WINDOW, each.size if each.size is not None else WINDOW)
-        if wave and (need > room or len(wave) == AT_ONCE):
-            yield wave
-            wave, room = [], ALL_WINDOWS
-        wave.append(each)
-        room -= need
-    if wave:
-        yield wave
+    try:
+        asyncio.run(run_all())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
-@contextlib.contextmanager
-def progress(total: int | None, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; yield a function that advances it by bytes."""
-    with _bar(is_quiet=is_quiet) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda size: bar.advance(task, size)
+def slots_of(copy: Copy) -> int:
+    size = WINDOW if copy.size is None else min(WINDOW, copy.size)
+    return max(1, math.ceil(size / SLOT))
 
 
-@contextlib.contextmanager
-def shown(*, is_quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar; yield a function that sets its position and total, both in bytes."""
-    with _bar(is_quiet=is_quiet) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda size, total: bar.update(task, completed=size, total=total)
-
-
-def _bar(*, is_quiet: bool) -> Progress:
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    is_off = is_quiet or not console.is_terminal
-    return Progress(*columns, console=console, transient=True, disable=is_off)
-
-
-def counting(advance: Callable[[int], None]) -> Any:
-    """Return an fsspec callback that reports the bytes of one file to `advance`."""
+def callback_of_one(bar: Any) -> Any:
+    """Return an fsspec callback for one file, which moves the bar of all files."""
     from fsspec.callbacks import Callback
 
-    class OfFile(Callback):  # type: ignore[misc]  # fsspec has no types
-        def call(self, *args: Any, **kwargs: Any) -> None:
-            advance(self.value - self.told)
-            self.told = self.value
+    before = 0
 
-        told = 0
+    def move(size: int | None, value: int) -> None:
+        nonlocal before
+        bar.relative_update(value - before)
+        before = value
 
-    return OfFile()
+    return Callback(hooks={"bar": move})

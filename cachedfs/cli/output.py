@@ -1,104 +1,58 @@
-"""Output of the command line: shared options, tables, JSON, progress, error messages and exit codes."""
+"""Output of the command line: text, tables, JSON, progress, errors and exit statuses."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
-import difflib
 import json
 import logging
-import os
 import sys
 import threading
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol, TextIO
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from cachedfs.cli.exit_codes import FAILED, INTERRUPTED, PIPE_CLOSED
-from cachedfs.config import Config
 from cachedfs.errors import CachedFSError
 
 __all__ = [
-    "NARROW",
-    "Given",
+    "FAILED",
+    "INTERRUPTED",
+    "PIPE_CLOSED",
     "Summary",
     "busy",
     "cell",
     "escaped",
+    "failure",
     "is_narrow",
+    "log_in_lines",
     "message_of",
     "plain_table",
+    "print_error",
     "print_json",
     "print_summary",
     "print_table",
     "print_traceback",
-    "running",
+    "progress",
+    "rate",
     "say",
-    "tell",
-    "told_in_one_line",
 ]
 
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; typer exits with 2 on wrong usage
 NARROW = 80  # terminal columns: below this, names need the space of the time columns
-MOMENT_S = 0.5  # seconds: shorter operations show no progress
+MOMENT_S = 0.5  # seconds: shorter operations show no spinner
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, separators
 JOINERS = "\u200c\u200d"  # format characters that are part of the spelling of words and emoji
 C_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
-
-
-@dataclasses.dataclass
-class Given:
-    """Values of the options shared by all commands. `url` is the URL being processed, for error messages."""
-
-    as_json: bool = False
-    debug: bool = False
-    cache_dir: str | None = None
-    options: Sequence[str] | None = None
-    url: str | None = None
-
-    def then(self, more: Given) -> Given:
-        """Return these options combined with `more`, which come later on the command line and win."""
-        return Given(
-            as_json=self.as_json or more.as_json,
-            debug=self.debug or more.debug,
-            cache_dir=self.cache_dir if more.cache_dir is None else more.cache_dir,
-            options=(*(self.options or ()), *(more.options or ())),
-        )
-
-    def ours_and_theirs(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options of cachedfs and those of the origin. Raises BadParameter for an invalid one."""
-        names = {field.name for field in dataclasses.fields(Config)}
-        ours: dict[str, Any] = {}
-        theirs: dict[str, Any] = {}
-        for text in self.options or ():
-            name, equals, value = text.partition("=")
-            if not equals or not name:
-                raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="-o")
-            if name not in names and (near := difflib.get_close_matches(name, names, n=1, cutoff=0.85)):
-                raise typer.BadParameter(f"{name!r} is no option; did you mean {near[0]!r}?", param_hint="-o")
-            (ours if name in names else theirs)[name] = _value_of(value)
-        if self.cache_dir is not None:
-            ours["cache_dir"] = self.cache_dir
-        try:
-            Config.resolve(ours)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="-o") from None
-        return ours, theirs
-
-
-def _value_of(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 # Untrusted text: an object's name may contain terminal control sequences.
@@ -112,9 +66,8 @@ def escaped(text: str) -> str:
 def _escape(letter: str) -> str:
     if letter in JOINERS or unicodedata.category(letter) not in INVISIBLE:
         return letter
-    return C_ESCAPES.get(ord(letter)) or "".join(
-        f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogatepass")
-    )
+    octal = (f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogatepass"))
+    return C_ESCAPES.get(ord(letter)) or "".join(octal)
 
 
 def _visible(text: str, stream: TextIO) -> str:
@@ -131,10 +84,9 @@ def cell(text: str, **style: Any) -> Text:
     return Text(_visible(text, sys.stdout), **style)
 
 
-def print_traceback() -> None:
-    """Print the traceback of the current error on stderr."""
-    for line in traceback.format_exc().splitlines():
-        say(line, err=True)
+def rate(size: float, seconds: float) -> str:
+    """Format a number of bytes in a time as a rate: "7.0 MB/s"."""
+    return f"{decimal(int(size / seconds))}/s"
 
 
 # Results
@@ -156,9 +108,9 @@ def print_table(table: Table) -> None:
         typer.echo(line.rstrip())
 
 
-def is_narrow(columns: int) -> bool:
-    """Return True if stdout is a terminal with fewer columns."""
-    return sys.stdout.isatty() and Console().width < columns
+def is_narrow() -> bool:
+    """Return True if stdout is a terminal without space for columns of times beside names."""
+    return sys.stdout.isatty() and Console().width < NARROW
 
 
 def plain_table(*columns: str) -> Table:
@@ -167,8 +119,53 @@ def plain_table(*columns: str) -> Table:
     return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
 
 
+class Summary(Protocol):
+    """Result of a command on several files: a dataclass with a `str` form; `failed` lists the errors."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    failed: list[dict[str, str]]
+
+
+def failure(url: str, error: BaseException) -> dict[str, str]:
+    """Return the entry of `failed` for a URL."""
+    return {"url": url, "type": type(error).__name__, "message": str(error)}
+
+
+def print_summary(done: Summary, *, as_json: bool) -> None:
+    """Print a result as JSON on stdout or as text on stderr. Exits with FAILED if any file failed."""
+    if as_json:
+        print_json(dataclasses.asdict(done))
+    else:
+        for each in done.failed:
+            say(f"cachedfs: {each['message']}", err=True)
+        say(str(done), err=True)
+    if done.failed:
+        raise typer.Exit(FAILED)
+
+
+# Progress
+
+
 @contextlib.contextmanager
-def busy(text: str, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
+def progress(*, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
+    """Show a progress bar of bytes on a terminal; yield the fsspec callback that moves it."""
+    from fsspec.callbacks import Callback
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    is_off = is_quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_off) as bar:
+        task = bar.add_task("", total=total)
+
+        def move(size: int | None, value: int) -> None:
+            bar.update(task, total=size, completed=value)
+
+        yield Callback(total, hooks={"bar": move})
+
+
+@contextlib.contextmanager
+def busy(text: str, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
     """Show a spinner with elapsed time on a terminal if the operation takes longer than `MOMENT_S`.
 
     For operations of unknown length. Yields a function that replaces the text. The spinner disappears at the
@@ -195,61 +192,37 @@ def busy(text: str, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]
             bar.stop()
 
 
-class Summary(Protocol):
-    """Result of a command on several files: a dataclass with a `str` form; `failed` lists the errors."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    failed: list[dict[str, str]]
-
-
-def print_summary(done: Summary, *, as_json: bool) -> None:
-    """Print a result as JSON on stdout or as text on stderr. Exits with FAILED if any file failed."""
-    if as_json:
-        print_json(dataclasses.asdict(done))
-    else:
-        for each in done.failed:
-            say(f"cachedfs: {each['message']}", err=True)
-        say(str(done), err=True)
-    if done.failed:
-        raise typer.Exit(FAILED)
-
-
 # Errors
 
 
-@contextlib.contextmanager
-def running(given: Given) -> Iterator[None]:
-    """Turn every exception of a command into an error line and an exit status."""
-    try:
-        with told_in_one_line(given.debug):
-            yield
-            sys.stdout.flush()
-            if "cachedfs.fetch.runtimes" in sys.modules:
-                sys.modules[
-                    "cachedfs.fetch.runtimes"
-                ].settle()  # while its warnings still go through our handler
-    except (typer.Exit, typer.BadParameter):
-        raise
-    except typer.Abort as answer:
-        if isinstance(
-            answer.__context__, KeyboardInterrupt
-        ):  # Ctrl-C at a prompt; otherwise the user declined
-            raise typer.Exit(INTERRUPTED) from None
-        raise
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:  # the reader closed the pipe
-        _drop_stdout()
-        raise typer.Exit(PIPE_CLOSED) from None
-    except Exception as error:  # outermost handler: every error becomes a line and a status
-        if given.debug:
-            print_traceback()
-        tell(error, given)
-        raise typer.Exit(FAILED) from None
+def message_of(error: Exception) -> str:
+    """Return the error message in one line; for an unexpected error type, also how to report it."""
+    text = " ".join(str(error).splitlines())
+    if isinstance(error, OSError) and not isinstance(error, CachedFSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, (OSError, ValueError, ImportError)):
+        return text or type(error).__name__
+    return f"unexpected {type(error).__name__}: {text} (run with --debug for the traceback; please report)"
+
+
+def print_error(error: Exception, url: str | None, *, as_json: bool) -> None:
+    """Print an error on stderr, in one line or as JSON with the URL that was being processed."""
+    text = message_of(error)
+    if as_json:
+        named = {} if url is None else {"url": url}
+        typer.echo(json.dumps({"error": {"type": type(error).__name__, "message": text, **named}}), err=True)
+    else:
+        say(f"cachedfs: {text}", err=True)
+
+
+def print_traceback() -> None:
+    """Print the traceback of the current error on stderr."""
+    for line in traceback.format_exc().splitlines():
+        say(line, err=True)
 
 
 @contextlib.contextmanager
-def told_in_one_line(debug: bool) -> Iterator[None]:
+def log_in_lines(debug: bool) -> Iterator[None]:
     """Print log messages of cachedfs and Python warnings as single lines on stderr."""
 
     class Handler(logging.Handler):
@@ -271,29 +244,3 @@ def told_in_one_line(debug: bool) -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-def message_of(error: Exception) -> str:
-    """Return the error message in one line; for an unexpected error type, also how to report it."""
-    text = " ".join(str(error).splitlines())
-    if isinstance(error, OSError) and not isinstance(error, CachedFSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, (OSError, ValueError, ImportError)):
-        return text or type(error).__name__
-    return f"unexpected {type(error).__name__}: {text} (run with --debug for the traceback; please report)"
-
-
-def tell(error: Exception, given: Given) -> None:
-    """Print an error on stderr, as JSON if `--json` is set."""
-    text = message_of(error)
-    if given.as_json:
-        url = {} if given.url is None else {"url": given.url}
-        typer.echo(json.dumps({"error": {"type": type(error).__name__, "message": text, **url}}), err=True)
-    else:
-        say(f"cachedfs: {text}", err=True)
-
-
-def _drop_stdout() -> None:
-    """Redirect stdout to /dev/null, so that Python does not complain about unwritten output at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

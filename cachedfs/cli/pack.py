@@ -7,18 +7,14 @@ import dataclasses
 import errno
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from cachedfs.cli.app import command, option, url_argument
-from cachedfs.cli.arguments import cached_url
-from cachedfs.cli.get import counting, progress
-from cachedfs.cli.output import Given, print_json, say
+from cachedfs.cli.arguments import CommonOptions, command, flag, option
+from cachedfs.cli.output import print_json, progress, say
+from cachedfs.cli.urls import cached_url, url_argument
 from cachedfs.errors import CachedFSError
-
-if TYPE_CHECKING:
-    from cachedfs.packing import Packed
 
 __all__ = ["pack"]
 
@@ -30,15 +26,9 @@ __all__ = ["pack"]
     "cachedfs pack --column text --column label=int64 data.csv data.zarr",
 )
 def pack(
-    given: Given,
-    source: Annotated[
-        str,
-        url_argument("SOURCE", "A folder, a pattern or a file."),
-    ],
-    target: Annotated[
-        str,
-        url_argument("TARGET", "Where the Zarr store is to be."),
-    ],
+    common: CommonOptions,
+    source: Annotated[str, url_argument("SOURCE", "A folder, a pattern or a file.")],
+    target: Annotated[str, url_argument("TARGET", "Where the Zarr store is to be.")],
     kind: Annotated[
         str | None,
         option(
@@ -46,10 +36,7 @@ def pack(
             help="Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names.",
         ),
     ] = None,
-    decode: Annotated[
-        str | None,
-        option(metavar="image", help="Pack the pixels of image files."),
-    ] = None,
+    decode: Annotated[str | None, option(metavar="image", help="Pack the pixels of image files.")] = None,
     columns: Annotated[
         list[str] | None,
         option(
@@ -64,15 +51,13 @@ def pack(
     shard_bytes: Annotated[str | None, option(metavar="SIZE", help="Size of a shard, such as 64MiB.")] = None,
     codec: Annotated[str | None, option(metavar="CODEC", help="none, lz4 or zstd.")] = None,
     n_workers: Annotated[
-        int | None,
-        option("--workers", metavar="N", help="Threads; each has a shard or two in memory."),
+        int | None, option("--workers", metavar="N", help="Threads; each has a shard or two in memory.")
     ] = None,
     dask: Annotated[
-        str | None,
-        option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler."),
+        str | None, option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Remove a Zarr store that is at TARGET first.")
+        bool, flag("--overwrite", help="Remove a Zarr store that is at TARGET first.")
     ] = False,
 ) -> None:
     """Pack many samples into one sharded Zarr store.
@@ -83,8 +68,11 @@ def pack(
     """
     from cachedfs.packing import Packing
 
-    refuse_what_cannot_be(kind, decode, chunk_bytes, shard_bytes, codec, n_workers)
-    given.url = source
+    check_choices(kind=kind, decode=decode, codec=codec)
+    check_sizes(chunk_bytes=chunk_bytes, shard_bytes=shard_bytes)
+    if n_workers is not None and n_workers < 1:
+        raise typer.BadParameter(f"{n_workers} is not 1 or more", param_hint="--workers")
+    common.url = source
     cached_url(source)  # raises an error for text that is neither a URL nor a local file
     packing = Packing(
         url_of(source),
@@ -95,47 +83,42 @@ def pack(
         chunk_bytes=chunk_bytes,
         shard_bytes=shard_bytes,
         codec=codec,
-        storage_options=options_of(source, given),
-        target_options=options_of(target, given),
+        storage_options=options_of(source, common),
+        target_options=options_of(target, common),
     )
-    if not given.as_json:
+    if not common.as_json:
         for line in packing.plan.lines():
             say(line, err=True)
-    with progress(packing.source.total_size, is_quiet=given.as_json) as advance, naming(target):
-        done = packing.run(n_workers=n_workers, client=dask, callback=counting(advance), overwrite=overwrite)
-    told(done, given)
+    with progress(is_quiet=common.as_json) as callback, naming(target):
+        done = packing.run(n_workers=n_workers, client=dask, callback=callback, overwrite=overwrite)
+    if common.as_json:
+        print_json(dataclasses.asdict(done))
+    else:
+        say(str(done), err=True)
 
 
-def refuse_what_cannot_be(
-    kind: str | None,
-    decode: str | None,
-    chunk_bytes: str | None,
-    shard_bytes: str | None,
-    codec: str | None,
-    n_workers: int | None,
-) -> None:
-    """Raise BadParameter for option values that are invalid for any SOURCE."""
-    from cachedfs.packing.api import part_size
+def check_choices(**values: str | None) -> None:
+    """Raise BadParameter for an option value that is invalid for any SOURCE."""
     from cachedfs.packing.chunk_sizes import CODECS
     from cachedfs.packing.sources.detect import KINDS
 
-    for name, value, known in (
-        ("--kind", kind, KINDS),
-        ("--decode", decode, ("image",)),
-        ("--codec", codec, CODECS),
-    ):
-        if value is not None and value not in known:
-            raise typer.BadParameter(f"{value!r} is none of: {', '.join(known)}", param_hint=name)
-    for name, sizes in (
-        ("--chunk-bytes", {"chunk_bytes": chunk_bytes}),
-        ("--shard-bytes", {"shard_bytes": shard_bytes}),
-    ):
+    choices = {"kind": KINDS, "decode": ("image",), "codec": CODECS}
+    for name, value in values.items():
+        if value is not None and value not in choices[name]:
+            raise typer.BadParameter(
+                f"{value!r} is none of: {', '.join(choices[name])}", param_hint=f"--{name}"
+            )
+
+
+def check_sizes(**sizes: str | None) -> None:
+    """Raise BadParameter for an option value that is no size."""
+    from cachedfs.packing.api import part_size
+
+    for name, size in sizes.items():
         try:
-            part_size(**sizes)
+            part_size(**{name: size})
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=name) from None
-    if n_workers is not None and n_workers < 1:
-        raise typer.BadParameter(f"{n_workers} is not 1 or more", param_hint="--workers")
+            raise typer.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from None
 
 
 @contextlib.contextmanager
@@ -144,20 +127,10 @@ def naming(target: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (
-            error.errno not in (errno.ENOSPC, errno.EDQUOT)
-            or error.filename
-            or isinstance(error, CachedFSError)
-        ):
+        is_named = error.filename or isinstance(error, CachedFSError)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or is_named:
             raise
         raise OSError(error.errno, os.strerror(error.errno), target) from error
-
-
-def told(done: Packed, given: Given) -> None:
-    if given.as_json:
-        print_json(dataclasses.asdict(done))
-    else:
-        say(str(done), err=True)
 
 
 def url_of(text: str) -> str:
@@ -166,11 +139,11 @@ def url_of(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text)) if is_local else cached_url(text)
 
 
-def options_of(text: str, given: Given) -> dict[str, Any]:
+def options_of(text: str, common: CommonOptions) -> dict[str, Any]:
     """Return the `-o` and `--cache-dir` options as storage options for the filesystem of a URL."""
     from fsspec.core import split_protocol
 
-    ours, theirs = given.ours_and_theirs()
+    ours, theirs = common.split()
     url = url_of(text)
     if url.startswith("cachedfs::"):
         return {"cachedfs": ours, split_protocol(url.rpartition("::")[2])[0] or "file": theirs}

@@ -15,21 +15,19 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from cachedfs.cli.app import Urls, command, option
-from cachedfs.cli.arguments import Place, at_each
-from cachedfs.cli.exit_codes import FAILED
-from cachedfs.cli.get import shown
+from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import (
-    NARROW,
-    Given,
+    FAILED,
     busy,
     cell,
     is_narrow,
     plain_table,
     print_json,
     print_table,
+    progress,
     say,
 )
+from cachedfs.cli.urls import Location, Urls, at_each
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -47,30 +45,26 @@ MOST_BLOCKS = 100_000  # `ls -l` omits the cached share for listings with more b
     "cachedfs ls -o token=anon gs://gcp-public-data-arco-era5",
 )
 def ls(
-    given: Given,
+    common: CommonOptions,
     urls: Urls,
-    long: Annotated[
-        bool, typer.Option("-l", "--long", metavar="", help="Also size, time of change, and cached share.")
-    ] = False,
-    recursive: Annotated[
-        bool, typer.Option("-R", "--recursive", metavar="", help="Everything below folders.")
-    ] = False,
+    long: Annotated[bool, flag("-l", "--long", help="Also size, time of change, and cached share.")] = False,
+    recursive: Annotated[bool, flag("-R", "--recursive", help="Everything below folders.")] = False,
 ) -> None:
     """List folders and objects."""
     entries: list[Entry] = []
 
-    def list_one(place: Place) -> None:
-        with busy(f"listing {place.text}", is_quiet=given.as_json):
-            found = entries_of(place, recursive=recursive, with_cached=long)
+    def list_one(location: Location) -> None:
+        with busy(f"listing {location.text}", is_quiet=common.as_json):
+            found = entries_of(location, recursive=recursive, with_cached=long)
         entries.extend(found)
-        if long and not given.as_json and sys.stdout.isatty():
-            print_table(table_of(place, found))
-        elif not given.as_json:
+        if long and not common.as_json and sys.stdout.isatty():
+            print_table(table_of(location, found))
+        elif not common.as_json:
             for entry in found:
                 say(entry.line(long=long))
 
-    is_ok = at_each(urls, given, list_one)
-    if given.as_json:
+    is_ok = at_each(urls, common, list_one)
+    if common.as_json:
         print_json([dataclasses.asdict(entry) for entry in entries])
     if not is_ok:
         raise typer.Exit(FAILED)
@@ -99,11 +93,11 @@ class Entry:
         return "\t".join([*shown, self.name])
 
 
-def entries_of(place: Place, *, recursive: bool, with_cached: bool) -> list[Entry]:
+def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> list[Entry]:
     """Return the entries that a URL lists. Raises FileNotFoundError if it does not exist."""
-    fs, path = place.fs, place.path
-    if place.is_pattern:
-        found = place.matches()
+    fs, path = location.fs, location.path
+    if location.is_pattern:
+        found = location.matches()
     elif recursive:
         found = list(fs.find(path, withdirs=True, detail=True).values())
         found = [info for info in found if info["type"] == "file" or info["name"] != path]
@@ -114,15 +108,17 @@ def entries_of(place: Place, *, recursive: bool, with_cached: bool) -> list[Entr
     n_blocks = sum((info["size"] or 0) // fs.config.block_size + 1 for info in found)
     # With max_age=0, each lookup would send a request.
     with_cached = with_cached and fs.config.lifetime_s > 0 and n_blocks <= MOST_BLOCKS
-    return [entry_of(place, info, with_cached) for info in sorted(found, key=lambda info: str(info["name"]))]
+    return [
+        entry_of(location, info, with_cached) for info in sorted(found, key=lambda info: str(info["name"]))
+    ]
 
 
-def entry_of(place: Place, info: dict[str, Any], with_cached: bool) -> Entry:
+def entry_of(location: Location, info: dict[str, Any], with_cached: bool) -> Entry:
     is_file, cached = info["type"] == "file", None
     if with_cached and is_file:
-        cached = sum(stop - start for start, stop in place.fs.cached_extent(info["name"]))
+        cached = sum(stop - start for start, stop in location.fs.cached_extent(info["name"]))
     size = info["size"] if is_file else None
-    return Entry(place.url(info["name"]), info["type"], size, modified_of(info), cached)
+    return Entry(location.url(info["name"]), info["type"], size, modified_of(info), cached)
 
 
 def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
@@ -139,15 +135,15 @@ def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
     return None
 
 
-def table_of(place: Place, entries: list[Entry]) -> Table:
+def table_of(location: Location, entries: list[Entry]) -> Table:
     """Return a listing as a table for a terminal, with names relative to the folder."""
-    heads = ["size", "name"] if is_narrow(NARROW) else ["size", "modified", "cached", "name"]
+    heads = ["size", "name"] if is_narrow() else ["size", "modified", "cached", "name"]
     table = plain_table(*heads)
     for column in table.columns[:-1]:
         column.no_wrap = True
         column.justify = "left" if column.header == "modified" else "right"
     table.columns[-1].overflow = "fold"
-    above = "" if place.is_pattern else f"{place.url(place.path).rstrip('/')}/"
+    above = "" if location.is_pattern else f"{location.url(location.path).rstrip('/')}/"
     for entry in entries:
         when = entry.modified.astimezone().strftime("%Y-%m-%d %H:%M") if entry.modified else ""
         share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
@@ -165,7 +161,7 @@ def table_of(place: Place, entries: list[Entry]) -> Table:
     "cachedfs cat 'gs://my-bucket/logs/*.txt' > all.txt",
 )
 def cat(
-    given: Given,
+    common: CommonOptions,
     urls: Urls,
     range_: Annotated[
         str | None,
@@ -178,17 +174,16 @@ def cat(
 ) -> None:
     """Write the bytes of objects to standard output."""
     start, stop = range_of(range_ or ":")
-    is_seen = sys.stdout.isatty()  # output on a terminal shows the progress by itself
+    is_quiet = common.as_json or sys.stdout.isatty()  # output on a terminal shows the progress by itself
 
-    def write_one(place: Place) -> None:
-        paths = [str(info["name"]) for info in place.matches()] if place.is_pattern else [place.path]
-        for path in paths:
-            with shown(is_quiet=given.as_json or is_seen) as show:
-                for done, total, piece in pieces_of(place.fs, path, start, stop):
+    def write_one(location: Location) -> None:
+        for path in location.paths():
+            with progress(is_quiet=is_quiet) as callback:
+                for piece in pieces_of(location.fs, path, start, stop, callback):
                     sys.stdout.buffer.write(piece)
-                    show(done + len(piece), total)
+                    callback.relative_update(len(piece))
 
-    is_ok = at_each(urls, given, write_one)
+    is_ok = at_each(urls, common, write_one)
     sys.stdout.buffer.flush()
     if not is_ok:
         raise typer.Exit(FAILED)
@@ -203,22 +198,19 @@ def range_of(text: str) -> tuple[int | None, int | None]:
 
 
 def pieces_of(
-    fs: CachedFileSystem, path: str, start: int | None, stop: int | None
-) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the bytes `[start:stop]` of an object in pieces of at most PIECE bytes.
-
-    Each item is the number of bytes before the piece, the total number of bytes, and the piece.
-    """
+    fs: CachedFileSystem, path: str, start: int | None, stop: int | None, callback: Any
+) -> Iterator[bytes]:
+    """Yield the bytes `[start:stop]` of an object in pieces of at most PIECE bytes; tell `callback` their size."""
     is_small = stop is not None and 0 <= (start or 0) <= stop <= (start or 0) + PIECE
     if is_small or (start is not None and -PIECE <= start < 0 and stop is None):
         # A single request; opening the file would also fetch its first bytes.
-        data = fs.cat_file(path, start, stop)
-        yield 0, len(data), data
+        yield fs.cat_file(path, start, stop)
         return
     with fs.open(path, "rb") as file:
         first, end, _ = slice(start, stop).indices(file.size)
+        callback.set_size(max(0, end - first))
         file.seek(first)
-        position = first
-        while position < end and (piece := file.read(min(PIECE, end - position))):
-            yield position - first, end - first, piece
-            position += len(piece)
+        left = end - first
+        while left > 0 and (piece := file.read(min(PIECE, left))):
+            yield piece
+            left -= len(piece)

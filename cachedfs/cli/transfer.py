@@ -1,36 +1,150 @@
-"""The commands `export` and `import`: write the cached blocks as a few large objects, and load them."""
+"""The commands `prefetch`, `export` and `import`: fill the cache, and carry it to another machine."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.app import Copying, Urls, command, url_argument
-from cachedfs.cli.arguments import Place, place_of
-from cachedfs.cli.exit_codes import FAILED
-from cachedfs.cli.get import shown
-from cachedfs.cli.output import Given, print_json, say
-from cachedfs.errors import CacheError
+from cachedfs.cli.arguments import CommonOptions, CopyCommand, command
+from cachedfs.cli.output import FAILED, failure, print_json, print_summary, progress, rate, say
+from cachedfs.cli.urls import Location, Urls, locate, url_argument
+from cachedfs.common.text import counted
+from cachedfs.errors import CachedFSError, CacheError
 
 if TYPE_CHECKING:
     from cachedfs.common.types import Exported, Imported
+    from cachedfs.prefetch.handle import Prefetch, Progress
 
-__all__ = ["export", "import_"]
+__all__ = ["export", "import_", "prefetch"]
+
+EVERY_S = 0.1  # seconds between two checks of the progress
+HELD_S = 1.0  # seconds: if a prefetch waits for a reader longer than this, the cache is full
+
+
+# prefetch
+
+
+@command(
+    "cachedfs prefetch gs://my-bucket/data",
+    "cachedfs prefetch 'gs://my-bucket/data/*.parquet' gs://my-bucket/train.jsonl",
+    "cachedfs prefetch --json 'drive://My Drive/images'",
+)
+def prefetch(common: CommonOptions, urls: Urls) -> None:
+    """Fetch objects and folders into the cache, so that later reads need no request.
+
+    Cached objects are not fetched again: after an interrupt, run it again to
+    continue. It stops when the cache is full of blocks of this origin that have
+    not been read yet. Objects that cannot be fetched are reported, the rest is
+    fetched, and the exit status is 1.
+    """
+    done = PrefetchCounts()
+    # One prefetch per origin: blocks of a finished one are not protected from the next one.
+    by_origin: dict[str, list[Location]] = {}
+    for text in urls:
+        location = locate(text, common)
+        by_origin.setdefault(location.fs.fsid, []).append(location)
+    for locations in by_origin.values():
+        first = locations[0]
+        common.url = first.text
+        # A trailing slash, which `Location.path` lacks, marks a folder.
+        items = [each.path + ("/" if each.text.endswith("/") else "") for each in locations]
+        with first.fs.prefetch(items) as handle:
+            try:
+                is_whole = wait(handle, is_quiet=common.as_json)
+            except KeyboardInterrupt:
+                handle.cancel()
+                done.add(first, handle.progress, [])
+                if not common.as_json:
+                    say(f"{done}; run the same command again to continue", err=True)
+                raise
+            done.add(first, handle.progress, handle.failed)
+            if not is_whole:
+                done.add_full(locations, handle.progress)
+                break
+    print_summary(done, as_json=common.as_json)
+
+
+@dataclasses.dataclass
+class PrefetchCounts:
+    """Result of `prefetch`. `here` counts the bytes that were already cached.
+
+    `failed` has the first errors; `errors` is the total number of errors.
+    """
+
+    files: int = 0
+    fetched: int = 0
+    here: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+    failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+    def add(self, location: Location, more: Progress, failed: list[tuple[str, CachedFSError]]) -> None:
+        """Add the result of a prefetch. Errors name the URL in the form the user wrote."""
+        self.files += more.items - more.errors
+        self.fetched += more.bytes_fetched
+        self.here += more.bytes_here
+        self.requests += more.requests
+        self.seconds = round(self.seconds + more.seconds, 3)
+        self.errors += more.errors
+        self.failed += [failure(location.url(path), error) for path, error in failed]
+
+    def add_full(self, locations: Sequence[Location], at: Progress) -> None:
+        """Record that not everything fits in the cache."""
+        url = locations[0].text
+        # The number and size of objects in a folder are unknown until the prefetch lists it.
+        of = "" if at.bytes_total is None else f" of {at.items_total:,}"
+        more = f" and {len(locations) - 1:,} more" if len(locations) > 1 else ""
+        why = (
+            f"{url}{more}: {at.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
+            "read them, raise cache_size, or prefetch less"
+        )
+        self.errors += 1
+        self.failed.append(failure(url, CacheError(why)))
+
+    def __str__(self) -> str:
+        files = counted(self.files, "file")
+        failed = f"; {self.errors:,} not fetched" if self.errors else ""
+        here = f"{decimal(self.here)} were here already"
+        if not self.fetched:
+            return f"{files}, {here}{failed}"
+        return f"{files}, {decimal(self.fetched)} fetched{speed(self.fetched, self.seconds)}; {here}{failed}"
+
+
+def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
+    """Show the progress of a prefetch until it ends; return False if it stops because the cache is full."""
+    held_since = None
+    with progress(is_quiet=is_quiet) as callback:
+        while not (now := handle.progress).is_over:
+            callback.set_size(now.bytes_total)
+            callback.absolute_update(now.bytes_fetched + now.bytes_here)
+            held_since = (held_since or time.monotonic()) if now.state == "held" else None
+            if held_since is not None and time.monotonic() - held_since > HELD_S:
+                return False
+            with contextlib.suppress(TimeoutError, CachedFSError):
+                handle.wait(EVERY_S)
+    if now.state == "failed":
+        handle.wait()  # raises its error
+    return True
+
+
+# export and import
 
 
 @command(
     "cachedfs export 'drive://My Drive/images' 'drive://My Drive/images.cache'",
     "cachedfs export gs://my-bucket/a gs://my-bucket/b gs://my-bucket/cache",
     "cachedfs export gs://my-bucket/data /mnt/disk/data.cache",
-    kind=Copying,
+    cls=CopyCommand,
 )
 def export(
-    given: Given,
+    common: CommonOptions,
     urls: Urls,
     target: Annotated[str, url_argument("TARGET", "The folder that the export is to be.")],
 ) -> None:
@@ -41,24 +155,21 @@ def export(
     TARGET is replaced once the new one is complete. All URLs must have the same
     origin.
     """
-    places = [place_of(text, given, offline=True) for text in urls]
-    fs = place_of(urls[0], given).fs
-    if any(place.fs.fsid != fs.fsid for place in places):
+    locations = [locate(text, common, offline=True) for text in urls]
+    fs = locate(urls[0], common).fs
+    if any(location.fs.fsid != fs.fsid for location in locations):
         raise typer.BadParameter("they are of several origins: export each of them", param_hint="URL")
-    paths = [path for place in places for path in roots_of(place)]
-    given.url = target
+    paths = [path for location in locations for path in cached_paths(location)]
     try:
-        place_of(target, given)  # raises an error for text that is neither a URL nor a local file
+        locate(target, common)  # raises an error for text that is neither a URL nor a local file
     except ValueError as error:
         raise ValueError(f"{error}, ./{target} for a new local folder") from error
+    target_options = common.split()[1] if "://" in target else {}
     started = time.perf_counter()
-    with told(is_quiet=given.as_json) as callback:
-        done = fs.export_cache(paths, target, options_for(target, given), callback=callback)
+    with progress(is_quiet=common.as_json) as callback:
+        done = fs.export_cache(paths, target, target_options, callback=callback)
     seconds = time.perf_counter() - started
-    if given.as_json:
-        print_json({**done._asdict(), "seconds": round(seconds, 3)})
-    else:
-        say(said_of_export(done, seconds), err=True)
+    print_result(done, text_of_export(done, seconds), seconds, common)
 
 
 @command(
@@ -67,7 +178,7 @@ def export(
     name="import",
 )
 def import_(
-    given: Given,
+    common: CommonOptions,
     source: Annotated[str, url_argument("SOURCE", "The folder that export wrote.")],
 ) -> None:
     """Load what export wrote into the cache, in few requests.
@@ -78,72 +189,54 @@ def import_(
     """
     from cachedfs.snapshot import Import
 
-    place = place_of(source, given)
-    reader = place.fs._reader
+    location = locate(source, common)
+    reader = location.fs._reader
     started = time.perf_counter()
-    with told(is_quiet=given.as_json) as callback:
-        done = reader.source.runtime.run(Import(reader, place.path, identity=None, callback=callback).run())
+    with progress(is_quiet=common.as_json) as callback:
+        run = Import(reader, location.path, identity=None, callback=callback).run()
+        done = reader.source.runtime.run(run)
     seconds = time.perf_counter() - started
-    if given.as_json:
-        print_json({**done._asdict(), "seconds": round(seconds, 3)})
-    else:
-        say(said_of_import(done, seconds), err=True)
+    print_result(done, text_of_import(done, seconds), seconds, common)
     if not done.ok:
         raise typer.Exit(FAILED)
 
 
-def roots_of(place: Place) -> list[str]:
+def cached_paths(location: Location) -> list[str]:
     """Return the paths that a URL names; for a pattern, the cached ones that match. Sends no request."""
-    if not place.is_pattern:
-        return [place.path]
-    source = place.fs._source
-    above = place.path.partition("*")[0].rpartition("/")[0]
-    cached = source.runtime.cache.paths_below(source.identity, above)
-    found = sorted({root for path in cached if (root := place.named(path)) is not None})
+    if not location.is_pattern:
+        return [location.path]
+    above = location.path.partition("*")[0].rpartition("/")[0]
+    cached = location.cache.paths_below(location.identity, above)
+    found = sorted({root for path in cached if (root := location.named(path)) is not None})
     if not found:
-        raise CacheError(f"{place.text}: nothing that is cached has such a name: prefetch it first")
+        raise CacheError(f"{location.text}: nothing that is cached has such a name: prefetch it first")
     return found
 
 
-def options_for(text: str, given: Given) -> dict[str, Any]:
-    """Return the `-o` options for the filesystem of a URL."""
-    return given.ours_and_theirs()[1] if "://" in text else {}
+def print_result(done: Exported | Imported, text: str, seconds: float, common: CommonOptions) -> None:
+    if common.as_json:
+        print_json({**done._asdict(), "seconds": round(seconds, 3)})
+    else:
+        say(text, err=True)
 
 
-@contextlib.contextmanager
-def told(*, is_quiet: bool) -> Iterator[Any]:
-    """Yield an fsspec callback that moves a progress bar."""
-    from fsspec.callbacks import Callback
-
-    with shown(is_quiet=is_quiet) as show:
-
-        class OfAll(Callback):  # type: ignore[misc]  # fsspec has no types
-            def call(self, *args: Any, **kwargs: Any) -> None:
-                show(self.value, self.size)
-
-        yield OfAll()
-
-
-def said_of_export(done: Exported, seconds: float) -> str:
-    here = (
-        "all of it was there already"
-        if not done.sent
-        else f"{decimal(done.sent)} sent{rate(done.sent, seconds)}"
+def text_of_export(done: Exported, seconds: float) -> str:
+    what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
+    sent = (
+        f"{decimal(done.sent)} sent{speed(done.sent, seconds)}"
+        if done.sent
+        else "all of it was there already"
     )
-    what = f"{number(done.objects, 'object')}, {number(done.blocks, 'block')}, {decimal(done.bytes)}"
-    return f"{what} in {number(done.bundles, 'bundle')}; {here}"
+    return f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
 
 
-def said_of_import(done: Imported, seconds: float) -> str:
-    text = f"{number(done.blocks, 'block')}, {decimal(done.bytes)} fetched{rate(done.bytes, seconds)}; {done.here:,} were here"
+def text_of_import(done: Imported, seconds: float) -> str:
+    fetched = f"{decimal(done.bytes)} fetched{speed(done.bytes, seconds)}"
+    text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here"
     if done.left:
         text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
     return text
 
 
-def rate(size: int, seconds: float) -> str:
-    return f" in {seconds:.1f} s, {decimal(int(size / seconds))}/s" if size and seconds else ""
-
-
-def number(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def speed(size: int, seconds: float) -> str:
+    return f" in {seconds:.1f} s, {rate(size, seconds)}" if size and seconds else ""

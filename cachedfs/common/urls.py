@@ -50,7 +50,9 @@ def target_of(
         protocol = next(iter(nested))
     if protocol is None:
         raise ValueError(
-            "cachedfs needs a target: give a URL such as 'cachedfs::gs://bucket/key', or target_protocol='gs'"
+            "cachedfs needs a target filesystem: write "
+            'fsspec.filesystem("cachedfs", target_protocol="gs"), or '
+            'fs, path = fsspec.core.url_to_fs("cachedfs::gs://bucket/key")'
         )
     names = GCS_PROTOCOLS if protocol in GCS_PROTOCOLS else (protocol,)
     if foreign := (nested.keys() & known_implementations.keys()) - {*names}:

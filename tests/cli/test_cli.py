@@ -27,8 +27,9 @@ import typer
 from typer.testing import CliRunner
 
 from cachedfs import log_events
-from cachedfs.cli import arguments, commands, exit_codes, get, main, output, reading, simulated
-from cachedfs.cli.output import Given
+from cachedfs.cli import get, main, output, reading, sim, urls
+from cachedfs.cli.app import app, handling_errors
+from cachedfs.cli.arguments import CommonOptions
 from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
 from cachedfs.fetch import runtimes
@@ -60,7 +61,7 @@ PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 def run(*arguments, status=0, stdin=None):
     """Run a command in this process; return the result after looking at its exit status."""
-    result = CliRunner().invoke(commands.app, list(arguments), input=stdin)
+    result = CliRunner().invoke(app, list(arguments), input=stdin)
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result
@@ -126,7 +127,7 @@ def interrupted(when, *arguments):
     thread = threading.Thread(target=ctrl_c)
     thread.start()
     try:
-        result = run(*arguments, status=exit_codes.INTERRUPTED)
+        result = run(*arguments, status=output.INTERRUPTED)
     finally:
         is_over.set()
         thread.join()
@@ -385,7 +386,7 @@ def test_prefetch_goes_on_after_an_interrupt(cloud):
     until(lambda: len(list(cloud.cache_dir.glob("cachedfs-*/blocks/*/*"))) >= 15)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (exit_codes.INTERRUPTED, b"")
+    assert (process.returncode, out) == (output.INTERRUPTED, b"")
     assert b"; run the same command again to continue\n" in err
     assert b"Traceback" not in err
     cloud.server.heal()
@@ -681,16 +682,38 @@ def test_get_writes_nowhere_but_below_its_target(cloud, tmp_path):
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_waves_bound_files_and_memory():
-    def sizes(files):
-        return [
-            [each.size for each in wave] for wave in get.waves([get.Copy("p", "l", size) for size in files])
-        ]
+def test_get_copies_the_others_where_one_name_cannot_be_local(cloud, tmp_path):
+    long = "n" * 300
+    names = {"up": "d/../up", "nul": "d/a\0b", "long": f"d/{long}", "below": f"d/{'m' * 300}/x"}
+    for key in ("d/a", "d/e/b", *names.values()):
+        cloud.put(key, b"1")
+    result = run("get", "-r", cloud.url("d", "gs://"), str(tmp_path / "to"), status=1)
+    *failed, done = result.stderr.splitlines()
+    for key in names.values():
+        assert any(f"{cloud.url(key, 'gs://')} cannot be a local file: " in line for line in failed), key
+    assert done.startswith("2 files, 2 bytes in ")
+    found = [path.relative_to(tmp_path / "to") for path in (tmp_path / "to").rglob("*") if path.is_file()]
+    assert sorted(map(str, found)) == ["a", "e/b"]
+    for key in (names["nul"], names["long"]):
+        alone = run("get", cloud.url(key, "gs://"), str(tmp_path) + "/", status=1).stderr
+        assert alone.startswith(f"cachedfs: {cloud.url(key, 'gs://')} cannot be a local file: ")
+    many = json.loads(run("get", "--json", cloud.url("d/*", "gs://"), str(tmp_path), status=1).stdout)
+    assert (many["files"], len(many["failed"])) == (1, 2)
 
-    assert sizes([]) == []
-    assert [len(wave) for wave in sizes([1] * 300)] == [128, 128, 44]
-    assert [len(wave) for wave in sizes([1 << 40] * 10)] == [8, 2]
-    assert [len(wave) for wave in sizes([None] * 9)] == [8, 1]
+
+@pytest.mark.parametrize(("size", "n"), [(1, 128), (5 << 20, 64), (1 << 40, 8), (None, 8)])
+def test_get_bounds_files_and_memory(size, n):
+    active, most = set(), 0
+
+    async def copy_one(each):
+        nonlocal most
+        active.add(each)
+        most = max(most, len(active))
+        await asyncio.sleep(0)
+        active.remove(each)
+
+    get.run_in_slots([get.Copy(None, str(i), "", size) for i in range(300)], copy_one)
+    assert most <= n
 
 
 # stats and evict
@@ -823,7 +846,7 @@ def test_ctrl_c_at_a_question_is_an_interrupt(cause, status):
         except (KeyboardInterrupt, EOFError):  # as typer does it
             raise typer.Abort from None
 
-    with pytest.raises((typer.Exit, typer.Abort)) as end, output.running(Given()):
+    with pytest.raises((typer.Exit, typer.Abort)) as end, handling_errors(CommonOptions()):
         asked()
     assert getattr(end.value, "exit_code", None) == status
 
@@ -950,9 +973,9 @@ def test_sim_of_a_drive(cloud, tmp_path, monkeypatch):
 
 def test_sim_of_a_folder_names_its_bucket(tmp_path):
     (tmp_path / "photos").mkdir()
-    assert simulated.bucket_of(["gcs", "--folder", str(tmp_path)]) == "photos"
-    assert simulated.bucket_of(["gcs", "--folder", str(tmp_path / "photos")]) == "BUCKET"
-    assert simulated.bucket_of(["gcs", "--bucket", "mine"]) == "mine"
+    assert sim.bucket_of(["gcs", "--folder", str(tmp_path)]) == "photos"
+    assert sim.bucket_of(["gcs", "--folder", str(tmp_path / "photos")]) == "BUCKET"
+    assert sim.bucket_of(["gcs", "--bucket", "mine"]) == "mine"
 
 
 def test_sim_on_a_port_that_is_taken(cloud):
@@ -968,7 +991,7 @@ def test_sim_serves_a_folder_that_is_there_and_names_a_bucket_of_it(tmp_path, mo
     assert not (tmp_path / "typo").exists()
     for name in (".sim", "data"):  # the first is what the cloud itself keeps there
         (tmp_path / name).mkdir()
-    assert simulated.bucket_of(["gcs", "--folder", str(tmp_path)]) == "data"
+    assert sim.bucket_of(["gcs", "--folder", str(tmp_path)]) == "data"
 
 
 def test_demo_is_the_demo(monkeypatch):
@@ -1151,7 +1174,7 @@ def test_errors_as_json(cloud):
 def test_no_traceback_unless_debug(cloud):
     url = cloud.url("nothing", "gs://")
     assert len(run("cat", url, status=1).stderr.splitlines()) == 1
-    told = CliRunner().invoke(commands.app, ["cat", "--debug", url]).stderr
+    told = CliRunner().invoke(app, ["cat", "--debug", url]).stderr
     assert "Traceback (most recent call last)" in told
     assert told.splitlines()[-1].startswith("cachedfs: ")
 
@@ -1228,20 +1251,20 @@ def test_urls_that_cannot_be(url, said):
 def test_what_is_read_through_the_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "key").touch()
-    assert arguments.cached_url("gs://b/k") == "cachedfs::gs://b/k"
-    assert arguments.cached_url("drive://My Drive/a") == "cachedfs::drive://My Drive/a"
+    assert urls.cached_url("gs://b/k") == "cachedfs::gs://b/k"
+    assert urls.cached_url("drive://My Drive/a") == "cachedfs::drive://My Drive/a"
     for url in ("cachedfs::gs://b/k", "cgs://b/k", "cdrive://My Drive/a"):
-        assert arguments.cached_url(url) == url
+        assert urls.cached_url(url) == url
     listed = run("ls", "-o", "auto_mkdir=false", f"cachedfs::{tmp_path}").stdout.split()
     assert f"cachedfs::file://{tmp_path}/key" in listed
-    assert arguments.cached_url("key") == f"cachedfs::file://{tmp_path}/key"
+    assert urls.cached_url("key") == f"cachedfs::file://{tmp_path}/key"
 
 
 def test_options_go_where_they_belong(cloud, tmp_path):
-    given = Given(
+    common = CommonOptions(
         options=("max_age=0", "token=anon", "requester_pays=true", "cache_size=1GB"), cache_dir="/x"
     )
-    assert given.ours_and_theirs() == (
+    assert common.split() == (
         {"max_age": 0, "cache_size": "1GB", "cache_dir": "/x"},
         {"token": "anon", "requester_pays": True},
     )
@@ -1279,7 +1302,7 @@ def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeyp
 
 
 def test_log_and_warnings_are_single_lines(capsys):
-    with output.told_in_one_line(debug=False):
+    with output.log_in_lines(debug=False):
         logging.getLogger("cachedfs.read").warning("the %s is away", "origin")
         logging.getLogger("cachedfs.read").info("nobody needs this")
         warnings.simplefilter("always")
@@ -1370,9 +1393,9 @@ def test_the_help_and_the_page_have_the_commands_in_one_order():
 
 
 def test_the_commands_are_these():
-    assert sorted(
-        command.name or command.callback.__name__ for command in commands.app.registered_commands
-    ) == sorted(COMMANDS)
+    assert sorted(command.name or command.callback.__name__ for command in app.registered_commands) == sorted(
+        COMMANDS
+    )
     assert run("--version").stdout == "cachedfs 0.1.0\n"
 
 
@@ -1395,7 +1418,7 @@ def test_every_command_and_option_is_on_the_page(command):
 
 def test_exit_statuses_on_the_page():
     statuses = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
-    assert statuses == {0, 2, exit_codes.FAILED, exit_codes.INTERRUPTED, exit_codes.PIPE_CLOSED}
+    assert statuses == {0, 2, output.FAILED, output.INTERRUPTED, output.PIPE_CLOSED}
 
 
 def sessions():

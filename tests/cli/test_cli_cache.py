@@ -1,6 +1,7 @@
-"""Commands about the cache: statistics, pins, advice, and shell completion."""
+"""Commands about the cache: statistics, pins, advice, and shell urls."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -19,8 +20,9 @@ import pytest
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index.block_rows import CachedPath
-from cachedfs.cli import advice, completion, main
-from cachedfs.cli.stats import folders_of, said_of_counts
+from cachedfs.cli import main, urls
+from cachedfs.cli.monitoring import folders_of, text_of_use, texts_of
+from cachedfs.cli.origin_checks import Measured, advice, limits
 from cachedfs.common.types import Counted
 from cachedfs.sim import Fault
 from tests.cli.test_cli import in_terminal, interrupted, json_of, run, start
@@ -30,7 +32,7 @@ from tests.support import MiB, forget, noise
 
 
 def test_one_of_a_thing_is_one():
-    words = said_of_counts(Counted(hits=1, misses=0, requests=1, evictions=1, since=1.0))
+    words = texts_of(Counted(hits=1, misses=0, requests=1, evictions=1, since=1.0))
     assert words["hits"].startswith("1 of 1 block, ")
     assert words["fetched"].endswith(" in 1 request")
     assert words["evicted"] == "1 block"
@@ -275,9 +277,7 @@ def test_cat_into_a_file_shows_how_far_it_is_and_leaves_only_bytes(cloud, tmp_pa
 
 # What doctor makes of what it measured.
 
-FAST = advice.Seen(
-    0.05, 16, one_per_s=50e6, all_per_s=150e6, n_at_once=8, n_files=1, wanted=10**6, may_hold=10**9
-)
+FAST = Measured(0.05, 16, one_per_s=50e6, all_per_s=150e6, n_at_once=8, n_files=1, size=10**6, may_hold=10**9)
 
 
 @pytest.mark.parametrize(
@@ -286,25 +286,25 @@ FAST = advice.Seen(
         ({}, []),
         ({"concurrency": 2}, ["concurrency=3: fewer do not fill the link"]),
         ({"all_per_s": 390e6, "concurrency": 8}, []),  # all eight as fast as one: what fills it was not seen
-        ({"wanted": 2 * 10**9, "could_hold": 10**10}, ['cache_size="3GB": then all of the object stays']),
+        ({"size": 2 * 10**9, "could_hold": 10**10}, ['cache_size="3GB": then all of the object stays']),
         (
-            {"n_files": 3, "wanted": 2 * 10**9, "could_hold": 10**9},
+            {"n_files": 3, "size": 2 * 10**9, "could_hold": 10**9},
             ["cache_dir= on a larger disk: the folder does not fit this one"],
         ),
         ({"is_drive": True, "is_immutable": True}, []),
         (
-            {"n_files": 5000, "wanted": 5 * 10**7},
+            {"n_files": 5000, "size": 5 * 10**7},
             ["cachedfs pack: 5,000 files of 10.0 kB become tens of objects"],
         ),
-        ({"n_files": 999, "wanted": 10**6}, []),
+        ({"n_files": 999, "size": 10**6}, []),
     ],
 )
 def test_settings_follow_from_what_was_seen(changed, told):
-    assert advice.settings(advice.dataclasses.replace(FAST, **changed)) == told
+    assert advice(dataclasses.replace(FAST, **changed)) == told
 
 
 def test_bounds_name_link_latency_and_cache():
-    told = advice.bounds(advice.dataclasses.replace(FAST, n_files=9, wanted=4 * 10**9))
+    told = limits(dataclasses.replace(FAST, n_files=9, size=4 * 10**9))
     assert told == (
         "Small objects one by one: 20 a second; as a list by fs.cat, 16 in flight: up to 320 a second. The link gives 150.0 MB/s: "
         "concurrency=3 fills it (now 16). Of 4.0 GB here the cache holds 25.0 %: that share of each further epoch is hits."
@@ -315,10 +315,10 @@ def test_a_full_cache_that_gives_up_what_comes_is_named():
     counted = Counted(
         hits=10, misses=100, requests=100, bytes_fetched=1, bytes_served=2, evictions=90, since=1.0
     )
-    assert "raise cache_size" in advice.use(counted, 95, 100)[1]
-    assert advice.use(counted, 10, 100)[1] == "", "evicted by somebody's command"
-    assert advice.use(counted._replace(evictions=10), 95, 100)[1] == ""
-    assert advice.use(Counted(), 0, 100) == ("no block was read yet", "")
+    assert "raise cache_size" in text_of_use(counted, 95, 100)[1]
+    assert text_of_use(counted, 10, 100)[1] == "", "evicted by somebody's command"
+    assert text_of_use(counted._replace(evictions=10), 95, 100)[1] == ""
+    assert text_of_use(Counted(), 0, 100) == ("no block was read yet", "")
 
 
 def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
@@ -414,16 +414,16 @@ def test_completion_looks_into_the_cache_that_the_line_names(cloud, tmp_path):
 def test_what_bash_splits_is_joined_again(line, at, words, begun):
     if "20" in words:
         words, begun = ["cachedfs", "ls", "-o", "a=b", "20"], "gs://b/year="
-    assert completion.joined(completion.split(line), at) == (words, begun)
+    assert urls.joined(urls.split(line), at) == (words, begun)
 
 
 def test_only_lines_of_bash_are_joined():
     environ = {"_CACHEDFS_COMPLETE": "complete_zsh", "COMP_WORDS": "a b : c", "COMP_CWORD": "3"}
     kept = dict(environ)
-    completion.rejoin(environ)
+    urls.rejoin(environ)
     assert environ == kept
     none = {}
-    completion.rejoin(none)
+    urls.rejoin(none)
     assert none == {}
 
 
@@ -477,8 +477,8 @@ def test_completion_never_fails(monkeypatch):
     def broken(*arguments):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(completion, "names_below", broken)
-    assert completion.urls_known(SimpleNamespace(), "gs://b/") == []
+    monkeypatch.setattr(urls, "names_below", broken)
+    assert urls.urls_known(SimpleNamespace(), "gs://b/") == []
 
 
 def test_fsspec_sees_the_pins_of_the_command_line(cloud):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cachedfs import log_events
-from cachedfs.cli import commands
+from cachedfs.cli.app import app
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.report.event_reader import EventRecords
@@ -57,7 +57,7 @@ def run(cloud, tmp_path, monkeypatch):
 
 
 def report(*arguments, status=0):
-    result = CliRunner().invoke(commands.app, ["report", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return result
 

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cachedfs.cli.app import command, option
-from cachedfs.cli.output import Given
+from cachedfs.cli.arguments import CommonOptions, argument, command, option
 
 __all__ = ["demo", "sim"]
 
@@ -23,19 +22,15 @@ PORTS = {"gcs": 4443, "drive": 4444}
     "cachedfs sim gcs --profile table",
     "cachedfs sim gcs --folder /data --port 4443",
     "cachedfs sim drive --profile drive-typical",
-    takes=["debug"],
+    common=("debug",),
     ignore_unknown_options=True,
 )
 def sim(
-    given: Given,
-    cloud: Annotated[str, typer.Argument(metavar="gcs|drive", show_default=False, help="Which cloud.")],
+    common: CommonOptions,
+    cloud: Annotated[str, argument("gcs|drive", "Which cloud.")],
     more: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="OPTION",
-            show_default=False,
-            help="Others go to python -m cachedfs.sim: --seed 1, --bucket NAME.",
-        ),
+        argument("OPTION", "Others go to python -m cachedfs.sim: --seed 1, --bucket NAME."),
     ] = None,
     profile: Annotated[
         str,
@@ -44,12 +39,10 @@ def sim(
         ),
     ] = "off",
     port: Annotated[
-        int | None,
-        option(metavar="N", help="0 takes a free one.", default="4443, for Drive 4444"),
+        int | None, option(metavar="N", help="0 takes a free one.", default="4443, for Drive 4444")
     ] = None,
     folder: Annotated[
-        str | None,
-        option(metavar="DIR", help="Serve the files below DIR, not memory."),
+        str | None, option(metavar="DIR", help="Serve the files below DIR, not memory.")
     ] = None,
 ) -> None:
     """Run a simulated cloud on this machine until Ctrl-C."""
@@ -80,9 +73,8 @@ def usable_port(port: int) -> int:
 
 def how_to_reach(cloud: str, port: int, arguments: list[str]) -> list[str]:
     """Return the lines that tell the user what to type in another terminal."""
-    section, url = ("GS", f"gs://{bucket_of(arguments)}")
-    if cloud == "drive":
-        section, url = ("DRIVE", "drive://My Drive")
+    is_drive = cloud == "drive"
+    section, url = ("DRIVE", "drive://My Drive") if is_drive else ("GS", f"gs://{bucket_of(arguments)}")
     return [
         "A simulated cloud; Ctrl-C ends it. In another terminal:",
         f"  export FSSPEC_{section}_TOKEN=anon",
@@ -93,25 +85,18 @@ def how_to_reach(cloud: str, port: int, arguments: list[str]) -> list[str]:
 
 def bucket_of(arguments: list[str]) -> str:
     """Return the name of a bucket that the simulated cloud will serve."""
-    given = dict(itertools.pairwise(arguments))
-    if "--bucket" in given:
-        return given["--bucket"]
-    with contextlib.suppress(OSError):
-        return min(
-            (entry.name for entry in os.scandir(given.get("--folder", "")) if is_bucket(entry)),
-            default="BUCKET",
-        )
+    values = dict(itertools.pairwise(arguments))
+    if "--bucket" in values:
+        return values["--bucket"]
+    with contextlib.suppress(OSError), os.scandir(values.get("--folder", "")) as entries:
+        # .sim holds temporary files of the simulated cloud
+        names = [each.name for each in entries if each.is_dir() and not each.name.startswith(".")]
+        return min(names, default="BUCKET")
     return "BUCKET"
 
 
-def is_bucket(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and not entry.name.startswith(
-        "."
-    )  # .sim holds temporary files of the simulated cloud
-
-
-@command("cachedfs demo", takes=["debug"])
-def demo(given: Given) -> None:
+@command("cachedfs demo", common=("debug",))
+def demo(common: CommonOptions) -> None:
     """Measure cachedfs against a simulated cloud.
 
     Reads real data with cachedfs and without, and prints one table. Takes a

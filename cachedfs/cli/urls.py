@@ -1,0 +1,283 @@
+"""Resolve the URLs that users type to a filesystem and path, and complete them in a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import logging
+import os
+import re
+import shlex
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cachedfs.cli.arguments import CommonOptions, argument
+from cachedfs.cli.output import print_error
+from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
+
+if TYPE_CHECKING:
+    from cachedfs.cache.block_cache import BlockCache
+    from cachedfs.filesystem import CachedFileSystem
+
+__all__ = ["OBJECT_ERRORS", "Location", "Urls", "at_each", "cached_url", "locate", "rejoin", "url_argument"]
+
+
+OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the cache
+AT_DRIVE = ("My Drive", "Shared with me", "shared:", "id:")  # prefixes of Google Drive paths
+OBJECT_ERRORS = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # errors of a single object
+PROTOCOLS = ("gs://", "drive://My Drive/", "cgs://", "cdrive://My Drive/", "cachedfs::")
+MOST = 1000  # completions at most: no shell usefully shows more
+SHELL = "_CACHEDFS_COMPLETE"  # environment variable set by the completing shell: its name, and the action
+BEGUN = "_CACHEDFS_BEGUN"  # environment variable: what bash split off the current word; completions omit it
+BREAKS = ":="  # characters at which bash splits words, besides spaces
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """A URL as the user wrote it, with the filesystem and path it resolves to."""
+
+    text: str
+    fs: CachedFileSystem
+    path: str
+
+    def url(self, path: str) -> str:
+        """Return the URL of another path of this filesystem, in the form the user chose for this one."""
+        url = self.fs.unstrip_protocol(path)
+        if not self.text.startswith("cachedfs::"):
+            url = url.removeprefix("cachedfs::")
+        return url if "://" in self.text else url.removeprefix("file://")
+
+    @property
+    def is_pattern(self) -> bool:
+        return "*" in self.path
+
+    def named(self, path: str) -> str | None:
+        """Return the match of this URL that equals or contains `path`; None if there is none.
+
+        Uses the path text only and sends no request.
+        """
+        above = self.path.rstrip("/")
+        if not self.is_pattern:
+            return above if path == above or path.startswith(f"{above}/") or not above else None
+        from fsspec.utils import glob_translate
+
+        is_named = re.compile(glob_translate(above)).fullmatch
+        ends = [at for at, letter in enumerate(path) if letter == "/"]
+        return next((path[:end] for end in [*ends, len(path)] if is_named(path[:end])), None)
+
+    @property
+    def cache(self) -> BlockCache:
+        return self.fs._source.runtime.cache
+
+    @property
+    def identity(self) -> str:
+        """The name under which the cache has the blocks of this origin."""
+        return self.fs._source.identity
+
+    def matches(self) -> list[dict[str, Any]]:
+        """Return the entries that match the pattern. Raises ObjectNotFound if there are none."""
+        found = list(self.fs.glob(self.path, detail=True).values())
+        if not found:
+            raise ObjectNotFound(f"{self.text}: nothing has such a name")
+        return found
+
+    def paths(self) -> list[str]:
+        """Return the path, or the paths that match the pattern. Raises ObjectNotFound if none does."""
+        return [str(info["name"]) for info in self.matches()] if self.is_pattern else [self.path]
+
+
+def locate(text: str, common: CommonOptions, **more: Any) -> Location:
+    """Resolve a URL under the common options, overridden by `more` options of cachedfs.
+
+    From then on error messages name this URL.
+    """
+    from fsspec.core import split_protocol, url_to_fs
+
+    common.url = text
+    ours, theirs = common.split()
+    ours |= more
+    url = cached_url(text)
+    if url.startswith("cachedfs::"):
+        target = split_protocol(url.rpartition("::")[2])[0] or "file"
+        fs, path = url_to_fs(url, cachedfs=ours, **{target: theirs})
+    else:
+        fs, path = url_to_fs(url, target_options=theirs, **ours)
+    return Location(text, fs, path)
+
+
+def at_each(urls: Sequence[str], common: CommonOptions, do: Callable[[Location], None]) -> bool:
+    """Call `do` for each URL; report a URL that cannot be read and go on with the others.
+
+    Returns True if all URLs succeeded. Raises errors that affect more than one URL, and every error if there
+    is only one.
+    """
+    is_ok = True
+    for text in urls:
+        location = locate(text, common)
+        try:
+            do(location)
+        except OBJECT_ERRORS as error:
+            if len(urls) == 1:
+                raise
+            print_error(error, common.url, as_json=common.as_json)
+            is_ok = False
+    return is_ok
+
+
+def cached_url(text: str) -> str:
+    """Return the cachedfs URL for a URL or local path. Raises ValueError if it is not valid."""
+    above, chained, last = text.rpartition("::")
+    if found := re.match("(gs|gcs|drive|cgs|cdrive|https?):/(?!/)", last):
+        raise ValueError(f"{text!r} is no URL: write {above}{chained}{found[1]}://{last[found.end() :]}")
+    if "://" in text or "::" in text:
+        _refuse_unknown(text, last)
+        first = re.split("::|://", text, maxsplit=1)[0]
+        return text if first in OURS else f"cachedfs::{text}"
+    path = os.path.expanduser(text)
+    if os.path.isabs(path) or text.startswith((".", "~")) or os.path.lexists(path):
+        return f"cachedfs::file://{os.path.abspath(path)}"
+    if text.startswith(AT_DRIVE):
+        raise ValueError(f"{text!r} has no protocol: write 'drive://{text}' for Google Drive")
+    at_drive = text.removeprefix("MyDrive/")  # where a mounted Drive has its files
+    raise ValueError(
+        f"{text!r} has no protocol, and no local file has this name: "
+        f"write gs://{text or 'my-bucket'} for Google Cloud Storage, 'drive://My Drive/{at_drive}' for Google Drive"
+    )
+
+
+def _refuse_unknown(text: str, last: str) -> None:
+    """Raise ValueError if the last protocol of a URL is not installed or has no path."""
+    from fsspec.registry import available_protocols, registry
+
+    known = {*available_protocols(), *registry}
+    protocol, has_path, _ = last.partition("://")
+    if not has_path:
+        if not last or last in known:
+            example = f"{text}://..." if last else f"{text}gs://my-bucket"
+            raise ValueError(f"{text!r} is no URL: a path is missing, as in {example}")
+        return  # a local path
+    if protocol not in known:
+        # Ignore case and blanks. Suggest the protocols of cachedfs before others.
+        wanted, ours = protocol.strip().lower(), ["gs", "drive"]
+        near = difflib.get_close_matches(wanted, ours, n=1) or difflib.get_close_matches(wanted, known, n=1)
+        meant = f"; did you mean {near[0]}://?" if near else ""
+        raise ValueError(f"{text!r}: no protocol that is installed is called {protocol!r}{meant}")
+
+
+# Completion from cached metadata: sends no request and prints nothing on stderr.
+
+
+def rejoin(environ: MutableMapping[str, str]) -> None:
+    """Undo how bash splits URLs on the command line: it ends a word at each colon and equals sign.
+
+    Joins whole URLs in `COMP_WORDS` again. The current word stays as bash split it, since the completions
+    replace only that; the part before it is stored in `environ` under BEGUN.
+    """
+    if environ.get(SHELL) != "complete_bash":
+        return
+    words, begun = joined(split(environ.get("COMP_WORDS", "")), int(environ.get("COMP_CWORD", 0)))
+    environ["COMP_WORDS"], environ["COMP_CWORD"] = shlex.join(words), str(len(words) - 1)
+    environ[BEGUN] = begun
+
+
+def split(line: str) -> list[str]:
+    """Return the words of a line as a shell splits them; an unclosed quote ends with the line."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words: list[str] = []
+    try:
+        words += iter(lexer.get_token, None)
+    except ValueError:  # unclosed quote, or a trailing backslash
+        words.append(lexer.token or "")
+    return words
+
+
+def joined(words: list[str], at: int) -> tuple[list[str], str]:
+    """Return the words up to index `at` with split URLs joined, and the prefix of the last word.
+
+    The last word stays as bash split it; the prefix is the part that bash split off.
+    """
+    words = words[: at + 1] + [""] * (at + 1 - len(words))
+    found = words[:1]
+    is_open = False
+    for word in words[1:]:
+        is_break = bool(word) and not word.strip(BREAKS)
+        if len(found) > 1 and (is_open or is_break):
+            found[-1] += word
+        else:
+            found.append(word)
+        is_open = is_break
+    return [*found[:-1], words[at]], found[-1].removesuffix(words[at])
+
+
+def urls_known(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the completions of a URL that starts with `incomplete`, in the form the shell expects."""
+    begun = os.environ.get(BEGUN, "")
+    is_bash = os.environ.get(SHELL) == "complete_bash"
+    logging.disable()
+    try:
+        found = offered(begun + incomplete, ctx)
+    except Exception:  # an error message would garble the line being typed
+        return []
+    finally:
+        logging.disable(logging.NOTSET)
+    # Other shells quote completions themselves.
+    return [_quoted(url.removeprefix(begun)) if is_bash else url.removeprefix(begun) for url in found]
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"\\{c}" if c in " \t'\"()&;<>|$`\\!*?[]#{}" else c for c in text)
+
+
+def offered(text: str, ctx: typer.Context) -> list[str]:
+    """Return the URLs that start with `text`: one level below its last slash.
+
+    Descends further while there is only one candidate and it is a folder.
+    """
+    if "://" in text:
+        found = names_below(text, ctx)
+    else:
+        found = [protocol for protocol in PROTOCOLS if protocol.startswith(text)]
+    while len(found) == 1 and found[0].endswith("/"):  # otherwise the shell would end the word here
+        below = names_below(found[0], ctx)
+        if not below:
+            break
+        found = below
+    return found[:MOST]
+
+
+def names_below(text: str, ctx: typer.Context) -> list[str]:
+    """Return the URLs in the folder of `text` that start with `text`, sorted; folders end with a slash.
+
+    Uses only cached metadata and cached blocks.
+    """
+    folder = text[: text.rindex("/") + 1]
+    values = [each.params for each in (ctx.find_root(), ctx)]
+    common = CommonOptions(
+        cache_dir=next((v for each in values if (v := each.get("cache_dir"))), None),
+        options=[v for each in values for v in each.get("options") or ()],
+    )
+    location = locate(folder, common, offline=True)
+    return sorted(folder + name for name in names_in(location) if (folder + name).startswith(text))
+
+
+def names_in(location: Location) -> set[str]:
+    """Return the names in a folder from its cached listing, and those with cached blocks at or below them."""
+    path = location.path.rstrip("/")
+    found = set(location.cache.paths_below(location.identity, path))
+    with contextlib.suppress(OSError):  # not listed yet
+        infos = location.fs.ls(location.path, detail=True)
+        found |= {f"{info['name']}/" if info["type"] == "directory" else str(info["name"]) for info in infos}
+    names = (each[len(path) :].lstrip("/") for each in found)
+    return {first + slash for first, slash, _ in (name.partition("/") for name in names if name)}
+
+
+def url_argument(metavar: str, help: str) -> Any:
+    """Return a typer argument for a URL, with completion."""
+    return argument(metavar, help, autocompletion=urls_known)
+
+
+Urls = Annotated[list[str], url_argument("URL", "What to read.")]
