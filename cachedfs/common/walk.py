@@ -1,12 +1,17 @@
-"""A base class for filesystems: lookups raise errors, and walks end despite cycles."""
+"""A filesystem base class: errors are raised, walks end despite cycles, and an existing name is no pattern."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.implementations.local import LocalFileSystem, make_path_posix
+
+from cachedfs.common.urls import is_pattern
 
 __all__ = ["ABSENT", "CycleSafeWalk"]
 
@@ -16,8 +21,11 @@ ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no suc
 class CycleSafeWalk(AsyncFileSystem):
     """Base class: lookups raise all errors but absence, and `walk` does not loop.
 
-    This applies to `exists`, `isfile`, `isdir` and `walk`. A shortcut to a folder that contains it is listed but not
-    entered. Folders are compared by the `id` in their `info`. Origins without ids, such as GCS, have no shortcuts.
+    A shortcut to a folder that contains it is listed but not entered. Folders are compared by the `id` in their `info`.
+    Origins without ids, such as GCS, have no shortcuts.
+
+    `cat`, `get`, `copy`, `mv` and `rm` expand a path such as `report [1].txt` as a pattern only if nothing has this
+    name.
     """
 
     async def _walk(
@@ -82,6 +90,73 @@ class CycleSafeWalk(AsyncFileSystem):
         except ABSENT:
             return None
 
+    def _is_known(self, path: str) -> bool:
+        """Return whether a path is known to exist, without a request."""
+        return False
+
+    async def _expand_path(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, assume_literal: bool = False
+    ) -> list[str]:
+        """Expand patterns and folders as fsspec does, but take the name of an existing object or folder literally."""
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        found: set[str] = set()
+        for each in self._strip_protocol([path] if isinstance(path, str | os.PathLike) else list(path)):
+            roots, depth = [each], maxdepth
+            if not assume_literal and is_pattern(each) and not await self._is_literal(each):
+                matched = await self._glob(each, maxdepth=maxdepth)
+                if each not in matched:
+                    found.update(matched)
+                    roots, depth = matched, None if maxdepth is None else maxdepth - 1
+            for root in roots if recursive and depth != 0 else ():
+                found.update(await self._find(root, maxdepth=depth, withdirs=True))
+            if roots == [each] and each not in found and (not recursive or await self._exists(each)):
+                found.add(each)
+        if not found:
+            raise FileNotFoundError(path)
+        return sorted(found)
+
+    async def _is_literal(self, path: str) -> bool:
+        """Return whether a pattern is known to be a name, or must be one if it exists.
+
+        A pattern without "[" matches the object of its own name, so its matches tell.
+        """
+        if self._is_known(path):
+            return True
+        with contextlib.suppress(OSError):  # raised again by the listing that the pattern needs
+            return "[" in path and await self._exists(path)
+        return False
+
+    async def _copy(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        if isinstance(path2, str) and (names := await self._named(path1, recursive, maxdepth)):
+            into = path2.endswith("/") or await self._isdir(path2)
+            path1, path2 = _literal(path1, path2, names, into=into)
+        await super()._copy(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+
+    async def _get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if not isinstance(lpath, list) and (names := await self._named(rpath, recursive, maxdepth)):
+            lpath = os.fspath(lpath)
+            into = lpath.endswith(("/", os.sep)) or LocalFileSystem().isdir(lpath)
+            rpath, lpath = _literal(rpath, make_path_posix(lpath), names, into=into)
+        return await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, **kwargs)
+
+    async def _named(self, path: Any, recursive: bool, maxdepth: int | None) -> list[str]:
+        """Return the names that an existing path with wildcard characters stands for; [] for any other path."""
+        if not isinstance(path, str) or not is_pattern(name := self._strip_protocol(path)):
+            return []
+        names = await self._expand_path(path, recursive, maxdepth)
+        return names if name in names and (recursive or await self._isfile(name)) else []
+
     def walk(self, path: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any, Any]]:
         """Walk as fsspec does, but list a shortcut to a folder that contains it without entering it."""
         levels = self._walk(path, *args, **options)
@@ -93,3 +168,13 @@ def _but_for_absence(error: OSError) -> None:
     """Raise an error of listing a folder, unless the folder does not exist."""
     if not isinstance(error, ABSENT):
         raise error
+
+
+def _literal(source: str, target: Any, names: list[str], *, into: bool) -> tuple[Any, Any]:
+    """Return the arguments with which fsspec copies `source` as a name; `into`: the target is a folder.
+
+    For a pattern with a single match, fsspec takes any target for a folder.
+    """
+    if into and not source.endswith("/"):
+        target = f"{target.rstrip('/')}/{names[0].rpartition('/')[2]}"
+    return ([names[0]], [target]) if len(names) == 1 else (source, target)

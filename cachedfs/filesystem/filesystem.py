@@ -6,6 +6,7 @@ They map paths, and connect synchronous and asynchronous methods.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import inspect
@@ -19,11 +20,12 @@ from fsspec.asyn import mirror_sync_methods
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.core import has_magic
+from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import is_pattern, is_url, jsonable, strip, target_of
+from cachedfs.common.urls import GCS_PROTOCOLS, is_pattern, is_url, jsonable, strip, target_of
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ChecksumMismatch, ObjectChanged
@@ -90,7 +92,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         self._source = Source(target_protocol, target_options, self.config, self.unstrip_protocol)
         self._reader = Reader(self._source)
         # An instance knows the target's rules for bare paths; the class knows only URLs with a protocol.
-        self._strip_protocol = self._strip  # type: ignore[method-assign]
+        self._strip_protocol = self._strip_object  # type: ignore[method-assign]
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the target and `stats`; sends no request."""
@@ -121,9 +123,20 @@ class CachedFileSystem(CacheMethods, WriteMethods):
             return [strip(self.protocol, self.target_protocol, p) for p in path]
         return strip(self.protocol, self.target_protocol, path)
 
+    def _strip_object(self, path: Any) -> Any:
+        """Return the target's path, with the slash that ends the name of some GCS objects, if one is known."""
+        if isinstance(path, list):
+            return [self._strip_object(each) for each in path]
+        name = self._strip(path)
+        if self.target_protocol in GCS_PROTOCOLS and stringify_path(path).endswith("/"):
+            entry = self._source.metadata.get(f"{name}/")
+            if entry is not None and entry.info is not None and entry.info.kind == "file":
+                return f"{name}/"
+        return name
+
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL that opens `name`, such as `cachedfs::gs://bucket/key`."""
-        name = strip(self.protocol, self.target_protocol, name)
+        name = self._strip_object(name)
         # A name that is a whole URL needs no protocol in front.
         return f"cachedfs::{name}" if is_url(name) else f"{self._url_prefix()}{name}"
 
@@ -180,7 +193,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return self._described(path).as_info()
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
-        path = self._strip(path)
+        path = self._strip_object(path)
         entry = self._source.fresh_with_details(path)
         if entry is not None:
             return entry.object.as_info()
@@ -209,13 +222,17 @@ class CachedFileSystem(CacheMethods, WriteMethods):
 
     def _kind(self, path: Any) -> str | None:
         try:
-            return self._object(path).kind
+            return self._object(self._strip(path)).kind
         except ABSENT:
             return None
 
+    def _is_known(self, path: str) -> bool:
+        entry = self._source.fresh(path)
+        return entry is not None and entry.info is not None
+
     async def _kind_of(self, path: Any) -> str | None:
         try:
-            return (await self._object_at(path)).kind
+            return (await self._object_at(self._strip(path))).kind
         except ABSENT:
             return None
 
@@ -228,14 +245,14 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         the end are clipped. If the object is replaced during the read, the read starts again; the third time it raises
         ObjectChanged.
         """
-        name: str = self._strip(path)
+        name: str = self._strip_object(path)
         data = self._reader.cached_reads.read(name, start, end)
         return data if data is not None else self._run(self._reader.read(name, start, end))
 
     async def _cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
-        path, reader = self._strip(path), self._reader
+        path, reader = self._strip_object(path), self._reader
         try:
             data = reader.cached_reads.read(path, start, end, nowait=True)
         except BlockingIOError:  # on disk but not in the page cache: do not block the caller's loop
@@ -252,8 +269,8 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         """
         single = isinstance(path, str | os.PathLike)
         paths = [path] if single else list(path)
-        names = list(dict.fromkeys(map(self._strip, paths)))
-        if recursive or kwargs or any(map(is_pattern, names)):
+        names = list(dict.fromkeys(map(self._strip_object, paths)))
+        if recursive or kwargs or any(is_pattern(name) and not self._is_known(name) for name in names):
             return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
         raises = on_error != "return" if single else on_error == "raise"
         datas = self._read_many([(name, None, None) for name in names], raises=raises)
@@ -282,7 +299,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
             raise TypeError(
                 f"paths of cat_ranges: {paths!r} is not a list or tuple; for one object, use cat_file"
             )
-        names = {path: self._strip(path) for path in set(paths)}
+        names = {path: self._strip_object(path) for path in set(paths)}
         wanted = zip((names[path] for path in paths), _each(starts, paths), _each(ends, paths), strict=True)
         return self._read_many(list(wanted), raises=on_error != "return", **kwargs)
 
@@ -350,10 +367,10 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     async def _get_file(
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
-        path = self._strip(rpath)
+        path = self._strip_object(rpath)
         info = await self._hop(self._reader.resolver.info(path))
-        if info.kind == "directory":
-            os.makedirs(lpath, exist_ok=True)
+        if info.kind == "directory" or (path.endswith("/") and os.fspath(lpath).endswith("/")):
+            os.makedirs(lpath, exist_ok=True)  # a local folder has no bytes
             return
         await filled(lpath, lambda file: self._copy_out(path, file, callback))
 
@@ -403,6 +420,11 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         if kwargs.pop("refresh", False):
             self.invalidate_cache(path)
         if maxdepth is not None:
+            if withdirs and path and self.config.lifetime_s:
+                with contextlib.suppress(
+                    *ABSENT
+                ):  # fsspec first asks whether `path` is a folder: the listing tells
+                    await self._hop(self._reader.resolver.listing(path))
             near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
             # For a file, fsspec's own `_find` returns an empty info.
             wanted = {
@@ -422,25 +444,6 @@ class CachedFileSystem(CacheMethods, WriteMethods):
             if (withdirs or info.kind == "file") and _begins(info.path, path, prefix)
         }
         return wanted if detail else list(wanted)
-
-    async def _expand_path(
-        self, path: Any, recursive: bool = False, maxdepth: int | None = None, assume_literal: bool = False
-    ) -> Any:
-        paths = self._strip([path] if isinstance(path, str | os.PathLike) else list(path))
-        if not assume_literal and any(map(is_pattern, paths)):
-            return await super()._expand_path(paths, recursive, maxdepth)
-        if maxdepth is not None and maxdepth < 1:
-            raise ValueError("maxdepth must be at least 1")
-        # As in fsspec, but fsspec takes the query of a URL for a pattern.
-        found: set[str] = set()
-        for each in paths:
-            if recursive:
-                found.update(await self._find(each, maxdepth=maxdepth, withdirs=True))
-            if each not in found and (not recursive or await self._exists(each)):
-                found.add(each)
-        if not found:
-            raise FileNotFoundError(path)
-        return sorted(found)
 
     async def _glob(self, path: Any, maxdepth: int | None = None, **kwargs: Any) -> Any:
         name = self._strip(path)
@@ -499,17 +502,17 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         return self._run(self._source.origin(path).call(method, path))
 
     def _object(self, path: Any) -> ObjectInfo:
-        path = self._strip(path)
+        path = self._strip_object(path)
         entry = self._source.existing(path)
         return entry.object if entry is not None else self._run(self._reader.resolver.info(path))
 
     async def _object_at(self, path: Any) -> ObjectInfo:
-        path = self._strip(path)
+        path = self._strip_object(path)
         entry = self._source.existing(path)
         return entry.object if entry is not None else await self._hop(self._reader.resolver.info(path))
 
     def _described(self, path: Any) -> ObjectInfo:
-        path = self._strip(path)
+        path = self._strip_object(path)
         entry = self._source.fresh_with_details(path)
         return entry.object if entry is not None else self._run(self._reader.resolver.describe(path))
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import IO, Any
 
 from fsspec.asyn import _run_coros_in_chunks
@@ -66,20 +66,49 @@ class WriteMethods(CycleSafeWalk):
         await self._write([path], "put_file", os.fspath(lpath), path, callback=callback, **options)
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
-        path = self._strip(path)
+        path = self._strip_protocol(path)
         await self._write([path], "rm_file", path, **kwargs)
 
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        path = self._strip(_one_or_list(path))
+        path = (self._strip if recursive else self._strip_protocol)(_one_or_list(path))
         paths = path if isinstance(path, list) else [path]
-        changed = [before_magic(p) for p in paths]
-        tree = recursive or changed != paths
-        await self._write(changed, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=tree)
+        if any(map(is_pattern, paths)):
+            await self._rm_matches(paths, recursive, maxdepth)
+        else:
+            await self._write(paths, "rm", path, recursive=recursive, maxdepth=maxdepth, tree=recursive)
 
-    async def _copy(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
-        await super()._copy(path1, path2, recursive=recursive, tree=recursive, **kwargs)
+    async def _rm_matches(self, paths: list[str], recursive: bool, maxdepth: int | None) -> None:
+        """Remove what paths and patterns name.
+
+        Most inner filesystems would expand a name with wildcard characters again: such objects are removed one by one.
+        """
+        for path in paths:
+            self._expire_listing(path, recursive)
+        limited = recursive and maxdepth is not None
+        found = await self._expand_path(paths, limited, maxdepth if limited else None)
+        inner = await self._hop(self._reader.source.origin(paths[0]).filesystem())
+        folders = recursive and isinstance(inner, CycleSafeWalk)  # it takes existing names literally
+        names = [path for path in found if not limited and (folders or not is_pattern(path))]
+        if names:
+            await self._write(names, "rm", names, recursive=recursive, tree=recursive)
+        if others := sorted({*found}.difference(names)):
+            await self._remove(
+                await self._expand_path(others, recursive and not limited, assume_literal=True)
+            )
+
+    def _expire_listing(self, path: str, recursive: bool) -> None:
+        """Expire the listings that decide what is removed: an older one may be incomplete."""
+        if is_pattern(path) and not self._is_known(path):
+            self.invalidate_cache(before_magic(path))
+        elif recursive:
+            self.invalidate_cache(path)
+
+    async def _copy(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        await super()._copy(path1, path2, recursive, maxdepth, tree=recursive, **kwargs)
 
     async def _cp_file(
         self,
@@ -94,7 +123,9 @@ class WriteMethods(CycleSafeWalk):
         `tree` means the copy is part of a recursive one, so missing folders are created. `copied`, where given,
         receives the copy's source and target.
         """
-        source, target = self._strip(path1), self._strip(path2)
+        source, target = self._strip_protocol(path1), self._strip(path2)
+        if source.endswith("/") and stringify_path(path2).endswith("/"):
+            target += "/"  # an object with such a name, not a folder
         try:
             await self._write([target], "cp_file", source, target, **kwargs)
         except FileNotFoundError:
@@ -119,11 +150,12 @@ class WriteMethods(CycleSafeWalk):
         was copied.
         """
         path1 = _one_or_list(path1)
-        inner = type(self.origin_fs).mv
-        copies = getattr(inner, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
+        inner = type(self.origin_fs)
+        copies = getattr(inner.mv, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and maxdepth is None
-        # An existing name is not a pattern, whatever characters it has.
-        if copies or not single or (is_pattern(self._strip(path1)) and not self.exists(path1)):
+        if single and is_pattern(self._strip(path1)):  # most filesystems would expand an existing name, too
+            copies = copies or not (issubclass(inner, CycleSafeWalk) and self.exists(path1))
+        if copies or not single:
             self._run(self._copy_and_remove(path1, path2, recursive, maxdepth))
             return
         source, target = self._strip(path1), self._strip(path2)
@@ -138,18 +170,19 @@ class WriteMethods(CycleSafeWalk):
         """Move by copying, then remove exactly what was copied: other writers may add objects meanwhile."""
         began_at = time.time()
         for source in path1 if isinstance(path1, list) else [path1]:
-            source = self._strip(source)
-            if recursive or is_pattern(source):
-                self.invalidate_cache(before_magic(source))  # an older listing may be incomplete
+            self._expire_listing(self._strip(source), recursive)
         copied: dict[str, str] = {}
         await self._copy(
             path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", copied=copied
         )
         if not copied and not isinstance(path1, list):  # then fsspec skips folders without an error
             raise await self._nothing_moved(self._strip(path1), recursive)
-        sources = copied.keys() - copied.values()  # keep what was moved onto itself
-        folders = {path for path in sources if await self._was_dir(path, began_at)}
-        files = [self._rm_file(path) for path in sources - folders]
+        await self._remove(copied.keys() - copied.values(), began_at)  # keep what was moved onto itself
+
+    async def _remove(self, paths: Collection[str], since: float = 0.0) -> None:
+        """Remove these objects, one request each, and then the folders among them that are empty."""
+        folders = {path for path in paths if await self._was_dir(path, since)}
+        files = [self._rm_file(path) for path in paths if path not in folders]
         await _run_coros_in_chunks(files, batch_size=self.batch_size)
         for folder in sorted(folders, reverse=True):
             try:
@@ -169,7 +202,7 @@ class WriteMethods(CycleSafeWalk):
 
     async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
         url = self._reader.source.url(source)
-        if recursive or is_pattern(source) or not await self._isdir(source):
+        if recursive or not await self._isdir(source):
             return ObjectNotFound(f"{url}: nothing was moved: the path matches only folders, no objects")
         return IsAFolder(f"{url} is a folder, and was not moved: call mv with recursive=True")
 

@@ -94,7 +94,7 @@ def is_nameless(info: ObjectInfo, folder: str) -> bool:
 
     It has no path of its own.
     """
-    return info.path == f"{folder}/"
+    return info.path == f"{folder}/" and info.kind == "directory"
 
 
 def _is_ambiguous(folder: str, found: list[ObjectInfo], listings: Container[str]) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fsspec.callbacks import Callback
+from fsspec.generic import rsync
 
 from tests.support import KiB, MiB, forget, noise
 
@@ -107,6 +108,28 @@ def test_cat_takes_many_paths_in_every_form_and_globs(cloud, fs):
         fs.cat([*expected, absent])
     assert fs.cat([*expected, absent], on_error="omit") == expected
     assert isinstance(fs.cat([*expected, absent], on_error="return")[absent], FileNotFoundError)
+
+
+@pytest.mark.parametrize("prefix", ["cgs://", "cachedfs::gs://"])
+def test_rsync_takes_our_urls(cloud, tmp_path, prefix):
+    options = {} if prefix == "cgs://" else {"inst_kwargs": {"default_method": "options"}}
+    for name in ("a", "d/b", "d/c"):
+        cloud.put(f"from/{name}", name.encode())
+    cloud.put("to/old", b"")
+    source, target, local = cloud.url("from", prefix), cloud.url("to", prefix), f"file://{tmp_path}/to"
+    for there in (target, local):
+        copied = rsync(source, there, delete_missing=True, **options)
+        assert copied == {f"{source}/{name}": f"{there}/{name}" for name in ("a", "d/b", "d/c")}
+        assert rsync(source, there, **options) == {}
+    assert (tmp_path / "to/d/b").read_bytes() == b"d/b"
+    fs = fsspec.filesystem("cgs")
+    assert fs.cat(fs.find(cloud.path("to"))) == {
+        cloud.path(f"to/{n}"): n.encode() for n in ("a", "d/b", "d/c")
+    }
+    assert rsync(local, cloud.url("back", prefix), **options).keys() == {
+        f"{local}/{n}" for n in ("a", "d/b", "d/c")
+    }
+    assert len(fs.find(cloud.path("back"))) == 3
 
 
 def test_cat_ranges_of_several_objects(cloud, fs):

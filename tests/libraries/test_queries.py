@@ -64,6 +64,20 @@ def test_duckdb_reads_writes_and_finds_files(place):
     assert pd.read_parquet(f"{folder}/1.parquet")["a"].tolist() == [42]
 
 
+@pytest.mark.parametrize("options", ["OVERWRITE_OR_IGNORE, ", "APPEND, "])
+@pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
+def test_duckdb_partitions_into_a_new_folder(place, options):
+    fs = place.fs
+    with duckdb.connect() as con:
+        con.register_filesystem(fs)
+        rows = "(SELECT range AS n, range % 3 AS x FROM range(9))"
+        con.sql(f"COPY {rows} TO '{place.url('out')}' (FORMAT parquet, {options}PARTITION_BY (x))")
+        assert con.sql(
+            f"SELECT sum(n), count(DISTINCT x) FROM '{place.url('out')}/*/*.parquet'"
+        ).fetchall() == [(36, 3)]
+    assert fs.ls(place.path("out"), detail=False) == [place.path(f"out/x={x}") for x in range(3)]
+
+
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
 def test_duckdb_sums_what_its_threads_read_from_one_file(place):
     """They share a handle, and each seeks and reads in two calls."""

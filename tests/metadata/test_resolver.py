@@ -11,7 +11,7 @@ from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
 from cachedfs.errors import AccessDenied, OriginUnavailable
-from tests.support import noise, until
+from tests.support import forget, noise, until
 
 
 @pytest.fixture
@@ -155,6 +155,46 @@ def test_a_folder_made_by_hand_is_a_folder_before_and_after_a_find(cloud, fs):
         assert fs.find(cloud.bucket) == [cloud.path("e/x")]
         assert fs.ls(cloud.path("d")) == []
         assert [(d, f) for _, d, f in fs.walk(cloud.bucket)] == [(["d", "e"], []), ([], []), ([], ["x"])]
+
+
+@pytest.mark.parametrize("listed", ["ls", "find", "walk"])
+def test_an_object_whose_name_ends_in_a_slash_is_read_by_the_name_that_listings_give(cloud, tmp_path, listed):
+    objects = {cloud.path(name): cloud.put(name, name.encode()) for name in ("d/", "d/e/", "d/x")}
+    fs, folder, name = fsspec.filesystem("cgs"), cloud.path("d"), cloud.path("d/")
+    list(getattr(fs, listed)(folder))
+    assert fs.find(folder) == fs.find(name) == fs.origin_fs.find(folder) == sorted(objects)
+    assert (
+        fs.ls(folder, detail=False)
+        == fs.ls(name, detail=False)
+        == [name, cloud.path("d/e"), cloud.path("d/x")]
+    )
+    cloud.asked()
+    info = fs.info(name)
+    assert (info["name"], info["type"], info["size"]) == (name, "file", 2)
+    assert fs.info(folder)["type"] == "directory"
+    assert fs.isdir(folder)
+    assert fs.isdir(name)
+    assert cloud.asked() == []
+    assert fs.cat(fs.find(folder)) == objects
+    assert fs.cat(name) == fs.cat_file(name, 0, 5) == fs.open(name).read() == b"d/"
+    assert cloud.asked() == ["media"] * 3
+    forget()
+    fs = fsspec.filesystem("cgs")
+    assert asyncio.run(fs._cat(sorted(objects))) == objects
+    assert asyncio.run(fs._cat_file(name)) == b"d/"
+    assert fsspec.url_to_fs(fs.unstrip_protocol(name))[1] == folder  # fsspec itself drops the slash
+    assert cloud.asked() == []
+    fs.get_file(name, str(tmp_path / "got"))
+    assert (tmp_path / "got").read_bytes() == b"d/"
+    fs.get(folder, str(tmp_path / "tree"), recursive=True)  # a local folder has no bytes
+    assert sorted(path.name for path in (tmp_path / "tree").rglob("*")) == ["e", "x"]
+    fs.copy(folder, cloud.path("copy"), recursive=True)
+    assert fs.find(cloud.path("copy")) == [cloud.path(f"copy{each}") for each in ("/", "/e/", "/x")]
+    fs.rm([name])
+    assert fs.find(folder) == [cloud.path("d/e/"), cloud.path("d/x")]
+    assert fs.info(name)["type"] == "directory"
+    fs.rm(folder, recursive=True)
+    assert not fs.exists(folder)
 
 
 @pytest.mark.parametrize("listed", ["shallow", "deep"])

@@ -18,6 +18,7 @@ from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.urls import is_pattern
 from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, ObjectChanged
 from cachedfs.origins.drive.file_objects import DriveFile, WrittenDriveFile, not_kept
@@ -307,7 +308,8 @@ class DriveFileSystem(CycleSafeWalk):
     ) -> None:
         """Move a file or folder. A single one is moved on the server and keeps its id."""
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
-        if isinstance(source, list) or maxdepth is not None or "*" in source:
+        single = not isinstance(source, list) and maxdepth is None
+        if not single or (is_pattern(source) and not self.exists(source)):
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return
         if stringify_path(path2).endswith("/"):

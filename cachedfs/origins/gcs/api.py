@@ -35,6 +35,7 @@ __all__ = [
     "media_url",
     "metadata_url",
     "object_info",
+    "object_path",
     "plain_path",
     "read_headers",
     "url_of",
@@ -61,6 +62,12 @@ def plain_path(path: str) -> str:
     for prefix in ("gs://", "gcs://", "gs::", "gcs::"):
         path = path.removeprefix(prefix)
     return path.strip("/")
+
+
+def object_path(path: str) -> str:
+    """Return the same, with the slash that ends the name of some objects."""
+    plain = plain_path(path)
+    return f"{plain}/" if path.endswith("/") and "/" in plain else plain
 
 
 def url_of(path: str) -> str:
@@ -203,17 +210,16 @@ def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
 def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
     """Yield the objects and folders in one page of a listing of `prefix`.
 
-    An empty object "d/" is the folder d, as created by hand. A folder with an empty name, such as the one in `a` for
-    `a//b`, is `a/`: see `cachedfs.metadata.listings`.
+    An empty object "d/" is the folder d, as created by hand; one that has bytes is also an object in d. A folder with
+    an empty name, such as the one in `a` for `a//b`, is `a/`: see `cachedfs.metadata.listings`.
     """
     for name in page.get("prefixes", ()):
         yield folder_info(f"{bucket}/{name.removesuffix('/')}")
     for resource in page.get("items", ()):
         name = resource["name"]
-        if name == prefix:
-            continue
         if name.endswith("/") and int(resource.get("size", 0)) == 0:
-            yield folder_info(f"{bucket}/{name.rstrip('/')}")
+            if name != prefix:
+                yield folder_info(f"{bucket}/{name.rstrip('/')}")
         else:
             yield object_info(resource, f"{bucket}/{name}")
 

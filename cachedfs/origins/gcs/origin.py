@@ -121,7 +121,7 @@ class GCSOrigin:
 
         Takes one request for an object, two for a folder or for an absence.
         """
-        path = api.plain_path(path)
+        path = api.object_path(path)
         with mapped(api.url_of(path), "looking it up"):
             if not path:
                 return api.folder_info("")
@@ -132,8 +132,9 @@ class GCSOrigin:
             try:
                 return api.object_info(await connection.metadata(path, bucket, key, generation), path)
             except ObjectNotFound:
-                if generation is None and await self._has_children(connection, path, bucket, f"{key}/"):
-                    return api.folder_info(path)
+                prefix = f"{key.rstrip('/')}/"
+                if generation is None and await self._has_children(connection, path, bucket, prefix):
+                    return api.folder_info(path.rstrip("/"))
                 raise
 
     async def _lookup_bucket(self, connection: GCSConnection, bucket: str) -> ObjectInfo:
@@ -153,7 +154,7 @@ class GCSOrigin:
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
         """Request bytes: one request, whose headers also have version and size."""
-        return GCSMediaRead(self.connection, self.lookup, api.plain_path(path), want, pinned)
+        return GCSMediaRead(self.connection, self.lookup, api.object_path(path), want, pinned)
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
