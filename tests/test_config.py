@@ -27,7 +27,8 @@ def test_what_is_not_a_size_is_refused(text):
 def test_the_defaults_are_those_of_the_design():
     config = Config.resolve({})
     assert (config.block_size, config.request_size, config.read_ahead) == (1 << 20, 8 << 20, 64 << 20)
-    assert (config.concurrency, config.max_age, config.keep_free) == (16, 60, 0.1)
+    assert (config.concurrency, config.max_age, config.keep_free) == (128, 60, 0.1)
+    assert Config.resolve({"concurrency": "auto"}).concurrency == 128
     assert (config.stale_if_error, config.offline, config.verify_always) == (True, False, False)
     assert config.cache_dir is None
     assert config.cache_size is None

@@ -177,13 +177,13 @@ def speed_checks(
     yield Check("one request", "ok", f"{decimal(size)} in {milliseconds(whole_s)}: {rate(size, whole_s)}")
     measured = Measured(
         first_s,
-        fs.config.concurrency,
+        fs.config.first_concurrency,
         is_drive=fs.target_protocol == "drive",
         is_immutable=is_immutable,
         **sizes_of(fs, found),
     )
     if size >= LEAST:
-        n = min(fs.config.concurrency, AT_ONCE)
+        n = min(fs.config.first_concurrency, AT_ONCE)
         part = min(size, max(LEAST, int(size / whole_s * HALF_S)))
         took_s = timed(lambda: read_at_once(fs.origin_fs, path, n, part, int(info["size"])))
         what = f"{n} requests, {decimal(n * part)} in {milliseconds(took_s)}: {rate(n * part, took_s)}"
@@ -272,10 +272,10 @@ def limits(measured: Measured) -> str:
     texts = [f"Small objects one by one: {1 / first_s:,.0f} a second; {at_once}"]
     if measured.n_to_fill is not None:
         speed = rate(measured.all_per_s or 0, 1)
-        texts.append(f"The link gives {speed}: concurrency={measured.n_to_fill} fills it (now {n}).")
+        texts.append(f"The link gives {speed}; {measured.n_to_fill} requests at a time fill it.")
     elif measured.one_per_s is not None:
         needed = max(1, math.ceil(125e6 / measured.one_per_s))
-        texts.append(f"concurrency={needed} fills a link of 1 Gbit/s, {10 * needed} one of 10 (now {n}).")
+        texts.append(f"{needed} requests at a time would fill a link of 1 Gbit/s, {10 * needed} one of 10.")
     if measured.size is not None and held is not None and measured.n_files != 1:
         then = "from the second time on all of it is hits"
         if held < 1:

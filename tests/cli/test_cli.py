@@ -1476,7 +1476,10 @@ def comparable(text, is_about):
     text = re.sub(r"\w+ +write speed.*?(?=\w+ +index)", "", text, flags=re.DOTALL)
     # What fills a link is seen where several requests get more than one does, and not on a busy machine.
     text = re.sub(
-        r"(The\s+link\s+gives|concurrency=\d+\s+fills\s+a).*?\(now\s+16\)\.", "", text, flags=re.DOTALL
+        r"(The\s+link\s+gives.*?fill\s+it\.|\d+\s+requests\s+at\s+a\s+time\s+would.*?of\s+10\.)",
+        "",
+        text,
+        flags=re.DOTALL,
     )
     if is_about:
         text = re.sub(r"\d[\d.,]*( [kMG]?B\b| bytes)?", "#", text)
