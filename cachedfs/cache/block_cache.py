@@ -10,25 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file
-from cachedfs.cache.block_file import FORMAT, BadBlock, OpenBlock
+from cachedfs.cache.block_file import OpenBlock
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.counters import SharedCounters, SharedRecord, SharedRecords
 from cachedfs.cache.directory import layer_roots
-from cachedfs.cache.disk import Buffer, is_network
+from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.fsck import CheckReport
 from cachedfs.cache.index.block_rows import CachedPath
-from cachedfs.cache.index.metadata_records import (
-    FeedConfirmation,
-    FeedPosition,
-    FeedSnapshot,
-    ListingRecord,
-    MetadataRecord,
-    decode_info,
-    encode_info,
-    hash_of,
-)
 from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.local_copies import LocalCopy
 from cachedfs.cache.mapped_files import MappedFiles
@@ -38,27 +28,7 @@ from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
 from cachedfs.errors import CacheError
 
-__all__ = [
-    "FORMAT",
-    "BadBlock",
-    "BlockCache",
-    "CachedPath",
-    "CheckReport",
-    "FeedConfirmation",
-    "FeedPosition",
-    "FeedSnapshot",
-    "FutureUseSource",
-    "ListingRecord",
-    "LocalCopy",
-    "MetadataRecord",
-    "MetadataStore",
-    "OpenBlock",
-    "SharedCounters",
-    "decode_info",
-    "encode_info",
-    "hash_of",
-    "is_network",
-]
+__all__ = ["BlockCache"]
 
 
 class BlockCache:
@@ -275,21 +245,10 @@ class BlockCache:
         data = self.read_anew(key, index)
         return None if data is None else data + block_file.encode_trailer(key, index, data)
 
-    def unpacked(self, packed: Buffer) -> tuple[BlockKey, memoryview]:
-        """Return the key and the data of bytes that `packed` returned, on any machine.
-
-        Raises BadBlock if they are damaged.
-        """
-        return block_file.unpack(packed)
-
     def room(self, bounds: CacheBounds) -> int:
         """Return how many bytes are available to blocks that are neither pinned nor in use. Raises CacheError."""
         allowed = self._own.writable().allowance(bounds)
         return max(0, allowed - self._own.asked(lambda rows: rows.number("fixed") or 0, 0))
-
-    def size_on_disk(self, key: ObjectKey, size: int) -> int:
-        """Return the size of the file of a block with `size` bytes of data."""
-        return size + block_file.trailer_size(key, size)
 
     def discard(self, key: ObjectKey, index: int) -> None:
         """Drop a damaged block. Never raises: without its file the block is a miss."""
@@ -334,7 +293,7 @@ class BlockCache:
     def take_plan_slot(self) -> int | None:
         """Register an active prefetch plan and return its number; None if it cannot be registered.
 
-        The registration ends with `leave_seat` or with the process.
+        The registration ends with `leave_plan_slot` or with the process.
         """
         return None if self._own.store is None else self._own.store.room.plan_registry.take()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import stat
 import struct
 import zlib
@@ -29,12 +30,12 @@ __all__ = [
     "OpenBlock",
     "checksums_of",
     "encode_trailer",
+    "file_size",
     "joined",
     "let_go",
     "open_block",
     "parse_trailer",
     "place",
-    "trailer_size",
     "unpack",
     "wrong_page",
 ]
@@ -143,11 +144,11 @@ def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer) -> bytes:
     return body + _TAIL.pack(zlib.crc32(body), len(body) + _TAIL.size)
 
 
-def trailer_size(key: ObjectKey, size: int) -> int:
-    """Return the size of the trailer of a block with `size` bytes of data."""
+def file_size(key: ObjectKey, size: int) -> int:
+    """Return the size of the file of a block with `size` bytes of data."""
     texts = (text.encode("utf-8", "surrogatepass") for text in (key.identity, key.path, key.fingerprint))
     fields = sum(_LENGTH.size + len(text) for text in texts)
-    return _HEAD.size + 4 * -(-size // PAGE) + fields + _PLACE.size + _TAIL.size
+    return size + _HEAD.size + 4 * -(-size // PAGE) + fields + _PLACE.size + _TAIL.size
 
 
 def parse_trailer(trailer: bytes) -> BlockTrailer:
@@ -251,8 +252,11 @@ class OpenBlock:
             return 0
         if size < len(buffer):
             buffer = buffer[:size]
-        read = disk.read_cached_into if nowait else disk.read_into
-        if read(self.fd, buffer, start) != size:
+        if nowait:
+            n = disk.read_cached_into(self.fd, buffer, start)
+        else:
+            n = os.preadv(self.fd, [buffer], start)
+        if n != size:
             raise self._short(nowait)
         if verify or (self.unchecked and self._unchecked_of(start, start + size)):
             self._check_filled(start, buffer, nowait)
@@ -269,7 +273,7 @@ class OpenBlock:
         return self.unchecked >> first & (1 << last - first + 1) - 1
 
     def _load(self, start: int, stop: int, nowait: bool) -> bytes:
-        data = (disk.read_cached if nowait else disk.read)(self.fd, stop - start, start)
+        data = (disk.read_cached if nowait else os.pread)(self.fd, stop - start, start)
         if len(data) != stop - start:
             raise self._short(nowait)
         return data
@@ -315,7 +319,7 @@ def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> 
     """
     fd = disk.open_to_read(path)
     try:
-        status = disk.state_of_open(fd)
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise BadBlock("it is not a file")
         if owner is not None and status.st_uid != owner:
@@ -330,7 +334,7 @@ def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> 
 def let_go(fd: int) -> None:
     """Close a read-only descriptor and ignore errors: the descriptor is closed and no data can be lost."""
     with contextlib.suppress(OSError):
-        disk.close(fd)
+        os.close(fd)
 
 
 def _read_trailer(fd: int, file_size: int, nowait: bool) -> BlockTrailer:
@@ -349,7 +353,7 @@ def _read_trailer(fd: int, file_size: int, nowait: bool) -> BlockTrailer:
 
 
 def _read_end(fd: int, file_size: int, size: int, nowait: bool) -> bytes:
-    end = (disk.read_cached if nowait else disk.read)(fd, size, file_size - size)
+    end = (disk.read_cached if nowait else os.pread)(fd, size, file_size - size)
     if nowait and len(end) != size:
         raise BlockingIOError("not all of it is in memory")
     return end

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import resource
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from cachedfs.cache import block_file, disk
+from cachedfs.cache import block_file
 from cachedfs.cache.block_file import BadBlock, OpenBlock
 from cachedfs.common.types import ObjectKey
 
@@ -32,7 +34,7 @@ class BlockPool:
     """Open blocks by (digest, index), least recently used first, and which pages of each block were checked."""
 
     def __init__(self) -> None:
-        self._limit = max(4, min(_MOST_HANDLES, disk.file_limit() // 4))
+        self._limit = max(4, min(_MOST_HANDLES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self._idle: dict[_Key, OpenBlock] = {}  # Invariant: no thread uses a handle in here
         self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # file stamp, bit mask of unchecked pages
         self._sweep_at = 0.0
@@ -124,7 +126,7 @@ class BlockPool:
 def _is_deleted(handle: OpenBlock) -> bool:
     """Return whether the file has no link left; True also when fstat fails, so that the block is reopened."""
     try:
-        return disk.state_of_open(handle.fd).st_nlink == 0
+        return os.fstat(handle.fd).st_nlink == 0
     except OSError:
         return True
 

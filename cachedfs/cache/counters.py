@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from cachedfs.cache import disk
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_memory import SharedSlots
@@ -79,7 +79,7 @@ class SharedRecords:
     def is_made(self) -> bool:
         """Return whether any process has written a record yet."""
         directory = self._directory()
-        return self._file is not None or (directory is not None and disk.exists(directory.budgets))
+        return self._file is not None or (directory is not None and os.path.exists(directory.budgets))
 
     def file(self) -> _File:
         """Return the mapped file that the processes of the machine use now."""
@@ -115,7 +115,7 @@ class SharedRecords:
         for _ in range(_TURNS):
             if is_ours:
                 break
-            disk.pause(_TURN_S)
+            time.sleep(_TURN_S)
             is_ours = locks.take(hash64)
         try:
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ class CacheDirectory:
         try:
             self.verify()
         except FileNotFoundError:
-            disk.make_folders(_chain(self.root)[0].rpartition("/")[0])
+            os.makedirs(_chain(self.root)[0].rpartition("/")[0], exist_ok=True)
             self.make()
 
     def verify(self) -> None:
@@ -58,7 +59,7 @@ class CacheDirectory:
 
     def temp(self) -> str:
         """Return a new name for a temporary file."""
-        return f"{self.root}/tmp/{disk.nonce():016x}"
+        return f"{self.root}/tmp/{os.urandom(8).hex()}"
 
     def lease(self, name: str) -> str:
         return f"{self.root}/leases/{name}"
@@ -72,15 +73,15 @@ class CacheDirectory:
         folder = path.rpartition("/")[0]
         status = disk.state(folder)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            disk.rename(folder, self.temp())
+            os.rename(folder, self.temp())
             status = None
         if status is None:
             disk.make_folder(folder)
         try:
-            disk.rename(temp, path)
+            os.rename(temp, path)
         except IsADirectoryError:
-            disk.rename(path, self.temp())
-            disk.rename(temp, path)
+            os.rename(path, self.temp())
+            os.rename(temp, path)
 
     def unlink_block(self, place: str) -> bool:
         """Remove the file of a block; False if there is none. Never follows a symlink in place of the folder."""
@@ -106,14 +107,14 @@ def open_directory(cache_dir: str, *, explicit: bool) -> tuple[CacheDirectory | 
     ValueError when the user named `cache_dir` (`explicit`): its content cannot be trusted, and the user can choose
     another one.
     """
-    path = disk.absolute(cache_dir)
+    path = _absolute(cache_dir)
     is_network = disk.is_network(path)
     root = _root_in(path, is_network=is_network)
     directory = CacheDirectory(root, is_network=is_network)
     try:
-        disk.make_folders(path)
+        os.makedirs(path, exist_ok=True)
         directory.make()
-        if not disk.writable(root):
+        if not os.access(root, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise PermissionError(f"{root} is read-only")
     except ValueError as error:
         if explicit:
@@ -129,7 +130,7 @@ def readable_root(cache_dir: str) -> str | None:
 
     It is used for reading when `cache_dir` is not writable.
     """
-    path = disk.absolute(cache_dir)
+    path = _absolute(cache_dir)
     root = _root_in(path, is_network=disk.is_network(path))
     try:
         for folder in _chain(root):
@@ -144,7 +145,7 @@ def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
     roots = []
     for cache_dir in cache_dirs:
         with contextlib.suppress(OSError):
-            for found in sorted(disk.scan(disk.absolute(cache_dir))):
+            for found in sorted(disk.scan(_absolute(cache_dir))):
                 if found.is_folder and _LAYER.fullmatch(found.name):
                     roots.append(found.path)
                     roots += sorted(
@@ -153,13 +154,17 @@ def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
     return roots
 
 
+def _absolute(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
+
+
 def _root_in(path: str, *, is_network: bool) -> str:
     """Return this user's root in a cache directory.
 
     On a network filesystem it is a folder per host, because locks and mapped files work within one host only.
     """
-    root = f"{path}/cachedfs-{FORMAT}-{disk.user_id()}"
-    return f"{root}/host-{disk.host_name()}" if is_network else root
+    root = f"{path}/cachedfs-{FORMAT}-{os.geteuid()}"
+    return f"{root}/host-{os.uname().nodename}" if is_network else root
 
 
 def _chain(root: str) -> list[str]:
@@ -177,7 +182,7 @@ def _verify(folder: str) -> None:
         raise ValueError(
             f"{folder} is not a folder (a symlink, or a file): remove it, or give another cache_dir"
         )
-    if status.st_uid != disk.user_id():
+    if status.st_uid != os.geteuid():
         raise ValueError(f"{folder} belongs to user {status.st_uid}: give another cache_dir")
     if status.st_mode & _OTHERS_WRITE:
         raise ValueError(f"{folder} can be written by others: chmod 700 it, or give another cache_dir")

@@ -1,8 +1,7 @@
-"""Every system call of the cache package: the place where tests inject faults and kills.
+"""System calls of the cache package that take more than one line: flags, retries, errors that mean "missing".
 
-Other modules call `disk.rename(...)` and never import a name from here, so patching one attribute of this module
-replaces the call in the whole package. Only SQLite makes its own system calls. Functions here make no decisions:
-errors are raised as OSError.
+Other modules of the package call `disk.allocate(...)` and `os.rename(...)`, and never import a function by its name, so
+that tests can replace each call in the whole package. Only SQLite makes its own system calls.
 """
 
 from __future__ import annotations
@@ -13,62 +12,38 @@ import fcntl
 import io
 import mmap
 import os
-import resource
-import shutil
 import stat
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = [
     "Buffer",
     "DiskSpace",
     "FolderEntry",
-    "Status",
-    "absolute",
     "allocate",
-    "close",
     "create",
-    "exists",
-    "file_limit",
-    "host_name",
+    "forget_cached",
     "is_alive",
     "is_network",
-    "link",
     "lock_byte",
     "make_folder",
-    "make_folders",
-    "make_read_only",
     "map_file",
-    "map_private",
-    "nonce",
-    "on_fork",
     "open_lockable",
     "open_mappable",
     "open_to_read",
-    "pause",
-    "process_id",
-    "read",
     "read_cached",
     "read_cached_into",
-    "read_into",
-    "remove_tree",
-    "rename",
     "scan",
     "size_of",
     "space",
     "state",
-    "state_of_open",
     "unlink",
     "unlock_byte",
-    "user_id",
-    "writable",
     "write_all",
 ]
 
 Buffer = bytes | bytearray | memoryview
-Status = os.stat_result
 
 # O_NONBLOCK: opening a FIFO in place of a block must not hang.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -76,12 +51,7 @@ _UPDATE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = _UPDATE | os.O_CREAT | os.O_EXCL
 _MOST_BUFFERS = 1024  # of one pwritev: IOV_MAX of Linux and macOS
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
-# Errors of filesystems that do not support RWF_NOWAIT.
-_NO_NOWAIT = {
-    errno.EOPNOTSUPP,
-    errno.EINVAL,
-    errno.ENOSYS,
-}
+_NO_NOWAIT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # errors of filesystems without RWF_NOWAIT
 _NETWORK_TYPES = {
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
     "panfs", "smb3", "smbfs", "virtiofs",
@@ -104,9 +74,6 @@ class FolderEntry(NamedTuple):
     inode: int
     size: int
     modified_s: float
-
-
-# File content
 
 
 def open_to_read(path: str) -> int:
@@ -135,18 +102,6 @@ def _ours_alone(fd: int) -> int:
     return fd
 
 
-def close(fd: int) -> None:
-    os.close(fd)
-
-
-def read(fd: int, size: int, offset: int) -> bytes:
-    return os.pread(fd, size, offset)
-
-
-def read_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
-    return os.preadv(fd, [buffer], offset)
-
-
 def forget_cached(fd: int) -> None:
     """Drop the file's clean pages from the page cache, so that the next reads come from disk, where supported."""
     if hasattr(os, "posix_fadvise"):
@@ -155,7 +110,7 @@ def forget_cached(fd: int) -> None:
 
 
 def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
-    """Like `read_into`, but from the page cache only. Raises BlockingIOError if the bytes are not all there."""
+    """Like `os.preadv`, but from the page cache only. Raises BlockingIOError if the bytes are not all there."""
     if _NOWAIT is None:
         raise BlockingIOError(errno.EAGAIN, "this system cannot read from the page cache alone")
     try:
@@ -169,7 +124,7 @@ def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> in
 
 
 def read_cached(fd: int, size: int, offset: int) -> bytes:
-    """Like `read`, but from the page cache only; see `read_cached_into`."""
+    """Like `os.pread`, but from the page cache only; see `read_cached_into`."""
     # BytesIO returns its buffer without a copy: copying a block would double its memory.
     filled = io.BytesIO(bytes(size))
     with filled.getbuffer() as buffer:
@@ -202,27 +157,10 @@ def allocate(fd: int, size: int) -> None:
 
 def map_file(fd: int, size: int) -> mmap.mmap:
     mapped = mmap.mmap(fd, size, mmap.MAP_SHARED)
-    # Access is random: readahead around a record, megabytes on some systems, takes milliseconds
-    # and is of no use.
+    # Access is random: readahead around a record, megabytes on some systems, takes milliseconds.
     with contextlib.suppress(OSError):  # a system without support for the advice
         mapped.madvise(mmap.MADV_RANDOM)
     return mapped
-
-
-def map_private(size: int) -> mmap.mmap:
-    """Return zeroed memory without a file, shared with processes forked from this one."""
-    return mmap.mmap(-1, size)
-
-
-# Names
-
-
-def rename(source: str, target: str) -> None:
-    os.rename(source, target)
-
-
-def link(source: str, target: str) -> None:
-    os.link(source, target)
 
 
 def unlink(path: str) -> bool:
@@ -234,32 +172,14 @@ def unlink(path: str) -> bool:
     return True
 
 
-def make_folder(path: str) -> bool:
-    """Create a folder with mode 0700, whatever the umask; False if the name exists already."""
+def make_folder(path: str) -> None:
+    """Create a folder with mode 0700, whatever the umask; do nothing if the name exists already."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        return False
+        return
     if os.lstat(path).st_mode & 0o700 != 0o700:
         os.chmod(path, 0o700)
-    return True
-
-
-def make_folders(path: str) -> None:
-    os.makedirs(path, exist_ok=True)
-
-
-def remove_tree(path: str) -> None:
-    """Remove a folder and everything in it, without following symlinks."""
-    shutil.rmtree(path)
-
-
-def make_read_only(path: str) -> None:
-    os.chmod(path, 0o400)
-
-
-def absolute(path: str) -> str:
-    return os.path.realpath(os.path.expanduser(path))
 
 
 def scan(folder: str) -> Iterator[FolderEntry]:
@@ -280,27 +200,12 @@ def scan(folder: str) -> Iterator[FolderEntry]:
             )
 
 
-# Queries
-
-
-def exists(path: str) -> bool:
-    return os.path.exists(path)
-
-
-def writable(path: str) -> bool:
-    return os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def state(path: str) -> Status | None:
+def state(path: str) -> os.stat_result | None:
     """Return the status of `path` itself, without following a symlink; None if it does not exist."""
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def state_of_open(fd: int) -> Status:
-    return os.fstat(fd)
 
 
 def size_of(path: str) -> int:
@@ -339,9 +244,6 @@ def _type_of_mount(path: str, lines: Sequence[str]) -> str:
     return "fuse" if kind.startswith("fuse.") else kind
 
 
-# Kernel locks
-
-
 def lock_byte(fd: int, offset: int) -> bool:
     """Take the write lock on one byte of a file; False when another process holds it."""
     try:
@@ -357,13 +259,6 @@ def unlock_byte(fd: int, offset: int) -> None:
     fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
 
 
-# The process
-
-
-def process_id() -> int:
-    return os.getpid()
-
-
 def is_alive(pid: int) -> bool:
     """Return whether a process with this id exists, of any user."""
     try:
@@ -373,33 +268,3 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def user_id() -> int:
-    """Return the effective user id, which owns the files that this process creates."""
-    return os.geteuid()
-
-
-def host_name() -> str:
-    return os.uname().nodename
-
-
-def nonce() -> int:
-    """Return 64 random bits."""
-    return int.from_bytes(os.urandom(8), "little")
-
-
-def file_limit() -> int:
-    """Return how many files this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def pause(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-def on_fork(
-    before: Callable[[], None], after_in_parent: Callable[[], None], after_in_child: Callable[[], None]
-) -> None:
-    """Register three functions to call around every fork of this process."""
-    os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)

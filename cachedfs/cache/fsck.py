@@ -8,7 +8,9 @@ file being made) name no process and go when they are an hour old.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -32,7 +34,7 @@ _BATCH = 4096
 
 def name_for_block(directory: CacheDirectory, writer: int) -> str:
     """Return a new temporary file name for a block that the process with number `writer` writes."""
-    return f"{directory.root}/tmp/{writer:016x}-{disk.nonce():016x}"
+    return f"{directory.root}/tmp/{writer:016x}-{os.urandom(8).hex()}"
 
 
 def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
@@ -41,7 +43,7 @@ def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -
     for found in _found(directory):
         if _is_abandoned(found, locks, now_s):
             with contextlib.suppress(OSError):
-                (disk.remove_tree if found.is_folder else disk.unlink)(found.path)
+                (shutil.rmtree if found.is_folder else disk.unlink)(found.path)
         elif not (_BLOCK.fullmatch(found.name) and locks.works_across_processes):
             uncounted += found.size
     return uncounted
@@ -205,7 +207,7 @@ def _compare(
         if found is None:
             # Check for a writer first: the file may appear between the two checks.
             underway = room.is_being_written(block, now_s)
-            if not underway and not disk.exists(room.path(place)):
+            if not underway and not os.path.exists(room.path(place)):
                 findings.missing.append(block)
         elif found.name in corrupt:
             findings.corrupt_rows.append(block)
@@ -230,7 +232,7 @@ def _repair(rows: IndexRows, findings: _Findings, directory: CacheDirectory, now
     for block in findings.missing:
         rows.remove_block(block.id)
     for block in findings.corrupt_rows:
-        if not disk.exists(f"{directory.root}/{block_file.place(block.digest, block.number)}"):
+        if not os.path.exists(f"{directory.root}/{block_file.place(block.digest, block.number)}"):
             rows.remove_block(block.id)
 
 

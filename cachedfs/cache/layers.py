@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -49,7 +50,7 @@ class CacheLayers:
     def begin_with(self, own: str | None, written: str | None) -> None:
         """Search `own`, the root of this user, first; `written` is the same root if it is writable, else None."""
         # With the required owner of the blocks; layers may have any owner.
-        self._roots = [*([(own, disk.user_id())] if own else []), *((layer, None) for layer in self._layers)]
+        self._roots = [*([(own, os.geteuid())] if own else []), *((layer, None) for layer in self._layers)]
         self._written = written
 
     def open(self, key: ObjectKey, index: int, nowait: bool) -> OpenBlock | None:
@@ -94,7 +95,7 @@ class CacheLayers:
         place = block_file.place(key.digest, index)
         for root, _ in self._roots:  # runs for every block of a range: avoid building a list
             path = f"{root}/{place}"
-            if disk.exists(path) and not self._is_rejected(path):
+            if os.path.exists(path) and not self._is_rejected(path):
                 return True
         return False
 
@@ -116,7 +117,7 @@ class CacheLayers:
     def refuse(self, key: ObjectKey, index: int) -> None:
         """Ignore an undamaged block whose bytes differ from the origin's, in all layers."""
         for path, _ in self._files(key, index):
-            if disk.exists(path):
+            if os.path.exists(path):
                 self._pass_over(path, math.inf)
 
     def accept(self, places: Iterable[str]) -> None:
@@ -145,7 +146,7 @@ class CacheLayers:
             self._complaints.slower(trouble)
         if is_bad and self._written is not None and path.startswith(self._written + "/"):
             self._discard(key, index)
-            if not disk.exists(path):
+            if not os.path.exists(path):
                 return
         # Damage is permanent; lack of descriptors or an unreachable disk may be over in a minute.
         self._pass_over(path, math.inf if is_bad else time.monotonic() + _AGAIN_S)

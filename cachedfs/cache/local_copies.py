@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from types import TracebackType
 
@@ -24,7 +25,7 @@ class LocalCopy:
         self.path = path
         self.size = size
         self._removed = removed
-        self._pid = disk.process_id()
+        self._pid = os.getpid()
         self._fd: int | None = disk.create(path)
         try:
             if size:
@@ -51,7 +52,7 @@ class LocalCopy:
             return
         try:
             self._close_file()
-            disk.make_read_only(self.path)
+            os.chmod(self.path, 0o400)
         except OSError as error:
             raise CacheError(f"{self.path} cannot be finished: {error}") from error
 
@@ -59,7 +60,7 @@ class LocalCopy:
         """Remove the file and release its space. Processes that have it open can still read it."""
         with contextlib.suppress(OSError):  # the file is removed anyway
             self._close_file()
-        if self._pid != disk.process_id():
+        if self._pid != os.getpid():
             return
         self._pid = 0  # only once
         with contextlib.suppress(OSError):
@@ -70,7 +71,7 @@ class LocalCopy:
     def _close_file(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
-            disk.close(fd)
+            os.close(fd)
 
     def __enter__(self) -> LocalCopy:
         return self

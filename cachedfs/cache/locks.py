@@ -8,21 +8,20 @@ A forked child inherits the descriptor but not the locks, which belong to proces
 from __future__ import annotations
 
 import itertools
-import threading
+import os
 
 from cachedfs.cache import disk
 
 __all__ = ["ByteRangeLocks"]
 
 _BYTES = (1 << 62) - 1  # mask: the largest offset that every kernel can lock
-_OPEN_WAIT_S = 1.0
 
 
 class _Held:
     """The locks that one process holds on one file, as the kernel does not distinguish its threads or caches.
 
-    There is no mutex here: a signal handler that reads, or a destructor, would wait for the thread that it
-    interrupted. Single dict operations are atomic, and the thread that inserts a byte holds it.
+    There is no mutex here: the garbage collector may close a file in a thread that holds it. Single dict operations are
+    atomic, and the thread that inserts a byte holds it.
     """
 
     def __init__(self) -> None:
@@ -30,8 +29,6 @@ class _Held:
         # Holder token -> releasing token. Keyed by holder, because the byte may be taken again before its
         # release is finished.
         self.leaving: dict[object, object] = {}
-        # Held while the file is opened. Waits are limited: a signal handler may have interrupted the holder.
-        self.opening = threading.RLock()
 
 
 _NUMBERS = itertools.count()  # not id(): a reused id would inherit the locks of a collected cache
@@ -97,7 +94,7 @@ class ByteRangeLocks:
         if fd is None or self._path is None:
             return
         status = disk.state(self._path)
-        if status is None or status.st_ino != disk.state_of_open(fd).st_ino:
+        if status is None or status.st_ino != os.fstat(fd).st_ino:
             _DESCRIPTORS.pop(self._own, None)
             self._lock_again()
 
@@ -110,7 +107,7 @@ class ByteRangeLocks:
                 self._unlock_byte(byte)
 
     def _held(self) -> _Held:
-        return _HELD.setdefault((self._own, disk.process_id()), _Held())
+        return _HELD.setdefault((self._own, os.getpid()), _Held())
 
     def _lock_byte(self, byte: int) -> bool:
         """Lock the byte; True also if the filesystem has no locks: at worst a block is fetched twice."""
@@ -119,23 +116,13 @@ class ByteRangeLocks:
         try:
             fd = _DESCRIPTORS.get(self._own)
             if fd is None:
-                fd = self._opened(self._path)
+                # A descriptor that another thread opened at the same time stays open: closing it would drop our locks.
+                fd = _DESCRIPTORS.setdefault(self._own, disk.open_lockable(self._path))
             return disk.lock_byte(fd, byte)
         except OSError as error:
             self.works_across_processes = False
             self.trouble = f"locks on {self._path} do not work here ({error}): blocks may be fetched twice"
             return True
-
-    def _opened(self, path: str) -> int:
-        """Return the descriptor, opened once for all threads: closing a second one would drop all locks."""
-        opening = self._held().opening
-        is_ours = opening.acquire(timeout=_OPEN_WAIT_S)
-        try:
-            fd = _DESCRIPTORS.get(self._own)
-            return _DESCRIPTORS.setdefault(self._own, disk.open_lockable(path)) if fd is None else fd
-        finally:
-            if is_ours:
-                opening.release()
 
     def _unlock_byte(self, byte: int) -> None:
         fd = _DESCRIPTORS.get(self._own)

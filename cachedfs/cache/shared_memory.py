@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import secrets
 import stat
 import struct
 import time
@@ -65,7 +67,7 @@ class SharedSlots:
                 self.inode, self.is_private = 0, True
                 self.trouble = f"{path} cannot be shared with other processes: {error}"
         if found is None:
-            found = disk.map_private(_HEADER_SIZE + 8 * n_slots)
+            found = mmap.mmap(-1, _HEADER_SIZE + 8 * n_slots)
             found[: len(header)] = header
         self._use(found)
 
@@ -88,7 +90,7 @@ class SharedSlots:
         status = disk.state(path)
         if status is None:
             return None
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != disk.user_id():
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             disk.unlink(path)
             return None
         try:
@@ -96,8 +98,8 @@ class SharedSlots:
         except FileNotFoundError:  # deleted meanwhile: create it
             return None
         try:
-            status = disk.state_of_open(fd)
-            header = disk.read(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+            status = os.fstat(fd)
+            header = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
             magic, n_slots = _HEADER.unpack(header)
             is_sound = magic == self.magic and self.may_have(n_slots) and n_slots >= at_least
             if not is_sound or status.st_size != _HEADER_SIZE + 8 * n_slots:
@@ -122,7 +124,7 @@ class SharedSlots:
                 disk.allocate(fd, _HEADER_SIZE + 8 * n_slots)
                 disk.write_all(fd, [header], 0)
             finally:
-                disk.close(fd)
+                os.close(fd)
             _publish(temp, path)
         finally:
             with contextlib.suppress(OSError):
@@ -140,11 +142,11 @@ def _header(magic: bytes, n_slots: int, start: int, clock: int) -> bytes:
 
 def _publish(temp: str, path: str) -> None:
     try:
-        disk.link(temp, path)  # fails if another process was first: its file is used
+        os.link(temp, path)  # fails if another process was first: its file is used
     except FileExistsError:
         return
     except OSError:  # a filesystem without hard links
-        disk.rename(temp, path)
+        os.rename(temp, path)
 
 
 _HALF = _MARK_SLOTS // 2
@@ -161,7 +163,7 @@ class ChangeCounters(SharedSlots):
     magic = b"cfsmarks"
 
     def __init__(self, path: str | None, temp: str) -> None:
-        super().__init__(path, temp, _MARK_SLOTS, start=disk.nonce() & MASK32)
+        super().__init__(path, temp, _MARK_SLOTS, start=secrets.randbits(32))
         self._start = self.words[_START_AT]
 
     @classmethod
@@ -222,7 +224,7 @@ class ChangeCounters(SharedSlots):
 
 def _fresh() -> int:
     """Return a new value for a slot that changes now."""
-    return (int(time.time()) & MASK32) << _SECONDS | disk.nonce() & MASK32
+    return (int(time.time()) & MASK32) << _SECONDS | secrets.randbits(32)
 
 
 def _names_touched(paths: Iterable[str]) -> set[str]:

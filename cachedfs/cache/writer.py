@@ -9,6 +9,7 @@ are written outside of them.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -156,7 +157,7 @@ class BlockWriter:
 
     def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
         """Reserve space for `size` bytes and return the private file that uses it."""
-        name = f"{disk.process_id():08x}{disk.nonce() >> 32:08x}"
+        name = f"{os.getpid():08x}{os.urandom(4).hex()}"
         owner_lock = int(name, 16)
         with self._explained(f"a file of {size} bytes cannot be kept"):
             self._index.database.limit_wal(wal_pages_of(bounds))
@@ -213,7 +214,7 @@ class BlockWriter:
 
     def _is_here(self, key: BlockKey, unusable: Container[str]) -> bool:
         path = self.room.path(block_file.place(key.object.digest, key.index))
-        return disk.exists(path) and path not in unusable
+        return os.path.exists(path) and path not in unusable
 
     # Storing blocks
 
@@ -282,7 +283,7 @@ class BlockWriter:
         return True
 
     def _exists(self, block: _NewBlock) -> bool:
-        return disk.exists(self.room.path(block.place))
+        return os.path.exists(self.room.path(block.place))
 
     def _make_room(
         self, rows: IndexRows, size: int, bounds: CacheBounds, now_s: float, **options: Any
@@ -362,7 +363,7 @@ class BlockWriter:
             try:
                 disk.write_all(fd, [*block.pieces, block.trailer], 0)
             finally:
-                disk.close(fd)
+                os.close(fd)
             # A crash here leaves a row without a file, and a temporary file that the next writer removes.
             if time.monotonic() > deadline:
                 raise CacheError("the disk is too slow to keep blocks")

@@ -71,8 +71,8 @@ class EventLog:
         self._file: int | None = None
         self._is_over = False
         self._buffer: deque[dict[str, Any]] = deque()
-        # Reentrant, because a signal handler may need a lock that the interrupted code holds.
-        self._lock, self._sampling = threading.RLock(), threading.RLock()
+        # Reentrant, because a destructor that the garbage collector runs meanwhile may log.
+        self._lock = threading.RLock()
         # Event times are based on the monotonic clock, so that they stay in order when the wall clock is set.
         self._started_at, self._monotonic_start = time.time(), time.monotonic()
         # By source: its number in this file, when its counters were last read, and their values then.
@@ -106,7 +106,7 @@ class EventLog:
 
         The first event of a source sets the values that counting starts from.
         """
-        with self._sampling:  # otherwise an older sample could be logged after a newer one
+        with self._lock:  # otherwise an older sample could be logged after a newer one
             sums, now = source.sums(), time.monotonic()
             number, sampled_at, last = self._last_samples.get(source) or (next(self._numbers), now, None)
             self._last_samples[source] = number, now, sums

@@ -33,7 +33,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         super().__init__(max_workers=most, thread_name_prefix=name)  # starts no threads
         self._most, self._name = most, name
         # Enter this lock instead of the condition: `Condition.__enter__` is Python code, and a Ctrl-C inside it
-        # would leave the lock held forever.
+        # would leave the lock held forever. Reentrant, because the garbage collector may shut down the pool.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()

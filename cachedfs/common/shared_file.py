@@ -29,7 +29,7 @@ class SharedFile:
     size: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._lock = RLock()  # reentrant, because a signal handler may use the file it interrupts
+        self._lock = RLock()  # reentrant, because methods call each other
         self._last_thread: int | None = None  # the thread that moved the file last
         self._seeks: dict[int, int] = {}  # target of each thread's last seek, until its next read
         super().__init__(*args, **kwargs)

@@ -79,8 +79,7 @@ class Runtime(event_log.CounterSource):
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
         self._space_freed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Guards the start of the loop, `_origins` and `_metadata_caches`. Reentrant: a signal handler may read.
-        self._lock = threading.RLock()
+        self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._workers: DaemonThreadPool
@@ -92,7 +91,7 @@ class Runtime(event_log.CounterSource):
     def loop(self) -> asyncio.AbstractEventLoop:
         """The runtime's own event loop, running in its own thread."""
         if self._loop is None:
-            with self._lock:
+            with self._loop_lock:
                 if self._loop is None:
                     self._loop = self._start_loop()
         return self._loop
@@ -171,21 +170,18 @@ class Runtime(event_log.CounterSource):
     def origin(self, protocol: str, options: Mapping[str, Any], *, concurrency: int) -> Origin:
         """Return the origin for these options; all filesystem instances of the process share it."""
         token = tokenize(protocol, dict(options), concurrency)
-        with self._lock:
-            if token in self._origins:
-                return self._origins[token]
-        loop = self.loop  # takes self._lock
+        if token in self._origins:
+            return self._origins[token]
         origin = open_origin(
             protocol,
             options,
-            loop=loop,
+            loop=self.loop,
             on_request=self._count_request,
             concurrency=concurrency,
             book=self.cache.budget,
             alone=lambda identity: partial(self.alone, identity),
         )
-        with self._lock:
-            return self._origins.setdefault(token, origin)
+        return self._origins.setdefault(token, origin)
 
     async def locked(self, hash64: int, *, within_s: float = math.inf) -> bool:
         """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
@@ -212,10 +208,9 @@ class Runtime(event_log.CounterSource):
 
     def metadata_cache(self, identity: str) -> MetadataCache:
         """Return this process's metadata cache of the origin with this identity."""
-        with self._lock:
-            return self._metadata_caches.setdefault(
-                identity, MetadataCache(self.cache.metadata, identity, self.cache_writer.add_record)
-            )
+        return self._metadata_caches.setdefault(
+            identity, MetadataCache(self.cache.metadata, identity, self.cache_writer.add_record)
+        )
 
     def lookup_slots(self, identity: str, most: int) -> asyncio.Semaphore:
         """Return the semaphore that allows `most` lookups at an origin at a time. Event loop thread only."""

@@ -22,7 +22,7 @@ logger = logging.getLogger("cachedfs.fetch")
 
 # By the real paths of the cache directories. A forked child starts with none.
 _runtimes: dict[tuple[str, ...], Runtime] = {}
-_runtimes_lock = threading.RLock()  # reentrant: a signal handler may read
+_runtimes_lock = threading.RLock()  # reentrant: a destructor may need a runtime
 _inherited: list[Runtime] = []
 _warned = False
 
@@ -37,7 +37,7 @@ def runtime_for(config: Config) -> Runtime:
             runtime = _runtimes.get(key)
             if runtime is None:
                 created = Runtime(key, explicit=config.cache_dir is not None)
-                runtime = _runtimes.setdefault(key, created)  # a signal handler may have added one meanwhile
+                runtime = _runtimes.setdefault(key, created)  # a destructor may have added one meanwhile
                 _close_with_process()
     return runtime
 

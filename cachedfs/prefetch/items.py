@@ -131,7 +131,7 @@ class _Iterated:
     def __init__(self, given: Iterable[Any], changed: Callable[[], object]) -> None:
         self._changed = changed
         # Used directly: an interrupt inside the `with` of a Condition could leave the lock taken.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
         self._there: deque[Any] = deque()
         self._most = AHEAD

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, NamedTuple
 
-from cachedfs.cache.block_file import trailer_size
+from cachedfs.cache.block_file import file_size
 from cachedfs.common.types import ObjectKey, Range
 
 __all__ = ["BadBundle", "Bundle", "BundleEntry", "bundle_of", "cut", "entries_of", "runs", "write"]
@@ -142,7 +142,7 @@ def _entry(member: zipfile.ZipInfo, identity: str, block_size: int) -> BundleEnt
     entry = BundleEntry(key, int(member.filename.rpartition("-")[2], 16), member.file_size)
     if entry.name != member.filename:
         raise BadBundle("its index names a block of something else, or is damaged")
-    if entry.number >> 62 or not 0 < entry.size <= block_size + trailer_size(key, block_size):
+    if entry.number >> 62 or not 0 < entry.size <= file_size(key, block_size):
         raise BadBundle("its index has an impossible block")
     return entry
 

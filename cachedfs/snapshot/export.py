@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
-from cachedfs.cache.block_file import BadBlock
+from cachedfs.cache.block_file import BadBlock, file_size
 from cachedfs.common.blocks import block_range
 from cachedfs.common.types import Exported
 from cachedfs.errors import CachedFSError, CacheError
@@ -100,7 +100,7 @@ class Export:
             for index in range(-(-size // block_size)):
                 if self._cache.has(key, index):
                     data = block_range(index, block_size, size).size
-                    yield BundleEntry(key, index, self._cache.size_on_disk(key, data))
+                    yield BundleEntry(key, index, file_size(key, data))
 
     async def _names_there(self) -> dict[str, int | None]:
         """Return name and size of each file of an export in the folder, finished or not.

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from cachedfs.cache.block_file import BadBlock
+from cachedfs.cache.block_file import BadBlock, file_size, unpack
 from cachedfs.common.types import BlockKey, Imported, ObjectInfo, Range
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Reply
@@ -188,7 +188,7 @@ class Import:
                 del buffer[: offset - at + entry.size]
                 at = offset + entry.size
                 with self._recording_errors(name, f"block {entry.number} of {entry.key.path}: "):
-                    key, data = self._cache.unpacked(encoded)
+                    key, data = unpack(encoded)
                     if (key.object, key.index) != (entry.key, entry.number):
                         raise BadBlock("it is another one than the index says")
                     batch.append((key, data))
@@ -201,8 +201,7 @@ class Import:
     async def _store(self, batch: list[tuple[BlockKey, memoryview]]) -> None:
         if batch:
             await asyncio.to_thread(self._cache.put, batch, self._config.bounds)
-            size_of = self._cache.size_on_disk
-            self._stored += [(key, size_of(key.object, len(data))) for key, data in batch]
+            self._stored += [(key, file_size(key.object, len(data))) for key, data in batch]
 
     # Import metadata.
 

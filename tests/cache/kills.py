@@ -1,7 +1,7 @@
 """Operations on a cache, their steps, and child processes that die at one of them.
 
-The steps of an operation are what it was seen to do: every function of `disk` that it calls and every statement that
-it gives to SQLite, in order. So a call that is new has its kill without being named here.
+The steps of an operation are what it was seen to do: every system call of `CALLS` and every statement that it gives to
+SQLite, in order. So a call that is new has its kill without being named here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachedfs.cache import disk
+import pytest
+
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
@@ -23,6 +24,7 @@ from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo, Obje
 from cachedfs.errors import CacheError
 from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
 from cachedfs.fetch.inflight import InflightRequest
+from tests.cache.faults import CALLS, real_call, replace_call
 from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
 from tests.support import until
 
@@ -343,11 +345,10 @@ def watch(hit: Callable[[str, str], object]) -> Callable[[], None]:
         if call:
             hit(call, when)
 
-    for name in disk.__all__:
-        function = getattr(disk, name)
-        if inspect.isfunction(function):
-            watched = _watched_walk if inspect.isgeneratorfunction(function) else _watched
-            setattr(disk, name, watched(name, function, told))
+    for name in CALLS:
+        function = real_call(name)
+        watched = _watched_walk if inspect.isgeneratorfunction(function) else _watched
+        replace_call(pytest.MonkeyPatch(), name, watched(name, function, told))
     connect = database._connect
 
     def connected(*args: Any, **options: Any) -> sqlite3.Connection:

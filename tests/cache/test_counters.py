@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import counters, disk
+from cachedfs.cache import counters
 from cachedfs.cache.counters import N_NUMBERS, _File
+from tests.cache.faults import replace_call
 from tests.cache.helpers import finish, start
 
 ACCOUNT = "drive|www.googleapis.com|auth|requests"
@@ -125,14 +126,14 @@ def test_a_deleted_file_is_left_for_the_one_that_others_have(cache, open_cache, 
     assert add(other.budget(ACCOUNT)) == 2
 
 
-@pytest.mark.parametrize("call", ["create", "allocate", "write_all", "link", "map_file"])
+@pytest.mark.parametrize("call", ["create", "allocate", "write_all", "os.link", "map_file"])
 def test_without_a_file_a_process_counts_for_itself(cache, monkeypatch, call):
     def fail(*args):
         raise OSError(28, "no room")
 
-    monkeypatch.setattr(disk, call, fail)
-    if call == "link":
-        monkeypatch.setattr(disk, "rename", fail)
+    replace_call(monkeypatch, call, fail)
+    if call == "os.link":
+        replace_call(monkeypatch, "os.rename", fail)
     assert add(cache.budget(ACCOUNT)) == 1
     assert add(cache.budget(ACCOUNT)) == 2
     assert not list(Path(cache.root, "tmp").iterdir())

@@ -24,11 +24,11 @@ HOUR_S = 3600
 CHANGES = {
     "allocate",
     "create",
-    "link",
     "make_folder",
-    "make_folders",
-    "remove_tree",
-    "rename",
+    "os.link",
+    "os.makedirs",
+    "os.rename",
+    "shutil.rmtree",
     "unlink",
     "write_all",
     "SQL COMMIT",
@@ -168,9 +168,17 @@ def test_a_process_may_be_killed_at_every_kind_of_step(operation, fork_server, f
 
 
 def test_the_steps_are_named_by_what_is_called(fork_server, folder):
-    """Fails when the steps are no longer seen: a cache that calls the system past `disk` would have no kills."""
+    """Fails when the steps are no longer seen: a call that nobody watches would have no kills."""
     for operation, calls in {
-        "put": {"create", "write_all", "rename", "exists", "SQL BEGIN", "SQL INSERT", "SQL COMMIT"},
+        "put": {
+            "create",
+            "write_all",
+            "os.rename",
+            "os.path.exists",
+            "SQL BEGIN",
+            "SQL INSERT",
+            "SQL COMMIT",
+        },
         "first put": {"make_folder"},
         "facts": {"SQL COMMIT"},
         **{each: {"unlink"} for each in ("put that evicts", "evict", "discard", "lease", "repair", "open")},
@@ -178,7 +186,7 @@ def test_the_steps_are_named_by_what_is_called(fork_server, folder):
         assert calls <= {step.call for step in Start(folder / operation, operation).steps(fork_server)}
 
 
-@pytest.mark.parametrize("call", ["create", "write_all", "rename", "SQL COMMIT"])
+@pytest.mark.parametrize("call", ["create", "write_all", "os.rename", "SQL COMMIT"])
 def test_processes_that_are_killed_beside_others_leave_a_sound_cache(folder, fork_server, call):
     """Two of four processes that read and write one cache die at one kind of call, early and late."""
     bounds = CacheBounds(size=8 << 20, keep_free=0)

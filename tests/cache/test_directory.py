@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from cachedfs.cache.block_file import FORMAT
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
+from tests.cache.faults import replace_call
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 
 NAME = f"cachedfs-{FORMAT}-{os.getuid()}"
@@ -91,7 +93,7 @@ def test_a_directory_that_cannot_be_written_is_read_and_says_why(
 ):
     monkeypatch.setattr(disk, "is_network", lambda path: is_network)
     put(open_cache(tmp_path), key_of(), 0)
-    monkeypatch.setattr(disk, "writable", lambda path: False)
+    replace_call(monkeypatch, "os.access", lambda *args, **options: False)
     cache = open_cache(tmp_path)
     assert cache.root is None
     assert "read-only" in cache.cannot_store
@@ -101,10 +103,10 @@ def test_a_directory_that_cannot_be_written_is_read_and_says_why(
 
 
 def test_a_directory_that_cannot_be_made_is_no_error_of_the_constructor(open_cache, tmp_path, monkeypatch):
-    def refuse(path):
+    def refuse(path, **options):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(disk, "make_folders", refuse)
+    replace_call(monkeypatch, "os.makedirs", refuse)
     cache = open_cache(tmp_path / "new")
     assert "Read-only file system" in cache.cannot_store
     assert whole(cache, key_of(), 0) is None
@@ -151,7 +153,7 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     open_cache, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(disk, "is_network", lambda path: True)
-    monkeypatch.setattr(disk, "host_name", lambda: "one")
+    replace_call(monkeypatch, "os.uname", lambda: SimpleNamespace(nodename="one"))
     cache = open_cache(tmp_path)
     assert cache.root == str(tmp_path / NAME / "host-one")
     put(cache, key_of(), 0)
@@ -166,7 +168,7 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     assert cache.metadata.lookup("gs://test", "b/x").mark == open_cache(tmp_path).metadata.mark(
         "gs://test", "b/x"
     )
-    monkeypatch.setattr(disk, "host_name", lambda: "two")
+    replace_call(monkeypatch, "os.uname", lambda: SimpleNamespace(nodename="two"))
     other = open_cache(tmp_path)
     assert not other.has(key_of(), 0)
     assert other.metadata.lookup("gs://test", "b/x") is None

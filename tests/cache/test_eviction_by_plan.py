@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from cachedfs.cache.block_file import file_size
 from cachedfs.cache.eviction.future_uses import FutureUses
 from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for, start
@@ -66,7 +67,7 @@ def bounds_for(cache, n):
     key, small = key_of("probe", block_size=BLOCK), CacheBounds(1 << 22, 0)
     cache.put([(key.block(0), b"")], small)
     overhead = sum(cache._own.store.room._overhead(32 * 4096))
-    bounds = CacheBounds(overhead + n * cache.size_on_disk(key, BLOCK), 0)
+    bounds = CacheBounds(overhead + n * file_size(key, BLOCK), 0)
     for first in range(0, 2 * n, 100):
         cache.put([(key.block(index), bytes(BLOCK)) for index in range(first, first + 100)], bounds)
     n_fit = cache.usage()[0]

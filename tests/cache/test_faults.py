@@ -20,6 +20,7 @@ from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo
 from cachedfs.errors import CacheError
+from tests.cache.faults import CALLS, real_call, replace_call
 from tests.cache.helpers import BLOCK, content, file_of, flip, key_of, put, whole
 
 E = errno
@@ -28,79 +29,61 @@ REFUSED = (E.EACCES, E.EROFS)
 
 
 class Case(NamedTuple):
-    """How one function of `disk` may fail: by an error, by an answer that is not true, or not at all (and why)."""
+    """How a call may fail: by an error, or by an answer that is not true."""
 
     errors: tuple[int, ...] = ()
     answer: object = None
-    why_not: str = ""
 
 
-def reads(*errors, **options):
-    return Case((E.EIO, *errors), **options)
-
-
-def cannot_fail(why):
-    return Case(why_not=why)
+def reads(*errors):
+    return Case((E.EIO, *errors))
 
 
 CASES = {
-    "absolute": cannot_fail("it asks nothing that it does not have to believe"),
     "allocate": Case((*FULL, E.EIO)),
-    "close": Case((E.EIO, *FULL)),
     "create": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
-    "exists": Case(answer=False),
-    "file_limit": cannot_fail("the kernel knows it"),
-    "host_name": cannot_fail("the kernel knows it"),
-    "is_alive": cannot_fail("the kernel knows it"),
     "is_network": Case(answer=True),
-    "link": Case((*FULL, E.EIO, *REFUSED)),
     "lock_byte": Case((E.ENOLCK, E.EIO)),
     "make_folder": Case((*FULL, E.EIO, *REFUSED)),
-    "make_folders": Case((*FULL, E.EIO, *REFUSED)),
-    "make_read_only": Case((E.EIO, *REFUSED)),
     "map_file": reads(E.ENOMEM, E.ENODEV),
-    "map_private": cannot_fail("a process without memory ends, with a cache or without"),
-    "nonce": cannot_fail("the kernel has random bits"),
-    "on_fork": cannot_fail("it asks nobody"),
     "open_lockable": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ELOOP)),
     "open_mappable": reads(*REFUSED, E.EMFILE, E.ELOOP),
     "open_to_read": reads(*REFUSED, E.EMFILE, E.ENFILE),
-    "pause": cannot_fail("it asks nobody"),
-    "process_id": cannot_fail("the kernel knows it"),
-    "read": reads(),
+    "os.access": Case(answer=False),
+    "os.chmod": Case((E.EIO, *REFUSED)),
+    "os.close": Case((E.EIO, *FULL)),
+    "os.fstat": reads(E.ESTALE),
+    "os.link": Case((*FULL, E.EIO, *REFUSED)),
+    "os.makedirs": Case((*FULL, E.EIO, *REFUSED)),
+    "os.path.exists": Case(answer=False),
+    "os.pread": reads(),
+    "os.preadv": reads(),
+    "os.rename": Case((*FULL, E.EIO, *REFUSED)),
     "read_cached": reads(),
     "read_cached_into": reads(),
-    "read_into": reads(),
-    "remove_tree": Case((E.EIO, *REFUSED)),
-    "rename": Case((*FULL, E.EIO, *REFUSED)),
     "scan": reads(*REFUSED, E.EMFILE),
+    "shutil.rmtree": Case((E.EIO, *REFUSED)),
     "size_of": Case(answer=0),
     "space": reads(*REFUSED),
     "state": reads(*REFUSED),
-    "state_of_open": reads(E.ESTALE),
     "unlink": Case((E.EIO, *REFUSED)),
     "unlock_byte": Case((E.ENOLCK, E.EIO)),
-    "user_id": cannot_fail("the kernel knows it"),
-    "writable": Case(answer=False),
     "write_all": Case((*FULL, E.EIO)),
 }
 
 
-def functions():
-    return [name for name in disk.__all__ if not isinstance(getattr(disk, name), type) and name != "Buffer"]
-
-
-def test_every_function_of_the_disk_has_its_cases():
-    assert set(CASES) == set(functions())
+def test_every_call_of_the_cache_has_its_cases():
+    never_fail = {"forget_cached", "is_alive"}
+    assert set(CASES) == set(CALLS) - never_fail
     for name, case in CASES.items():
-        assert bool(case.errors) + (case.answer is not None) + bool(case.why_not) == 1, name
+        assert bool(case.errors) + (case.answer is not None) == 1, name
 
 
 class Faults:
-    """Stands in for one function of `disk`: counts its calls, and fails in the `first` of them and `more` after it."""
+    """Stands in for one call of the cache: counts its calls, and fails in the `first` of them and `more` after it."""
 
     def __init__(self, name):
-        self.name, self.real, self.calls, self.failed = name, getattr(disk, name), 0, 0
+        self.name, self.real, self.calls, self.failed = name, real_call(name), 0, 0
         self.first = self.last = 0
         self.fault = None
 
@@ -111,10 +94,10 @@ class Faults:
     def heal(self):
         self.first = self.last = 0
 
-    def __call__(self, *args):
+    def __call__(self, *args, **options):
         self.calls += 1
         if not self.first <= self.calls <= self.last:
-            return self.real(*args)
+            return self.real(*args, **options)
         self.failed += 1
         if callable(self.fault):
             return self.fault()
@@ -122,7 +105,7 @@ class Faults:
         if self.name == "write_all":  # half of it is on the disk
             fd, buffers, offset = args
             self.real(fd, [bytes(b"".join(buffers))[: BLOCK // 2]], offset)
-        if self.name == "close":  # the descriptor is gone, whatever close says
+        if self.name == "os.close":  # the descriptor is gone, whatever close says
             self.real(*args)
         raise OSError(number, os.strerror(number))
 
@@ -223,11 +206,11 @@ def leave_remnants(cache):
 
 @pytest.fixture
 def faulty(monkeypatch):
-    """Put a function of the disk into the hands of a test."""
+    """Put a call of the cache into the hands of a test."""
 
     def one(name):
         faults = Faults(name)
-        monkeypatch.setattr(disk, name, faults)
+        replace_call(monkeypatch, name, faults)
         return faults
 
     return one
@@ -267,12 +250,12 @@ def schedules(name, n_calls, *, every):
 
 @pytest.fixture(scope="module")
 def calls_of_a_day(tmp_path_factory):
-    """Count the calls of each function of the disk in one day."""
+    """Count the calls of each kind in one day."""
     day(tmp_path_factory.mktemp("warm"))  # what a process opens once
     with pytest.MonkeyPatch.context() as patch:
         counts = {name: Faults(name) for name in CASES}
         for name, faults in counts.items():
-            patch.setattr(disk, name, faults)
+            replace_call(patch, name, faults)
         day(tmp_path_factory.mktemp("clean"))
     return {name: faults.calls for name, faults in counts.items()}
 
@@ -319,10 +302,7 @@ def heals(cache):
     cache.close()
 
 
-FALLIBLE = [name for name, case in CASES.items() if not case.why_not]
-
-
-@pytest.mark.parametrize("name", FALLIBLE)
+@pytest.mark.parametrize("name", CASES)
 def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(
     faulty, calls_of_a_day, tmp_path, caplog, name
 ):
@@ -333,7 +313,7 @@ def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(
 
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", FALLIBLE)
+@pytest.mark.parametrize("name", CASES)
 def test_a_disk_may_fail_at_every_call_in_every_way(faulty, calls_of_a_day, tmp_path, caplog, name):
     faults = faulty(name)
     n_days = run_days(faults, calls_of_a_day[name], tmp_path, caplog, every=True)
@@ -344,13 +324,13 @@ def test_a_disk_may_fail_at_every_call_in_every_way(faulty, calls_of_a_day, tmp_
 
 
 def failing(number):
-    def fail(*args):
+    def fail(*args, **options):
         raise OSError(number, os.strerror(number))
 
     return fail
 
 
-@pytest.mark.parametrize(("name", "number"), [("open_to_read", errno.EMFILE), ("read", errno.EIO)])
+@pytest.mark.parametrize(("name", "number"), [("open_to_read", errno.EMFILE), ("os.pread", errno.EIO)])
 @pytest.mark.parametrize("where", ["ours", "a layer"])
 def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
     open_cache, monkeypatch, tmp_path, where, name, number
@@ -364,10 +344,10 @@ def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for _ in range(2):  # it may fail again
         assert cache.has(KEY, 0)
-        if name == "read":
+        if name == "os.pread":
             whole(cache, KEY, 0)  # it is open already
         with monkeypatch.context() as patch:
-            patch.setattr(disk, name, failing(number))
+            replace_call(patch, name, failing(number))
             assert whole(cache, KEY, 0) is None
         now += 59
         assert not cache.has(KEY, 0)  # asked for elsewhere, not again and again
@@ -395,7 +375,7 @@ def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache,
     put(cache, KEY, 0)
     whole(cache, KEY, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "state_of_open", failing(errno.EIO))
+        replace_call(patch, "os.fstat", failing(errno.EIO))
         cache._handles._sweep()
     assert left_open(f"{cache.root}/blocks") == []
     assert whole(cache, KEY, 0) == content(KEY, 0)
@@ -430,7 +410,7 @@ def test_an_index_that_could_not_be_made_leaves_nothing_behind(cache, monkeypatc
     put(cache, KEY, 0)
     Path(cache.root, "index.db").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "rename", failing(errno.ENOSPC))
+        replace_call(patch, "os.rename", failing(errno.ENOSPC))
         for _ in range(3):
             with pytest.raises(CacheError):
                 put(cache, KEY, 1)
@@ -495,7 +475,7 @@ def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
         other.close()
 
     monkeypatch.setattr(database, "_TRY_S", 0.001)
-    monkeypatch.setattr(disk, "pause", pause)
+    replace_call(monkeypatch, "time.sleep", pause)
     put(cache, KEY, 1)
     assert len(pauses) == 1
     assert cache.usage()[0] == 2

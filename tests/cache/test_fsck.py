@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import disk
 from cachedfs.common.types import CacheBounds
+from tests.cache.faults import replace_call
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 from tests.support import until
 
@@ -42,24 +42,23 @@ def test_a_missing_file_loses_its_row(filled):
 def test_a_block_that_arrives_while_the_audit_looks_for_it_keeps_its_row(filled, monkeypatch):
     cache, key = filled, key_of()
     at_rename, may_go_on = threading.Event(), threading.Event()
-    rename, exists = disk.rename, disk.exists
     put_the_block = threading.Thread(target=put, args=(cache, key, 9))
 
     def slow_rename(source, target):
         if target.endswith(key.name(9)):
             at_rename.set()
             assert may_go_on.wait(120)
-        rename(source, target)
+        os.rename(source, target)
 
     def exists_no_sooner(path):
-        found = exists(path)
+        found = os.path.exists(path)
         if path.endswith(key.name(9)) and threading.current_thread() is not put_the_block:
             may_go_on.set()
             until(lambda: not cache._own.store.room.writing)
         return found
 
-    monkeypatch.setattr(disk, "rename", slow_rename)
-    monkeypatch.setattr(disk, "exists", exists_no_sooner)
+    replace_call(monkeypatch, "os.rename", slow_rename)
+    replace_call(monkeypatch, "os.path.exists", exists_no_sooner)
     put_the_block.start()
     assert at_rename.wait(120)
     found = cache.check(repair=True)

@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_file import file_size
 from cachedfs.cache.eviction.future_uses import FutureUses
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.errors import CachedFSError, CacheError
@@ -134,7 +135,7 @@ def test_what_comes_for_a_plan_is_told_to_it_and_what_cannot_be_stored_as_well(c
     plan.order.extend((plan.key, index, BLOCK) for index in range(8))
     runtime.run(plan.send(range(8)))
     until(lambda: not runtime.inflight_requests)
-    assert plan.order.taken == 8 * runtime.cache.size_on_disk(plan.key, BLOCK)
+    assert plan.order.taken == 8 * file_size(plan.key, BLOCK)
     runtime.cache.evict(plan.key.identity)
     plan.order.lost([(plan.key, index) for index in range(8)])
     assert plan.order.taken == 0
@@ -155,7 +156,7 @@ def test_what_could_not_be_had_takes_no_room_of_the_plan(cloud, fs):
     assert plan.progress.errors == 1
     (order,) = fs._source.runtime.future_uses
     key = fs._source.key(fs._source.last_known(paths[0]))
-    until(lambda: order.taken == 7 * fs._source.runtime.cache.size_on_disk(key, BLOCK))
+    until(lambda: order.taken == 7 * file_size(key, BLOCK))
     going_on.set()
     with pytest.raises(CachedFSError, match=f"{folder}/3"):
         plan.wait(120)
@@ -176,7 +177,7 @@ def test_what_a_reader_fetches_ahead_of_its_plan_counts_as_the_plans(cloud, fs):
     plan.order.extend((plan.key, index, BLOCK) for index in range(4))
     fs.cat_file(plan.path)
     fs._source.runtime.drain(120)
-    assert plan.order.taken == 4 * fs._source.runtime.cache.size_on_disk(plan.key, BLOCK)
+    assert plan.order.taken == 4 * file_size(plan.key, BLOCK)
 
 
 def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):

@@ -15,7 +15,6 @@ from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, touch
 from cachedfs.cache.shared_memory import ChangeCounters
 from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import finish, key_of, put, start
-from tests.support import until
 
 ORIGIN = "gs://test"
 
@@ -416,7 +415,7 @@ def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
 
 
 def test_a_claim_that_is_taken_and_dropped_while_another_is_being_dropped_is_free_again(tmp_path):
-    """As by another thread, or a signal's handler, in the last moment of a drop."""
+    """As by another thread, or a destructor, in the last moment of a drop."""
     one = locks.ByteRangeLocks(str(tmp_path / "claims"))
     held = one._held()
 
@@ -437,35 +436,24 @@ def test_a_claim_that_is_taken_and_dropped_while_another_is_being_dropped_is_fre
     assert one.take(7)
 
 
-def test_threads_that_claim_at_once_open_one_file(tmp_path, monkeypatch):
-    """No process may close it: every further one would stay open as long as the process."""
-    one, n_opened, open_lockable = locks.ByteRangeLocks(str(tmp_path / "claims")), [], disk.open_lockable
-    arrived, lock = [], one._held().opening
+def test_threads_that_open_the_file_of_claims_at_once_lose_none(tmp_path, monkeypatch):
+    """Closing the descriptor that came second would drop the claims of the whole process."""
+    path, open_lockable = str(tmp_path / "claims"), disk.open_lockable
+    together = threading.Barrier(2)
 
-    class Counted:
-        def acquire(self, **options):
-            arrived.append(None)
-            return lock.acquire(**options)
-
-        def release(self):
-            lock.release()
-
-    def when_all_want_it(path):
-        n_opened.append(path)
-        until(lambda: len(arrived) == 8)
+    def when_both_want_it(path):
+        together.wait(600)
         return open_lockable(path)
 
-    one._held().opening = Counted()
-    monkeypatch.setattr(locks, "_OPEN_WAIT_S", 600)
-    monkeypatch.setattr(disk, "open_lockable", when_all_want_it)
-
-    def take(number):
-        assert one.take(number)
-
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(8)]
+    monkeypatch.setattr(disk, "open_lockable", when_both_want_it)
+    one, taken = locks.ByteRangeLocks(path), []
+    threads = [threading.Thread(target=lambda n=n: taken.append(one.take(n))) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(600)
-    assert len(n_opened) == 1
-    assert all(one.is_held(number) for number in range(8))
+    pid = os.fork()
+    if pid == 0:
+        os._exit(any(locks.ByteRangeLocks(path).take(n) for n in range(2)))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert taken == [True, True]

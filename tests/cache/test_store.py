@@ -15,6 +15,7 @@ from cachedfs.cache import disk
 from cachedfs.cache.eviction.policy import wal_pages_of
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
+from tests.cache.faults import replace_call
 from tests.cache.helpers import (
     AMPLE,
     BLOCK,
@@ -361,11 +362,11 @@ def full(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("step", ["create", "write_all", "rename"])
+@pytest.mark.parametrize("step", ["create", "write_all", "os.rename"])
 def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, step, caplog):
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, step, full)
+        replace_call(patch, step, full)
         for _ in range(2):
             with pytest.raises(CacheError, match="No space left"):
                 put(cache, key_of(), 1, 2)
@@ -400,7 +401,7 @@ def test_a_disk_that_fills_in_the_middle_keeps_the_blocks_that_are_whole(cache, 
 def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypatch):
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "rename", full)
+        replace_call(patch, "os.rename", full)
         patch.setattr(cache._own.store, "_give_up", full)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
@@ -436,7 +437,7 @@ def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, op
         os.rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "rename", meanwhile)
+        replace_call(patch, "os.rename", meanwhile)
         put(cache, key, 0, bounds=bounds)
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.check().ok
@@ -476,7 +477,7 @@ def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
         os.rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "rename", meanwhile)
+        replace_call(patch, "os.rename", meanwhile)
         put(cache, key_of(), 0, 1)
     assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
     assert other.check().ok

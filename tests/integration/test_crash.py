@@ -17,7 +17,7 @@ from tests.support import KiB, MiB, forget, noise, tally
 
 N_FILES, SIZE, BOUND = 6, 3 * MiB // 2 + 5, 6 * MiB
 CALLS = [  # of the cache, and whether the process dies before it or after it
-    ("create", "after"), ("write_all", "before"), ("rename", "before"), ("rename", "after"), ("unlink", "before"),
+    ("create", "after"), ("write_all", "before"), ("os.rename", "before"), ("os.rename", "after"), ("unlink", "before"),
     ("SQL BEGIN", "after"), ("SQL INSERT", "before"), ("SQL COMMIT", "after"), ("open_to_read", "after"),
 ]  # fmt: skip
 

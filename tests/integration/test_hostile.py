@@ -16,12 +16,12 @@ import fsspec
 import pytest
 from google.oauth2.credentials import Credentials
 
-from cachedfs.cache import disk
 from cachedfs.cache.index import database
 from cachedfs.errors import CacheError
 from cachedfs.fetch import runtime
 from cachedfs.sim import Fault
-from tests.cache.test_faults import CASES, FALLIBLE, Faults
+from tests.cache.faults import replace_call
+from tests.cache.test_faults import CASES, Faults
 from tests.cache.test_store import cut_index, damage_index, delete_index, index_of_the_future, truncate_index
 from tests.fakes import FakeOrigin
 from tests.support import MiB, forget, noise
@@ -60,12 +60,12 @@ def test_reads_succeed_where_every_call_to_the_disk_fails(origin, monkeypatch, c
     fs = new_process()
     fs.cat_file("b/here")
     with monkeypatch.context() as patch:
-        for name in FALLIBLE:
+        for name in CASES:
             faults = Faults(name)
             faults.arm(
                 errno.EIO if CASES[name].errors else (lambda name=name: CASES[name].answer), 1, for_ever=True
             )
-            patch.setattr(disk, name, faults)
+            replace_call(patch, name, faults)
         read_in_all_ways(fs, "b/here", here)
         read_in_all_ways(fs, "b/new", new)
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_file import file_size
 from cachedfs.cache.eviction.schedule import NEVER, EvictionSchedule, FutureAccess
 from cachedfs.common.types import CacheBounds, ObjectKey
 
@@ -246,9 +247,9 @@ class FutureUses:
 
     def extend(self, uses: Iterable[Use]) -> int:
         """Append uses to the known order, up to the horizon; return how many were taken from the iterable."""
-        size_of, room = self._cache.size_on_disk, self._schedule.room
+        taken = islice(uses, self._schedule.room)
         # Before taking the lock, because iterating may be slow.
-        accesses = [FutureAccess((key, index), size_of(key, size)) for key, index, size in islice(uses, room)]
+        accesses = [FutureAccess((key, index), file_size(key, size)) for key, index, size in taken]
         with self._lock:
             for block, size in accesses:
                 self._largest = max(self._largest, size)

@@ -7,6 +7,8 @@ crash in between leaves a row without a file: it counts toward the cache size un
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -132,8 +134,8 @@ class EvictionPolicy:
 
     def writer(self) -> int:
         """Return the number that identifies this process in rows it reserves, and lock it until the process exits."""
-        if self._writer_pid != disk.process_id():
-            self._writer, self._writer_pid, self.writing = disk.nonce() >> 2, disk.process_id(), set()
+        if self._writer_pid != os.getpid():
+            self._writer, self._writer_pid, self.writing = secrets.randbits(62), os.getpid(), set()
             self._locks.take(self._writer)
         return self._writer
 

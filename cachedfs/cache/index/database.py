@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import sqlite3
 import stat
 import threading
@@ -33,7 +34,7 @@ _TRY_S = 0.05  # SQLite backs off when waiting for a lock; retrying after this a
 _PAUSE_S = 0.005  # between two attempts
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
-# Longer than any transaction: a writer that takes longer was interrupted and waits for this thread.
+# Longer than any transaction: a writer that takes longer is in a destructor that waits for this thread.
 _LENT_WAIT_S = 30.0
 _STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
@@ -43,7 +44,7 @@ class _Connection:
     """One SQLite connection and its lock. Invariant: `sqlite` was opened by process `pid`.
 
     `is_lent` is True while a thread uses the connection. If a thread gets the (reentrant) lock and finds `is_lent` set,
-    it is a signal handler or destructor that interrupted its own thread: it must neither wait nor use the connection.
+    it is in a destructor that the garbage collector runs in between: it must neither wait nor use the connection.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class _Connection:
         self.looked_s = 0.0
 
     def close(self) -> None:
-        if self.sqlite is not None and self.pid == disk.process_id():
+        if self.sqlite is not None and self.pid == os.getpid():
             self.sqlite.close()
         self.sqlite = None
 
@@ -150,7 +151,7 @@ class Database:
     def close(self) -> None:
         for each in (self._reader, self._writer):
             with each.lock:
-                # If lent, this thread was interrupted while using it. It is checked again before its next use.
+                # If lent, this is a destructor. The connection is checked again before its next use.
                 if not each.is_lent:
                     each.close()
 
@@ -160,14 +161,14 @@ class Database:
     ) -> Iterator[sqlite3.Connection | None]:
         """Provide a slot's connection to one thread at a time; yield None where waiting could deadlock.
 
-        Python runs signal handlers in the main thread, between any two lines, and a handler that reads may wait for
-        other threads. So other threads wait for `wait_s` only, and no thread waits for itself.
+        The garbage collector runs destructors in any thread, between any two lines. A destructor that closes a file may
+        use the index, and may wait for other threads. So no thread waits for itself, and others wait for `wait_s` only.
         """
-        if slot.pid not in (0, disk.process_id()):  # a fork that bypassed the hooks
+        if slot.pid not in (0, os.getpid()):  # a fork that bypassed the hooks
             slot.abandon()
         lock = slot.lock
-        # The main thread waits in `with` only, where Ctrl-C cannot strike between acquire and block. It waits for
-        # other threads, which are never interrupted.
+        # The main thread waits in `with` only, where Ctrl-C cannot strike between acquire and block. No destructor waits
+        # for the main thread.
         is_timed = threading.get_ident() != threading.main_thread().ident
         while is_timed and not lock.acquire(timeout=wait_s):
             # A forking thread releases the lock soon; an extra connection would be open in the child.
@@ -230,7 +231,7 @@ class Database:
         logs = (disk.state(self._path + suffix) for suffix in _LOGS)
         if not all(_is_ours(status) for status in logs if status is not None):
             raise sqlite3.DatabaseError("a log of it is not ours")
-        slot.pid = disk.process_id()
+        slot.pid = os.getpid()
         slot.sqlite = _connect(self._path, wait_s)
         try:
             self._prepare(slot.sqlite)
@@ -272,7 +273,7 @@ class Database:
         for _ in range(50):
             if self._locks.take(_REPLACING):
                 break
-            disk.pause(0.02)
+            time.sleep(0.02)
         else:
             raise sqlite3.OperationalError("another process is making the index anew")
         try:
@@ -287,15 +288,15 @@ class Database:
             self._make_fresh(temp)
             for suffix in ("", *_LOGS):  # set aside in `tmp/` for an hour, for inspection
                 with contextlib.suppress(FileNotFoundError):
-                    disk.rename(self._path + suffix, f"{temp}-old{suffix}")
-            disk.rename(temp, self._path)
+                    os.rename(self._path + suffix, f"{temp}-old{suffix}")
+            os.rename(temp, self._path)
         except BaseException:  # an interrupt too must not leave a partial index
             with contextlib.suppress(OSError):  # retries create further files, which would fill a full disk
                 disk.unlink(temp)
             raise
 
     def _make_fresh(self, temp: str) -> None:
-        disk.close(disk.create(temp))  # SQLite would create it readable by others
+        os.close(disk.create(temp))  # SQLite would create it readable by others
         fresh = _connect(temp, _WRITER_WAIT_S)
         try:
             fresh.executescript(
@@ -317,8 +318,8 @@ def _connect(path: str, wait_s: float) -> sqlite3.Connection:
     )
 
 
-def _is_ours(status: disk.Status) -> bool:
-    return stat.S_ISREG(status.st_mode) and status.st_uid == disk.user_id()
+def _is_ours(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _patiently(do: Callable[[], object]) -> None:
@@ -332,7 +333,7 @@ def _patiently(do: Callable[[], object]) -> None:
             is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
             if not is_busy or time.monotonic() > deadline:
                 raise
-        disk.pause(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
+        time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
 
 
 def _undo(connection: sqlite3.Connection) -> None:
@@ -364,7 +365,7 @@ def _close_both(*slots: _Connection) -> None:
 
 
 _DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
-_GATE = threading.RLock()  # one fork at a time: several threads may fork
+_GATE = threading.RLock()  # one fork at a time; reentrant, because a destructor may read meanwhile
 _FORKING: list[_Connection] = []  # slots whose locks are held during a fork, by the holder of the gate
 
 
@@ -400,4 +401,6 @@ def _after_fork_in_child() -> None:
             slot.abandon()
 
 
-disk.on_fork(_before_fork, _after_fork_in_parent, _after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
