@@ -116,7 +116,7 @@ class PrefetchPlan:
             state = "cancelled"
             if not self._runtime.pid:
                 state = "failed"
-                failure = OriginUnavailable("cachedfs is shutting down with this process")
+                failure = OriginUnavailable("the process is exiting: the prefetch was canceled")
         except GeneratorExit:  # the event loop is gone
             raise
         except BaseException as error:  # also the iterator's SystemExit, which would end the event loop

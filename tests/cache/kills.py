@@ -201,7 +201,7 @@ def repair(cache: BlockCache, bounds: CacheBounds) -> None:
 def write_behind(cache: BlockCache, bounds: CacheBounds) -> None:
     writer = CacheWriter(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
-        writer.keep(_record(cache, NEW.path))
+        writer.add_record(_record(cache, NEW.path))
         for index in range(2):
             data = memoryview(content(NEW, index))
             writer.add(
