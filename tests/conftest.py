@@ -1,4 +1,4 @@
-"""A machine of its own for every test: cache directory, fsspec configuration, simulated cloud."""
+"""Fixtures for every test: its own cache directory, fsspec configuration and simulated clouds."""
 
 import dataclasses
 import functools
@@ -20,12 +20,12 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
 from tests.fork_server import ForkServer
-from tests.support import NAMES, OURS, Cloud, Drive, takers, tallied, tally, until
+from tests.support import NAMES, OURS, Cloud, Drive, item_threads, tallied, tally, until
 
 _numbers = itertools.count()
 LADDERS = {name: getattr(rate_limit, name) for name in ("CREATES", "REQUESTS")}
 
-# How long an example takes says how busy the machine is. The suite takes the same examples each time, `make stress` others.
+# The time of an example depends on the machine. The suite runs the same examples each time, `make stress` others.
 for name, is_same in {"suite": True, "explore": False}.items():
     hypothesis.settings.register_profile(
         name,
@@ -35,13 +35,13 @@ for name, is_same in {"suite": True, "explore": False}.items():
     )
 hypothesis.settings.load_profile("suite")
 
-# A shell that starts the suite in the background has it, and all its children, ignore Ctrl-C.
+# A shell that starts the suite in the background makes it, and all its children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish(session):
-    if hasattr(session.config, "workeroutput"):  # one of several processes that share the tests
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
         session.config.workeroutput["tally"] = tallied()
 
 
@@ -60,27 +60,27 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Point all filesystems of the test at a fresh cache directory, and leave nothing running behind."""
+    """Use a fresh cache directory for all filesystems of the test, and leave nothing running."""
     directory = tmp_path / "cache"
     monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(directory), "keep_free": 0})
-    before = takers()
+    before = item_threads()
     yield directory
     runtimes._close_all()
-    until(lambda: takers() <= before)
+    until(lambda: item_threads() <= before)
     for cls in OURS:
         cls.clear_instance_cache()
 
 
 @pytest.fixture(autouse=True)
-def no_pace(monkeypatch):
-    """Ask Drive, and make items there, as fast as the simulated one answers, where nothing else is said: tests ask thousands."""
+def no_rate_limits(monkeypatch):
+    """Remove the rate limits of Drive, except where a test uses `default_rate_limits`: tests send thousands of requests."""
     for ladder in LADDERS:
         monkeypatch.setattr(rate_limit, ladder, (rate_limit.RateLimit(1e6), rate_limit.RateLimit(1e6)))
 
 
 @pytest.fixture(autouse=True)
-def no_hurry(monkeypatch):
-    """Send no request a second time for being late or slow to connect: a machine that pauses would change exact counts."""
+def no_hedging(monkeypatch):
+    """Send no hedged requests, and allow long connects: pauses of the machine would change exact counts."""
     patient = functools.partial(RetryPolicy, hedge_least_s=3600.0, hedge_early_s=3600.0)
     monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", patient)
     timeout_of, usual_s = http.timeout_of, RetryPolicy().connect_s
@@ -93,27 +93,27 @@ def no_hurry(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def no_haste(monkeypatch):
-    """Let a request wait for who reads on: a machine that paused would make two requests of one."""
+def patient_requests(monkeypatch):
+    """Keep a request open while its reader pauses: a busy machine would otherwise send two requests."""
     monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 60.0)
 
 
 @pytest.fixture
-def haste(no_haste, monkeypatch):
-    """A handle that reads no more ends its request soon, as for everybody."""
+def default_patience(patient_requests, monkeypatch):
+    """End a request soon after its reader pauses, as by default."""
     monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 0.2)
 
 
 @pytest.fixture
-def real_pace(no_pace, monkeypatch):
-    """Ask Drive at the pace of everybody."""
+def default_rate_limits(no_rate_limits, monkeypatch):
+    """Use the default rate limits of Drive."""
     for ladder, limits in LADDERS.items():
         monkeypatch.setattr(rate_limit, ladder, limits)
 
 
 @pytest.fixture(scope="session")
 def fork_server():
-    """A process that forks many cheap ones."""
+    """A process that forks children quickly."""
     fork_server = ForkServer("tests.cache.kills", "cachedfs.filesystem")
     yield fork_server
     fork_server.close()
@@ -121,7 +121,7 @@ def fork_server():
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    """A folder in memory where there is one: SQLite waits for the disk whenever an index is closed."""
+    """A folder in memory where possible: closing an index waits for the disk."""
     memory = pathlib.Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path_factory.mktemp("folder")
@@ -144,7 +144,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def origin(own_cache, monkeypatch):
-    """An origin in memory, in the place of every other."""
+    """An origin in memory that replaces all others."""
     fake = FakeOrigin()
     fake.install(monkeypatch)
     return fake
@@ -158,7 +158,7 @@ def gcs_server():
 
 @pytest.fixture
 def cloud(gcs_server, own_cache, monkeypatch):
-    """A simulated GCS with one empty bucket of this test's own; `gs` is configured to go there."""
+    """A simulated GCS with an empty bucket for this test; `gs` is configured to use it."""
     monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon", "endpoint_url": gcs_server.endpoint_url})
     monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)
     gcs_server.heal()
@@ -177,7 +177,7 @@ def drive_server():
 
 @pytest.fixture
 def drive(drive_server, own_cache, monkeypatch):
-    """A simulated Drive with one empty folder of this test's own; `drive` is configured to go there."""
+    """A simulated Drive with an empty folder for this test; `drive` is configured to use it."""
     monkeypatch.setitem(
         fsspec.config.conf, "drive", {"token": "anon", "endpoint_url": drive_server.endpoint_url}
     )
@@ -191,9 +191,9 @@ def drive(drive_server, own_cache, monkeypatch):
 
 @pytest.fixture(params=[*NAMES, "cachedfs::memory://", "cachedfs::file://"])
 def base(request, cloud, drive, tmp_path, monkeypatch):
-    """A URL under which a test may write and read, under each name of a cloud, and where there is none."""
+    """A URL under which a test may write and read, in each form of a cloud, and on other filesystems."""
     if request.param == "cachedfs::file://":
-        # Zarr writes into folders that it never made: local files need this option of fsspec's for it.
+        # Zarr writes into folders that it never creates; local files need this option of fsspec for it.
         monkeypatch.setitem(fsspec.config.conf, "file", {"auto_mkdir": True})
         (tmp_path / "data").mkdir()
         return f"cachedfs::file://{tmp_path}/data"

@@ -1,4 +1,4 @@
-"""An origin of a dictionary, whose answers a test can hold back, break and change."""
+"""An origin in memory, whose answers a test can delay, break and change."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ class FakeReply:
 
 
 class FakeOrigin:
-    """Objects by path, each with a version that no other has; `log` has every request made."""
+    """Objects by path, each with a distinct version; `log` records every request."""
 
     identity = "fake|nowhere|anon"
     by_parent = False
@@ -35,11 +35,13 @@ class FakeOrigin:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[int, bytes]] = {}
         self.log: list[tuple[str, str, object]] = []
-        self.fail_with: dict[int, CachedFSError] = {}  # number of the request in `log` -> what it raises
+        self.fail_with: dict[
+            int, CachedFSError
+        ] = {}  # number of the request in `log` -> the error that it raises
         self.break_after: dict[int, int] = {}  # number of the request -> bytes after which its body raises
         self.has_fingerprints = True
         self.has_sizes = True
-        self.gate: asyncio.Event | None = None  # bodies wait for it; made on the loop
+        self.gate: asyncio.Event | None = None  # bodies wait for it; created on the loop
         self.spare_in_s = 0.0
         self.concurrency = 16
         self.open_bodies = self.most_bodies = 0
@@ -54,7 +56,7 @@ class FakeOrigin:
         del self.objects[path]
 
     def install(self, monkeypatch) -> None:
-        """Stand behind every filesystem made from now on."""
+        """Replace the origin of every filesystem created from now on."""
 
         def open_origin(protocol, options, *, loop, on_request, concurrency=16, book=None, alone=None):
             self.on_request, self.concurrency = on_request, concurrency
@@ -73,13 +75,15 @@ class FakeOrigin:
     async def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None):
         number = self._ask("read", path, want)
         try:
-            data, info = self.objects.get(path, (0, b""))[1], self._info(path)  # of one moment
+            data, info = self.objects.get(path, (0, b""))[1], self._info(path)  # taken at one moment
         except ObjectNotFound:
             if pinned is not None:
                 raise ObjectChanged(f"{path} is gone") from None
             raise
-        told = info.size if info.fingerprint is None else info.fingerprint  # what a version is told by
-        if pinned is not None and told != (pinned.size if pinned.fingerprint is None else pinned.fingerprint):
+        version = info.size if info.fingerprint is None else info.fingerprint
+        if pinned is not None and version != (
+            pinned.size if pinned.fingerprint is None else pinned.fingerprint
+        ):
             raise ObjectChanged(f"{path} was replaced")
         start, stop = 0, len(data)
         if isinstance(want, Range):
@@ -145,7 +149,7 @@ class FakeOrigin:
 
 
 def gate(fs: CachedFileSystem, origin: FakeOrigin, *, is_open: bool) -> None:
-    """Hold bodies back, or let them go."""
+    """Block bodies, or release them."""
 
     async def act() -> None:
         origin.gate = origin.gate or asyncio.Event()

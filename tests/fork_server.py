@@ -1,7 +1,7 @@
 """A process that forks children for tests: a fork takes two milliseconds, a new interpreter three hundred.
 
 A child runs one module-level function, named as "module:function", with JSON for arguments and result. It may be killed
-at any moment by `os.kill`: its number stays its own until `wait` has told how it ended.
+at any moment by `os.kill`; its process number is not reused before `wait` has returned.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["Ended", "ForkServer"]
 
 
 class Ended(NamedTuple):
-    """How a child ended: by which signal (0: by itself, and well), and what its function returned."""
+    """How a child ended: the signal that killed it (0: none), and the result of its function."""
 
     signal: int
     result: Any
 
 
 class ForkServer:
-    """The process that forks; to be used by one thread, and closed."""
+    """The process that forks; used by one thread, and closed at the end."""
 
     def __init__(self, *modules: str) -> None:
         command = [sys.executable, "-W", "error", "-m", "tests.fork_server", *modules]
@@ -49,7 +49,7 @@ class ForkServer:
         return int(self._ask({"function": function, "arguments": arguments}))
 
     def wait(self, pid: int) -> Ended:
-        """Return how the child ended, once it has. AssertionError when it failed by itself."""
+        """Return how the child ended, once it has. AssertionError if it failed by itself."""
         killed_by, status, text = self._ask({"pid": pid})
         assert status == 0, text
         return Ended(killed_by, json.loads(text) if text and not killed_by else None)
@@ -60,7 +60,8 @@ class ForkServer:
     def close(self) -> None:
         try:
             self._process.communicate(timeout=600)
-        except subprocess.TimeoutExpired:  # a test was stopped while it waited for a child that never ends
+        # A test was interrupted while it waited for a child that never ends.
+        except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
             raise
@@ -85,7 +86,7 @@ def _fork(function: str, arguments: list[Any]) -> tuple[int, int]:
         module, _, name = function.partition(":")
         text = json.dumps(getattr(importlib.import_module(module), name)(*arguments))
         status = 0
-    except BaseException:  # whatever it is, the one who waits is told
+    except BaseException:  # any error is reported to the waiting test
         text = traceback.format_exc()
     with open(answer, "w") as file:
         file.write(text)
@@ -106,11 +107,11 @@ def _serve() -> None:
             answer: Any = pid
         else:
             text = _read_all(results.pop(order["pid"]))
-            status = os.waitpid(order["pid"], 0)[1]  # until now its number was nobody else's
+            status = os.waitpid(order["pid"], 0)[1]  # until now its number could not be reused
             answer = (os.WTERMSIG(status), os.WEXITSTATUS(status), text)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-    for pid in results:  # of tests that failed, or were stopped: they may run for ever
+    for pid in results:  # of failed or interrupted tests: they may run forever
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 

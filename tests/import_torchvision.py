@@ -1,18 +1,18 @@
-"""torchvision, also where its operators cannot be loaded, as those made for GPUs beside a torch for CPUs: they are not needed here."""
+"""Import torchvision even if its operators cannot be loaded, such as those for GPUs with torch for CPUs."""
 
 import importlib
 import sys
 
 __all__ = ["torchvision"]
 
-_DECLARED = []  # an operator is there for as long as its library is held
+_DECLARED = []  # an operator is registered as long as its library is referenced
 
 
 def torchvision():
-    """Import torchvision and return it. Raises ImportError where it is not installed."""
+    """Import torchvision and return it. Raises ImportError if it is not installed."""
     try:
         return importlib.import_module("torchvision")
-    except RuntimeError:  # what registers "nms" and "qnms" found none
+    except RuntimeError:  # the registrations of "nms" and "qnms" found no operator
         import torch
 
         library = torch.library.Library("torchvision", "DEF")

@@ -1,5 +1,6 @@
-"""For processes of tests to import: they wait for one another's writes to the index, and requests for who reads on,
-however long the machine pauses.
+"""Imported by child processes of tests: waits for the index, and for readers of a request, are longer.
+
+So a busy machine changes no exact counts.
 """
 
 from cachedfs.cache.index import database

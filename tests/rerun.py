@@ -19,7 +19,7 @@ N_SLOWEST = 10
 
 
 class Recorder:
-    """A plugin of pytest that records which tests fail, and how long each one takes."""
+    """A pytest plugin that records which tests fail, and how long each one takes."""
 
     def __init__(self):
         self.failed = []
@@ -32,7 +32,7 @@ class Recorder:
 
 
 def run(args, command=None):
-    """Return the exit code of pytest, or 0 where every failed test passes when it is run again alone."""
+    """Return the exit code of pytest, or 0 if every failed test passes when it is run again alone."""
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         beside = command and subprocess.Popen(shlex.split(command), stdout=output, stderr=subprocess.STDOUT)
@@ -52,7 +52,7 @@ def run(args, command=None):
 
 
 def rerun(names, code):
-    """Run tests again alone; return 0 where all pass, else `code`."""
+    """Run tests again alone; return 0 if all pass, else `code`."""
     print("\nThe tests that failed are run once more, alone.", flush=True)
     again = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-rp", *names], stdout=subprocess.PIPE, text=True

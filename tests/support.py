@@ -1,4 +1,4 @@
-"""What tests share: a handle on the simulated cloud, and processes that are really new."""
+"""Helpers shared by tests: the simulated clouds, and new processes."""
 
 import asyncio
 import collections
@@ -24,14 +24,14 @@ from cachedfs.sim import DriveServer, GCSServer, SimServer
 
 ROOT = pathlib.Path(__file__).parent.parent
 KiB, MiB = 1 << 10, 1 << 20
-AGE_S = 600  # `max_age` where a second pass follows a first one that may be slow: processes that import all of torch
+AGE_S = 600  # `max_age` for a second pass after a first one that may be slow, such as processes that import all of torch
 NAMES = ["cachedfs::gs://", "cgs://", "cachedfs::drive://"]  # of clouds, in front of a path
-LONG_TIMEOUTS = "import tests.long_timeouts\n"  # first of all in the code of a process
+LONG_TIMEOUTS = "import tests.long_timeouts\n"  # first line of the code of a process
 OURS = (CachedFileSystem, CachedGCSFileSystem, CachedDriveFileSystem, DriveFileSystem)
 
 
 def noise(size: int, seed: int = 0) -> bytes:
-    """Return `size` bytes that repeat nowhere near a block's length."""
+    """Return `size` random bytes, so that no two blocks are equal."""
     import random
 
     return random.Random(seed).randbytes(size)
@@ -41,7 +41,7 @@ _TALLY: collections.Counter[str] = collections.Counter()
 
 
 def tally(what: str, n: int = 1) -> None:
-    """Count what was done to the cache (kills, faults, reads, wrong bytes); the run ends with the sums."""
+    """Count kills, faults, reads and so on; the sums are printed at the end of the run."""
     _TALLY[what] += n
 
 
@@ -50,15 +50,15 @@ def tallied() -> dict[str, int]:
 
 
 def until(condition: Callable[[], object], *, within_s: float = 120.0) -> None:
-    """Wait for a condition that another thread or process brings about; fails when it does not."""
+    """Wait for a condition that another thread or process makes true; fail if it does not."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         time.sleep(0.005)
 
 
-def standing() -> str:
-    """Return where every thread of this process stands, and every task of the engines: what to look at when something hangs."""
+def stack_dump() -> str:
+    """Return the stack of every thread and every task of the runtimes, for a test that hangs."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(ident)}:\n{''.join(traceback.format_stack(frame, limit=12))}"
@@ -78,14 +78,14 @@ def standing() -> str:
     return "\n".join(parts)
 
 
-def takers() -> set[threading.Thread]:
-    """Return the threads of this process in which plans take items from an iterator."""
+def item_threads() -> set[threading.Thread]:
+    """Return the threads of this process in which prefetch plans take items from an iterator."""
     return {thread for thread in threading.enumerate() if thread.name == "cachedfs-items"}
 
 
 def forget() -> None:
-    """Do what the end of this process would: store everything, drop all memory. The next use starts afresh."""
-    # The end itself waits for five seconds: a machine may pause for longer.
+    """Do what the end of this process would: store everything and drop all memory. The next use starts afresh."""
+    # The real end waits for five seconds; a busy machine may take longer.
     assert all(runtime.drain(120) for runtime in list(runtimes._runtimes.values()))
     runtimes._close_all()
     for cls in OURS:
@@ -94,27 +94,27 @@ def forget() -> None:
 
 @dataclasses.dataclass
 class Machine:
-    """A simulated service, and a cache directory: what was asked of it, and processes that use both."""
+    """A simulated service and a cache directory, with the requests sent and processes that use both."""
 
     server: SimServer
-    name: str  # of the part that belongs to one test
+    name: str  # of the bucket or folder of one test
     cache_dir: pathlib.Path
 
     protocol = ""
 
     def asked(self) -> list[str]:
-        """Return the kinds of the requests since the last look, sorted, and forget them."""
+        """Return the sorted kinds of the requests since the last call."""
         kinds = sorted(request.kind for request in self.server.requests)
         self.server.reset()
         return kinds
 
     @property
     def options(self) -> dict:
-        """Storage options for one filesystem, where the configuration is not to be relied on."""
+        """Storage options for one filesystem, independent of the configuration."""
         return {self.protocol: {"token": "anon", "endpoint_url": self.server.endpoint_url}}
 
     def python(self, code: str, *arguments: str, timeout: float = 600) -> str:
-        """Run `code` in a new process that is configured like this one by its environment; return what it printed."""
+        """Run `code` in a new process with the configuration of this one; return its output."""
         command = [sys.executable, "-c", LONG_TIMEOUTS + textwrap.dedent(code), *arguments]
         done = subprocess.run(
             command, env=self._environment(), capture_output=True, text=True, timeout=timeout
@@ -125,7 +125,7 @@ class Machine:
 
     @contextlib.contextmanager
     def talking(self, code: str, *arguments: str) -> Iterator[Callable[[str], str]]:
-        """Give a function that sends a line to a process running `code` and returns the line that it answers."""
+        """Run `code` in a process; yield a function that sends it a line and returns the line that it answers."""
         command = [sys.executable, "-c", LONG_TIMEOUTS + textwrap.dedent(code), *arguments]
         pipe = subprocess.PIPE
         with subprocess.Popen(
@@ -144,7 +144,7 @@ class Machine:
 
     @property
     def configuration(self) -> dict[str, str]:
-        """Environment variables by which fsspec is configured in a new process as it is in this one."""
+        """Environment variables that configure fsspec in a new process as in this one."""
         return {
             "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
             "FSSPEC_CACHEDFS_KEEP_FREE": "0",
@@ -183,7 +183,7 @@ class Cloud(Machine):
         return f"{self.bucket}/{key}"
 
     def put(self, key: str, data: bytes, **options) -> bytes:
-        """Put an object behind everybody's back."""
+        """Put an object without cachedfs."""
         self.server.put(self.bucket, key, data, **options)
         return data
 
@@ -206,7 +206,7 @@ class Drive(Machine):
         return f"My Drive/{self.name}/{key}".rstrip("/")
 
     def put(self, key: str, data: bytes, **options) -> bytes:
-        """Put a file behind everybody's back; a file of this name gets a new revision."""
+        """Put a file without cachedfs; an existing file gets a new revision."""
         self.server.put(f"{self.name}/{key}", data, **options)
         return data
 
@@ -217,7 +217,7 @@ class Drive(Machine):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A part of a simulated cloud under one of the names that a user may write."""
+    """A part of a simulated cloud under one of the URL forms that a user may write."""
 
     machine: Cloud | Drive
     prefix: str
@@ -229,7 +229,7 @@ class Place:
         return self.machine.path(key)
 
     def put(self, key: str, data: bytes) -> bytes:
-        """Put an object behind everybody's back."""
+        """Put an object without cachedfs."""
         return self.machine.put(key, data)
 
     @property
@@ -239,14 +239,14 @@ class Place:
 
     @property
     def options(self) -> dict:
-        """Storage options by which a process that is not configured at all reads and writes here."""
+        """Storage options for a process without any configuration."""
         ours = {"cache_dir": str(self.machine.cache_dir), "keep_free": 0, "max_age": AGE_S}
-        if self.prefix == "cgs://":  # one protocol, and so the options of one
+        if self.prefix == "cgs://":  # one protocol with the options of one
             return {**ours, **self.machine.options}
         return {"cachedfs": ours, **self.machine.options}
 
     def twice(self, fetches: int | None = None) -> Iterator[int]:
-        """Let a loop do the same twice, each time as a new process would: with so many requests for bytes, then with none."""
+        """Let a loop run twice, each time like a new process: first with n requests for media, then with none."""
         forget()
         self.machine.asked()
         yield 1

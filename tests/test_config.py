@@ -1,4 +1,4 @@
-"""Options: what is accepted, what it becomes, and what a mistake is told."""
+"""Options: accepted values, their meaning, and error messages."""
 
 import math
 import pickle
@@ -19,12 +19,12 @@ def test_sizes_are_bytes_or_a_share_of_the_disk(text, value):
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", -1, "8 apples", "101%", None, True, "1e6"])
-def test_what_is_not_a_size_is_refused(text):
+def test_invalid_sizes_are_refused(text):
     with pytest.raises(ValueError):
         parse_size(text)
 
 
-def test_the_defaults_are_those_of_the_design():
+def test_default_options():
     config = Config.resolve({})
     assert (config.block_size, config.request_size, config.read_ahead) == (1 << 20, 8 << 20, 64 << 20)
     assert (config.concurrency, config.max_age, config.keep_free) == (128, 60, 0.1)
@@ -34,7 +34,7 @@ def test_the_defaults_are_those_of_the_design():
     assert config.cache_size is None
 
 
-def test_arguments_go_before_configuration_and_text_is_understood():
+def test_arguments_override_the_configuration_and_text_is_parsed():
     config = Config.resolve(
         {"max_age": "immutable", "cache_size": "auto"},
         defaults={
@@ -77,7 +77,7 @@ def test_offline_never_checks():
         ({"cache_dir": 7}, "cache_dir=7"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_the_option_and_what_is_accepted(option, message):
+def test_an_invalid_value_is_an_error_with_the_accepted_ones(option, message):
     with pytest.raises(ValueError, match=message):
         Config.resolve(option)
 
@@ -88,7 +88,7 @@ def test_cache_dir_is_one_directory_or_a_list(tmp_path, monkeypatch):
     assert Config.resolve({"cache_dir": ["~/a", tmp_path]}).cache_dir == ("/home/somebody/a", str(tmp_path))
 
 
-def test_a_config_is_a_value():
+def test_configs_are_compared_by_value():
     config = Config.resolve({"max_age": 1})
     assert pickle.loads(pickle.dumps(config)) == config
     assert hash(config) == hash(Config.resolve({"max_age": "1"}))

@@ -1,4 +1,4 @@
-"""Errors are the builtin classes that callers catch, with errno, and they travel between processes."""
+"""Errors are the builtin classes that callers catch, with errno, and can be pickled."""
 
 import errno
 import pickle
@@ -23,7 +23,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("ours", "builtin", "code"), CASES)
-def test_an_error_is_its_builtin_class_with_errno_and_survives_pickling(ours, builtin, code):
+def test_an_error_has_its_builtin_class_and_errno_and_survives_pickling(ours, builtin, code):
     error = pickle.loads(pickle.dumps(ours("gs://b/k: what was tried; what to do")))
     assert type(error) is ours
     assert isinstance(error, builtin)

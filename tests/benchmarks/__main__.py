@@ -1,6 +1,6 @@
-"""Measure cachedfs against its floor and its peers: `python -m tests.benchmarks --json bench.json`.
+"""Measure cachedfs against its bounds and its peers: `python -m tests.benchmarks --json bench.json`.
 
-Exits 1 when a number that is due now is missed.
+Exits with 1 when a bound that counts now is missed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tests.benchmarks.harness import Figure, Plan, Result, measure
 from tests.benchmarks.services import SERVICES
 from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
 
-# Who takes part where not all do: peers would need minutes, or have nothing to show.
+# Contenders of workloads that not all can do: others would need minutes or are not comparable.
 PEERS: dict[str, list[str]] = {
     "whole": ["gcsfs", "obstore"],
-    # Not obstore: a request for each of 5000 seeks.
+    # Not obstore: one request for each of 5000 seeks.
     "seek_small": ["gcsfs", "blockcache", "filecache", "simplecache"],
     "seek_big": ["blockcache", "filecache", "simplecache"],
     "cat_4k": [],
@@ -36,11 +36,11 @@ PEERS: dict[str, list[str]] = {
     "steps_large": ["gcsfs", "blockcache", "obstore"],
     "steps_lines": ["gcsfs", "blockcache"],
     "first_byte": ["gcsfs", "obstore"],
-    # Half a minute each for peers, who were seen at 192 MiB.
+    # Half a minute for each peer, at 192 MiB.
     "gigabyte_small": [],
     "gigabyte_large": [],
     "gigabyte_lines": [],
-    # Nothing like it.
+    # No peer has anything like it.
     "one_by_one_ahead": [],
     "batched_ahead": [],
     "whole_ahead": [],
@@ -48,8 +48,8 @@ PEERS: dict[str, list[str]] = {
     "beside_small": [],
     "beside_block": [],
 }
-ARRAYS = ("dense", "samples", "steps")  # what tensorstore can be asked for
-# How many items of a workload slow peers do; what they take is scaled. --full: all.
+ARRAYS = ("dense", "samples", "steps")  # what tensorstore can read
+# The number of items that slow peers do; their results are scaled. --full: all.
 SAMPLES = {
     ("random", "gcsfs"): 40,
     ("one_by_one", "gcsfs"): 30,
@@ -90,12 +90,12 @@ OUR_COLD = {
     "gigabyte_small": 1,
     "gigabyte_large": 1,
     "gigabyte_lines": 1,
-}  # passes with an empty cache; elsewhere 3
+}  # passes with an empty cache; 3 for the others
 IMPORTS = 9
 
 
 def plan(workload: Workload, contender: str, options: argparse.Namespace) -> Plan:
-    """Return how often and on how much a contender does a workload."""
+    """Return how often and on how many items a contender does a workload."""
     n = workload.n if options.full else SAMPLES.get((workload.name, contender), workload.n)
     if options.quick and workload.name == "one_by_one":
         n = min(n, 30)
@@ -121,7 +121,7 @@ def plan(workload: Workload, contender: str, options: argparse.Namespace) -> Pla
 
 
 def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
-    """Return who does a workload."""
+    """Return the contenders of a workload."""
     if options.ours:
         return ["cachedfs"]
     known = SERVICES[workload.service].contenders
@@ -134,7 +134,7 @@ def contenders(workload: Workload, options: argparse.Namespace) -> list[str]:
 
 
 def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]], object]) -> list[Result]:
-    """Return all results, after saying each; `said` is called with those so far."""
+    """Return all results and print each; `said` is called with the results so far."""
     results: list[Result] = []
     processor = process.Processor()
 
@@ -153,7 +153,7 @@ def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]]
     for workload in wanted:
         service = SERVICES[workload.service]
         for contender in contenders(workload, options):
-            # A server for each, so that all meet the same latencies.
+            # A new server for each, so that all have the same latencies.
             where = folder / service.folder
             with service.server(
                 workload.profile, folder=where, process=True, time_scale=workload.time_scale
@@ -242,7 +242,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="cachedfs-bench-") as name:
         path = options.json or Path(name) / "bench.json"
 
-        def keep(results: list[Result]) -> None:  # each time: a run that is ended has taken long, too
+        def keep(results: list[Result]) -> None:  # each time, because an interrupted run took long, too
             kept = report.least_disturbed(earlier, results)
             report.save(path, kept, bounds.judge(kept), time.monotonic() - start)
 

@@ -1,4 +1,4 @@
-"""What should not happen to a cache, and does: every contender through the same five accidents, in real processes."""
+"""Accidents that happen to caches: every contender goes through the same five, in real processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened, in words, and whether it was wrong; `more` are other numbers."""
+    """The result of an accident as text, and whether it was wrong; `more` has other numbers."""
 
     words: str
     is_wrong: bool
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Scene:
-    """One contender with an empty cache directory, the cloud, and the bytes that are right."""
+    """One contender with an empty cache directory, the cloud, and the right bytes."""
 
     def __init__(self, contender: str, session: Session, server: GCSServer, cache: Path) -> None:
         self.session, self.server, self.cache = session, server, cache
@@ -58,7 +58,7 @@ class Scene:
         return f"{self._prefix}{BUCKET}/{key}"
 
     def put(self, key: str, seed: int, size: int = SIZE) -> list[int]:
-        """Put bytes at the origin, behind everybody's back; return the sums of their pieces."""
+        """Put bytes at the origin without the contender; return the checksums of their pieces."""
         data = random.Random(seed).randbytes(size)
         self.server.put(BUCKET, key, data)
         return [zlib.crc32(data[at : at + PIECE]) for at in range(0, size, PIECE)]
@@ -68,14 +68,14 @@ class Scene:
         return list(self.order("read", key, n=n)["read"])
 
     def read_one(self, key: str) -> list[int]:
-        """Return the sums of what a new process reads. Raises ContenderError."""
+        """Return the checksums of what a new process reads. Raises ContenderError."""
         [answer] = self.read(key)
         if "error" in answer:
             raise ContenderError(answer["error"])
         return list(answer["crcs"])
 
     def read_right(self, key: str, right: list[int]) -> None:
-        """Let a new process read, before anything happens. Raises ContenderError."""
+        """Let a new process read before anything happens. Raises ContenderError."""
         if self.read_one(key) != right:
             raise ContenderError("wrong bytes before anything happened")
 
@@ -133,7 +133,7 @@ def flipped(scene: Scene) -> Outcome:
 
 
 def flip(path: Path) -> None:
-    """Turn over one bit in the middle of every MiB of a file."""
+    """Flip one bit in the middle of every MiB of a file."""
     with path.open("r+b") as file:
         for at in range(MiB // 2, path.stat().st_size, MiB):
             file.seek(at)
@@ -158,11 +158,11 @@ _LIST = [
 ROWS = {row.name: row for row in _LIST}
 
 
-# Putting them on.
+# Running the accidents.
 
 
 def measure_abuse(names: list[str], contender: str, folder: Path) -> list[Result]:
-    """Return what one contender makes of the rows; those on a disk of normal size in one cache directory."""
+    """Return the results of one contender; rows on a disk of normal size share one cache directory."""
     together = [name for name in names if name != "full"]
     results = []
     with GCSServer("table", process=True) as server:
@@ -183,7 +183,7 @@ def _measure_full(contender: str, server: GCSServer, folder: Path) -> Result:
 
 @contextlib.contextmanager
 def _scene(contender: str, server: GCSServer, folder: Path, disk: int | None = None) -> Iterator[Scene]:
-    """Give a contender an empty cache directory; with `disk` on a file system of so many bytes, which only it sees."""
+    """Give a contender an empty cache directory; with `disk`, on a private file system of this size."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{contender}-") as name:
         command = [] if disk is None else _mounting(disk, name)
         environ = {"FSSPEC_CACHEDFS_MAX_AGE": str(MAX_AGE_S)}
@@ -194,7 +194,7 @@ def _scene(contender: str, server: GCSServer, folder: Path, disk: int | None = N
 
 
 def _mounting(size: int, folder: str) -> list[str]:
-    """Return the command that runs another one with a file system of its own, which ends with it."""
+    """Return the command that runs another one with its own file system, which is removed with it."""
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNTED, str(size), folder]
 
 
@@ -207,7 +207,7 @@ def _can_mount(folder: Path) -> bool:
 
 
 def _result(row: Row, contender: str, scene: Scene) -> Result:
-    """Return what happened; an error of the contender is a result, too, and wrong."""
+    """Return the result; an error of the contender is a wrong result."""
     result = Result(row.name, contender)
     scene.server.reset()
     try:

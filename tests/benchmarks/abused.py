@@ -1,4 +1,4 @@
-"""What a process does in the rows of abuse, told by orders: reading, at the same time as others, or while things change."""
+"""The processes of the accidents: they read, at the same time as others or while things change, as ordered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import fsspec
 __all__ = ["PIECE", "act"]
 
 PIECE = 1 << 20
-APART_S = 0.05  # processes that read together begin one after another, as they do where nobody waits for all
-_open: list[Any] = []  # the file that is read on after something happened
+APART_S = 0.05  # pause between the starts of processes that read together, as without a common start
+_open: list[Any] = []  # the file that is read on after the accident
 
 
 def act(do: str, url: str, n: int = 1) -> dict[str, Any]:
-    """Do one thing and return the CRC-32 of every piece that was read, in each of `n` processes."""
+    """Do one thing in `n` processes; return the CRC-32 of every piece that each of them read."""
     if do == "begin":
         _open.append(fsspec.open(url).open())
         return {"crcs": [zlib.crc32(_open[0].read(PIECE))]}
@@ -33,7 +33,7 @@ def _rest(file: Any) -> list[int]:
 
 
 def _in_new_processes(url: str, n: int) -> list[dict[str, Any]]:
-    """Return what each of n processes read that begin with everything imported and nothing else."""
+    """Return what each of n processes read; they start with everything imported and nothing else."""
     context, pairs = multiprocessing.get_context("fork"), []
     for _ in range(n):
         here, there = context.Pipe(duplex=False)
@@ -57,7 +57,7 @@ def _read(url: str, answers: Connection) -> None:
     try:
         with fsspec.open(url) as file:
             answer: dict[str, Any] = {"crcs": _rest(file)}
-    except Exception as error:  # a contender that cannot do it is a result
+    except Exception as error:  # an error of a contender is a result
         answer = {"error": f"{type(error).__name__}: {error}"[:300]}
     answers.send(answer)
     answers.close()

@@ -1,4 +1,4 @@
-"""The numbers that are promised: "ours, at most" of the design's section 9, and since when they count."""
+"""The promised bounds on our results, and since when they count."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["BOUNDS", "LATER", "Bound", "Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One number of ours and the most that it may be.
+    """One number of ours, and its upper bound.
 
-    `local_s`: what the builtin file took for the same where the number was promised. Where it takes longer, on a slower
-    machine, as much longer is allowed: what is promised of a pass that asks nobody is how near it comes to a local file.
+    `local_s`: the time of the builtin file on the machine of the promise. On a slower machine, the bound is larger by the
+    difference: the promise is about how close a pass without requests comes to a local file.
     """
 
     row: str
@@ -28,11 +28,11 @@ class Bound:
     at_most: float
     value: Callable[[Result], float]
     unit: str = "s"
-    is_due: bool = True  # False: comes with a later issue, and fails nothing yet
+    is_due: bool = True  # False: does not count yet
     local_s: float | None = None
 
     def allowed(self, result: Result) -> float:
-        """Return the most that the number may be on the machine of `result`."""
+        """Return the bound on the machine of `result`."""
         local = result.figures.get("beside")
         if self.local_s is None or local is None:
             return self.at_most
@@ -41,7 +41,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one bound fared."""
+    """The verdict on one bound."""
 
     row: str
     what: str
@@ -49,7 +49,7 @@ class Verdict:
     at_most: float
     value: float | None  # None: it failed
     verdict: str  # met, MISSED, later
-    allowed: float = 0.0  # more than `at_most` where local files are slower than where that was promised
+    allowed: float = 0.0  # more than `at_most` if local files are slower than on the machine of the promise
 
 
 def median(name: str) -> Callable[[Result], float]:
@@ -57,12 +57,12 @@ def median(name: str) -> Callable[[Result], float]:
 
 
 def times_local(result: Result) -> float:
-    """Return our second pass over the builtin's, measured in turn in one process."""
+    """Return our second pass divided by the builtin's, measured in turn in one process."""
     return result.figures["second"].median / result.figures["beside"].median
 
 
 def per_file(name: str) -> Callable[[Result], float]:
-    """Return how many requests a file takes; once it is cached, what prepares the pass may not ask either."""
+    """Return the requests per file; once it is cached, preparing the pass must not send any either."""
 
     def count(result: Result) -> float:
         prepared = 0.0 if name == "cold" else result.prepared.get(name, 0.0)
@@ -72,40 +72,40 @@ def per_file(name: str) -> Callable[[Result], float]:
 
 
 def listed_aside(result: Result) -> float:
-    """Return how many requests a file takes, but for the one that lists their folder."""
+    """Return the requests per file, without the one that lists their folder."""
     return (result.requests["cold"] - 1) / WORKLOADS[result.row].n
 
 
 def drive_batch_s() -> float:
-    """Return what 64 files of 2 KB take at least, 16 at a time, when a request takes as long as every other."""
+    """Return the least time of 64 files of 2 KB, 16 at a time, if every request takes equally long."""
     waits_s = 64 * DRIVE_EVEN.media.median_s / 16
     return max(waits_s, 64 * 2000 / DRIVE_EVEN.total_rate)
 
 
 def drive_many_s(profile: Profile) -> float:
-    """Return what 1,000 files take at least, 16 at a time at the mean latency, errors and stalls not counted."""
+    """Return the least time of 1,000 files, 16 at a time at the mean latency, without errors and stalls."""
     waits_s = len(MANY) * mean(profile.media).median_s / 16
     quota_s = len(MANY) / (profile.quota.requests_per_user / 60)
     return max(waits_s, quota_s, len(MANY) * MANY_SIZE / profile.total_rate)
 
 
 def drive_list_s() -> float:
-    """Return what the ten pages of a listing take by themselves."""
+    """Return the time of the ten pages of a listing alone."""
     return 10 * (DRIVE_EVEN.listing.median_s + 1000 * DRIVE_EVEN.list_item_s)
 
 
 def block_s() -> float:
-    """Return what one block takes when nothing else is on the link."""
+    """Return the time of one block alone on the link."""
     return EVEN.media.median_s + MiB / EVEN.stream_rate
 
 
 def gigabyte_s() -> float:
-    """Return what the object of 980 MB takes at all of the bandwidth; ways to read it that all come near it come near each other."""
+    """Return the time of 980 MB at full bandwidth; methods that come close to it cannot differ much."""
     return GIGABYTE_SIZE / EVEN.total_rate
 
 
 def drive_long_s() -> float:
-    """Return what 200 MB take after one latency, at all of the bandwidth."""
+    """Return the time of 200 MB after one latency, at full bandwidth."""
     return mean(DRIVE_CALM.media).median_s + LONG_SIZE / DRIVE_CALM.total_rate
 
 
@@ -114,7 +114,7 @@ def per_call_us(result: Result) -> float:
 
 
 def over_second(result: Result) -> float:
-    """Return how much of a cold pass a second one does not take: waiting, and the work of fetching on the same cores."""
+    """Return the share of a cold pass that a second one saves: waiting, and the CPU work of fetching."""
     return 1 - result.figures["second"].median / result.figures["cold"].median
 
 
@@ -127,12 +127,12 @@ def _requests(row: str) -> list[Bound]:
 
 
 def over_local(result: Result) -> float:
-    """Return a later epoch over the same from the local disk, each the median of several in turn."""
+    """Return a later epoch divided by one from the local disk; each is the median of several, in turn."""
     return result.figures["second"].median / result.figures["beside"].median
 
 
 def _images(row: str) -> list[Bound]:
-    # What comes before the first batch is not a tenth of what it is at Drive: blocks and pauses are as they are.
+    # Blocks and pauses are not scaled, so the time before the first batch is not a tenth of that at Drive.
     first = Bound(row, "first epoch over its bound", 1.03, median("over_all"), "x", is_due=False)
     return [first, Bound(row, "a later epoch over the local disk", 1.01, over_local, "x")]
 
@@ -240,7 +240,7 @@ LATER: list[str] = []  # promised by the design, and not measured yet
 
 
 def judge(results: list[Result]) -> list[Verdict]:
-    """Return the verdict on every bound whose row was measured whole."""
+    """Return the verdict on every bound whose row was measured completely."""
     ours = {result.row: result for result in results if result.contender == "cachedfs"}
     verdicts = []
     for bound in BOUNDS:

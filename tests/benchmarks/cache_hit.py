@@ -1,4 +1,4 @@
-"""Microseconds per operation of the cache on a warm page cache: run it with a directory on the disk in question."""
+"""Microseconds per operation of the cache on a warm page cache; the argument is a directory on the disk to measure."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def main(folder: str) -> None:
     per_op("mark_at", lambda i: known.mark_at(slots), 50000)
     per_op("mark", lambda i: known.mark("bench", "b/x"), 20000)
     per_op("changed, 3 levels deep", lambda i: known.changed("bench", ["b/c/d/x"]), 5000)
-    per_op("claim taken and dropped", lambda i: (cache.take_lock(i), cache.release_lock(i)), 5000)
+    per_op("fetch lock taken and released", lambda i: (cache.take_lock(i), cache.release_lock(i)), 5000)
     cache.close()
 
 

@@ -14,28 +14,26 @@ __all__ = ["BIG", "DENSE", "LINES", "MAPS", "SAMPLES", "SMALL", "make", "make_fo
 KiB, MiB = 1 << 10, 1 << 20
 BIG, LINES, DENSE, MAPS, SAMPLES = "big.bin", "lines.jsonl", "dense.zarr", "maps.zarr", "samples.zarr"
 BIG_SIZE = 192 * MiB
-LARGE, LARGE_SIZE = "large/large.bin", 64 * MiB  # of Drive
-LONG, LONG_SIZE = "long/long.bin", 200_000_000  # of Drive
-N_LISTED = 64  # small files that Drive has, of the same
-MANY, MANY_SIZE = [f"many/{number:04}.bin" for number in range(1000)], 36_000  # of Drive, as small images are
+LARGE, LARGE_SIZE = "large/large.bin", 64 * MiB  # at Drive
+LONG, LONG_SIZE = "long/long.bin", 200_000_000  # at Drive
+N_LISTED = 64  # the same small files at Drive
+# At Drive, of the size of small images.
+MANY, MANY_SIZE = ([f"many/{number:04}.bin" for number in range(1000)], 36_000)
 DAY = [f"day/{number // 1000}/{number % 1000:03}.bin" for number in range(10_000)]
 DAY_SIZE = 2_000
-CROWD, N_CROWD = "crowd", 10_000  # a folder of Drive and its files: ten pages
+CROWD, N_CROWD = "crowd", 10_000  # a folder of Drive with ten pages of files
 SMALL = [f"small/{number:03}.json" for number in range(300)]
 N_LINES, LINE_SIZE = 98_000, 1000
-GIGABYTE, N_REPEATED = "gigabyte.jsonl", 10  # the same lines again and again
+GIGABYTE, N_REPEATED = "gigabyte.jsonl", 10  # the same lines repeated
 GIGABYTE_SIZE = N_REPEATED * N_LINES * LINE_SIZE
 DENSE_SHAPE, DENSE_CHUNK = (360, 256, 256), (1, 256, 256)  # float32: 360 chunks of 256 KiB, 94 MB
 MAPS_SHAPE, MAPS_CHUNK = (48, 4, 512, 512), (1, 1, 512, 512)  # float32: 4 chunks of 1 MiB a time step, 201 MB
-SAMPLES_SHAPE, SAMPLES_CHUNK, SAMPLES_SHARD = (
-    (1600, 64, 256),
-    (1, 64, 256),
-    (200, 64, 256),
-)  # uint8: 16 KiB a sample
+# uint8: 16 KiB a sample.
+SAMPLES_SHAPE, SAMPLES_CHUNK, SAMPLES_SHARD = ((1600, 64, 256), (1, 64, 256), (200, 64, 256))
 
 
 def make(folder: Path) -> None:
-    """Fill an empty folder; the same bytes every time."""
+    """Fill an empty folder, with the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     (folder / BIG).write_bytes(rng.randbytes(BIG_SIZE))
@@ -52,7 +50,7 @@ def make(folder: Path) -> None:
 
 
 def make_for_drive(folder: Path) -> None:
-    """Fill an empty folder with what the rows of Drive read; the same bytes every time."""
+    """Fill an empty folder with the data of the Drive rows, with the same bytes every time."""
     rng = random.Random(0)
     (folder / LARGE).parent.mkdir(parents=True)
     (folder / LARGE).write_bytes(rng.randbytes(LARGE_SIZE))

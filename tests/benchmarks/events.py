@@ -1,9 +1,9 @@
-"""What writing events costs: the same reads with it and without, each in a new process, pair by pair.
+"""The cost of events: the same reads with and without them, each in a new process, in pairs.
 
 python -m tests.benchmarks.events [pairs]
 
-The simulated cloud answers at once, so that a request costs the least that it can and its event the largest share of it.
-A third run of each pair counts the CPU seconds inside of the log itself, which says its share however busy the machine is.
+The simulated cloud has no latency, so that a request costs little and the share of its event is as large as possible.
+A third run of each pair counts the CPU seconds inside the log, which do not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ timed("128 MiB in sequence", in_sequence)
 runtimes.runtime_for(fs.config).drain()
 timed("30,000 reads of cached objects", lambda: [fs.cat_file(f"b/{i % 600}") for i in range(30_000)])
 with fs.open("b/big") as file:
-    timed("200,000 reads of a block in hand", here_and_there)
+    timed("200,000 reads of the current block", here_and_there)
 print(json.dumps(took))
 """
 
 
 def measured(endpoint: str, *, events: bool, counted: bool = False) -> dict[str, tuple[float, float, float]]:
-    """Return seconds of each kind of reading, in a new process with a new cache: wall, CPU, and CPU inside of the log."""
+    """Return the seconds of each kind of reading in a new process with a new cache: wall, CPU, and CPU inside the log."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "CACHEDFS_EVENTS": f"{folder}/events" if events else ""}
         command = [sys.executable, "-c", WORKER, f"{folder}/cache", endpoint, "counted" if counted else ""]
@@ -95,7 +95,7 @@ def main(pairs: int) -> None:
             off, on = ([run[is_on][name][at] for run in runs] for is_on in (False, True))
             ratios = sorted(b / a for a, b in zip(off, on, strict=True))
             spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-            least = min(off), min(on)  # what else the machine does only ever adds to it
+            least = min(off), min(on)  # other work of the machine only adds to it
             print(
                 f"{name:34} {kind:5} {least[0]:8.3f} s {least[1]:8.3f} s  {least[1] / least[0]:.3f}; {spread}"
             )

@@ -14,7 +14,7 @@ from tests.benchmarks.stubborn import Stubborn
 
 
 class _Redirected(GoogleDriveFileSystem):  # type: ignore[misc]  # untyped
-    """gdrive-fsspec whose service leads to another server than Google's."""
+    """gdrive-fsspec with its service at another server than Google's."""
 
     def connect(self, method: str | None = None) -> None:
         import httplib2
@@ -25,7 +25,7 @@ class _Redirected(GoogleDriveFileSystem):  # type: ignore[misc]  # untyped
 
 
 class GDriveFSSpec(Stubborn):
-    """Asks again after an error, as gdrive-fsspec itself does not; paths are below My Drive."""
+    """Retries errors, as gdrive-fsspec does not; paths are below My Drive."""
 
     protocol = "gdrivefsspec"
 

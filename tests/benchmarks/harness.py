@@ -1,4 +1,4 @@
-"""How it is measured: processes, passes, medians. Nothing here knows a workload or a bound."""
+"""How measurements are made: processes, passes, medians. Independent of workloads and bounds."""
 
 from __future__ import annotations
 
@@ -38,23 +38,22 @@ class Figure:
 
 @dataclass(slots=True)
 class Result:
-    """What one contender took for one workload; seconds and requests of the whole, scaled where sampled."""
+    """The result of one contender for one workload: seconds and requests of the whole, scaled if sampled."""
 
     row: str
     contender: str
-    figures: dict[str, Figure] = field(
-        default_factory=dict
-    )  # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule;
+    # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule;
     # cpu: seconds of all cores in the cold pass;
-    # refused_late: requests that were refused as too many, later than ten seconds after the first
+    # refused_late: requests refused as too many, later than ten seconds after the first
+    figures: dict[str, Figure] = field(default_factory=dict)
     requests: dict[str, float] = field(default_factory=dict)
-    prepared: dict[str, float] = field(default_factory=dict)  # requests of what is not timed: not scaled
+    prepared: dict[str, float] = field(default_factory=dict)  # requests of the preparation: not scaled
     sent: dict[str, float] = field(default_factory=dict)
-    sample: str = ""  # "20 of 300": the figures are scaled from it
+    sample: str = ""  # "20 of 300": the results are scaled from it
     error: str = ""
-    outcome: str = ""  # of an abuse, in words
-    stolen: float = 0.0  # the share of the processor time that went to other machines of the host meanwhile
-    when: str = ""  # the day of it
+    outcome: str = ""  # the result of an accident, as text
+    stolen: float = 0.0  # the share of the CPU time that other machines of the host took meanwhile
+    when: str = ""  # the day of the measurement
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,7 +65,7 @@ class Result:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return an environment without anybody's settings, in which modules are compiled once, as where installed."""
+    """Return an environment without user settings, in which modules are compiled once, as where installed."""
     own = ("FSSPEC_", "GCSFS_", "STORAGE_EMULATOR", "PYTHONDONTWRITEBYTECODE")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     compiled = Path(tempfile.gettempdir()) / f"cachedfs-benchmarks-{os.getuid()}"
@@ -82,7 +81,7 @@ class ContenderError(Exception):
 
 
 class Session:
-    """A process of its own in which one contender works, with one cache directory."""
+    """A process in which one contender works, with one cache directory."""
 
     def __init__(
         self,
@@ -106,21 +105,19 @@ class Session:
                 for name in ("BLOCKCACHE", "FILECACHE", "SIMPLECACHE")
             }
         environ |= more
-        modules = (
-            service.modules if python == sys.executable else ()
-        )  # another has what it needs, and no more
+        modules = service.modules if python == sys.executable else ()  # the other one has only what it needs
         self._process = subprocess.Popen(
             [*command, python, "-m", "tests.benchmarks.worker", *modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ, cwd=ROOT,
         )  # fmt: skip
 
     def once(self, **workload: Any) -> dict[str, Any]:
-        """Return the answer to one pass over a workload, with the requests that preparing it took."""
+        """Return the answer to one pass over a workload, with the requests of its preparation."""
         prepared = self.order(**workload)["requests"]
         return {**self.order(run=True), "prepared": prepared}
 
     def order(self, **order: Any) -> dict[str, Any]:
-        """Return the worker's answer, with the requests and bytes of content that the server counted."""
+        """Return the worker's answer, with the requests and media bytes that the server counted."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._server.reset()
@@ -144,7 +141,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often and on how much one contender does one workload."""
+    """How often and on how many items one contender does one workload."""
 
     row: str
     contender: str
@@ -154,11 +151,11 @@ class Plan:
     n_second: int = 3
     n_new: int = 1
     is_warm: bool = False
-    in_flight: int = 0  # what the ideal schedule has at a time, to compare cold passes with; 0: do not
+    in_flight: int = 0  # concurrency of the ideal schedule that cold passes are compared with; 0: none
 
 
 def measure(service: Service, server: Server, folder: Path, plan: Plan) -> Result:
-    """Return all figures of one contender for one workload; an error of the contender is a result, too."""
+    """Return all results of one contender for one workload; an error of the contender is a result, too."""
     sample = "" if plan.n == plan.n_whole else f"{plan.n} of {plan.n_whole}"
     result = Result(plan.row, plan.contender, sample=sample)
     try:
@@ -215,13 +212,13 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
 
 
 def _ideal_s(server: Server, in_flight: int) -> float:
-    """Return the shortest time for the files that the server just sent, at the latencies that it drew for them."""
+    """Return the shortest time for the files that the server just sent, with the latencies it used."""
     media = [entry for entry in server.requests if entry.kind == "media"]
     return ideal_s([e.ended_s - e.started_s for e in media if e.ended_s is not None], in_flight)
 
 
 def _n_refused(server: Server, *, after_s: float) -> float:
-    """Return how many requests of the last pass were refused as too many, later than that after its first."""
+    """Return how many requests of the last pass were refused as too many, later than `s` after its first."""
     found = server.requests
     began_s = min((entry.started_s for entry in found), default=0.0)
     return float(sum(e.status in (403, 429) and e.started_s > began_s + after_s for e in found))

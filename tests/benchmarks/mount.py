@@ -1,8 +1,8 @@
-"""What a mounted Drive takes, as a model: local files that come as late as published measurements say.
+"""A model of a mounted Drive: local files with the delays of published measurements.
 
-By the URL `mountmodel:///folder/key`. The first read of a file waits for its first byte and then has a bandwidth; what was
-read once comes from the mount's own copy; the first listing of a folder waits. One request at a time, as a
-mount answers one program. Figures of others are only shown beside a model for what it is: it is no Drive, and says so.
+By the URL `mountmodel:///folder/key`. The first read of a file waits for its first byte and then has a bandwidth; later
+reads use the mount's own copy; the first listing of a folder waits. One request at a time, as a mount serves one
+program. It is a model and not Drive, and the results say so.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import fsspec
 
 FIRST_BYTE_S = 0.18  # of a file that is read for the first time
 COLD_RATE, WARM_RATE = 60e6, 125e6  # bytes a second, at the first read and from the mount's copy
-# Files from which on a folder's first listing takes so long; smaller ones as much less.
+# Files from which on the first listing of a folder takes this long; with fewer files it is shorter in proportion.
 CROWD, CROWD_S = 600, 20.0
 
 
 def answer_after(seconds: float) -> None:
-    """Take as long as the mount that is modelled."""
+    """Sleep as long as the mount would take."""
     time.sleep(max(0.0, seconds))
 
 
 class MountModel(fsspec.AbstractFileSystem):
-    """Waits as a mount of Google Drive does, and knows in one process what was read."""
+    """Waits like a mount of Google Drive, and remembers what was read in this process."""
 
     protocol = "mountmodel"
 
@@ -69,7 +69,7 @@ class MountModel(fsspec.AbstractFileSystem):
 
 
 class _Slow(io.FileIO):
-    """A file whose bytes come no faster than a rate."""
+    """A file with a limited rate."""
 
     def __init__(self, path: str, rate: float) -> None:
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""obstore by the URL `obstoregs://...`: its own fsspec face, pointed at the simulated Google Cloud Storage."""
+"""obstore by the URL `obstoregs://...`: its fsspec interface, at the simulated Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ObstoreGCS"]
 
 
 class ObstoreGCS(FsspecStore):  # type: ignore[misc]  # fsspec has no types
-    """What obstore registers for `gs://`, under a name of its own, as `gs://` is gcsfs's here."""
+    """obstore's class for `gs://` under another name, as `gs://` is gcsfs here."""
 
     protocol = "obstoregs"
 

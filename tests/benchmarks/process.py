@@ -1,4 +1,4 @@
-"""What one process costs: importing cachedfs, and reading 10 GB through one handle; and what others took of the processor."""
+"""The cost of one process: importing cachedfs, and reading 10 GB through one file; and CPU time taken by others."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ _OBJECT_SIZE = 2 << 30
 
 
 def import_cost(n: int) -> tuple[list[float], list[float]]:
-    """Return the seconds and bytes that cachedfs adds to fsspec and aiohttp, each in n fresh processes."""
-    pairs = [_run(_IMPORT, {}) for _ in range(n + 1)][1:]  # the first one warms the disk
+    """Return the seconds and bytes that cachedfs adds to fsspec and aiohttp, each in n new processes."""
+    pairs = [_run(_IMPORT, {}) for _ in range(n + 1)][1:]  # the first one warms the page cache
     return [seconds for seconds, _ in pairs], [float(size) for _, size in pairs]
 
 
 def memory_growth(folder: Path, size: int) -> tuple[float, float]:
-    """Return the seconds of reading `size` bytes through one handle, and the growth of the process in bytes.
+    """Return the seconds of reading `size` bytes through one file, and the growth of the process in bytes.
 
-    Growth: its largest size in the second half of the reading over that in the first half. The object is a sparse file
-    of 2 GiB and the cache holds 1 GiB of it, so that passes fetch, store, hit and evict; the simulated network is off.
+    Growth is its largest size in the second half of the reading minus that in the first half. The object is a sparse file
+    of 2 GiB and the cache holds 1 GiB, so that passes fetch, store, hit and evict; the simulated network has no latency.
     """
     with tempfile.TemporaryDirectory(dir=folder) as name:
         bucket = Path(name) / "cloud" / BUCKET
@@ -92,20 +92,20 @@ def _run(code: str, environ: dict[str, str], *arguments: str) -> tuple[float, fl
 
 
 class Processor:
-    """What of the processor time that this machine wants goes to other machines of its host."""
+    """The share of CPU time that other machines of the host take from this one."""
 
     def __init__(self) -> None:
         self._before = self._looked()
 
     def stolen(self) -> float:
-        """Return the share of it since this was asked last; 0 where nobody tells."""
+        """Return the share since the last call; 0 if it is unknown."""
         before, self._before = self._before, self._looked()
         used, stolen = (now - earlier for now, earlier in zip(self._before, before, strict=True))
         return stolen / max(1, used + stolen)
 
     @staticmethod
     def _looked() -> tuple[int, int]:
-        """Return the ticks that were used and stolen since the start of the machine: proc_stat(5)."""
+        """Return the used and stolen ticks since the start of the machine: proc_stat(5)."""
         path = Path("/proc/stat")
         if not path.exists():
             return 0, 0

@@ -13,7 +13,7 @@ from tests.benchmarks.stubborn import Stubborn
 
 
 class PyDrive2FileSystem(Stubborn):
-    """Asks again after an error, as PyDrive2 itself does not always; knows its names once `find` was called."""
+    """Retries errors, as PyDrive2 does not always; lists names once with `find`."""
 
     protocol = "pydrive2"
 

@@ -1,4 +1,4 @@
-"""What is written: bench.json, and the markdown tables made from it."""
+"""Output: bench.json, and the markdown tables made from it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.benchmarks.workloads import WORKLOADS
 
 __all__ = ["disturbed", "least_disturbed", "load", "save", "summary", "tables"]
 
-STOLEN = 0.02  # from here on figures are noticeably worse than those of a machine by itself
-NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches that a user may have: looked for, not driven
+STOLEN = 0.02  # results are noticeably worse from this share on
+NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches, only looked for and not measured
 TITLES = {"import": "import over fsspec and aiohttp", "memory": "10 GB through one handle"}
 TITLES |= {row.name: row.title for row in ROWS.values()}
 TITLES |= {row.name: row.title for row in training.ROWS.values()}
@@ -64,7 +64,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result], list[Verdict]]:
 
 
 def disturbed(results: list[Result]) -> dict[str, float]:
-    """Return the rows whose figures are worse for other machines of the host, each with its worst share of stolen time."""
+    """Return the rows that were disturbed by other machines of the host, each with its worst share of stolen CPU time."""
     worst: dict[str, float] = {}
     for result in results:
         worst[result.row] = max(worst.get(result.row, 0.0), result.stolen)
@@ -72,9 +72,9 @@ def disturbed(results: list[Result]) -> dict[str, float]:
 
 
 def least_disturbed(earlier: list[Result], later: list[Result]) -> list[Result]:
-    """Return the results of both runs, of a row those of one: all who did it met the same machine.
+    """Merge the results of two runs; each row is from one run, so that its contenders had the same conditions.
 
-    That is the later run, where it measured the row whole and was disturbed less.
+    The later run is used if it measured the row completely and was disturbed less.
     """
     of = {(result.row, result.contender) for result in later}
     unfinished = {result.row for result in earlier if (result.row, result.contender) not in of}
@@ -91,7 +91,7 @@ def least_disturbed(earlier: list[Result], later: list[Result]) -> list[Result]:
 
 
 def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]) -> str:
-    """Return the markdown of everything: a summary, the comparison, our numbers against their bounds, and what was done."""
+    """Return all the markdown: a summary, the comparison, our numbers with their bounds, and the setup."""
     measured = {WORKLOADS[result.row].service for result in results if result.row in WORKLOADS}
     parts = [summary(results)] if measured else []
     parts += [_comparison(results, "gcs")] if "gcs" in measured else []
@@ -115,7 +115,7 @@ def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]
 
 
 def summary(results: list[Result]) -> str:
-    """Return a few rows of the comparison, each beside one that keeps nothing and the fastest that keeps or knows more."""
+    """Return a few rows of the comparison: ours, one without a cache, and the fastest with one."""
     found = {(result.row, result.contender): result for result in results}
     lines = [_line(["seconds: first / second pass", "without a cache", "another tool", "**cachedfs**"])]
     lines.append(_line(["---"] * 4))
@@ -154,7 +154,7 @@ def _abuse(results: list[Result]) -> str:
 
 
 def _trainings(results: list[Result]) -> str:
-    """Return a line for each training and each of its contenders: what they took, and what nobody could go below."""
+    """Return a line for each training and contender: its time, and the lower bound."""
     lines = [_line(["training", "by", "measured", "bound"]), _line(["---"] * 4)]
     for result in results:
         if result.row not in training.ROWS:
@@ -192,7 +192,7 @@ _HEADS |= {
     "gdrive": "gdrive-fsspec",
     "drive": "`drive://`",
 }
-_COUNTED = ("one_by_one", "drive_batch", "drive_one_by_one")  # rows whose requests are shown, too
+_COUNTED = ("one_by_one", "drive_batch", "drive_one_by_one")  # rows that also show requests
 
 
 def _cell(result: Result | None) -> str:
@@ -250,7 +250,7 @@ def _definitions(results: list[Result]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a time with two digits or three."""
+    """Return a time with two or three digits."""
     digits = 1 if value >= 10 else 2 if value >= 0.1 else 3 if value >= 0.01 else 4
     return f"{value:.{digits}f}"
 

@@ -1,7 +1,7 @@
-"""What streams training data in a format of its own, where it is installed: LitData, and MosaicML Streaming.
+"""Libraries that stream training data in their own formats, if installed: LitData and MosaicML Streaming.
 
-LitData is of the extra `rivals`. MosaicML Streaming needs an older NumPy than ours: `make mosaic` gives it an environment of its
-own, beside this one, in which its contender runs.
+LitData is in the extra `rivals`. MosaicML Streaming needs an older NumPy than ours: `make mosaic` creates an environment for
+it, in which its contender runs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from tests.import_torchvision import torchvision
 
 __all__ = ["RIVALS", "epochs", "is_here", "make_chunks", "make_shards", "python_of"]
 
-CHUNK = (
-    4 << 20
-)  # a sixteenth of what both are used with, as the data are hundredths of what they are made for
+CHUNK = 4 << 20  # a sixteenth of what both use by default; the data are hundredths of their usual size
 WORKERS = 2
 MOSAIC = Path(f"{sys.prefix}-mosaic", "bin", "python")
 
 
 def python_of(contender: str) -> str:
-    """Return the interpreter that a contender runs in."""
+    """Return the interpreter of a contender."""
     return str(MOSAIC) if contender == "mosaic" else sys.executable
 
 
@@ -43,7 +41,7 @@ def is_here(contender: str) -> bool:
 
 
 def make_chunks(source: Path, path: Path) -> None:
-    """Write the files of a folder as LitData's chunks, a sample each."""
+    """Write the files of a folder as LitData chunks, one sample each."""
     from litdata.streaming.writer import BinaryWriter
 
     path.mkdir()
@@ -55,7 +53,7 @@ def make_chunks(source: Path, path: Path) -> None:
 
 
 def make_shards(source: Path, path: Path) -> None:
-    """Write the files of a folder as MosaicML's shards, a sample each, in its own environment."""
+    """Write the files of a folder as MosaicML shards, one sample each, in its own environment."""
     code = f"from tests.benchmarks.rivals import _make_shards; _make_shards({str(source)!r}, {str(path)!r})"
     subprocess.run([str(MOSAIC), "-c", code], cwd=Path(__file__).parents[2], check=True)
 
@@ -73,7 +71,7 @@ def _make_shards(source: str, path: str) -> None:
 
 
 def epochs(contender: str, base: str, *, n: int, step_s: float, cache_size: int) -> None:
-    """Read so many epochs in random order, by batches of 8, beside a cache of `cache_size` bytes."""
+    """Read some epochs in random order, in batches of 8, with a cache of `cache_size` bytes."""
     os.environ["STORAGE_EMULATOR_HOST"] = os.environ["FSSPEC_GS_ENDPOINT_URL"]
     os.environ["GOOGLE_CLOUD_PROJECT"] = "benchmark"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # their threads may still write
@@ -86,7 +84,7 @@ def epochs(contender: str, base: str, *, n: int, step_s: float, cache_size: int)
 def _litdata(base: str, folder: str, cache_size: int) -> Callable[[], Any]:
     from litdata.streaming import downloader
 
-    # obstore would take its place where it is installed, and signs in, which no simulated service takes.
+    # obstore would be used if installed, and it signs in, which simulated services do not accept.
     downloader._OBSTORE_AVAILABLE = False
     from litdata import StreamingDataLoader, StreamingDataset
 

@@ -1,4 +1,4 @@
-"""The simulated clouds: where their data lie, how they are served, and who can read them."""
+"""The simulated clouds: where their data are, how they are served, and who can read them."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = [
 
 BUCKET = "bench"
 MOUNT = "mountmodel://"  # of local files
-TENSORSTORE = "tensorstore://"  # no filesystem: it reads arrays by itself
+TENSORSTORE = "tensorstore://"  # not a filesystem: it reads arrays itself
 Server = GCSServer | DriveServer
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A simulated cloud; all its contenders read the same data by the same code."""
+    """A simulated cloud; all its contenders read the same data with the same code."""
 
     server: type[Server]
-    top: str  # what a URL has between `://` and a key
-    folder: str  # what the server serves, below the benchmark's folder
-    variables: str  # how the names of the environment variables that lead fsspec here begin
+    top: str  # the part of a URL between `://` and a key
+    folder: str  # the folder that the server serves, below the benchmark's
+    variables: str  # prefix of the environment variables that configure fsspec for it
     contenders: dict[str, str | None]  # the start of its URLs; None: no fsspec filesystem
     modules: tuple[str, ...]  # imported before the clock starts
     make: Callable[[Path], None]
@@ -118,12 +118,12 @@ SERVICES = {
 
 
 def mean(delay: Delay) -> Delay:
-    """Return the delay that is always this one's mean."""
+    """Return a delay that is always the mean of this one."""
     return Delay(delay.median_s * math.exp(delay.sigma**2 / 2))
 
 
 def even(profile: Profile) -> Profile:
-    """Return the profile without chance: what can be computed with its figures can be asked of a client."""
+    """Return the profile without randomness, whose results can be computed."""
     out = dataclasses.replace(
         profile,
         name="drive-even",
@@ -137,29 +137,29 @@ def even(profile: Profile) -> Profile:
     return out
 
 
-# A stall of 30 s more or less says nothing about a client.
+# Stalls of 30 s would only add noise.
 DRIVE_TYPICAL = dataclasses.replace(PROFILES["drive-typical"], stall_rate=0.0)
 DRIVE_EVEN = even(PROFILES["drive-typical"])
-# The two published days with 200 requests a second; one with 27 downloads a second, where nothing else is refused.
+# The two published days with 200 requests a second; one with 27 downloads a second and no other errors.
 DRIVE_OLD = dataclasses.replace(PROFILES["drive-typical"], name="drive-old", quota=QUOTAS["requests"])
 DRIVE_BAD = dataclasses.replace(PROFILES["drive-bad"], name="drive-bad-old", quota=QUOTAS["requests"])
 DRIVE_UNITS = dataclasses.replace(
     PROFILES["drive-typical"], name="drive-units", quota=QUOTAS["units"], error_rate=0.0, stall_rate=0.0
 )
-# Ten times faster (`time_scale`) than the day itself, at which the client's clock does not go: what it sends in a second
-# of its own must not find ten of the service's shorter buckets, or a burst is refused that no service refuses.
+# Ten times faster (`time_scale`) than real time, while the clock of the client is not. The requests that it sends in one
+# of its seconds must not exceed ten shorter buckets of the service, or a burst is refused that Drive would accept.
 DRIVE_DAY = dataclasses.replace(
     PROFILES["drive-bad"], quota=dataclasses.replace(QUOTAS["units"], burst_s=10.0)
 )
 DRIVE_CALM = dataclasses.replace(DRIVE_TYPICAL, name="drive-calm", error_rate=0.0)
-# The table's profile, each answer as late as the other: what may be promised in times of one request.
+# The profile of the table with constant latency, for bounds in multiples of one request.
 EVEN = dataclasses.replace(
     PROFILES["table"], name="even", metadata=Delay(0.045), media=Delay(0.045), listing=Delay(0.045)
 )
 
 
 def ideal_s(latencies: list[float], in_flight: int) -> float:
-    """Return when the last of these requests ends if each is begun, in order, as soon as one of n slots is free."""
+    """Return when the last of these requests ends if each starts, in order, as soon as one of n slots is free."""
     free_at = [0.0] * in_flight
     for latency in latencies:
         slot = free_at.index(min(free_at))

@@ -1,4 +1,4 @@
-"""Print how fast the simulated server is by itself: loopback rate, pacing and latency against the model.
+"""Print the speed of the simulated server alone: loopback rate, pacing and latency compared with the model.
 
 python tests/benchmarks/sim_loopback.py
 """
@@ -19,7 +19,7 @@ SIZE = 192 << 20
 def fetch(
     url: str, key: str, span: tuple[int, int] | None = None, *, sock: socket.socket | None = None
 ) -> int:
-    """Return how many bytes of body came, read in large pieces by a bare socket."""
+    """Return how many bytes of a body were received, read in large pieces by a bare socket."""
     address = urlsplit(url)
     own = sock is None
     sock = sock or socket.create_connection((address.hostname, address.port))
@@ -41,7 +41,7 @@ def fetch(
 
 
 def parallel(url: str, n_streams: int) -> float:
-    """Return the seconds that n streams of equal parts take together."""
+    """Return the seconds that n streams of equal size take together."""
     step = SIZE // n_streams
     threads = [
         threading.Thread(target=fetch, args=(url, "big", (i * step, (i + 1) * step)))

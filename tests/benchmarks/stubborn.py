@@ -1,4 +1,4 @@
-"""What the filesystems of others need to be compared: every question is asked again after an error."""
+"""Retries for the filesystems of others, which the comparison needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Stubborn"]
 
 
 class Stubborn(fsspec.AbstractFileSystem):
-    """Asks `inner` again after an error. Who inherits says by `_strip_protocol` what paths are in there."""
+    """Retries the calls of `inner` after an error; a subclass defines its paths with `_strip_protocol`."""
 
     def __init__(self, inner: fsspec.AbstractFileSystem, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""What a process does in the rows of training: loops over batches whose computing is a sleep, by a Loader or torch's own."""
+"""The processes of the training rows: loops over batches with a sleep as computing, by a Loader or torch's own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import fsspec
 
 __all__ = ["train"]
 
-AFTER = 3  # batches that are not counted where a steady state is meant
+AFTER = 3  # first batches, not part of a steady state
 BATCH = 64  # random samples of the rows that read from a warm cache
-_KEPT: list[Any] = []  # what is not to be made again between two orders
+_KEPT: list[Any] = []  # made once and kept between two orders
 
 
 def train(row: str, contender: str, base: str, **options: Any) -> dict[str, Any]:
-    """Return the figures of one row, in seconds where nothing else is said."""
+    """Return the results of one row, in seconds unless stated otherwise."""
     figures = _ROWS[row](contender, base, **options)
     for loader in _KEPT:
         loader.close()
@@ -34,7 +34,7 @@ def train(row: str, contender: str, base: str, **options: Any) -> dict[str, Any]
 
 
 def loaded(contender: str, dataset: Any, *, batch: int, workers: int = 4, **options: Any) -> Any:
-    """Return what gives batches of a dataset: ours, or torch's with so many processes."""
+    """Return an iterable of batches of a dataset: our Loader, or torch's with n processes."""
     if contender in ("cachedfs", "local"):
         from cachedfs.datasets import Loader
 
@@ -44,7 +44,7 @@ def loaded(contender: str, dataset: Any, *, batch: int, workers: int = 4, **opti
 
     from torch.utils.data import DataLoader
 
-    context = get_context("forkserver")  # a fork of a process with an event loop hangs
+    context = get_context("forkserver")  # forking a process with an event loop hangs
     context.set_forkserver_preload(["torch", "gcsfs", "tests.benchmarks.trained"])
     return DataLoader(
         dataset,
@@ -57,7 +57,7 @@ def loaded(contender: str, dataset: Any, *, batch: int, workers: int = 4, **opti
 
 
 def ends(batches: Iterable[Any], step_s: float) -> list[float]:
-    """Return when the computing with each batch was over, counted from before the first was asked for."""
+    """Return when the computing with each batch ended, in seconds since the first was requested."""
     began, found = time.perf_counter(), []
     for _ in batches:
         time.sleep(step_s)
@@ -66,12 +66,12 @@ def ends(batches: Iterable[Any], step_s: float) -> list[float]:
 
 
 def steady(found: list[float], step_s: float) -> float:
-    """Return what the batches from the fourth on took, over what computing with them does."""
+    """Return the time of the batches from the fourth on, divided by the computing."""
     return (found[-1] - found[AFTER - 1]) / (step_s * (len(found) - AFTER))
 
 
 class Files:
-    """Small files one by one, as a dataset that somebody writes for torch reads them."""
+    """Small files read one by one, as in a simple dataset for torch."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = urls
@@ -85,7 +85,7 @@ class Files:
 
 
 class Slow:
-    """Samples of no bytes whose batches take so long to make."""
+    """Samples without bytes whose batches take a given time."""
 
     def __init__(self, n: int, load_s: float) -> None:
         self._n, self._load_s = n, load_s
@@ -102,7 +102,7 @@ class Slow:
 
 
 def small(contender: str, base: str, *, n: int, batch: int, step_s: float, workers: int) -> dict[str, float]:
-    """Return what `n` files took in all, and from the fourth batch on what they took over computing."""
+    """Return the time of `n` files in all, and that from the fourth batch on divided by computing."""
     fs, root = fsspec.url_to_fs(f"{base}/files")
     urls = [f"{base}/files/{path.rpartition('/')[2]}" for path in sorted(fs.find(root))[:n]]
     if contender == "cachedfs":
@@ -116,14 +116,14 @@ def small(contender: str, base: str, *, n: int, batch: int, step_s: float, worke
 
 
 def ratio(contender: str, base: str, *, step_s: float, shares: list[float]) -> dict[str, float]:
-    """Return the worst of an iteration over the longer of loading and computing, and that of each share."""
+    """Return the worst iteration divided by the longer of loading and computing, for each share."""
     n, threads = 60, 4
     found = {}
     for share in shares:
         slow = Slow(n, share * step_s * threads)  # four of them make a batch in `share` of a step
         batches = loaded_evenly(contender, slow, threads)
         times = ends(batches, step_s)
-        first = 2 * threads  # the first ones of each thread come together
+        first = 2 * threads  # the first ones of all threads come together
         each = (times[-1 - threads] - times[first - 1]) / (n - threads - first)
         found[f"at {share:g}"] = each / (step_s * max(1.0, share))
     return {"over": max(found.values()), **found}
@@ -141,7 +141,7 @@ def loaded_evenly(contender: str, dataset: Any, threads: int) -> Any:
 def images(
     contender: str, base: str, *, step_s: float, local: str, epochs: int, **options: Any
 ) -> dict[str, float]:
-    """Return what each epoch took, and the second beside one of the local disk, in turn and each the second time."""
+    """Return the time of each epoch, and the second divided by one of the local disk, in turn."""
     from cachedfs.datasets import ZarrDataset
 
     remote = loaded("cachedfs", ZarrDataset(f"{base}/images.zarr"), batch=16, **options)
@@ -156,7 +156,7 @@ def images(
 
 
 def random_samples(contender: str, base: str, *, local: str, n: int) -> dict[str, float]:
-    """Return microseconds a random sample in batches from the warm cache, and those of a bare loop over the same file."""
+    """Return microseconds per random sample in batches from the warm cache, and those of a bare loop over the same file."""
     import numpy as np
 
     from cachedfs.datasets import ZarrDataset
@@ -165,7 +165,7 @@ def random_samples(contender: str, base: str, *, local: str, n: int) -> dict[str
     bare = Bare(Path(local) / "samples.zarr")
     order = np.random.default_rng(0).permutation(len(dataset))
     batches = [order[at : at + BATCH].tolist() for at in range(0, n, BATCH)]
-    for batch in batches:  # from now on in the cache, and the page cache
+    for batch in batches:  # from here on cached, and in the page cache
         assert (dataset.batch(batch).numpy() == bare.batch(batch)).all()
     read = {"us": dataset.batch, "bare_us": bare.batch}
     best = dict.fromkeys(read, float("inf"))
@@ -179,7 +179,7 @@ def random_samples(contender: str, base: str, *, local: str, n: int) -> dict[str
 
 
 class Bare:
-    """The least that reading random samples takes: a `pread` each of open files whose index is known, and decoding."""
+    """The least cost of random samples: a `pread` of open files with known indexes, and decoding."""
 
     def __init__(self, path: Path) -> None:
         import numcodecs
@@ -210,7 +210,7 @@ class Bare:
 
 
 def by_zarr(contender: str, base: str, *, local: str, n: int) -> dict[str, float]:
-    """Return microseconds a random sample through zarr, from the local file."""
+    """Return microseconds per random sample through zarr, from the local file."""
     import zarr
 
     array = zarr.open_array(f"{local}/samples.zarr", mode="r")
@@ -222,7 +222,7 @@ def by_zarr(contender: str, base: str, *, local: str, n: int) -> dict[str, float
 
 
 def whole(contender: str, base: str, *, local: str) -> dict[str, float]:
-    """Return seconds of all cores for a decoded GB of all samples in order, from the warm cache."""
+    """Return CPU seconds per decoded GB of all samples in order, from the warm cache."""
     from cachedfs.datasets import ZarrDataset
 
     if contender == "zarr":
@@ -254,7 +254,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def epochs(contender: str, base: str, *, n: int, step_s: float) -> dict[str, float]:
-    """Read so many epochs in random order; return the bytes that were fetched in all, and after the first, as we count them."""
+    """Read some epochs in random order; return the bytes fetched in all and after the first, by our count."""
     if contender != "cachedfs":
         from tests.benchmarks import rivals
 
@@ -278,7 +278,7 @@ def epochs(contender: str, base: str, *, n: int, step_s: float) -> dict[str, flo
 
 
 def packed(contender: str, base: str, *, local: str, read_s: float, is_local: bool) -> dict[str, float]:
-    """Return the seconds that packing texts took, and what reading, encoding and writing them alone do."""
+    """Return the seconds of packing texts, and those of reading, encoding and writing alone."""
     from cachedfs.datasets import pack
 
     source = Path(local) / "texts"
@@ -304,7 +304,7 @@ def packed(contender: str, base: str, *, local: str, read_s: float, is_local: bo
 
 
 def encoding_s(source: Path, sharded: dict[str, Any]) -> float:
-    """Return the seconds that encoding all files by the chunks of a store takes on all cores, and nothing else."""
+    """Return the seconds of only encoding all files by the chunks of a store on all cores."""
     from numcodecs import Blosc
 
     (blosc,) = (codec["configuration"] for codec in sharded["codecs"] if codec["name"] == "blosc")
@@ -319,11 +319,11 @@ def encoding_s(source: Path, sharded: dict[str, Any]) -> float:
 
 
 def resumed(contender: str, base: str, *, places: list[float], seed: int = 3) -> dict[str, float]:
-    """Return the seconds from a state to the first batch after it, at each place of the epoch, and the most of them."""
+    """Return the seconds from a state to the first batch after it, at each position, and their maximum."""
     from cachedfs.datasets import ZarrDataset
 
     dataset = ZarrDataset(f"{base}/samples.zarr")
-    for at in range(0, len(dataset), BATCH):  # all of it is in the cache
+    for at in range(0, len(dataset), BATCH):  # all of it is cached
         dataset.batch(range(at, min(len(dataset), at + BATCH)))
     found = {}
     for place in places:

@@ -1,4 +1,4 @@
-"""Trainings that somebody wrote about, scaled down as a whole, and what their loader may take: each with its bound."""
+"""Published trainings, scaled down as a whole, with the bounds for their loaders."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ MiB = 1 << 20
 NAMES = {name: f"DataLoader on {name}" for name in ("gcsfs", "blockcache", "filecache")}
 NAMES |= {"torch": "DataLoader", "drive": "DataLoader on `drive://`", "stateful": "StatefulDataLoader"}
 NAMES |= {"litdata": "LitData", "mosaic": "MosaicML Streaming"}
-WORKERS = (4, 8)  # of torch's DataLoader: the better one counts
+WORKERS = (4, 8)  # for torch's DataLoader; the better result counts
 FILES, FILE_SIZE = 640, 2_000
-IMAGES, IMAGE, IMAGES_SHARD = (
-    1920,
-    (94, 310, 3),
-    480,
-)  # 87 kB each, 168 MB: a quarter of KITTI's pixels along each axis
+# 87 kB each, 168 MB: a quarter of KITTI's pixels along each axis.
+IMAGES, IMAGE, IMAGES_SHARD = (1920, (94, 310, 3), 480)
 SAMPLES, SAMPLE, SHARD = 5120, (64, 192), 512  # 12 KiB each
 WHOLE, PIECE = 512, (512, 512)  # float32: 1 MiB each
 BLOCKS = 512  # objects of 1 MiB
@@ -36,13 +33,13 @@ PACK_LINK = Profile(
     name="pack", metadata=Delay(0.03), media=Delay(0.03), listing=Delay(0.05), total_rate=30e6
 )
 N_EPOCHS = 4
-FAST_LINK, SLOW_LINK = 40e6, 10e6  # what Colab was seen to get from Drive
+FAST_LINK, SLOW_LINK = 40e6, 10e6  # the rate that Colab was seen to get from Drive
 STEP_S = 0.06  # of 16 images of that size
-SCALE = 10.0  # a tenth of the bytes of each image, and of all times: links are as they are
+SCALE = 10.0  # images have a tenth of their bytes, and times are a tenth; links are unchanged
 
 
 def link(rate: float) -> Profile:
-    """Return Drive at its mean latencies, without errors, on a link that brings so many bytes a second after scaling."""
+    """Return Drive at its mean latencies, without errors, on a link with this rate after scaling."""
     rates = {"stream_rate": rate / SCALE, "total_rate": rate / SCALE}
     return dataclasses.replace(DRIVE_EVEN, name=f"drive-{rate / 1e6:g}", **rates)
 
@@ -54,7 +51,7 @@ OFF = Profile()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training. `bound_s` is what no loader could go below, where that is a time."""
+    """One training. `bound_s` is a lower bound for any loader, if it is a time."""
 
     name: str
     title: str
@@ -75,8 +72,8 @@ class Row:
 
 
 def make(folder: Path, names: set[str]) -> None:
-    """Make what is read of these and is not there; the same bytes every time."""
-    for name in sorted(names):  # one of them is made of another
+    """Create the missing folders of these, with the same bytes every time."""
+    for name in sorted(names):  # one of them is made from another
         if not (folder / name).exists():
             _MAKERS[name](folder / name)
 
@@ -114,17 +111,15 @@ def _make_array(path: Path, shape: tuple[int, ...], dtype: str, shard: int, code
         chunks=(1, *shape[1:]),
         shards=(shard, *shape[1:]),
         compressors=codecs[codec],
-        chunk_key_encoding={
-            "name": "default",
-            "separator": ".",
-        },  # at Drive a folder for each axis is a question for each
+        # At Drive, a folder for each axis would cost a request each.
+        chunk_key_encoding={"name": "default", "separator": "."},
     )
     for at in range(0, shape[0], shard):
         size = (min(shard, shape[0] - at), *shape[1:])
         if codec == "none":
             array[at : at + size[0]] = rng.integers(0, 256, size, "u1")
             continue
-        # Waves with a little noise, as images and fields are: half of it is left when it is compressed.
+        # Waves with a little noise, like images and fields: they compress to half.
         waves = np.sin(np.arange(at, at + size[0])[:, None] + np.linspace(0, 20, int(np.prod(size[1:]))))
         noisy = waves.reshape(size) * 100 + 128 + rng.integers(0, 8, size)
         array[at : at + size[0]] = noisy.astype(dtype)
@@ -143,7 +138,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-# In words.
+# Descriptions.
 
 
 def _over(f: Mapping[str, float]) -> str:
@@ -165,7 +160,7 @@ def _hits(f: Mapping[str, float]) -> str:
 
 
 def hit_ratio(figures: Mapping[str, float]) -> float:
-    """Return the share of what later epochs read that was not fetched for them."""
+    """Return the share of the reads of later epochs that did not need to be fetched."""
     return 1 - figures["later"] / ((N_EPOCHS - 1) * BLOCKS * MiB)
 
 
@@ -214,8 +209,8 @@ def _capped(share: float) -> Row:
 
 
 def _images_row(name: str, rate: float) -> Row:
-    stored = IMAGES * IMAGE[0] * IMAGE[1] * IMAGE[2]  # noise: stored as it is
-    # Of a shard nothing is known before: its folder, its index, then chunks.
+    stored = IMAGES * IMAGE[0] * IMAGE[1] * IMAGE[2]  # noise, stored as it is
+    # A shard costs requests for its folder, its index, then chunks.
     first_s = (DRIVE_EVEN.listing.median_s + 2 * DRIVE_EVEN.media.median_s) / SCALE
     compute_s, transfer_s = IMAGES / 16 * STEP_S, stored / rate
     bound_s = max(compute_s, transfer_s) + first_s
@@ -274,7 +269,7 @@ ROWS = {row.name: row for row in _LIST}
 
 
 def contenders(row: Row, *, ours: bool) -> list[str]:
-    """Return who does a row."""
+    """Return the contenders of a row."""
     others = [name for name in row.contenders if rivals.is_here(name)]
     return ["cachedfs"] if ours else [*others, "cachedfs"]
 
@@ -283,7 +278,7 @@ def contenders(row: Row, *, ours: bool) -> list[str]:
 
 
 def measure_training(row: Row, contender: str, folder: Path) -> Result:
-    """Return the figures of one contender for one row; an error of the contender is a result, too."""
+    """Return the results of one contender for one row; an error of the contender is a result, too."""
     service = SERVICES[row.service]
     local = folder / "training" / row.service / BUCKET
     make(local, {*row.data, *_OWN_FORMAT.get(contender, ())})
@@ -334,7 +329,7 @@ def _environment(row: Row) -> dict[str, str]:
 
 
 def _options(row: Row, contender: str, local: Path) -> list[dict[str, Any]]:
-    """Return what each try is told: peers try several numbers of processes where that is what they have."""
+    """Return the parameters of each try: peers try several numbers of processes if they have them."""
     service = SERVICES[row.service]
     known = service.contenders.get(contender)
     base = f"{known if known else service.contenders['cachedfs']}{service.top}"

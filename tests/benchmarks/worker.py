@@ -1,6 +1,6 @@
-"""A process that measures when told: orders come as lines of JSON, answers go back so.
+"""A process that measures on request: requests and answers are lines of JSON.
 
-Its arguments are the modules to import before that.
+Its arguments are modules to import first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.benchmarks.workloads import FLOORS, WORKLOADS, Place, Run, fetch_roun
 
 
 def check(value: Any) -> int:
-    """Return a number that differs when what was read differs."""
+    """Return a number that depends on what was read."""
     total = 0
     for piece in value if isinstance(value, list) else [value]:
         data = piece if isinstance(piece, bytes) or hasattr(piece, "dtype") else str(piece).encode()
@@ -31,7 +31,7 @@ def check(value: Any) -> int:
 
 
 def prepare(row: str, base: str, n: int) -> Run:
-    """Return what is to be timed, after all that is not."""
+    """Prepare without timing, and return the function to be timed."""
     workload = WORKLOADS[row]
     for module in workload.modules:
         importlib.import_module(module)
@@ -49,9 +49,9 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def measure_waits(run: Run) -> dict[str, Any]:
-    """Return what `measure` does, and the share of the time in which a read of ours waited, as events tell."""
+    """Return the result of `measure`, and the share of the time in which one of our reads waited, from the event log."""
     engines = sys.modules.get("cachedfs.fetch.runtimes")
-    if engines is None or not engines._runtimes:  # a peer: nothing of ours writes events
+    if engines is None or not engines._runtimes:  # a peer has no event log
         return measure(run)
     import cachedfs
     from cachedfs.report import event_reader
@@ -66,21 +66,21 @@ def measure_waits(run: Run) -> dict[str, Any]:
 
 
 def settle() -> None:
-    """Wait until what came is on the disk: its seconds of CPU belong to the pass that fetched it."""
+    """Wait until the received blocks are on disk: this CPU time belongs to the pass that fetched them."""
     engines = sys.modules.get("cachedfs.fetch.runtimes")
     for each in list(engines._runtimes.values()) if engines else ():
         each.drain(60.0)
 
 
 def measure_floor(row: str, endpoint: str, bucket: str) -> dict[str, Any]:
-    """Return the seconds in which a raw client fetches what a workload needs."""
+    """Return the seconds in which a raw client fetches the data of a workload."""
     start = time.perf_counter()
     asyncio.run(fetch_rounds(endpoint, bucket, FLOORS[row]))
     return {"seconds": time.perf_counter() - start}
 
 
 def main() -> None:
-    """Answer orders until there are no more."""
+    """Answer requests until there are no more."""
     answers, sys.stdout = sys.stdout, sys.stderr
     for module in sys.argv[1:]:
         importlib.import_module(module)
@@ -101,7 +101,7 @@ def main() -> None:
             else:
                 how = measure_waits if order["row"] == "steps" else measure
                 run, answer = prepare(**order), {}
-        except Exception as error:  # a contender that cannot do it is a result
+        except Exception as error:  # an error of a contender is a result
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

@@ -1,4 +1,4 @@
-"""What is measured: every workload's definition in words and in code, the same code for every contender."""
+"""The workloads: each definition in words and in code, which is the same for every contender."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from tests.benchmarks.services import (
 __all__ = ["FLOORS", "WORKLOADS", "Place", "Run", "Workload"]
 
 Run = Callable[[], Any]
-FIRST_STEPS = 12  # until it shows that one step follows another, and enough is under way
-STEP_S = 4 * MiB / PROFILES["table"].total_rate  # of a consumer that takes as long as the link does
+FIRST_STEPS = 12  # until the order of steps is recognized, and enough requests are in flight
+STEP_S = 4 * MiB / PROFILES["table"].total_rate  # for a consumer that takes as long as the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,17 @@ class Place:
         return f"{self.base}/{key}"
 
     def open(self, key: str, mode: str = "rb") -> Any:
-        """Return an open file, by the builtin where the data are local."""
+        """Return an open file, a builtin one for local data."""
         return fsspec.open(self.url(key), mode).open() if "://" in self.base else open(self.url(key), mode)
 
     def find(self, folder: str) -> None:
-        """List a folder, so that its files are known."""
+        """List a folder, so that the metadata of its files is cached."""
         if "://" in self.base:
             fs, root = fsspec.url_to_fs(self.base)
             fs.find(f"{root}/{folder}")
 
     def names(self, folder: str) -> list[str]:
-        """Return the paths in a folder, as whoever lists it names them."""
+        """Return the paths in a folder."""
         if "://" not in self.base:
             return [str(path) for path in Path(self.url(folder)).iterdir()]
         fs, root = fsspec.url_to_fs(self.base)
@@ -89,7 +89,7 @@ class Place:
         return [found[f"{root}/{key}"] for key in keys]
 
     def array(self, key: str) -> Any:
-        """Return an open array of Zarr v3, whose slices are read when they are asked for."""
+        """Return an open array of Zarr v3, whose slices are read when they are requested."""
         if not self.base.startswith(TENSORSTORE):
             import zarr
 
@@ -103,7 +103,7 @@ class Place:
         return _Read(opened.result())
 
     def prefetch(self, folder: str, keys: list[str] | None = None) -> Any:
-        """Begin to fetch a folder, or what of it is named in its order, where that can be done; return what runs."""
+        """Start to prefetch a folder, or the named part of it in order, if supported; return the plan."""
         if "://" not in self.base:
             return None
         fs, root = fsspec.url_to_fs(self.base)
@@ -113,7 +113,7 @@ class Place:
 
 
 class _Read:
-    """An array of tensorstore's, whose slices are arrays and not yet more that could be read."""
+    """An array of tensorstore with slices that are NumPy arrays."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -131,12 +131,12 @@ class Workload:
     definition: str
     n: int
     prepare: Callable[[Place, int], Run]
-    is_warm: bool = False  # of cached data only: there is no cold figure
+    is_warm: bool = False  # of cached data only, without a cold result
     modules: tuple[str, ...] = ()  # imported before the clock starts
     service: str = "gcs"
     profile: Profile = PROFILES["table"]
     time_scale: float = 1.0  # how much faster than its profile the service is
-    in_flight: int = 0  # what the ideal schedule has at a time, to compare cold passes with; 0: do not
+    in_flight: int = 0  # concurrency of the ideal schedule that cold passes are compared with; 0: none
 
 
 # Whole files.
@@ -179,7 +179,7 @@ def cold_gigabyte_lines(place: Place, n: int) -> Run:
 
 
 def first_bytes(place: Place, n: int) -> Run:
-    small_one(place, 0)  # so that there is a session, and all is imported
+    small_one(place, 0)  # so that a session is open and everything is imported
 
     def run() -> list[bytes]:
         found = []
@@ -192,7 +192,7 @@ def first_bytes(place: Place, n: int) -> Run:
 
 
 def beside(read: Callable[[Place, int], Any]) -> Callable[[Place, int], Run]:
-    """Read while another thread reads all of the big object, which has begun and does not end meanwhile."""
+    """Read while another thread reads the whole big object, from before the start until after the end."""
 
     def prepare(place: Place, n: int) -> Run:
         begun = threading.Event()
@@ -255,7 +255,7 @@ def batched(place: Place, n: int) -> Run:
 
 
 def prefetched(read: Callable[[Place, int], Run]) -> Callable[[Place, int], Run]:
-    """Have the folder prefetched while its files are read."""
+    """Prefetch the folder while its files are read."""
 
     def prepare(place: Place, n: int) -> Run:
         reads = read(place, n)
@@ -381,7 +381,7 @@ def steps(place: Place, n: int) -> Run:
 
 
 def compute(seconds: float) -> None:
-    """Take as long as a consumer takes to work on what it read, without the cores that the contender needs."""
+    """Sleep as long as a consumer takes to process what it read; this leaves the cores to the contender."""
     time.sleep(seconds)
 
 
@@ -396,7 +396,7 @@ def samples(place: Place, n: int) -> Run:
     return run
 
 
-# Of Drive: what is read was listed before.
+# Drive: the files were listed before.
 
 
 def listed(place: Place, n: int) -> Run:
@@ -489,7 +489,7 @@ _LIST = [
 WORKLOADS = {workload.name: workload for workload in _LIST}
 
 
-# The floor: the same bytes by a raw client that knows names, sizes and ranges beforehand; 64 requests at a time.
+# The lower bound: the same bytes by a raw client that knows names, sizes and ranges; 64 requests at a time.
 
 Wanted = tuple[str, int, int]  # key, first and last byte; 0, -1: all of it
 _BIG = [[(BIG, start, start + 8 * MiB - 1) for start in range(0, BIG_SIZE, 8 * MiB)]]
@@ -509,7 +509,7 @@ FLOORS: dict[str, list[list[Wanted]]] = {  # rounds, one after the other
 
 
 async def fetch_rounds(endpoint: str, bucket: str, rounds: list[list[Wanted]]) -> int:
-    """Return how many bytes came; they are dropped as they come."""
+    """Return how many bytes were received; they are discarded."""
     import aiohttp
 
     gate = asyncio.Semaphore(64)

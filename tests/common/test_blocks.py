@@ -14,14 +14,14 @@ block_sizes = st.integers(1, 700)
 
 
 @given(st.one_of(st.none(), st.integers(-6000, 6000)), st.one_of(st.none(), st.integers(-6000, 6000)), sizes)
-def test_clip_takes_the_bytes_that_a_slice_takes(start, stop, size):
+def test_clip_selects_the_bytes_that_a_slice_selects(start, stop, size):
     data = bytes(i % 251 for i in range(size))
     want = clip(start, stop, size)
     assert data[want.start : want.stop] == data[start:stop]
 
 
 @given(sizes, sizes, block_sizes)
-def test_covering_blocks_hold_the_range_and_nothing_less_would(start, length, block_size):
+def test_covering_blocks_are_the_fewest_that_contain_the_range(start, length, block_size):
     want = Range(start, start + length)
     blocks = covering(want, block_size)
     if length == 0:
@@ -35,7 +35,7 @@ bounds = st.one_of(st.none(), st.integers(-6000, 6000))
 
 
 @given(bounds, bounds, block_sizes, sizes)
-def test_the_beginning_of_a_slice_is_whole_blocks_within_its_share(start, stop, block_size, most):
+def test_the_start_of_a_slice_is_whole_blocks_within_its_limit(start, stop, block_size, most):
     want = beginning(start, stop, block_size=block_size, most=most)
     assert want.start % block_size == want.stop % block_size == 0
     assert block_size <= want.size <= max(most, block_size)
@@ -59,7 +59,7 @@ def test_a_block_beyond_the_end_is_refused():
 
 
 @given(sizes, sizes, block_sizes)
-def test_align_widens_to_whole_blocks_by_less_than_one_on_each_side(start, length, block_size):
+def test_align_widens_by_less_than_one_block_on_each_side(start, length, block_size):
     want = Range(start, start + length)
     wide = align(want, block_size)
     assert wide.start % block_size == 0
@@ -69,7 +69,7 @@ def test_align_widens_to_whole_blocks_by_less_than_one_on_each_side(start, lengt
 
 
 @given(st.integers(1, 3000), st.integers(1, 100), st.integers(1, 500), st.data())
-def test_merged_requests_are_the_missing_blocks_exactly_once_and_no_longer_than_allowed(
+def test_merged_requests_are_exactly_the_missing_blocks_within_the_limit(
     size, block_size, request_size, data
 ):
     n = -(-size // block_size)
@@ -79,6 +79,6 @@ def test_merged_requests_are_the_missing_blocks_exactly_once_and_no_longer_than_
     assert asked == missing
     assert all(r.size <= max(block_size, request_size) for r in requests)
     assert all(r.start % block_size == 0 and (r.stop % block_size == 0 or r.stop == size) for r in requests)
-    # Two requests that touch are there only because one would have been too long.
+    # Two adjacent requests are separate only because one would be too long.
     limit = max(1, request_size // block_size) * block_size
     assert all(a.stop < b.start or a.size == limit for a, b in itertools.pairwise(requests))

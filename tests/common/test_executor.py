@@ -29,19 +29,19 @@ def test_a_thousand_jobs_are_done_by_four_threads(workers):
     assert 1 <= len(seen) <= 4
 
 
-def test_a_thread_that_waits_is_used_before_another_is_started(workers):
+def test_an_idle_thread_is_used_before_another_is_started(workers):
     for _ in range(20):
         assert workers.submit(threading.get_ident).result() is not None
         until(lambda: workers._n_idle == 1)
     assert len(workers._started) == 1
 
 
-def test_jobs_that_wait_for_one_another_run_at_once(workers):
+def test_jobs_that_wait_for_each_other_run_concurrently(workers):
     together = threading.Barrier(4)
     assert sorted(workers.map(lambda _: together.wait(120), range(4))) == [0, 1, 2, 3]
 
 
-def test_an_error_is_told_to_who_waits_and_the_thread_goes_on(workers):
+def test_an_error_is_raised_by_the_future_and_the_thread_continues(workers):
     for error in (ValueError("mine"), SystemExit(3)):
 
         def failing(error=error):
@@ -52,7 +52,7 @@ def test_an_error_is_told_to_who_waits_and_the_thread_goes_on(workers):
     assert workers.submit(lambda: 1).result() == 1
 
 
-def test_a_loop_takes_them_for_its_own(workers):
+def test_it_can_be_the_executor_of_a_loop(workers):
     async def use():
         asyncio.get_running_loop().set_default_executor(workers)
         return await asyncio.to_thread(lambda: threading.current_thread().name)
@@ -60,7 +60,7 @@ def test_a_loop_takes_them_for_its_own(workers):
     assert asyncio.run(use()).startswith("test-")
 
 
-def test_a_shutdown_ends_the_threads_and_gives_up_what_has_not_begun():
+def test_a_shutdown_ends_the_threads_and_cancels_queued_jobs():
     workers, go_on = DaemonThreadPool(1, "test"), threading.Event()
     running, waiting = workers.submit(go_on.wait), workers.submit(int)
     until(running.running)
@@ -76,7 +76,7 @@ def test_a_shutdown_ends_the_threads_and_gives_up_what_has_not_begun():
     assert not [thread for thread in workers._started if thread.is_alive()]
 
 
-def test_where_no_thread_can_be_started_those_that_run_do_the_work(workers, monkeypatch):
+def test_running_threads_do_all_jobs_if_no_other_can_be_started(workers, monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 

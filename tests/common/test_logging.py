@@ -26,8 +26,8 @@ SECRET = "s3cr3t"
 
 
 @pytest.fixture
-def told(caplog):
-    """Return a function that gives what was told of each request, so far."""
+def request_lines(caplog):
+    """Return a function that returns the log lines of all requests so far."""
     caplog.set_level(logging.DEBUG, logger="cachedfs")
 
     def lines():
@@ -37,7 +37,7 @@ def told(caplog):
     return lines
 
 
-def test_every_room_has_one_logger():
+def test_every_package_has_one_logger():
     sources = (path.read_text(encoding="utf-8") for path in pathlib.Path(ROOT / "cachedfs").rglob("*.py"))
     names = {name for text in sources for name in re.findall(r"getLogger\(([^)]*)\)", text)}
     assert names <= {f'"cachedfs.{package}"' for package in PACKAGES} | {
@@ -48,14 +48,14 @@ def test_every_room_has_one_logger():
     assert re.findall(r"^\| `cachedfs\.(\w+)` \|", page, re.MULTILINE) == list(PACKAGES)
 
 
-def test_every_request_is_a_line(cloud, told):
+def test_every_request_is_one_line(cloud, request_lines):
     data = cloud.put("key", noise(3 * MiB))
     fs = CachedGCSFileSystem(request_size=MiB)
     assert fs.cat_file(cloud.path("key")) == data
     assert fs.cat_file(cloud.path("key")) == data
-    forget()  # what is under way is over
+    forget()  # no request is in flight
     asked = [request for request in cloud.server.requests if request.kind == "media"]
-    lines = told()
+    lines = request_lines()
     assert len(lines) == len(asked) == 3
     assert {line["status"] for line in lines} == {"206"}
     assert sum(int(line["bytes"]) for line in lines) == 3 * MiB
@@ -66,29 +66,29 @@ def test_every_request_is_a_line(cloud, told):
     assert all(float(line["wait"]) <= float(line["took"]) for line in lines)
 
 
-def test_a_refusal_is_a_line_with_its_status(cloud, told):
+def test_a_refused_request_is_a_line_with_its_status(cloud, request_lines):
     with pytest.raises(FileNotFoundError):
         CachedGCSFileSystem().cat_file(cloud.path("nothing"))
-    assert [line["status"] for line in told()] == ["404"]
+    assert [line["status"] for line in request_lines()] == ["404"]
 
 
-def test_what_is_not_answered_is_a_line_with_the_error(told, monkeypatch):
+def test_a_request_without_an_answer_is_a_line_with_the_error(request_lines, monkeypatch):
     monkeypatch.setattr(
         "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
     )
     fs = CachedFileSystem(target_protocol="gs", gs={"token": "anon", "endpoint_url": "http://127.0.0.1:1"})
     with pytest.raises(CachedFSError):
         fs.cat_file("bucket/key")
-    assert {line["status"] for line in told()} == {"ClientConnectorError"}
+    assert {line["status"] for line in request_lines()} == {"ClientConnectorError"}
 
 
-def test_requests_of_drive_are_lines_too(drive, told):
+def test_requests_of_drive_are_lines_too(drive, request_lines):
     drive.put("file", noise(MiB))
     fs = CachedDriveFileSystem()
     fs.cat_file(drive.path("file"))
     fs.pipe_file(drive.path("new"), b"new")
     forget()
-    lines = told()
+    lines = request_lines()
     assert len(lines) == len(drive.server.requests)
     assert {"GET", "POST"} <= {line["method"] for line in lines}
     assert not [line["url"] for line in lines if "?" in line["url"]]
@@ -126,12 +126,12 @@ def signed_url():
 
 
 @pytest.mark.parametrize("name", ["file", "missing"])
-def test_the_signature_of_an_address_is_in_no_line(signed_url, name, caplog):
+def test_no_line_contains_the_signature_of_a_url(signed_url, name, caplog):
     caplog.set_level(logging.DEBUG, logger="cachedfs")
     fs = fsspec.filesystem("cachedfs", target_protocol="http")
     with contextlib.suppress(FileNotFoundError):
         fs.cat_file(signed_url.format(name))
-    # As it would be with an error, which names what its reader gave.
+    # As with an error that names its URL.
     logging.getLogger("cachedfs.read").debug("not read: %s", fs.unstrip_protocol(signed_url.format(name)))
     forget()
     said = [record.getMessage() for record in caplog.records]
@@ -139,7 +139,7 @@ def test_the_signature_of_an_address_is_in_no_line(signed_url, name, caplog):
     assert not [text for text in said if SECRET in text]
 
 
-def test_credentials_are_in_no_line(cloud, drive, caplog):
+def test_no_line_contains_credentials(cloud, drive, caplog):
     caplog.set_level(logging.DEBUG, logger="cachedfs")
     for server in (cloud.server, drive.server):
         server.require_token(SECRET)

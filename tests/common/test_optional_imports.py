@@ -1,4 +1,4 @@
-"""Imports in threads while a process forks: a child never inherits a module that is half imported."""
+"""Imports in threads while a process forks: a child never inherits a half-imported module."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ import fsspec
 
 from cachedfs.common import optional_imports
 
-# Fails where a thread other than the main one imports something while a fork could happen.
+# Fails if a thread other than the main one imports a module while a fork could happen.
 IMPORTS = """
 import json, sys, threading
 from cachedfs.common import optional_imports
@@ -32,7 +32,7 @@ for url in sys.argv[2:]:
 print(unheld)
 """
 
-# Forks while another thread, on its first read, is in the midst of importing a module.
+# Forks while another thread, on its first read, is importing a module.
 FORK = """
 import fsspec, os, signal, sys, threading, warnings
 from importlib.machinery import PathFinder
@@ -72,13 +72,13 @@ def test_no_thread_imports_while_a_fork_could_happen(cloud, drive):
     assert cloud.python(IMPORTS, json.dumps(conf), *urls) == "[]\n"
 
 
-def test_a_child_forked_during_the_first_read_of_another_thread_reads(cloud):
+def test_a_child_forked_during_the_first_read_of_another_thread_can_read(cloud):
     cloud.put("a", b"1")
     cloud.put("a.other", b"2")
     assert cloud.python(FORK, cloud.url("a", "cgs://")) == "0\n"
 
 
-def test_a_fork_in_the_midst_of_an_import_and_one_that_waited_in_vain_go_on(monkeypatch):
+def test_forks_continue_after_an_import_and_after_a_wait_that_timed_out(monkeypatch):
     with optional_imports.importing():
         optional_imports._before_fork()
         optional_imports._after_fork_in_parent()

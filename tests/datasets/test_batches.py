@@ -18,10 +18,10 @@ Pair = collections.namedtuple("Pair", "image label")
 
 
 class Encoding(collections.UserDict):
-    """As transformers return it."""
+    """A mapping of tensors, as tokenizers return it."""
 
 
-def test_the_bytes_of_nested_tensors_arrays_and_strings_count():
+def test_the_size_of_a_batch_counts_nested_tensors_arrays_and_strings():
     batch = {
         "x": torch.zeros(3, 4),  # 48
         "y": [np.zeros(5, np.int16), (b"abc", "de")],  # 10 + 3 + 2
@@ -31,7 +31,7 @@ def test_the_bytes_of_nested_tensors_arrays_and_strings_count():
     assert size_of(batch) == 69
 
 
-def test_tensors_move_and_what_holds_them_stays_what_it_is():
+def test_nested_tensors_are_moved_in_containers_of_the_same_type():
     batch = {
         "pair": Pair(torch.zeros(2), "cat"),
         "list": [torch.ones(1), (torch.ones(1), None)],
@@ -58,7 +58,7 @@ def test_tensors_move_and_what_holds_them_stays_what_it_is():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
-def test_without_cuda_nothing_is_pinned():
+def test_nothing_is_pinned_without_cuda():
     mover = BatchMover(None, pin_memory=True)
     mover.enter()
     batch, event = mover.sent([torch.zeros(1)])
@@ -66,7 +66,7 @@ def test_without_cuda_nothing_is_pinned():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_with_cuda_batches_arrive_on_a_stream_of_their_own_before_they_are_used():
+def test_cuda_batches_are_copied_on_a_separate_stream_before_use():
     mover = BatchMover("cuda", pin_memory=None)
     mover.enter()
     for i in range(50):
@@ -82,17 +82,17 @@ def test_with_cuda_batches_arrive_on_a_stream_of_their_own_before_they_are_used(
     n_making=st.integers(0, 12),
     most=st.integers(0, 400),
 )
-def test_what_is_ahead_stays_within_its_bounds(bounds, sizes, n_making, most):
+def test_prefetched_batches_stay_within_their_limits(bounds, sizes, n_making, most):
     ready, n_ahead = sum(sizes), len(sizes) + n_making
     expected = max([*sizes, most])
     begins = may_start(bounds, n_ahead=n_ahead, ready=ready, n_making=n_making, expected=expected)
     if n_ahead == 0:
-        assert begins  # else nothing ever came
+        assert begins  # else no batch was ever made
     else:
         assert begins == (n_ahead < bounds.n and ready + expected * (n_making + 1) <= bounds.size)
 
 
-def test_before_a_size_is_known_few_are_made():
+def test_few_batches_are_prefetched_before_their_size_is_known():
     n = 0
     while may_start(QueueLimits(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
         n += 1
@@ -112,11 +112,11 @@ def torchrun(rank, world_size, local_rank, n_local):
         (0, 8, torchrun(0, 8, 0, 4), [0, 1, 2, 3]),
         (4, 8, torchrun(4, 8, 0, 4), [4, 5, 6, 7]),
         (5, 8, torchrun(5, 8, 1, 4), []),  # the first of its machine declares for it
-        (1, 2, torchrun(5, 8, 1, 4), [1]),  # other ranks than torchrun's, as of model parallelism
+        (1, 2, torchrun(5, 8, 1, 4), [1]),  # ranks other than those of torchrun, as in model parallelism
         (0, 1, torchrun(5, 8, 1, 4), [0]),
         (3, 8, {"RANK": "3", "WORLD_SIZE": "8"}, [3]),
         (3, 8, {"RANK": "x", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"}, [3]),
     ],
 )
-def test_one_process_of_a_machine_declares_what_its_ranks_read(rank, world_size, environment, expected):
+def test_one_process_per_machine_declares_the_reads_of_its_ranks(rank, world_size, environment, expected):
     assert list(ranks_here(rank, world_size, environment)) == expected

@@ -26,7 +26,7 @@ def labels(batch):
     return batch[1].tolist()
 
 
-def test_iterating_gives_an_epoch_of_arrays_and_again_the_next():
+def test_iterating_yields_one_epoch_and_again_the_next():
     loader = Loader(pairs(10), batch_size=4, shuffle=True)
     source = loader.external_source()
     for epoch in range(2):
@@ -37,7 +37,7 @@ def test_iterating_gives_an_epoch_of_arrays_and_again_the_next():
     assert loader.epoch == 2
 
 
-def test_calling_gives_batches_and_says_so_once_at_the_end_of_each_epoch():
+def test_calling_returns_batches_and_raises_once_at_the_end_of_each_epoch():
     call = Loader(pairs(6), batch_size=4, shuffle=True).external_source().batch
     for epoch in range(2):
         assert labels(call()) + labels(call()) == order(6, epoch)
@@ -61,7 +61,7 @@ def test_after_an_error_the_next_call_tries_again():
         assert call().tolist() == [4, 5, 6, 7]
 
 
-def test_arrays_are_those_of_the_tensors_and_nothing_is_copied():
+def test_arrays_share_the_memory_of_the_tensors():
     tensor, array = torch.zeros(4, 2), np.ones(3)
     assert np.shares_memory(as_arrays(tensor), tensor.numpy())
     found = as_arrays({"x": [tensor], "y": array})
@@ -83,14 +83,14 @@ def test_bytes_of_any_length_are_one_output_of_arrays():
     assert len(as_arrays([data, data])) == 2
 
 
-def test_what_is_no_tensor_is_refused_by_its_type():
+def test_samples_that_are_no_tensors_are_refused_by_type():
     with pytest.raises(TypeError, match="the batch has a bytes"):
         as_arrays([torch.zeros(2), b"a"])
     with pytest.raises(TypeError, match="the batch has a str: let collate_fn leave it out"):
         as_arrays([torch.zeros(2), ("a", "b")])
 
 
-# The pipeline itself, on the CPU.
+# A real pipeline, on the CPU.
 
 
 def files(cloud, n):
@@ -116,7 +116,7 @@ def make_pipeline(source, **options):
     return made
 
 
-def test_a_pipeline_of_dali_decodes_images_that_the_loader_read(cloud):
+def test_a_dali_pipeline_decodes_images_read_by_the_loader(cloud):
     dali, images = pytest.importorskip("nvidia.dali"), pytest.importorskip("PIL.Image")
     for i in range(10):
         buffer = io.BytesIO()
@@ -154,7 +154,7 @@ def run(pipeline):
         found += [int(np.asarray(sample)[0]) for sample in batch]
 
 
-def test_a_pipeline_of_dali_gets_each_epoch_in_its_order(cloud):
+def test_a_dali_pipeline_gets_each_epoch_in_order(cloud):
     with Loader(files(cloud, 20), batch_size=8, shuffle=True) as loader:
         pipeline = make_pipeline(loader.external_source(), cycle="raise")
         for epoch in range(3):
@@ -163,7 +163,7 @@ def test_a_pipeline_of_dali_gets_each_epoch_in_its_order(cloud):
     assert cloud.asked().count("media") == 20
 
 
-def test_a_pipeline_of_dali_may_call_as_well(cloud):
+def test_a_dali_pipeline_may_call_instead_of_iterate(cloud):
     with Loader(files(cloud, 20), batch_size=8, shuffle=True) as loader:
         pipeline = make_pipeline(loader.external_source().batch)
         assert run(pipeline) == order(20, 0)

@@ -18,7 +18,7 @@ N, GROUP, BATCH = 131_072, 64, 64
     group_size=st.integers(1, 60),
     window=st.integers(1, 9),
 )
-def test_every_sample_comes_once(n, **options):
+def test_every_sample_occurs_once(n, **options):
     assert sorted(epoch_order(n, **options)) == list(range(n))
 
 
@@ -30,13 +30,13 @@ def test_every_sample_comes_once(n, **options):
         (None, [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_an_order_is_the_same_in_every_version(shuffle, first):
+def test_the_order_is_the_same_in_every_version(shuffle, first):
     order = epoch_order(100, seed=7, epoch=3, shuffle=shuffle, group_size=4, window=3)
     assert order[:8].tolist() == first
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window"])
-def test_every_seed_and_epoch_has_an_order_of_its_own(shuffle):
+def test_every_seed_and_epoch_has_another_order(shuffle):
     orders = {
         tuple(epoch_order(1000, seed=seed, epoch=epoch, shuffle=shuffle, group_size=4, window=8))
         for seed in range(5)
@@ -45,13 +45,13 @@ def test_every_seed_and_epoch_has_an_order_of_its_own(shuffle):
     assert len(orders) == 25
 
 
-# The figures of full permutations and of sliding windows that a batch can be measured by: distinct groups in it, and the
-# entropy in bits of 100 labels by which the samples are sorted.
+# Measures of full permutations and of sliding windows, to compare a batch with: the number of distinct groups in it,
+# and the entropy in bits of 100 labels by which the samples are sorted.
 @pytest.mark.parametrize(
     ("shuffle", "window", "groups", "entropy"),
     [("full", 0, 63.0, 5.44), ("window", 16, 31.2, 4.45), ("window", 64, 51.0, 5.15)],
 )
-def test_a_batch_is_as_diverse_as_promised(shuffle, window, groups, entropy):
+def test_a_batch_is_as_diverse_as_documented(shuffle, window, groups, entropy):
     order = epoch_order(N, seed=1, epoch=0, shuffle=shuffle, group_size=GROUP, window=window)
     batches = order.reshape(-1, BATCH)
     assert np.mean([len(np.unique(batch // GROUP)) for batch in batches]) >= groups - 0.2
@@ -60,7 +60,7 @@ def test_a_batch_is_as_diverse_as_promised(shuffle, window, groups, entropy):
     assert bits.mean() >= entropy - 0.02
 
 
-def test_a_window_holds_few_groups_at_a_time():
+def test_a_window_contains_few_groups_at_a_time():
     order = epoch_order(N, seed=1, epoch=0, shuffle="window", group_size=GROUP, window=16)
     position = np.empty(N, dtype=int)
     position[order] = np.arange(N)

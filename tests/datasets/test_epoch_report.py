@@ -21,7 +21,7 @@ WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
 
 
 def timings(n=100, *, wait_s=0.0, load_s=0.0, compute_s=0.0, read_s=0.0, first_wait_s=None):
-    """Return those of `n` batches of ten samples that took as long each, but for the first."""
+    """Return the timings of `n` batches of ten samples with equal times, except for the first."""
     sums = EpochTimings()
     for number in range(n):
         waited = first_wait_s if number == 0 and first_wait_s is not None else wait_s
@@ -33,10 +33,10 @@ def report(sums, fetched=WARM, *, tells_reading=True, n=1000, n_threads=4):
     return report_of(EpochMeasurement(3, n, n_threads, sums, tells_reading, fetched))
 
 
-# What limits.
+# The limiting part.
 
 
-def test_a_training_that_computes_all_the_time_limits_itself():
+def test_compute_is_the_limit_when_it_takes_all_the_time():
     found = report(timings(compute_s=0.1, wait_s=0.001, load_s=0.2, read_s=0.12))
     assert found.limit == "compute"
     assert (found.elapsed_s, found.bound_s) == pytest.approx((10.1, 10.0))
@@ -54,14 +54,14 @@ def test_a_training_that_computes_all_the_time_limits_itself():
     ]
 
 
-def test_the_link_limits_where_the_missing_bytes_take_as_long_as_all_of_it():
+def test_the_link_is_the_limit_when_missing_bytes_take_all_the_time():
     sums = timings(compute_s=0.02, wait_s=0.08, load_s=0.3, read_s=0.29)
     found = report(sums, FetchCounts(100, 580_000_000, 600_000_000, 0.05, 60e6, 32, 150_000_000))
     assert found.limit == "link"
     assert found.by_itself["link"] == pytest.approx(580 / 60)
     assert found.by_itself["latency"] == pytest.approx(100 * 0.05 / 32)
     assert found.by_itself["decode"] == pytest.approx(0.25)
-    assert "load" not in found.by_itself  # in it the threads wait for the link
+    assert "load" not in found.by_itself  # it includes waiting for the link
     assert found.hit_ratio == pytest.approx(20 / 600)
     assert found.hit_bound == pytest.approx(0.25)
     assert found.fetched_per_sample == 580_000
@@ -75,14 +75,14 @@ def test_the_link_limits_where_the_missing_bytes_take_as_long_as_all_of_it():
     ("may_hold", "advice"),
     [(10**10, "the cache holds all of it"), (None, "let the cache store what comes")],
 )
-def test_what_to_do_about_the_link_depends_on_the_cache(may_hold, advice):
+def test_the_advice_about_the_link_depends_on_the_cache(may_hold, advice):
     found = report(timings(wait_s=0.1), FetchCounts(9, 600_000_000, 600_000_000, 0.05, 50e6, 32, may_hold))
-    assert found.by_itself["link"] == pytest.approx(10.0)  # a link that brought 60 MB/s takes as much
+    assert found.by_itself["link"] == pytest.approx(10.0)  # a link that already brought 60 MB/s takes as long
     assert (found.bytes_per_s, found.of_bound) == pytest.approx((60e6, 1.0))
     assert advice in found.sentence
 
 
-def test_many_small_files_wait_for_answers():
+def test_latency_is_the_limit_of_many_small_files():
     found = report(timings(wait_s=0.13), FetchCounts(1000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
     assert found.limit == "latency"
     assert found.by_itself["latency"] == pytest.approx(12.5)
@@ -92,26 +92,26 @@ def test_many_small_files_wait_for_answers():
     )
 
 
-def test_waits_that_were_side_by_side_took_no_longer_than_all_of_it():
+def test_parallel_waits_take_no_longer_than_the_epoch():
     found = report(timings(wait_s=0.13), FetchCounts(2000, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
     assert found.by_itself["latency"] == pytest.approx(13.0)
     assert found.of_bound == 1.0
 
 
-def test_decoding_limits_where_all_threads_do_nothing_else():
+def test_decoding_is_the_limit_when_all_threads_do_nothing_else():
     found = report(timings(wait_s=0.1, compute_s=0.01, load_s=0.43, read_s=0.01))
     assert found.limit == "decode"
     assert found.by_itself["decode"] == pytest.approx(10.5)
     assert found.sentence.startswith("Decoding limits: 4 threads are busy with it;")
 
 
-def test_loading_from_the_cache_limits_where_only_both_parts_together_fill_the_time():
+def test_reading_and_decoding_together_are_the_limit():
     found = report(timings(wait_s=0.1, load_s=0.4, read_s=0.3))
     assert (found.limit, found.of_bound) == ("load", pytest.approx(1.0))
     assert found.sentence.startswith("Loading limits, 75.0 % of it reading the cache:")
 
 
-def test_where_nothing_fills_the_time_the_loop_waited_by_turns_or_at_the_beginning():
+def test_without_a_limit_the_report_says_when_the_loop_waited():
     by_turns = report(timings(wait_s=0.05, compute_s=0.05, load_s=0.1, read_s=0.05))
     assert (by_turns.limit, by_turns.of_bound) == (None, pytest.approx(0.5))
     assert by_turns.sentence == (
@@ -126,7 +126,7 @@ def test_where_nothing_fills_the_time_the_loop_waited_by_turns_or_at_the_beginni
     assert "waited     3.00 s for batches, 3.00 s of it for the first" in str(first)
 
 
-def test_what_takes_most_of_the_time_far_away_is_named_where_it_does_not_fill_it():
+def test_without_a_limit_the_largest_remote_part_is_named():
     sums = timings(wait_s=0.08, compute_s=0.02)
     answers = report(sums, FetchCounts(600, 2_000_000, 2_000_000, 0.4, None, 32, 10**10))
     assert answers.limit is None
@@ -141,7 +141,7 @@ def test_what_takes_most_of_the_time_far_away_is_named_where_it_does_not_fill_it
     )
 
 
-def test_of_a_dataset_that_reads_past_cachedfs_nothing_is_made_up():
+def test_a_dataset_that_does_not_use_cachedfs_has_unknown_parts():
     found = report(timings(wait_s=0.1, load_s=0.4), None, tells_reading=False)
     assert found.limit == "load"
     assert found.by_itself == pytest.approx({"compute": 0.0, "load": 10.0})
@@ -156,34 +156,34 @@ def test_of_a_dataset_that_reads_past_cachedfs_nothing_is_made_up():
     ]
 
 
-def test_a_for_without_batches_is_no_error():
+def test_an_epoch_without_batches_is_no_error():
     found = report(timings(0), FetchCounts(0, 0, 0, None, None, 32, None))
     assert (found.sentence, found.limit, found.of_bound) == ("Nothing was given yet.", None, 1.0)
     assert "<svg" not in found._repr_html_()
 
 
-def test_requests_of_which_no_answer_was_timed_are_not_guessed():
+def test_requests_without_measured_answers_are_not_estimated():
     found = report(timings(wait_s=0.1), FetchCounts(5, 1000, 1000, None, None, 32, None))
     assert "how late answers are: nothing was fetched ahead" in found.unknown
     assert not {"link", "latency"} & found.by_itself.keys()
 
 
-# As text, values and picture.
+# Text, values and chart.
 
 
-def test_it_is_json():
+def test_the_report_is_json():
     found = report(timings(compute_s=0.1, wait_s=0.001)).as_dict()
     assert json.loads(json.dumps(found)) == found
     assert found["of_bound"] == pytest.approx(10 / 10.1)
     assert found["stalls"][0]["compute_s"] == 0.1
 
 
-def test_the_picture_has_a_bar_for_what_each_batch_computed_and_waited():
+def test_the_chart_has_bars_for_computing_and_waiting():
     stalls = [BatchTiming(0.0, 0.4, 1.0, 0, 1, 0.0), BatchTiming(3.0, 0.8, 1.0, 0, 1, 0.0)]
     svg = ElementTree.fromstring(picture(stalls, 4))
     rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
     heights = [float(each.get("height")) for each in rects]
-    assert heights == pytest.approx([37.5, 37.5, 112.5])  # of 150, that are 4 s
+    assert heights == pytest.approx([37.5, 37.5, 112.5])  # of 150, which are 4 s
     (line,) = svg.iter("{http://www.w3.org/2000/svg}polyline")
     ys = [float(point.split(",")[1]) for point in line.get("points").split()]
     assert ys == pytest.approx([176 - 3.75, 176 - 7.5])
@@ -194,13 +194,13 @@ def test_the_picture_has_a_bar_for_what_each_batch_computed_and_waited():
     ]
 
 
-def test_of_many_batches_several_are_one_bar():
+def test_many_batches_share_bars():
     svg = ElementTree.fromstring(picture([BatchTiming(0.0, 0.4, 1.0, 0, 1, 0.0)] * 1000, 1))
     rects = [each for each in svg.iter("{http://www.w3.org/2000/svg}rect") if each.get("x")]
     assert len(rects) == MOST
 
 
-def test_a_notebook_shows_sentence_facts_and_picture():
+def test_a_notebook_shows_the_sentence_the_values_and_the_chart():
     html = report(timings(wait_s=0.1, load_s=0.4), None, tells_reading=False)._repr_html_()
     root = ElementTree.fromstring(html.replace("<br>", "<br/>"))
     assert root.find(".//{http://www.w3.org/2000/svg}svg") is not None
@@ -209,7 +209,7 @@ def test_a_notebook_shows_sentence_facts_and_picture():
     assert "▁" not in html
 
 
-def test_words():
+def test_formatted_numbers():
     assert [seconds(value) for value in (0, 0.0123, 1.234, 61.04, 3725)] == [
         *("0 s", "12.3 ms", "1.23 s", "61.0 s"),
         "62 min 5 s",
@@ -227,10 +227,10 @@ def test_words():
     assert (bars([0.0, 1.0, 8.0], 60), bars([0.0, 0.0], 60)) == ("▁▂█", "")
 
 
-# Of a real one.
+# Reports of real epochs.
 
 
-def test_a_report_before_the_first_for_is_an_error():
+def test_a_report_before_the_first_epoch_is_an_error():
     with pytest.raises(RuntimeError, match="iterate over some batches"):
         Loader([1]).report()
 
@@ -241,7 +241,7 @@ def files(cloud, n=48, size=1000):
     return FileDataset(cloud.url("d"), decode=len)
 
 
-def test_the_first_epoch_is_fetched_and_the_second_comes_from_the_cache(cloud):
+def test_the_first_epoch_is_fetched_and_the_second_is_read_from_the_cache(cloud):
     with Loader(files(cloud), batch_size=8, shuffle=True) as loader:
         for epoch in range(2):
             list(loader)
@@ -255,7 +255,7 @@ def test_the_first_epoch_is_fetched_and_the_second_comes_from_the_cache(cloud):
             assert (found.latency_s is None) == (epoch == 1)
 
 
-def test_it_tells_of_the_for_that_is_over_and_not_of_what_is_read_afterwards(cloud):
+def test_the_report_is_about_the_last_epoch_only(cloud):
     dataset = files(cloud)
     with Loader(dataset, batch_size=8) as loader:
         list(loader)
@@ -268,7 +268,7 @@ def test_it_tells_of_the_for_that_is_over_and_not_of_what_is_read_afterwards(clo
         assert (loader.report().epoch, loader.report().n_batches) == (1, 1)
 
 
-def test_the_bandwidth_is_known_where_blocks_are_fetched_ahead(cloud):
+def test_the_bandwidth_is_known_when_blocks_are_fetched_ahead(cloud):
     with Loader(files(cloud, 6, 2 * MiB), batch_size=2) as loader:
         list(loader)
         found = loader.report()
@@ -277,13 +277,13 @@ def test_the_bandwidth_is_known_where_blocks_are_fetched_ahead(cloud):
     assert found.by_itself["link"] == pytest.approx(12 * MiB / found.bytes_per_s)
 
 
-def test_a_dataset_that_is_nobodys_says_so():
+def test_a_foreign_dataset_has_no_reading_times():
     loader = Loader([torch.zeros(2)] * 8, batch_size=2)
     list(loader)
     assert loader.report().by_itself.keys() == {"compute", "load"}
 
 
-def test_ours_over_another_filesystem_tells_decoding_and_nothing_of_the_link(tmp_path):
+def test_another_filesystem_has_decoding_times_and_no_link(tmp_path):
     for number in range(8):
         (tmp_path / str(number)).write_bytes(b"x")
     loader = Loader(FileDataset(str(tmp_path), decode=len), batch_size=2)
@@ -291,7 +291,7 @@ def test_ours_over_another_filesystem_tells_decoding_and_nothing_of_the_link(tmp
     assert loader.report().by_itself.keys() == {"compute", "decode", "load"}
 
 
-def test_an_array_that_zarr_reads_does_not_tell_reading_from_decoding(cloud):
+def test_an_array_read_by_zarr_does_not_separate_reading_and_decoding(cloud):
     zarr = pytest.importorskip("zarr")
     from cachedfs.datasets import ZarrDataset
 
@@ -303,7 +303,7 @@ def test_an_array_that_zarr_reads_does_not_tell_reading_from_decoding(cloud):
     assert not ZarrDataset(cloud.url("z"), arrays=("x", "y")).tells_reading
 
 
-def test_our_datasets_count_their_waiting_for_bytes_in_the_thread_that_waits(cloud, tmp_path):
+def test_datasets_count_the_time_a_thread_waits_for_bytes(cloud, tmp_path):
     h5py = pytest.importorskip("h5py")
     zarr = pytest.importorskip("zarr")
     from cachedfs.datasets import ZarrDataset
@@ -324,7 +324,7 @@ def test_our_datasets_count_their_waiting_for_bytes_in_the_thread_that_waits(clo
         assert reading_s() > before, dataset
 
 
-def test_the_clock_of_a_thread_is_its_own_and_counts_also_what_fails():
+def test_the_clock_of_a_thread_is_separate_and_counts_failed_reads():
     before = reading_s()
     with pytest.raises(ValueError), reading():
         raise ValueError
@@ -337,7 +337,7 @@ def in_a_child(loader):
     assert found.bytes_fetched is None
 
 
-def test_a_child_of_a_fork_does_not_take_its_counts_for_those_of_its_parent(cloud):
+def test_a_forked_child_does_not_inherit_counts(cloud):
     loader = Loader(files(cloud), batch_size=8)
     iterator = iter(loader)
     next(iterator)

@@ -46,7 +46,7 @@ def machine(request):
 
 
 def options(machine):
-    """Return all that a process needs that was not configured as this one is."""
+    """Return the options for a process without the configuration of this one."""
     return {**machine.options, "cachedfs": {"cache_dir": str(machine.cache_dir), "keep_free": 0}}
 
 
@@ -55,7 +55,7 @@ def put(machine, n, folder="train"):
         machine.put(f"{folder}/img{i}.json", json.dumps({"i": i}).encode())
 
 
-# Which files.
+# Selection of files.
 
 
 def test_a_pattern_names_files_in_natural_order(machine):
@@ -80,7 +80,7 @@ def test_a_single_url_is_one_file(machine):
     assert FileDataset(machine.url("a"))[0] == b"1"
 
 
-def test_a_list_is_taken_as_it_is_and_nobody_is_asked(cloud):
+def test_a_list_is_used_as_it_is_without_a_request(cloud):
     put(cloud, 3)
     urls = [cloud.url(f"train/img{i}.json") for i in (2, 0, 2)]
     files = FileDataset(urls, decode=as_tensor)
@@ -100,14 +100,14 @@ def test_names_that_look_like_patterns(cloud):
     assert alone[0] == b"d [v2]/img[1].jpg"
 
 
-def test_any_filesystem_will_do(tmp_path):
+def test_other_filesystems_can_be_used(tmp_path):
     for i in (10, 2):
         (tmp_path / f"{i}.txt").write_bytes(b"%d" % i)
     assert FileDataset(tmp_path).__getitems__([0, 1, -1]) == [b"2", b"10", b"10"]
     assert FileDataset([tmp_path / "10.txt"])[0] == b"10"
 
 
-def test_a_label_stands_beside_the_sample(cloud):
+def test_a_label_is_returned_beside_the_sample(cloud):
     for name in ("cat/1", "dog/1"):
         cloud.put(f"d/{name}", b"xy")
     files = FileDataset(cloud.url("d"), decode=len, transform=float, label=folder_of)
@@ -115,7 +115,7 @@ def test_a_label_stands_beside_the_sample(cloud):
 
 
 @given(st.lists(st.tuples(st.text("ab/-._", max_size=4), st.integers(0, 10**30), st.text("ab/", max_size=3))))
-def test_numbers_in_names_are_numbers(names):
+def test_natural_order_compares_numbers_in_names(names):
     for before, number, after in names:
         low, high = f"{before}{number}{after}", f"{before}{number + 1}{after}"
         assert natural_key(low) < natural_key(high)
@@ -127,7 +127,7 @@ def test_folders_are_sorted_one_after_the_other():
     assert sorted(shuffled, key=natural_key) == paths
 
 
-# Classes derived from it.
+# Derived classes.
 
 
 class Marked(FileDataset):
@@ -179,7 +179,7 @@ class Further(Mixed):
         (Further, "one"),
     ],
 )
-def test_what_a_derived_class_overrides_is_what_everybody_gets(cloud, kind, marks):
+def test_every_access_uses_the_methods_of_a_derived_class(cloud, kind, marks):
     for i in range(3):
         cloud.put(f"d/{i}", b"%d" % i)
     files = kind(cloud.url("d"), decode=bytes.decode)
@@ -191,7 +191,7 @@ def test_what_a_derived_class_overrides_is_what_everybody_gets(cloud, kind, mark
         files[3]
 
 
-# What it costs.
+# Cost in requests.
 
 
 @pytest.mark.parametrize("how", ["pattern", "list"])
@@ -263,13 +263,13 @@ def test_workers_read_each_file_once_and_do_not_list_again(machine):
         assert machine.asked() == expected
 
 
-def test_bytes_come_as_a_list(cloud):
+def test_a_batch_of_bytes_is_a_list(cloud):
     put(cloud, 4)
     (batch,) = DataLoader(FileDataset(cloud.url("train")), batch_size=4)
     assert batch == [json.dumps({"i": i}).encode() for i in range(4)]
 
 
-def test_a_copy_has_the_list(cloud):
+def test_a_pickled_copy_contains_the_list(cloud):
     put(cloud, 3)
     files = FileDataset(cloud.url("train"), decode=as_tensor)
     data = pickle.dumps(files)
@@ -282,7 +282,7 @@ def test_a_copy_has_the_list(cloud):
     assert repr(copy) == repr(files) == f"FileDataset({cloud.url('train')!r}, 3 files)"
 
 
-def test_110_000_names_are_as_small_as_their_bytes():
+def test_110_000_names_take_about_their_bytes_in_memory():
     names = [f"bucket/train/{i % 40:02}/record-{i:07}.json" for i in range(110_000)]
     held = CompactStrings(names)
     assert len(pickle.dumps(held)) < sum(map(len, names)) + 9 * len(names)
@@ -293,7 +293,7 @@ def test_110_000_names_are_as_small_as_their_bytes():
 
 
 @given(st.lists(st.text(st.characters(codec=None), max_size=5)))
-def test_names_come_out_as_they_went_in(names):
+def test_names_round_trip(names):
     held = CompactStrings(names)
     assert held == names
     assert list(held) == [held[i] for i in range(len(held))] == names
@@ -303,7 +303,7 @@ def test_names_come_out_as_they_went_in(names):
 # Errors.
 
 
-def test_nothing_found_says_what_was_looked_for(machine):
+def test_an_empty_selection_is_an_error_that_names_it(machine):
     machine.put("train/a.json", b"")
     machine.put("train/b/c/d.json", b"")
     with pytest.raises(ObjectNotFound, match=r"train/\*\.jpg: no file matches this pattern"):
@@ -328,12 +328,12 @@ def test_nothing_found_says_what_was_looked_for(machine):
         (b"gs://b/a", TypeError, "not bytes"),
     ],
 )
-def test_what_is_no_url_is_refused(given_url, error, match):
+def test_a_path_that_is_no_url_is_refused(given_url, error, match):
     with pytest.raises(error, match=match):
         FileDataset(given_url)
 
 
-def test_a_file_that_vanished_is_named(machine):
+def test_a_missing_file_is_named(machine):
     put(machine, 4)
     files = FileDataset(machine.url("train"))
     machine.delete("train/img2.json")
@@ -343,14 +343,14 @@ def test_a_file_that_vanished_is_named(machine):
     assert len(files.__getitems__([0, 1, 3])) == 3
 
 
-def test_a_file_that_was_replaced_is_read_as_it_is_now(machine):
+def test_a_replaced_file_is_read_in_its_new_version(machine):
     put(machine, 4)
     files = FileDataset(machine.url("train"), decode=as_tensor)
     machine.put("train/img2.json", json.dumps({"i": 222}).encode())
     assert [int(x) for x in files.__getitems__([0, 2])] == [0, 222]
 
 
-def test_an_error_of_decode_keeps_its_type_and_its_place(cloud):
+def test_an_error_of_decode_keeps_its_type_and_names_the_sample(cloud):
     put(cloud, 6)
     files = FileDataset(cloud.url("train"), decode=fail_on_five)
     with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:
@@ -371,7 +371,7 @@ def test_stop_iteration_in_a_sample_is_an_error_and_not_the_end(cloud, where):
         is_five = given.endswith("img5.json") if where == "label" else json.loads(given)["i"] == 5
         return next(iter(() if is_five else [0]))
 
-    kind = Plain if where == "transform" else FileDataset  # a derived class as well
+    kind = Plain if where == "transform" else FileDataset  # also in a derived class
     files = kind(cloud.url("train"), **{where: stop})
     for batches in (files, DataLoader(files, batch_size=2), Loader(files, batch_size=2)):
         with pytest.raises(RuntimeError, match=r"^StopIteration in sample 5 of .*img5\.json") as caught:
@@ -400,7 +400,7 @@ def test_an_error_in_a_worker_names_the_file(cloud):
     batches._shutdown_workers()  # the garbage collector would wait for them for five seconds
 
 
-def test_a_number_beyond_the_last_is_an_index_error(cloud):
+def test_an_index_beyond_the_last_is_an_index_error(cloud):
     put(cloud, 2)
     files = FileDataset(cloud.url("train"))
     for index in (2, -3):
@@ -411,7 +411,7 @@ def test_a_number_beyond_the_last_is_an_index_error(cloud):
     assert len(list(files)) == 2
 
 
-# A file that only a path can open.
+# Libraries that need a local path.
 
 
 def test_lmdb_opens_a_cached_object(cloud, tmp_path):

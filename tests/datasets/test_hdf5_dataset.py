@@ -39,7 +39,7 @@ LAYOUTS = {
 }
 
 
-# What workers call: at module level, so that spawn finds it.
+# Functions of workers, at module level so that spawn finds them.
 
 
 def label_of(sample):
@@ -79,7 +79,7 @@ def wide():
 
 
 def options(cloud, **more):
-    """Return all that a process needs that was not configured as this one is."""
+    """Return the options for a process without the configuration of this one."""
     ours = {"cache_dir": str(cloud.cache_dir), "keep_free": 0, "read_ahead": 0}
     return {**cloud.options, "cachedfs": ours | more}
 
@@ -114,7 +114,7 @@ def test_any_rows_in_any_order(cloud, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_as_anything_orders_them(cloud, layout):
+def test_random_lists_of_rows(cloud, layout):
     cloud.put("a.h5", pairs(**LAYOUTS[layout]))
     rows = HDF5Dataset(cloud.url("a.h5"))
 
@@ -126,7 +126,7 @@ def test_rows_as_anything_orders_them(cloud, layout):
     any_rows()
 
 
-def test_one_dataset_gives_rows_and_several_give_tuples(url):
+def test_one_dataset_returns_rows_and_several_return_tuples(url):
     (label,) = HDF5Dataset(url, ["label"])[3]
     assert label == HDF5Dataset(url, "label")[3] == 30
     assert HDF5Dataset(url, "label")[3].dtype == np.int64
@@ -158,7 +158,7 @@ BYTE_ORDERS = {
 }
 
 
-def test_rows_are_in_the_byte_order_of_the_machine(cloud):
+def test_rows_are_in_native_byte_order(cloud):
     def write(file):
         for name, data in BYTE_ORDERS.items():
             file[name] = data
@@ -179,18 +179,18 @@ def test_rows_are_in_the_byte_order_of_the_machine(cloud):
         assert integers.tolist() == [0, 1, 2]
 
 
-def test_options_of_h5py_get_there(url):
+def test_options_reach_h5py(url):
     rows = HDF5Dataset(url, h5py={"rdcc_nbytes": 7 << 20})
     assert rows._file()._file.id.get_access_plist().get_cache()[2] == 7 << 20
     check(pickle.loads(pickle.dumps(rows)).__getitems__([1]), [1])
 
 
-def test_any_filesystem_will_do(tmp_path):
+def test_other_filesystems_can_be_used(tmp_path):
     (tmp_path / "a.h5").write_bytes(pairs(chunks=(10, 8, 6)))
     check(HDF5Dataset(tmp_path / "a.h5").__getitems__([7, 3]), [7, 3])
 
 
-def test_samples_are_the_callers_to_change(url):
+def test_samples_may_be_changed_by_the_caller(url):
     rows = HDF5Dataset(url)
     images = [image for image, _ in rows.__getitems__([3, 5, 3, 4])]
     for image in images:
@@ -200,8 +200,8 @@ def test_samples_are_the_callers_to_change(url):
     check([rows[3]], [3])
 
 
-def test_a_file_is_let_go_of_where_h5py_may_not_be_waited_for(url):
-    """As the thread that brings bytes does when it collects garbage, while a reader holds h5py's lock and waits for bytes."""
+def test_a_dropped_dataset_does_not_wait_for_the_lock_of_h5py(url):
+    """A thread that fetches bytes may collect garbage while a reader holds the lock of h5py and waits for the bytes."""
     held = [HDF5Dataset(url)]
     file = held[0]._file()._file
     with h5py._objects.phil:
@@ -210,21 +210,21 @@ def test_a_file_is_let_go_of_where_h5py_may_not_be_waited_for(url):
         thread.join(600)
         assert not thread.is_alive()
     assert file.id.valid
-    HDF5Dataset(url)  # who reads on closes it
+    HDF5Dataset(url)  # the next read closes it
     assert not file.id.valid
 
 
 def epoch_of(rows, monkeypatch):
-    """Return where in the file HDF5 read in an epoch of a window shuffle, of all that it read, and the bytes of the cache read."""
+    """Return the offsets that HDF5 read in a shuffled epoch, all that it read, and the bytes read from the cache."""
     reads, readinto = [], hdf5_dataset._Bytes.readinto
 
-    def noting(self, buffer):
+    def recording(self, buffer):
         reads.append(self._position)
         return readinto(self, buffer)
 
     before = rows.fs.stats().bytes_served
     with monkeypatch.context() as patch, Loader(rows, batch_size=10, shuffle="window", n_threads=1) as loader:
-        patch.setattr(hdf5_dataset._Bytes, "readinto", noting)
+        patch.setattr(hdf5_dataset._Bytes, "readinto", recording)
         samples = [int(label) for batch in loader for label in batch[1]]
     assert sorted(samples) == sorted(LABELS.tolist())
     return reads, rows.fs.stats().bytes_served - before
@@ -237,15 +237,15 @@ def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
     reads, n_bytes = epoch_of(rows, monkeypatch)
     starts = [start for group in range(41) for start, _ in rows._file().columns["image"].pieces(group)]
     assert [reads.count(start) for start in starts] == [1] * 41
-    assert n_bytes <= size + 21 * LABELS.nbytes  # which have no chunks that HDF5 could keep
+    assert n_bytes <= size + 21 * LABELS.nbytes  # without chunks that HDF5 could cache
     kept, _ = epoch_of(rows, monkeypatch)
-    assert not {*kept} & {*starts}  # HDF5 has all of them
+    assert not {*kept} & {*starts}  # HDF5 caches all of them
     less = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 0})
     reads, _ = epoch_of(less, monkeypatch)
     assert min(reads.count(start) for start in starts) > 1
 
 
-def test_what_hdf5_does_not_keep_is_fetched_for_it(cloud, monkeypatch):
+def test_chunks_that_hdf5_does_not_cache_are_prefetched(cloud, monkeypatch):
     cloud.put("a.h5", pairs(chunks=(10, 8, 6), compression="gzip"))
     rows = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 4 * 480})
     image = rows._file().columns["image"]
@@ -256,7 +256,7 @@ def test_what_hdf5_does_not_keep_is_fetched_for_it(cloud, monkeypatch):
     check(rows.__getitems__(range(N)), range(N))
 
 
-def test_a_chunk_that_hdf5_cannot_keep_is_decompressed_once(cloud, monkeypatch):
+def test_a_chunk_too_large_for_the_cache_of_hdf5_is_decompressed_once(cloud, monkeypatch):
     data = np.random.default_rng(0).normal(size=(64, 40_000))
     cloud.put(
         "a.h5",
@@ -279,25 +279,24 @@ def test_a_chunk_that_hdf5_cannot_keep_is_decompressed_once(cloud, monkeypatch):
     assert reads == [slice(1, 31), slice(40, 51)]
 
 
-# What it costs.
+# Cost in requests.
 
 
-def test_a_batch_is_its_blocks_at_once_and_then_nothing(cloud):
+def test_a_batch_requests_its_blocks_at_once_and_then_nothing(cloud):
     cloud.put("a.h5", made(large))
     rows = HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud))
     n_opening = len(cloud.asked())
     assert n_opening <= 3
     batch = rows.__getitems__([60, 20, 40, 22, 61])
     assert cloud.server.peak_concurrency > 1
-    assert (
-        1 <= len(cloud.asked()) <= 6
-    )  # a chunk is not where a block is; what opening sent for may still come
+    # Chunks do not start at blocks, and readahead of the opening may still arrive.
+    assert 1 <= len(cloud.asked()) <= 6
     assert [int(image[7]) for image, _ in batch] == [int(label) for _, label in batch] == [60, 20, 40, 22, 61]
     rows.__getitems__([22, 61, 41])
     assert cloud.asked() == []
 
 
-def test_what_items_name_is_all_that_is_read(cloud):
+def test_only_the_ranges_of_items_are_read(cloud):
     cloud.put("a.h5", made(large))
     rows = HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud))
     items = list(rows.items([8, 9, 50]))
@@ -311,10 +310,10 @@ def test_what_items_name_is_all_that_is_read(cloud):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_items_hold_the_bytes_of_the_rows(cloud, layout):
+def test_items_contain_the_bytes_of_the_rows(cloud, layout):
     data = cloud.put("a.h5", pairs(**LAYOUTS[layout]))
     rows = HDF5Dataset(cloud.url("a.h5"))
-    # All else of the file is wiped out: what HDF5 knows of it is in memory already.
+    # Everything else is erased; HDF5 has its metadata in memory already.
     kept = np.zeros(len(data), bool)
     for path, start, stop in rows.items([7, 150]):
         assert path == cloud.path("a.h5")
@@ -329,7 +328,7 @@ def test_items_hold_the_bytes_of_the_rows(cloud, layout):
 # Processes and threads.
 
 
-def test_workers_open_the_file_for_themselves(cloud):
+def test_workers_open_the_file_themselves(cloud):
     cloud.put("a.h5", pairs(chunks=(10, 8, 6)))
     rows = HDF5Dataset(cloud.url("a.h5"), transform=label_of, storage_options=options(cloud))
     loader = DataLoader(
@@ -345,7 +344,7 @@ def test_workers_open_the_file_for_themselves(cloud):
     assert rows[3] == 30
 
 
-def test_a_batch_is_a_tensor_for_each_dataset(url):
+def test_a_batch_has_one_tensor_per_dataset(url):
     images, labels = next(iter(DataLoader(HDF5Dataset(url), batch_size=16)))
     assert (images.shape, images.dtype) == ((16, 8, 6), torch.uint8)
     assert labels.tolist() == LABELS[:16].tolist()
@@ -356,7 +355,7 @@ def read_in_child(rows, parents, results):
     results.put((rows._opened.pid == os.getpid(), rows._opened is parents))
 
 
-def test_a_handle_is_not_shared_over_a_fork(url):
+def test_a_file_is_not_shared_with_a_forked_child(url):
     rows = HDF5Dataset(url)
     check(rows.__getitems__([9]), [9])
     fork = multiprocessing.get_context("fork")
@@ -368,7 +367,7 @@ def test_a_handle_is_not_shared_over_a_fork(url):
     check(rows.__getitems__([202, 100]), [202, 100])
 
 
-def test_threads_read_at_once(cloud):
+def test_threads_read_concurrently(cloud):
     cloud.put("a.h5", pairs(**LAYOUTS["chunked in two"]))
     rows = HDF5Dataset(cloud.url("a.h5"))
     failed = []
@@ -393,7 +392,7 @@ def test_the_file_is_closed_with_the_dataset(url):
     rows = HDF5Dataset(url)
     rows[3]
     held = [weakref.ref(rows._opened._bytes), weakref.ref(rows._opened._bytes._file)]
-    gc.disable()  # it is in no cycle: one that a thread of ours collects would wait for HDF5's lock there
+    gc.disable()  # it is in no reference cycle; one of our threads that collects it would wait for the lock of HDF5
     try:
         del rows
         assert [each() for each in held] == [None, None]
@@ -401,7 +400,7 @@ def test_the_file_is_closed_with_the_dataset(url):
         gc.enable()
 
 
-def test_a_copy_opens_when_it_reads(cloud, url):
+def test_a_copy_opens_the_file_at_its_first_read(cloud, url):
     data = pickle.dumps(HDF5Dataset(url))
     cloud.asked()
     forget()
@@ -415,17 +414,17 @@ def test_a_copy_opens_when_it_reads(cloud, url):
 # Errors.
 
 
-def test_a_name_that_is_not_there_lists_those_that_are(url):
+def test_a_missing_name_is_an_error_with_the_existing_ones(url):
     with pytest.raises(ValueError, match=r"a\.h5: 'images' is not a dataset there; .*'image', 'label'"):
         HDF5Dataset(url, ("images", "label"))
 
 
-def test_a_name_that_comes_twice_is_refused(url):
+def test_a_repeated_name_is_refused(url):
     with pytest.raises(ValueError, match=r"a\.h5: expected each name once, and 'image' occurs twice in \["):
         HDF5Dataset(url, ("image", "label", "image"))
 
 
-def test_what_has_no_rows_is_refused(cloud):
+def test_an_object_without_rows_is_refused(cloud):
     def write(file):
         file["group/scalar"] = 3
 
@@ -437,7 +436,7 @@ def test_what_has_no_rows_is_refused(cloud):
         HDF5Dataset(cloud.url("a.h5"), ())
 
 
-def test_rows_that_h5py_misreads_are_refused(tmp_path):
+def test_datasets_that_h5py_misreads_are_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, dtype in (("big", ">i4"), ("little", "<i4")):
             file.create_dataset(name, (1,), dtype=h5py.vlen_dtype(np.dtype(dtype)))[0] = np.array([1], dtype)
@@ -460,7 +459,7 @@ IN_OTHER_FILES = """
 """
 
 
-def test_what_is_in_another_file_is_refused_and_does_not_end_the_process(cloud, tmp_path):
+def test_data_in_other_files_is_refused_and_does_not_end_the_process(cloud, tmp_path):
     virtual.write(tmp_path / "a.h5")
     cloud.put("a.h5", (tmp_path / "a.h5").read_bytes())
     url = cloud.url("a.h5")
@@ -479,7 +478,7 @@ def test_what_is_in_another_file_is_refused_and_does_not_end_the_process(cloud, 
 
 def test_soft_links_are_followed_to_another_file_too(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.arange(3)  # which HDF5 would take for that of the other file
+        file["x"] = np.arange(3)  # which HDF5 would confuse with that of the other file
         file["group/external"] = h5py.ExternalLink("part.h5", "x")
         file["group/folder"] = h5py.ExternalLink("part.h5", "/")
         file["group/own"] = np.arange(3) * 2
@@ -500,7 +499,7 @@ def test_soft_links_are_followed_to_another_file_too(tmp_path):
             HDF5Dataset(str(tmp_path / "a.h5"), name)
     with pytest.raises(ValueError, match="'astray' is not a dataset there"):
         HDF5Dataset(str(tmp_path / "a.h5"), "astray")
-    for name in ("around", "again/x"):  # a circle
+    for name in ("around", "again/x"):  # a cycle
         with pytest.raises(RuntimeError, match="too many links"):
             HDF5Dataset(str(tmp_path / "a.h5"), name)
     assert HDF5Dataset(str(tmp_path / "a.h5"), "good")[2] == 4
@@ -527,7 +526,7 @@ def test_a_damaged_chunk_is_an_error_that_names_file_dataset_and_samples(cloud):
         rows.__getitems__([63, 61])
 
 
-def test_what_is_no_hdf5_file_is_said(cloud):
+def test_a_file_that_is_not_hdf5_is_named(cloud):
     cloud.put("a.h5", b"no" * 1000)
     with pytest.raises(OSError, match=r"a\.h5: not an HDF5 file that h5py can read: .*signature"):
         HDF5Dataset(cloud.url("a.h5"))
@@ -552,7 +551,7 @@ def test_versions_are_never_mixed(cloud):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         (
             {"images": IMAGES[:5], "labels": LABELS[:5]},
@@ -568,7 +567,7 @@ def test_versions_are_never_mixed(cloud):
         ),
     ],
 )
-def test_a_process_that_opens_another_file_says_so(cloud, changed, told):
+def test_a_process_that_opens_a_different_file_reports_it(cloud, changed, message):
     cloud.put("a.h5", pairs())
     rows = pickle.dumps(HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud, max_age=0)))
     cloud.put("a.h5", pairs(**changed))
@@ -576,12 +575,12 @@ def test_a_process_that_opens_another_file_says_so(cloud, changed, told):
     copy = pickle.loads(rows)
     for _ in range(2):
         with pytest.raises(
-            ObjectChanged, match=rf"/a\.h5: replaced since the dataset was created: {told}.*again$"
+            ObjectChanged, match=rf"/a\.h5: replaced since the dataset was created: {message}.*again$"
         ):
             copy[0]
 
 
-def test_a_process_that_opens_a_file_like_it_reads_that(cloud):
+def test_a_process_that_opens_an_equal_file_reads_it(cloud):
     cloud.put("a.h5", pairs())
     rows = pickle.dumps(HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud, max_age=0)))
     cloud.put("a.h5", pairs(images=IMAGES[::-1], chunks=(10, 8, 6)))
@@ -598,7 +597,7 @@ def test_an_error_of_transform_names_the_sample(url):
         rows[203]
 
 
-def test_a_file_that_is_replaced_right_after_it_was_opened_is_of_one_version(tmp_path, monkeypatch):
+def test_a_file_replaced_right_after_opening_is_read_in_one_version(tmp_path, monkeypatch):
     memory = fsspec.filesystem("memory")
 
     def put(value):

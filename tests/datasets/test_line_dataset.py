@@ -25,7 +25,7 @@ from tests.support import KiB, MiB, noise  # noqa: E402
 N = 3000
 
 
-# What workers call: at module level, so that spawn finds it.
+# Functions of workers, at module level so that spawn finds them.
 
 
 def number_of(sample):
@@ -45,17 +45,17 @@ def stop_on_seven(line):
 
 
 def line(i):
-    """Return a line of a length that is its own: 20 to 320 bytes."""
+    """Return a line of a distinct length, of 20 to 320 bytes."""
     return json.dumps({"i": i, "text": "é" * (i * 7919 % 50)}, ensure_ascii=i % 3 == 0).encode()
 
 
 def options(cloud):
-    """Return all that a process needs that was not configured as this one is."""
+    """Return the options for a process without the configuration of this one."""
     return {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
 
 
 def put(cloud, n=N, n_files=3, suffix="", pack=bytes):
-    """Put lines into files, numbered through; return their URL."""
+    """Write numbered lines into files; return their URL."""
     for f in range(n_files):
         numbers = range(n * f // n_files, n * (f + 1) // n_files)
         cloud.put(f"d/{f}.jsonl{suffix}", pack(b"".join(line(i) + b"\n" for i in numbers)))
@@ -66,20 +66,20 @@ def numbers(dataset):
     return [sample["i"] for sample in dataset]
 
 
-# The arithmetic.
+# Division into parts.
 
 lines_of_bytes = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\n", b"")), max_size=12)
 
 
 @st.composite
 def files(draw):
-    """Files of any lines, the last with an end or without."""
+    """Files of any lines, with or without a line break at the end."""
     content = b"\n".join(draw(lines_of_bytes))
     return content + draw(st.sampled_from([b"", b"\n"]))
 
 
 def lines_in(content):
-    """Return the lines of a file in the plainest way."""
+    """Return the lines of a file in the simplest way."""
     found = content.split(b"\n")
     return found[:-1] if found[-1] == b"" else found
 
@@ -98,7 +98,7 @@ def read(contents, part, n_parts, is_whole=None):
 
 
 @given(st.lists(files(), max_size=4), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40))
-def test_the_parts_one_after_the_other_are_all_lines_in_order(contents, n_parts, read_size, tail_size):
+def test_the_parts_together_are_all_lines_in_order(contents, n_parts, read_size, tail_size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_streams, "READ", read_size)
         patch.setattr(text_streams, "TAIL", tail_size)
@@ -118,7 +118,7 @@ def test_parts_have_equal_shares_of_the_bytes(sizes, n_parts):
 @example([(0, True)], 2)
 @example([(5, False), (0, True)], 3)
 @given(st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=8), st.integers(1, 9))
-def test_a_file_that_cannot_be_split_goes_to_one_part(files, n_parts):
+def test_a_file_that_cannot_be_split_is_one_part(files, n_parts):
     sizes, whole = [size for size, _ in files], [is_whole for _, is_whole in files]
     found = [span for part in range(n_parts) for span in spans_of(sizes, whole, part, n_parts)]
     assert sorted(span.file for span in found if whole[span.file]) == [i for i, w in enumerate(whole) if w]
@@ -128,13 +128,13 @@ def test_a_file_that_cannot_be_split_goes_to_one_part(files, n_parts):
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 64])
-def test_as_many_compressed_files_as_readers_are_one_for_each(n):
+def test_as_many_compressed_files_as_readers_are_one_each(n):
     sizes = [1000 + i * 7919 % 10 for i in range(n)]
     assert [len(spans_of(sizes, [True] * n, part, n)) for part in range(n)] == [1] * n
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 40))
-def test_a_line_longer_than_every_part_and_every_read_is_whole(size, read_size, n_parts):
+def test_a_line_longer_than_parts_and_reads_is_complete(size, read_size, n_parts):
     content = b"short\n" + b"x" * size + b"\nend"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_streams, "READ", read_size)
@@ -143,7 +143,7 @@ def test_a_line_longer_than_every_part_and_every_read_is_whole(size, read_size, 
     assert found == [b"short", b"x" * size, b"end"]
 
 
-# What a line is.
+# Definition of a line.
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_other_encodings(cloud):
     assert "in the line at byte 0 of" in caught.value.__notes__[0]
 
 
-def test_any_filesystem_will_do(tmp_path):
+def test_other_filesystems_can_be_used(tmp_path):
     for i in (10, 2):
         (tmp_path / f"{i}.txt").write_text(f"{i}\n")
     assert list(LineDataset(tmp_path)) == list(LineDataset(tmp_path / "*.txt")) == ["2", "10"]
@@ -246,7 +246,7 @@ def use_rank(meeting, rank, dataset, results):
         torch.distributed.destroy_process_group()
 
 
-def test_torch_distributed_says_which_rank_this_is_and_spawned_workers_are_told(cloud, tmp_path):
+def test_the_rank_is_that_of_torch_distributed_also_in_spawned_workers(cloud, tmp_path):
     fork = multiprocessing.get_context("fork")
     dataset = LineDataset(
         put(cloud, 100), decode=json.loads, transform=number_of, storage_options=options(cloud)
@@ -266,7 +266,7 @@ def test_torch_distributed_says_which_rank_this_is_and_spawned_workers_are_told(
 
 
 def zst(data):
-    """Return frames: those that a file has which was written in pieces."""
+    """Return several frames, as in a file that was written in pieces."""
     zstandard = pytest.importorskip("zstandard")
     middle = len(data) // 2
     return b"".join(zstandard.compress(part) for part in (data[:middle], b"", data[middle:]))
@@ -281,7 +281,7 @@ PACKS = {".gz": gz, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zst}
 
 
 @pytest.mark.parametrize("suffix", PACKS)
-def test_compressed_files_go_whole_to_one_reader(cloud, suffix):
+def test_a_compressed_file_is_read_by_one_reader(cloud, suffix):
     url = put(cloud, 900, n_files=4, suffix=suffix, pack=PACKS[suffix])
     ranks = [LineDataset(url, decode=json.loads, rank=r, world_size=2) for r in range(2)]
     found = [numbers(rank) for rank in ranks]
@@ -290,7 +290,7 @@ def test_compressed_files_go_whole_to_one_reader(cloud, suffix):
 
 
 @pytest.mark.parametrize("suffix", PACKS)
-def test_a_compressed_file_that_is_cut_off_is_an_error(cloud, suffix):
+def test_a_truncated_compressed_file_is_an_error(cloud, suffix):
     data = PACKS[suffix](noise(300 * KiB).hex().encode())
     cloud.put(f"a.txt{suffix}", data[:-1000])
     with pytest.raises(EOFError) as caught:
@@ -298,14 +298,14 @@ def test_a_compressed_file_that_is_cut_off_is_an_error(cloud, suffix):
     assert any(f"a.txt{suffix}" in note for note in caught.value.__notes__)
 
 
-def test_what_is_not_compressed_as_its_name_says_is_named(cloud):
+def test_a_file_with_another_compression_than_its_name_is_an_error(cloud):
     cloud.put("a.gz", b"plain\n" * 100)
-    with pytest.raises(OSError) as caught:  # of whatever kind the library has
+    with pytest.raises(OSError) as caught:  # of any kind that the library has
         list(LineDataset(cloud.url("a.gz")))
     assert f"while reading {cloud.url('a.gz')}" in caught.value.__notes__
 
 
-def test_zstandard_that_is_missing_is_said(cloud, monkeypatch):
+def test_a_missing_zstandard_package_is_named(cloud, monkeypatch):
     cloud.put("a.zst", b"")
     monkeypatch.setattr("cachedfs.datasets.text_streams.import_module", _missing)
     with pytest.raises(ImportError, match="pip install zstandard"):
@@ -328,7 +328,7 @@ def resumed(dataset, state):
 @pytest.mark.parametrize(
     ("suffix", "ending"), [("", b"\n"), ("", b"\r\n\r\n"), (".gz", b"\r\n\r\n"), (".zst", b"\n")]
 )
-def test_an_iterator_goes_on_where_another_stood(cloud, suffix, ending):
+def test_an_iterator_resumes_from_the_state_of_another(cloud, suffix, ending):
     pack = PACKS.get(suffix, bytes)
     url = put(cloud, 60, suffix=suffix, pack=lambda data: pack(data.replace(b"\n", ending)))
     dataset = LineDataset(url, decode=json.loads, rank=1, world_size=2)
@@ -342,7 +342,7 @@ def test_an_iterator_goes_on_where_another_stood(cloud, suffix, ending):
         assert numbers(copy) == everything  # and then from the start
 
 
-def test_a_state_of_the_end_is_followed_by_nothing(cloud):
+def test_a_state_at_the_end_yields_nothing(cloud):
     dataset = LineDataset(put(cloud, 10), decode=json.loads)
     assert numbers(dataset) == list(range(10))
     copy = resumed(dataset, dataset.state_dict())
@@ -350,14 +350,7 @@ def test_a_state_of_the_end_is_followed_by_nothing(cloud):
     assert numbers(copy) == list(range(10))
 
 
-def test_the_state_before_the_first_sample_is_the_start(cloud):
-    dataset = LineDataset(put(cloud, 10), decode=json.loads)
-    assert numbers(resumed(dataset, dataset.state_dict())) == list(range(10))
-    iter(dataset)
-    assert numbers(resumed(dataset, dataset.state_dict())) == list(range(10))
-
-
-def test_resuming_reads_nothing_of_what_came_before(cloud):
+def test_resuming_reads_nothing_before_the_position(cloud):
     cloud.put("a.jsonl", b"".join(line(i) + b"\n" for i in range(50_000)))
     given_options = {"cachedfs": {"read_ahead": 0}}
     dataset = LineDataset(cloud.url("*.jsonl"), decode=json.loads, storage_options=given_options)
@@ -374,7 +367,7 @@ def test_resuming_reads_nothing_of_what_came_before(cloud):
     assert start == state["offset"] // MiB * MiB > 3 * MiB
 
 
-def test_a_state_that_does_not_fit_says_why(cloud):
+def test_a_state_that_does_not_fit_is_an_error_that_says_why(cloud):
     url = put(cloud, 30)
     dataset = LineDataset(url)
     iterator = iter(dataset)
@@ -396,7 +389,7 @@ def test_a_state_that_does_not_fit_says_why(cloud):
         iter(resumed(LineDataset(url), state))
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # which torchdata calls
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # called by torchdata
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_torchdata_resumes_in_the_middle_of_an_epoch(cloud, n_workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -417,13 +410,13 @@ def test_torchdata_resumes_in_the_middle_of_an_epoch(cloud, n_workers):
         second = loader()
         second.load_state_dict(states[n - 1])
         assert [batch.tolist() for batch in second] == batches[n:]
-        assert sorted(torch.cat(list(second)).tolist()) == list(range(200))  # the next epoch is all of it
+        assert sorted(torch.cat(list(second)).tolist()) == list(range(200))  # the next epoch is complete
 
 
-# What it costs, and errors.
+# Cost in requests, and errors.
 
 
-def test_a_file_is_read_once_and_then_from_the_disk(cloud):
+def test_a_file_is_fetched_once_and_then_read_from_disk(cloud):
     dataset = LineDataset(put(cloud, 300), decode=json.loads)
     assert cloud.asked() == ["list"]
     for expected in (["media"] * 3, []):
@@ -441,7 +434,7 @@ def test_prefetch_takes_the_items(cloud):
     assert cloud.asked() == []
 
 
-def test_nothing_found_is_said(cloud):
+def test_an_empty_selection_is_an_error(cloud):
     with pytest.raises(ObjectNotFound, match=r"d/\*\.txt: no file matches"):
         LineDataset(cloud.url("d/*.txt"))
     with pytest.raises(ObjectNotFound, match=r"no\.txt"):
@@ -449,12 +442,12 @@ def test_nothing_found_is_said(cloud):
 
 
 @pytest.mark.parametrize("given_ranks", [{"rank": 1}, {"world_size": 2}, {"rank": 2, "world_size": 2}])
-def test_ranks_that_make_no_sense(cloud, given_ranks):
+def test_invalid_ranks_are_refused(cloud, given_ranks):
     with pytest.raises(ValueError, match="rank"):
         LineDataset(cloud.url("a"), **given_ranks)
 
 
-def test_a_file_that_was_replaced_is_named(cloud):
+def test_a_replaced_file_is_an_error_that_names_it(cloud):
     url = put(cloud, 30)
     dataset = LineDataset(url)
     cloud.put("d/1.jsonl", b"other\n")
@@ -473,7 +466,7 @@ def test_a_file_that_was_replaced_is_named(cloud):
 
 
 @pytest.mark.parametrize("max_age", [0, 60])
-def test_making_it_is_one_listing_or_one_question_a_file_of_a_list(cloud, max_age):
+def test_construction_costs_one_listing_or_one_lookup_per_listed_file(cloud, max_age):
     given = {"storage_options": {"cachedfs": {"max_age": max_age}}}
     folder = put(cloud, 30, n_files=12)
     cloud.asked()

@@ -24,7 +24,7 @@ from cachedfs.datasets.loading.batch_queue import BatchQueue  # noqa: E402
 from cachedfs.datasets.loading.loader import Loader  # noqa: E402
 from cachedfs.datasets.loading.sampler import epoch_order  # noqa: E402
 from cachedfs.datasets.samples import Samples  # noqa: E402
-from tests.support import MiB, forget, noise, takers, tally, until  # noqa: E402
+from tests.support import MiB, forget, item_threads, noise, tally, until  # noqa: E402
 
 
 class Numbers(Dataset):
@@ -88,22 +88,22 @@ def our_threads():
 
 
 def plans(fs):
-    """Return the tasks of plans, and whether threads take their items."""
+    """Return the tasks of prefetch plans, and whether threads take their items."""
     tasks = [task.get_coro().__qualname__ for task in list(fs._source.runtime._tasks)]
     at_work = [
         name
         for name in tasks
         if name.startswith(("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter."))
     ]
-    return [*at_work, "items"] if takers() else at_work
+    return [*at_work, "items"] if item_threads() else at_work
 
 
-# Its order.
+# Order.
 
 
 @pytest.mark.parametrize("n_threads", [1, 3, 8])
 @pytest.mark.parametrize("shuffle", [False, True, "window"])
-def test_the_order_is_that_of_the_epoch_whatever_the_threads(n_threads, shuffle):
+def test_the_order_is_that_of_the_epoch_for_any_number_of_threads(n_threads, shuffle):
     word = {False: None, True: "full"}.get(shuffle, shuffle)
     loader = Loader(Numbers(), batch_size=7, shuffle=shuffle, seed=5, window=4, n_threads=n_threads)
     for epoch in range(3):
@@ -114,7 +114,7 @@ def test_the_order_is_that_of_the_epoch_whatever_the_threads(n_threads, shuffle)
     assert len(loader) == 15
 
 
-def test_ranks_share_the_order_step_by_step_and_their_last_batches_are_equal():
+def test_ranks_share_the_order_step_by_step_and_have_equal_last_batches():
     order = order_of()
     ranks = [list(Loader(Numbers(), batch_size=8, shuffle=True, rank=r, world_size=3)) for r in range(3)]
     assert [[len(batch) for batch in rank] for rank in ranks] == [[8, 8, 8, 8, 2]] * 3
@@ -122,7 +122,7 @@ def test_ranks_share_the_order_step_by_step_and_their_last_batches_are_equal():
     assert given == order + order[:2]
 
 
-def test_without_padding_each_sample_is_given_once():
+def test_without_padding_each_sample_is_returned_once():
     ranks = [
         list(Loader(Numbers(97), batch_size=8, shuffle=True, rank=r, world_size=3, pad=False))
         for r in range(3)
@@ -131,7 +131,7 @@ def test_without_padding_each_sample_is_given_once():
     assert sorted(flat(batch for rank in ranks for batch in rank)) == list(range(97))
 
 
-def test_dropping_the_last_leaves_whole_batches():
+def test_drop_last_leaves_only_full_batches():
     loader = Loader(Numbers(), batch_size=16, drop_last=True)
     assert len(loader) == 6
     assert flat(loader) == list(range(96))
@@ -145,10 +145,10 @@ def test_an_empty_dataset_is_an_empty_epoch():
     assert (len(loader), loader.epoch) == (0, 1)
 
 
-# What it takes samples from.
+# Sources of samples.
 
 
-def test_a_batch_is_one_call_where_the_dataset_takes_them_so():
+def test_a_batch_is_one_call_if_the_dataset_has_getitems():
     class Batched(Numbers):
         def __getitem__(self, index):
             raise AssertionError("one by one")
@@ -160,13 +160,13 @@ def test_a_batch_is_one_call_where_the_dataset_takes_them_so():
     assert flat(Loader(Batched(), batch_size=9, shuffle=True)) == order_of()
 
 
-def test_a_list_is_a_dataset_and_collate_is_the_callers():
+def test_a_list_is_a_dataset_and_collate_fn_is_used():
     loader = Loader(["a", "b", "c"], batch_size=2, collate_fn="".join)
     assert list(loader) == ["ab", "c"]
 
 
 @pytest.mark.parametrize("dataset", [iter([1]), 7, Stream()])
-def test_what_has_no_samples_by_number_is_refused(dataset):
+def test_iterable_datasets_are_refused(dataset):
     with pytest.raises(TypeError, match="has no access by index"):
         Loader(dataset)
 
@@ -189,12 +189,12 @@ def test_what_has_no_samples_by_number_is_refused(dataset):
         ({"rank": 2, "world_size": 2}, "expected 0 to 1, because world_size=2"),
     ],
 )
-def test_what_can_be_no_argument_is_refused(options, message):
+def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Loader(Numbers(), **options)
 
 
-def test_it_tells_where_it_is_and_pickles():
+def test_repr_shows_the_position_and_a_loader_can_be_pickled():
     loader = Loader(Numbers(), batch_size=8, shuffle="window", seed=3)
     for _ in loader:
         copy = pickle.loads(pickle.dumps(loader))
@@ -206,10 +206,10 @@ def test_it_tells_where_it_is_and_pickles():
     assert len(list(copy)) == 13
 
 
-# Epochs, places, states.
+# Epochs, positions, states.
 
 
-def test_after_a_break_the_epoch_begins_again_and_after_its_end_the_next():
+def test_an_epoch_starts_again_after_a_break_and_the_next_after_its_end():
     loader = Loader(Numbers(), batch_size=10, shuffle=True)
     for _ in range(2):
         for batch in loader:
@@ -223,14 +223,14 @@ def test_after_a_break_the_epoch_begins_again_and_after_its_end_the_next():
     assert loader.epoch == 8
 
 
-def test_setting_the_epoch_that_it_is_in_keeps_the_place():
+def test_setting_the_current_epoch_keeps_the_position():
     loader = Loader(Numbers(), batch_size=10, shuffle=True)
     loader.load_state_dict(loader.state_dict() | {"epoch": 2, "position": 60})
     loader.set_epoch(2)
     assert flat(loader) == order_of(epoch=2)[60:]
 
 
-def test_a_state_goes_on_after_the_batch_that_was_given_last():
+def test_a_state_resumes_after_the_last_batch_returned():
     loader = Loader(Numbers(), batch_size=10, shuffle=True)
     states = [loader.state_dict()]
     batches = [states.append(loader.state_dict()) or batch for batch in loader]
@@ -245,14 +245,14 @@ def test_a_state_goes_on_after_the_batch_that_was_given_last():
         assert flat(other) == order_of(epoch=other.epoch - 1)
 
 
-def test_a_place_is_used_once():
+def test_a_loaded_position_is_used_once():
     loader = Loader(Numbers(), batch_size=10)
     loader.load_state_dict(loader.state_dict() | {"position": 95})
     assert loader.state_dict()["position"] == 95
     assert [next(iter(loader)).tolist() for _ in range(2)] == [list(range(95, 100)), list(range(10))]
 
 
-def test_an_interrupted_wait_for_the_first_batch_keeps_the_place(monkeypatch):
+def test_an_interrupted_wait_for_the_first_batch_keeps_the_position(monkeypatch):
     loader = Loader(Numbers(), batch_size=10)
     loader.load_state_dict(loader.state_dict() | {"position": 60})
     with monkeypatch.context() as interrupted:
@@ -264,7 +264,7 @@ def test_an_interrupted_wait_for_the_first_batch_keeps_the_place(monkeypatch):
     assert flat(loader) == list(range(100))
 
 
-def test_a_state_is_small_and_of_plain_values():
+def test_a_state_is_small_and_contains_plain_values():
     small, large = (Loader(range(n), batch_size=4, shuffle=True).state_dict() for n in (10, 10_000_000))
     assert small.keys() == large.keys()
     assert {type(value) for value in large.values()} <= {int, str}
@@ -277,7 +277,7 @@ def test_a_state_of_another_dataset_is_refused():
         loader.load_state_dict(state)
 
 
-def test_a_loop_ends_when_another_begins_and_when_it_is_sent_elsewhere():
+def test_an_iterator_ends_when_another_starts_or_a_state_is_loaded():
     loader = Loader(Numbers(), batch_size=10)
     first = iter(loader)
     next(first)
@@ -294,7 +294,7 @@ def test_a_loop_ends_when_another_begins_and_when_it_is_sent_elsewhere():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_after_a_kill_the_rest_comes_in_the_same_order_with_any_number_of_ranks(world_size):
+def test_after_a_kill_any_number_of_ranks_continues_in_the_same_order(world_size):
     order = order_of(1000, seed=9)
     loaders = [
         Loader(range(1000), batch_size=16, shuffle=True, seed=9, rank=rank, world_size=2) for rank in range(2)
@@ -305,7 +305,7 @@ def test_after_a_kill_the_rest_comes_in_the_same_order_with_any_number_of_ranks(
         for batch in batches
         for i in batch.tolist()
     ]
-    state = json.dumps(loaders[0].state_dict())  # all that a killed process leaves
+    state = json.dumps(loaders[0].state_dict())  # all that is left of a killed process
     assert given == order[: 12 * 32]
     ranks = []
     for rank in range(world_size):
@@ -328,7 +328,7 @@ def test_the_next_batch_is_made_while_the_loop_computes():
 
 
 @pytest.mark.parametrize(("n_threads", "n_prefetch"), [(1, 0), (3, 2)])
-def test_so_many_batches_are_ahead_and_no_more(n_threads, n_prefetch):
+def test_the_number_of_prefetched_batches_is_bounded(n_threads, n_prefetch):
     n_ahead = n_threads + n_prefetch
     begun = Queue()
     loader = Loader(Numbers(30, before=begun.put), n_threads=n_threads, n_prefetch=n_prefetch)
@@ -339,7 +339,7 @@ def test_so_many_batches_are_ahead_and_no_more(n_threads, n_prefetch):
         assert begun.qsize() == expected
 
 
-def test_bytes_ahead_are_bounded_by_what_batches_turned_out_to_be():
+def test_prefetched_bytes_are_bounded_by_the_size_of_earlier_batches():
     class Large(Numbers):
         def __getitem__(self, index):
             begun.put(index)
@@ -354,7 +354,7 @@ def test_bytes_ahead_are_bounded_by_what_batches_turned_out_to_be():
         assert begun.qsize() == min(40, step + 3)
 
 
-def test_batches_come_in_order_however_late_one_of_them_is():
+def test_batches_are_in_order_even_if_one_is_late():
     gate = threading.Event()
 
     def before(index):
@@ -366,7 +366,7 @@ def test_batches_come_in_order_however_late_one_of_them_is():
     assert flat(Loader(Numbers(20, before), n_threads=4, prefetch_bytes="1MiB")) == list(range(20))
 
 
-def test_torch_computes_alone_in_the_threads_and_as_before_elsewhere():
+def test_torch_uses_one_thread_in_loader_threads_only():
     def asked():
         answers = Queue()
         thread = threading.Thread(target=lambda: answers.put(torch.get_num_threads()))
@@ -383,7 +383,7 @@ def test_torch_computes_alone_in_the_threads_and_as_before_elsewhere():
         torch.set_num_threads(before)
 
 
-def test_each_batch_is_given_so_often_and_counts_once():
+def test_echo_repeats_each_batch_and_counts_it_once():
     loader = Loader(Numbers(10), batch_size=4, echo=3)
     positions, given = [], []
     for batch in loader:
@@ -395,7 +395,7 @@ def test_each_batch_is_given_so_often_and_counts_once():
     assert len(loader) == 9
 
 
-def test_a_loop_that_cannot_begin_leaves_nothing(cloud):
+def test_a_loop_that_cannot_start_leaves_nothing_running(cloud):
     dataset = objects(cloud, 8)
     loader = Loader(dataset, batch_size=4, device="cuda:999")
     with pytest.raises((AssertionError, RuntimeError)):
@@ -404,7 +404,7 @@ def test_a_loop_that_cannot_begin_leaves_nothing(cloud):
     assert loader.state_dict()["position"] == 0
 
 
-def test_tensors_are_brought_to_the_device():
+def test_tensors_are_moved_to_the_device():
     class Pairs(Numbers):
         def __getitem__(self, index):
             return {"x": torch.zeros(2), "name": str(index)}
@@ -415,7 +415,7 @@ def test_tensors_are_brought_to_the_device():
         assert len(batch["name"]) == 2
 
 
-def test_times_are_kept_within_bounds():
+def test_recorded_times_are_bounded():
     loader = Loader(Numbers(3000), batch_size=2)
     batches = list(loader)
     timings = loader.timings
@@ -427,7 +427,7 @@ def test_times_are_kept_within_bounds():
     assert min(timings.load_s, timings.compute_s) > 0
 
 
-# What goes wrong.
+# Errors.
 
 
 class OddOne(RuntimeError):
@@ -435,7 +435,7 @@ class OddOne(RuntimeError):
 
 
 def taken(batches):
-    """Return what came, and the error that ended it."""
+    """Return the batches, and the error that ended the loop."""
     given = []
     try:
         for batch in batches:
@@ -450,7 +450,7 @@ def of_a_sample(index):
         raise OddOne("it is odd")
 
 
-def test_an_error_comes_at_its_place_as_it_was_raised_and_ends_the_loop():
+def test_an_error_is_raised_at_its_position_and_ends_the_loop():
     loader = Loader(Numbers(before=of_a_sample), batch_size=5, n_threads=4)
     iterator = iter(loader)
     given, error = taken(iterator)
@@ -463,7 +463,7 @@ def test_an_error_comes_at_its_place_as_it_was_raised_and_ends_the_loop():
     assert "of_a_sample" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     assert list(iterator) == []
     assert our_threads() == []
-    # And the next loop tries again what could not be made.
+    # The next loop tries the failed batch again.
     assert loader.state_dict()["position"] == 35
     loader.dataset.before = None
     assert flat(loader) == list(range(35, 100))
@@ -479,7 +479,7 @@ def test_an_error_of_collate_names_the_samples():
 
 
 @pytest.mark.parametrize("error", [StopIteration, SystemExit])
-def test_no_error_ends_an_epoch_unseen(error):
+def test_no_kind_of_error_ends_an_epoch_silently(error):
     def before(index):
         if index == 5:
             raise error("of the dataset")
@@ -547,7 +547,7 @@ def left_at_the_end(loader):
         left_at_the_end,
     ],
 )
-def test_who_leaves_leaves_nothing(cloud, leave):
+def test_a_loop_that_is_left_leaves_no_thread_or_plan(cloud, leave):
     loader = Loader(objects(cloud, 24), batch_size=4, shuffle=True)
     leave(loader)
     assert our_threads() == []
@@ -555,7 +555,7 @@ def test_who_leaves_leaves_nothing(cloud, leave):
     assert len(list(loader)) == 6
 
 
-def test_a_loader_that_nobody_holds_ends_its_plan(cloud):
+def test_an_unreferenced_loader_ends_its_plan(cloud):
     dataset = objects(cloud, 20)
     loader = Loader(dataset, batch_size=4)
     list(loader)
@@ -564,14 +564,14 @@ def test_a_loader_that_nobody_holds_ends_its_plan(cloud):
     until(lambda: not plans(dataset.fs))
 
 
-def test_nothing_is_begun_before_the_first_batch_is_asked_for(cloud):
+def test_nothing_starts_before_the_first_batch_is_requested(cloud):
     dataset = objects(cloud, 8)
     iterator = iter(Loader(dataset, batch_size=4))
     assert our_threads() == plans(dataset.fs) == []
     assert len(list(iterator)) == 2
 
 
-def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
+def test_a_batch_that_hangs_does_not_block_the_end_of_a_loop(monkeypatch):
     monkeypatch.setattr("cachedfs.datasets.loading.batch_queue.END_S", 0.01)
     gate, begun = threading.Event(), Queue()
 
@@ -585,7 +585,7 @@ def test_a_batch_that_hangs_keeps_nobody_from_leaving(monkeypatch):
     assert our_threads()
     gate.set()
     until(lambda: not our_threads())
-    assert begun.qsize() <= 3  # what was not begun never is
+    assert begun.qsize() <= 3  # queued batches are never made
 
 
 IN_USE_AT_THE_END = """
@@ -610,18 +610,18 @@ IN_USE_AT_THE_END = """
         threading.main_thread().join()
         print(1 + sum(1 for _ in iterator), flush=True)
 
-    nobodys, iterator = begun(), begun()
+    unused, iterator = begun(), begun()
     threading.Thread(target=train).start()
 """
 
 
-def test_a_process_ends_with_a_loop_in_use_and_not_before_its_threads_do(cloud):
+def test_a_process_exits_with_a_loop_in_use_after_its_threads_ended(cloud):
     objects(cloud, 40)
     assert cloud.python(IN_USE_AT_THE_END, cloud.url("d")) == "40\n"
 
 
 @pytest.mark.parametrize("where", ["in the body", "while it waits"])
-def test_ctrl_c_leaves_nothing(where):
+def test_ctrl_c_leaves_nothing_running(where):
     def before(index):
         if index == 20 and where == "while it waits":
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -667,7 +667,7 @@ def check_loop_is_the_parents(iterator, loader):
     assert len(list(loader)) == 10
 
 
-def test_a_child_of_a_fork_uses_the_loader_and_the_parent_goes_on(cloud, forking):
+def test_a_forked_child_uses_the_loader_and_the_parent_continues(cloud, forking):
     loader = Loader(objects(cloud, 40), batch_size=4)
     expected = [batch[1].tolist() for batch in loader]
     loader.set_epoch(0)
@@ -677,7 +677,7 @@ def test_a_child_of_a_fork_uses_the_loader_and_the_parent_goes_on(cloud, forking
     assert given + [batch[1].tolist() for batch in iterator] == expected
 
 
-def test_a_loop_that_was_begun_before_a_fork_stays_with_the_parent(forking):
+def test_a_loop_started_before_a_fork_stays_in_the_parent(forking):
     loader = Loader(Numbers(40), batch_size=4)
     iterator = iter(loader)
     next(iterator)
@@ -688,7 +688,7 @@ def test_a_loop_that_was_begun_before_a_fork_stays_with_the_parent(forking):
 def train(rank, folder):
     from torch import distributed
 
-    loader = Loader(Numbers(50), batch_size=8, shuffle=True, seed=4)  # before it knows of ranks
+    loader = Loader(Numbers(50), batch_size=8, shuffle=True, seed=4)  # before it knows its rank
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     given = []
     for batch in loader:
@@ -719,7 +719,7 @@ def test_the_ranks_of_distributed_training(tmp_path, forking):
     assert flat(loader) == order[32:]
 
 
-# The plan.
+# Prefetch plans.
 
 
 def objects(cloud, n, **options):
@@ -729,18 +729,18 @@ def objects(cloud, n, **options):
 
 
 def declared(dataset, monkeypatch):
-    """Return what is declared to the filesystem from now on: a list for each plan."""
+    """Return the lists of items declared to the filesystem from now on, one for each plan."""
     real, calls = dataset.fs.prefetch, []
 
     def prefetch(items):
         calls.append([])
 
-        def noted():
+        def recorded():
             for item in items:
                 calls[-1].append(item)
                 yield item
 
-        return real(noted())
+        return real(recorded())
 
     monkeypatch.setattr(dataset.fs, "prefetch", prefetch)
     return calls
@@ -750,7 +750,7 @@ def numbers_of(items):
     return [int(item.rpartition("/")[2]) for item in items]
 
 
-def test_an_epoch_asks_for_each_object_once_and_the_next_for_nothing(cloud):
+def test_an_epoch_requests_each_object_once_and_the_next_nothing(cloud):
     loader = Loader(objects(cloud, 60), batch_size=7, shuffle=True)
     sizes = [size for batch in loader for size in batch[0].tolist()]
     assert sizes == [100 + i for i in order_of(60)]
@@ -759,7 +759,7 @@ def test_an_epoch_asks_for_each_object_once_and_the_next_for_nothing(cloud):
     assert cloud.asked() == []
 
 
-def test_epochs_that_follow_one_another_are_one_plan(cloud, monkeypatch):
+def test_consecutive_epochs_are_one_plan(cloud, monkeypatch):
     dataset = objects(cloud, 30)
     calls = declared(dataset, monkeypatch)
     loader = Loader(dataset, batch_size=4, shuffle=True)
@@ -772,9 +772,7 @@ def test_epochs_that_follow_one_another_are_one_plan(cloud, monkeypatch):
 
 
 @pytest.mark.parametrize("n_threads", [1, pytest.param(8, marks=pytest.mark.stress)])
-def test_epochs_over_a_cache_smaller_than_the_data_hit_what_is_in_it_however_fast_they_are_read(
-    cloud, own_cache, n_threads
-):
+def test_epochs_over_more_data_than_the_cache_holds_hit_what_it_holds(cloud, own_cache, n_threads):
     n, block = 160, 64 << 10
     for i in range(n):
         cloud.put(f"d/{i:03}", noise(block, i))
@@ -784,16 +782,16 @@ def test_epochs_over_a_cache_smaller_than_the_data_hit_what_is_in_it_however_fas
     with Loader(dataset, batch_size=8, shuffle=True, n_threads=n_threads) as loader:
         for _ in range(3):
             for _batch in loader:
-                runtime.drain(120)  # else what waits for the disk is a cache of its own
+                runtime.drain(120)  # else blocks that wait for the disk are a second cache
             fetched.append(dataset.fs.stats().bytes_fetched)
     n_fit = dataset.fs.stats().blocks
     hit_ratio = 1 - (fetched[-1] - fetched[0]) / block / n / 2
     tally(f"{n_fit} of {n} fit, {n_threads} threads: hit ratio {hit_ratio:.3f}")
-    # What is under way to the disk differs with the moment. LRU would hit 0.03 of them.
+    # Blocks on their way to the disk vary. LRU would hit 0.03 of them.
     assert hit_ratio >= n_fit / n - 0.05
 
 
-def test_a_plan_begins_where_the_training_goes_on_and_after_a_break_anew(cloud, monkeypatch):
+def test_a_plan_starts_at_the_position_and_again_after_a_break(cloud, monkeypatch):
     dataset = objects(cloud, 30)
     calls = declared(dataset, monkeypatch)
     with Loader(dataset, batch_size=4, shuffle=True) as loader:
@@ -809,7 +807,7 @@ def test_a_plan_begins_where_the_training_goes_on_and_after_a_break_anew(cloud, 
     assert numbers_of(calls[2]) == order_of(30, epoch=5) + order_of(30, epoch=6)
 
 
-def test_the_first_process_of_a_machine_declares_what_all_its_ranks_read(cloud, monkeypatch):
+def test_one_process_per_machine_declares_the_reads_of_its_ranks(cloud, monkeypatch):
     dataset = objects(cloud, 30)
     calls = declared(dataset, monkeypatch)
     for name, value in {"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}.items():
@@ -827,7 +825,7 @@ def test_the_first_process_of_a_machine_declares_what_all_its_ranks_read(cloud, 
     assert len(calls) == 1
 
 
-def test_a_plan_that_fails_is_nobodys_error(cloud, monkeypatch, caplog):
+def test_a_failing_plan_is_no_error(cloud, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG, logger="cachedfs.datasets")
     dataset = objects(cloud, 12)
 
@@ -841,16 +839,16 @@ def test_a_plan_that_fails_is_nobodys_error(cloud, monkeypatch, caplog):
         until(lambda: loader._plan._plan.progress.is_over)
     assert "of the plan" in caplog.text
 
-    def refuse(items):
+    def refused(items):
         raise OSError("not today")
 
-    monkeypatch.setattr(dataset.fs, "prefetch", refuse)
+    monkeypatch.setattr(dataset.fs, "prefetch", refused)
     with Loader(dataset, batch_size=4) as loader:
         assert len(list(loader)) == 3
     assert "not today" in caplog.text
 
 
-def test_a_plan_that_failed_is_made_again_from_where_the_training_is(cloud, monkeypatch):
+def test_a_plan_that_failed_is_started_again_at_the_position(cloud, monkeypatch):
     monkeypatch.setattr("cachedfs.datasets.loading.prefetch_plan.CHECK_EVERY_S", 0.0)
     dataset, real, calls, may_fail = objects(cloud, 30), Objects.items, [], threading.Event()
 
@@ -873,7 +871,7 @@ def test_a_plan_that_failed_is_made_again_from_where_the_training_is(cloud, monk
     assert calls == [list(range(8)), list(range(16, 30)), list(range(30))]
 
 
-def test_an_object_that_is_missing_is_the_error_of_its_batch(cloud):
+def test_a_missing_object_is_the_error_of_its_batch(cloud):
     dataset = objects(cloud, 12)
     cloud.delete("d/007")
     loader = Loader(dataset, batch_size=2)
@@ -885,7 +883,7 @@ def test_an_object_that_is_missing_is_the_error_of_its_batch(cloud):
     assert loader.state_dict()["position"] == 6
 
 
-def test_a_part_of_a_dataset_is_declared_as_well(cloud, monkeypatch):
+def test_a_subset_of_a_dataset_is_declared(cloud, monkeypatch):
     dataset = objects(cloud, 30)
     calls = declared(dataset, monkeypatch)
     part = Subset(Subset(dataset, range(10, 30)), [5, 3, 8, 1])
@@ -896,7 +894,7 @@ def test_a_part_of_a_dataset_is_declared_as_well(cloud, monkeypatch):
     assert cloud.asked() == ["media"] * 4
 
 
-def test_groups_are_those_of_the_dataset_and_of_parts_in_one_piece(cloud):
+def test_groups_are_those_of_the_dataset_and_of_contiguous_subsets(cloud):
     dataset = Objects(cloud.url("d"), 90)
     dataset.group_size = 10
     cases = [(dataset, 10), (Subset(dataset, range(10, 90)), 10), (Subset(dataset, [1, 3]), 1)]
@@ -904,7 +902,7 @@ def test_groups_are_those_of_the_dataset_and_of_parts_in_one_piece(cloud):
         assert Loader(part, shuffle="window").state_dict()["group_size"] == group_size
 
 
-def test_a_new_process_goes_on_with_what_is_in_the_cache(cloud):
+def test_a_new_process_continues_with_the_cached_blocks(cloud):
     with Loader(objects(cloud, 40), batch_size=4, shuffle=True) as loader:
         list(loader)
         state = loader.state_dict() | {"position": 20}
@@ -935,16 +933,15 @@ class Slices(Samples):
         return ((self.path, i * MiB, i * MiB + 1000) for i in indexes)
 
 
-def test_nothing_is_inferred_from_what_was_declared(cloud, monkeypatch):
-    """The rest of the object was sent for, in requests of 8 MiB, before the samples of the next batch."""
+def test_readahead_is_not_inferred_from_declared_reads(cloud, monkeypatch):
+    """Otherwise the rest of the object is requested before the samples of the next batch."""
     cloud.put("large", noise(64 * MiB))
     dataset = Slices(cloud.url("large"), 64)
-    monkeypatch.setattr(
-        dataset.fs, "prefetch", lambda items: None
-    )  # as on a machine whose first process has the plan
+    # As where another process of the machine has the plan.
+    monkeypatch.setattr(dataset.fs, "prefetch", lambda items: None)
     dataset.fs.info(cloud.path("large"))
     loader = Loader(Subset(dataset, range(0, 64, 4)), batch_size=8, shuffle=True)
     list(loader)
     loader.close()
     until(lambda: not dataset.fs._source.runtime.active_requests)
-    assert dataset.fs.stats().bytes_fetched <= 16 * MiB  # the blocks that they are in
+    assert dataset.fs.stats().bytes_fetched <= 16 * MiB  # the blocks that contain the samples

@@ -21,7 +21,7 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 
 @pytest.fixture
 def packed(cloud):
-    """A store of 60 samples of bytes, of 0 to 6 KB; return its URL and them."""
+    """A store of 60 samples of 0 to 6 KB; return its URL and the samples."""
     files = [cloud.put(f"src/{i:02}.bin", noise(i * 101, seed=i)) for i in range(60)]
     pack(cloud.url("src"), cloud.url("out.zarr"), **SMALL)
     forget()
@@ -37,7 +37,7 @@ def test_samples_in_any_order(packed):
         assert data.__getitems__(order) == [files[i] for i in order]
 
 
-def test_a_batch_costs_offsets_and_data_once(packed, cloud):
+def test_a_batch_requests_offsets_and_data_once(packed, cloud):
     dataset = ZarrDataset(packed[0], "data")
     cloud.asked()
     dataset.__getitems__([3, 30, 3, 31, 55])
@@ -46,11 +46,11 @@ def test_a_batch_costs_offsets_and_data_once(packed, cloud):
     assert cloud.asked() == []
 
 
-def test_it_is_read_ahead_by_loaders_and_in_workers(packed, cloud):
+def test_loaders_and_workers_can_read_it(packed, cloud):
     url, files = packed
     options = {**cloud.options, "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}}
     dataset = ZarrDataset(url, "data", storage_options=options)
-    assert dataset.group_size == 5  # in a shard of 16 KiB, which comes with one fetch
+    assert dataset.group_size == 5  # in a shard of 16 KiB, which is fetched at once
     assert pickle.loads(pickle.dumps(dataset))[5] == files[5]
     named = {item[0].rpartition("/")[2] for item in dataset.items(range(60)) if not isinstance(item, str)}
     assert named >= {f"c.{i}" for i in range(-(-sum(map(len, files)) // (16 << 10)))}
@@ -64,7 +64,7 @@ def test_it_is_read_ahead_by_loaders_and_in_workers(packed, cloud):
 
 @pytest.fixture
 def skewed(cloud):
-    """A dataset of 300 samples of much, of little and of one number each, and of an array that most have nothing of."""
+    """A dataset of 300 samples with a large, a small, a one-number and a mostly empty array."""
     members = []
     for i in range(300):
         members += [(f"{i:03}.big", noise(9000, seed=i)), (f"{i:03}.cls", b"%d" % i)]
@@ -75,24 +75,24 @@ def skewed(cloud):
 
 
 def ranges(items):
-    """Return what is no index of a shard."""
+    """Return the ranges that are no shard index."""
     return [item for item in items if not isinstance(item, str) and item[2] is not None]
 
 
-def test_what_is_read_is_told_sample_by_sample_whatever_the_arrays_have_of_each(skewed):
+def test_reads_are_declared_sample_by_sample_for_all_arrays(skewed):
     order = np.random.default_rng(0).permutation(300).tolist()
     alone = [
         ZarrDataset(skewed.url, name) for name in sorted(skewed.arrays, key=lambda n: n in skewed._ragged)
     ]
     expected = [item for i in order for each in alone for item in ranges(each.items([i]))]
     assert len({item[0].rpartition("/")[0] for item in expected}) == len(alone)
-    told = list(skewed.items(order))
-    assert ranges(told) == expected
-    indexes = [item for item in told if item[2] is None]
+    declared = list(skewed.items(order))
+    assert ranges(declared) == expected
+    indexes = [item for item in declared if item[2] is None]
     assert len(indexes) == len({*indexes})
 
 
-def test_of_an_order_no_more_is_taken_than_is_told_of(skewed):
+def test_an_order_is_consumed_only_as_far_as_it_is_declared(skewed):
     for arrays in (None, ("big", "txt")):
         taken = []
         items = ZarrDataset(skewed.url, arrays).items(taken.append(i) or i % 300 for i in range(900))
@@ -104,7 +104,7 @@ def test_of_an_order_no_more_is_taken_than_is_told_of(skewed):
         items.close()
 
 
-def test_what_was_told_is_all_that_is_read(skewed, cloud):
+def test_only_declared_ranges_are_read(skewed, cloud):
     with skewed.fs.prefetch(skewed.items(range(300))) as plan:
         plan.wait()
     cloud.asked()
@@ -134,7 +134,7 @@ def test_numbers_text_and_images(cloud):
         np.testing.assert_array_equal(images[i], pixels[i])
 
 
-def test_offsets_that_are_none_are_an_error(cloud, packed):
+def test_invalid_offsets_are_an_error(cloud, packed):
     import fsspec
     import zarr
 
@@ -147,7 +147,7 @@ def test_offsets_that_are_none_are_an_error(cloud, packed):
         ZarrDataset(url, "data")[2]
 
 
-def test_a_group_below_is_read_by_itself(tmp_path):
+def test_a_subgroup_can_be_read_alone(tmp_path):
     files = {"x.h5": packs.hdf5(train__ids=packs.vlen("i4", [[1], [2, 3]]), train__label=[5, 6])}
     packs.packed(tmp_path, files)
     group = ZarrDataset(f"{tmp_path}/out.zarr/train", ("ids", "label"))

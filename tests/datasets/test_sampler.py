@@ -29,7 +29,7 @@ def batches_of(division, order, rank, position=0):
 
 
 @given(division=divisions)
-def test_ranks_together_get_the_order(division):
+def test_all_ranks_together_yield_the_order(division):
     order = np.random.default_rng(0).permutation(division.n)
     ranks = [batches_of(division, order, rank) for rank in range(division.world_size)]
     n_steps = max(map(len, ranks))
@@ -38,14 +38,14 @@ def test_ranks_together_get_the_order(division):
         assert given == order[: division.n // division.step * division.step].tolist()
     else:
         assert given[: division.n] == order.tolist()
-        # What comes once more is of the beginning, and at most one sample a rank.
+        # Repeated samples are from the beginning, at most one per rank.
         extra = given[division.n :]
         assert len(extra) < division.world_size
         assert extra == [] or (division.pad and extra == np.resize(order, len(extra)).tolist())
 
 
 @given(division=divisions, rank=st.integers(0, 8), position=st.integers(0, 200))
-def test_the_number_of_batches_is_known_before(division, rank, position):
+def test_the_number_of_batches_is_known_in_advance(division, rank, position):
     rank, position = rank % division.world_size, min(position, division.n)
     order = np.arange(division.n)
     assert division.n_batches(rank, position) == len(batches_of(division, order, rank, position))
@@ -55,7 +55,7 @@ def test_the_number_of_batches_is_known_before(division, rank, position):
 
 
 @given(division=divisions)
-def test_all_ranks_get_as_many_batches_of_the_same_sizes(division):
+def test_all_ranks_have_equally_many_batches_of_the_same_sizes(division):
     if not division.pad and not division.drop_last:
         return
     order = np.arange(division.n)
@@ -81,7 +81,7 @@ parts = st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(0, 12))  # 
 
 
 @given(n=st.integers(0, 300), parts=st.lists(parts, max_size=6), pad=st.booleans())
-def test_after_any_interruptions_each_sample_was_given_once_in_the_order(n, parts, pad):
+def test_any_interruptions_keep_each_sample_once_and_in_order(n, parts, pad):
     order = np.random.default_rng(0).permutation(n)
     position, given, extra = 0, [], []
     for world_size, batch_size, n_steps in [*parts, (1, 7, n)]:
@@ -100,7 +100,7 @@ def test_after_any_interruptions_each_sample_was_given_once_in_the_order(n, part
 
 
 @given(division=divisions, position=st.integers(0, 200))
-def test_after_the_last_batch_all_were_given(division, position):
+def test_after_the_last_batch_nothing_is_left(division, position):
     position = min(position, division.n)
     while not division.is_over(position):
         before, position = position, division.after(position)
@@ -114,7 +114,7 @@ EPOCHS = EpochOrders(n=100, seed=3, shuffle="window", window=8, group_size=4)
 
 
 @given(epoch=st.integers(0, 1 << 40), position=st.integers(0, 100))
-def test_a_state_is_the_place(epoch, position):
+def test_a_state_is_the_position(epoch, position):
     assert place_in(state_at(EpochPosition(epoch, position), EPOCHS), EPOCHS) == EpochPosition(
         epoch, position
     )
@@ -123,13 +123,13 @@ def test_a_state_is_the_place(epoch, position):
 @pytest.mark.parametrize(
     ("name", "value"), [("n", 99), ("seed", 4), ("shuffle", "full"), ("window", 9), ("group_size", 5)]
 )
-def test_a_state_of_another_order_is_refused_and_it_is_said_what_differs(name, value):
+def test_a_state_of_another_order_is_refused_with_the_difference(name, value):
     state = state_at(EpochPosition(1, 50), EPOCHS) | {name: value}
     with pytest.raises(ValueError, match=f"{name}={value!r}, and here it is {getattr(EPOCHS, name)!r}"):
         place_in(state, EPOCHS)
 
 
-def test_what_changes_no_order_is_no_difference():
+def test_options_that_do_not_change_the_order_may_differ():
     plain, full = (EpochOrders(n=100, seed=3, shuffle=shuffle) for shuffle in (None, "full"))
     assert place_in(state_at(EpochPosition(1, 50), plain) | {"seed": 4, "window": 1}, plain) == EpochPosition(
         1, 50
@@ -151,7 +151,7 @@ def test_what_changes_no_order_is_no_difference():
         ({"epoch": -1}, "no such place"),
     ],
 )
-def test_what_is_no_state_is_refused(change, message):
+def test_an_invalid_state_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         place_in(state_at(EpochPosition(1, 50), EPOCHS) | change, EPOCHS)
     with pytest.raises(ValueError, match="it has no position, seed"):

@@ -4,7 +4,6 @@ import collections
 import json
 import pickle
 import threading
-import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
-from cachedfs.datasets.arrays import array_layout, chunk_cache, chunk_reader, codecs  # noqa: E402
+from cachedfs.datasets.arrays import array_layout, chunk_reader, codecs  # noqa: E402
 from cachedfs.datasets.arrays.zarr_dataset import ZarrDataset  # noqa: E402
 from cachedfs.datasets.loading.loader import Loader  # noqa: E402
 from cachedfs.errors import ObjectChanged  # noqa: E402
@@ -48,14 +47,14 @@ def values_of(shape, dtype, seed=0):
 
 
 def same(found, expected):
-    if expected.dtype.kind in "biufcM":  # of words NumPy makes a type as long as the longest
+    if expected.dtype.kind in "biufcM":  # of strings NumPy makes a type as long as the longest
         assert found.dtype == expected.dtype.newbyteorder("=")
     assert found.shape == expected.shape
     np.testing.assert_array_equal(found, expected)
 
 
 def check(url, array, *, direct=True, **options):
-    """Compare every way to read an array with what zarr reads."""
+    """Compare every way to read an array with zarr."""
     expected = np.asarray(array[...])
     dataset = ZarrDataset(url, **options)
     assert dataset._through == {} or not direct
@@ -74,7 +73,7 @@ def check(url, array, *, direct=True, **options):
     return dataset
 
 
-# The values are those that zarr reads.
+# Values as zarr reads them.
 
 SHAPE, CHUNK, SHARD = (23, 6, 5), (4, 3, 5), (8, 6, 5)
 V3 = {
@@ -105,11 +104,11 @@ PLACES = {
 }
 
 
-# Each codec at two places, and each place with every other codec or so.
+# Each codec at two positions, and each position with about half of the other codecs.
 @pytest.mark.parametrize(
     ("kind", "place"), [(kind, [*PLACES][(i + j) % 4]) for i, kind in enumerate(V3) for j in (0, 1)]
 )
-def test_every_codec_of_the_third_version_is_decoded_as_zarr_does(tmp_path, kind, place):
+def test_every_v3_codec_is_decoded_as_by_zarr(tmp_path, kind, place):
     array = zarr.create_array(
         tmp_path / "a.zarr", shape=SHAPE, dtype="f4", fill_value=np.nan, **PLACES[place], **V3[kind]
     )
@@ -134,7 +133,7 @@ V2 = {
 
 
 @pytest.mark.parametrize(("kind", "order"), [*zip(V2, "CF" * 6, strict=True)])
-def test_every_codec_of_the_second_version_is_decoded_as_zarr_does(tmp_path, kind, order):
+def test_every_v2_codec_is_decoded_as_by_zarr(tmp_path, kind, order):
     array = zarr.create_array(
         tmp_path / "a.zarr", shape=SHAPE, chunks=CHUNK, dtype="<i4", zarr_format=2, order=order, **V2[kind]
     )
@@ -163,7 +162,7 @@ TYPES = [
 
 @pytest.mark.parametrize(("dtype", "zarr_format"), [(dtype, 2 + i % 2) for i, dtype in enumerate(TYPES)])
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
-def test_every_type_of_numbers_is_read_in_this_machines_byte_order(tmp_path, dtype, zarr_format):
+def test_every_number_type_is_read_in_native_byte_order(tmp_path, dtype, zarr_format):
     kwargs = {"shards": (6, 4)} if zarr_format == 3 else {}
     array = zarr.create_array(
         tmp_path / "a.zarr", shape=(11, 4), chunks=(3, 2), dtype=dtype, zarr_format=zarr_format, **kwargs
@@ -200,7 +199,7 @@ def any_array(draw):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,
 )
-def test_any_array_reads_as_zarr_reads_it_also_where_it_was_never_written(tmp_path, options, data):
+def test_any_array_reads_as_with_zarr_also_where_it_was_never_written(tmp_path, options, data):
     array = zarr.create_array(tmp_path / "h.zarr", overwrite=True, **options)
     for _ in range(data.draw(st.integers(0, 3))):
         at = tuple(data.draw(st.integers(0, n - 1)) for n in array.shape)
@@ -210,7 +209,7 @@ def test_any_array_reads_as_zarr_reads_it_also_where_it_was_never_written(tmp_pa
 
 @pytest.mark.parametrize("fill_value", [0, -1.5, np.nan, np.inf, None])
 @pytest.mark.parametrize("options", [{"zarr_format": 2}, {}, {"shards": (4, 4)}], ids=str)
-def test_what_was_never_written_is_the_fill_value(tmp_path, fill_value, options):
+def test_unwritten_chunks_are_the_fill_value(tmp_path, fill_value, options):
     if fill_value is None and "zarr_format" not in options:
         pytest.skip("the third version always has one")
     array = zarr.create_array(
@@ -220,7 +219,7 @@ def test_what_was_never_written_is_the_fill_value(tmp_path, fill_value, options)
     check(str(tmp_path / "a.zarr"), array)
 
 
-def test_shards_with_their_index_in_front_or_without_a_checksum_or_big_endian(tmp_path):
+def test_shards_with_other_index_positions_checksums_and_byte_orders(tmp_path):
     for i, (where, index_codecs) in enumerate(
         [
             ("start", [BYTES(), zarr.codecs.Crc32cCodec()]),
@@ -248,12 +247,12 @@ def test_shards_with_their_index_in_front_or_without_a_checksum_or_big_endian(tm
         check(str(tmp_path / f"{i}.zarr"), array)
 
 
-# What zarr reads for us.
+# Arrays that zarr reads for us.
 
 
 @pytest.mark.filterwarnings("ignore:.*V3 spec", "ignore:Numcodecs codecs are not")
 @pytest.mark.parametrize("kind", ["string", "structured", "v2 string", "delta", "nested"])
-def test_what_is_not_known_here_is_read_by_zarr_and_the_log_says_so(tmp_path, caplog, kind):
+def test_unsupported_arrays_are_read_by_zarr_with_a_log_message(tmp_path, caplog, kind):
     options = {"shape": (7,), "chunks": (3,)}
     if kind == "string":
         array = zarr.create_array(tmp_path / "a.zarr", dtype=str, **options)
@@ -294,7 +293,7 @@ def test_what_is_not_known_here_is_read_by_zarr_and_the_log_says_so(tmp_path, ca
 
 
 @pytest.mark.filterwarnings("ignore:.*V3 spec")
-def test_words_and_numbers_are_one_batch_as_torch_makes_it(tmp_path):
+def test_strings_and_numbers_are_batched_as_by_torch(tmp_path):
     group = zarr.create_group(tmp_path / "g.zarr")
     group.create_array("x", shape=(4, 2), chunks=(1, 2), dtype="f4")[...] = values_of((4, 2), "f4")
     group.create_array("word", shape=(4,), chunks=(2,), dtype=str)[...] = np.array(["a", "b", "c", "d"])
@@ -368,7 +367,7 @@ def test_transform_and_collate_get_each_sample(tmp_path):
 
     def transform(sample):
         image, label = sample
-        image += 1  # a sample's memory is its own
+        image += 1  # each sample has its own memory
         return int(image.sum()), int(label)
 
     url = str(tmp_path / "g.zarr")
@@ -391,7 +390,7 @@ class DoubledTogether(ZarrDataset):
 
 
 @pytest.mark.parametrize("kind", [Doubled, DoubledTogether])
-def test_a_batch_is_of_the_samples_of_a_derived_class(tmp_path, kind):
+def test_a_batch_uses_the_methods_of_a_derived_class(tmp_path, kind):
     zarr.create_array(tmp_path / "a.zarr", data=np.arange(6))
     dataset = kind(str(tmp_path / "a.zarr"))
     assert dataset[3] == 6
@@ -402,7 +401,7 @@ def test_a_batch_is_of_the_samples_of_a_derived_class(tmp_path, kind):
 # Errors.
 
 
-def test_a_name_that_comes_twice_is_refused(tmp_path):
+def test_a_repeated_name_is_refused(tmp_path):
     zarr.create_group(tmp_path / "a.zarr").create_array("x", data=np.arange(6))
     with pytest.raises(
         ValueError, match=r"a\.zarr: expected each name once, and 'x' occurs twice in \['x', 'x'\]"
@@ -419,7 +418,7 @@ def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
         ZarrDataset(str(tmp_path / "g.zarr"), arrays=["scalar"])
 
 
-def test_what_is_not_there_is_named(tmp_path):
+def test_a_missing_array_is_named(tmp_path):
     url = str(tmp_path / "g.zarr")
     with pytest.raises(FileNotFoundError, match=r"g\.zarr is not a Zarr array or group"):
         ZarrDataset(url)
@@ -455,7 +454,7 @@ def sharded(folder, n=32, **options):
     return array
 
 
-def test_a_shard_that_is_cut_off_is_an_error_that_names_it_and_the_sample(tmp_path):
+def test_a_truncated_shard_is_an_error_that_names_it_and_the_sample(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         codec = zarr.codecs.ShardingCodec(chunk_shape=(1, 1000), codecs=[BYTES()], index_location="start")
@@ -499,7 +498,7 @@ def test_an_index_with_another_checksum_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"shards": (8, 1000)}], ids=str)
 @pytest.mark.parametrize("chunk", [1, 4])
-def test_bytes_that_cannot_be_decoded_name_the_sample_and_stop_nobody_else(tmp_path, chunk, options):
+def test_undecodable_bytes_name_the_sample_and_do_not_affect_others(tmp_path, chunk, options):
     array = zarr.create_array(
         tmp_path / "a.zarr",
         shape=(32, 1000),
@@ -542,7 +541,7 @@ def test_an_error_of_the_origin_is_not_a_missing_chunk(tmp_path, monkeypatch):
     same(dataset[4], array[4])
 
 
-# What it costs.
+# Cost in requests.
 
 
 def counted(cloud):
@@ -554,7 +553,7 @@ def counted(cloud):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """How many chunks were decoded."""
+    """The number of decoded chunks."""
     counts = collections.Counter()
     for name in ("array", "into"):
         method = getattr(codecs.ChunkDecoder, name)
@@ -567,7 +566,7 @@ def decoded(monkeypatch):
     return counts
 
 
-def test_each_chunk_of_a_batch_is_decoded_once_and_those_that_are_used_up_are_not_kept(tmp_path, decoded):
+def test_each_chunk_of_a_batch_is_decoded_once_and_used_up_chunks_are_dropped(tmp_path, decoded):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 10), chunks=(4, 5), shards=(16, 10), dtype="f4")
     array[...] = values_of((64, 10), "f4")
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
@@ -577,7 +576,7 @@ def test_each_chunk_of_a_batch_is_decoded_once_and_those_that_are_used_up_are_no
     assert not dataset._direct._state.pool._chunks._values
 
 
-def test_samples_of_a_chunk_that_come_in_other_batches_do_not_decode_it_again(tmp_path, decoded):
+def test_a_chunk_used_by_several_batches_is_decoded_once(tmp_path, decoded):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 10), chunks=(8, 10), dtype="f4")
     array[...] = values_of((64, 10), "f4")
     order = np.random.default_rng(0).permutation(64)
@@ -588,10 +587,10 @@ def test_samples_of_a_chunk_that_come_in_other_batches_do_not_decode_it_again(tm
             same(dataset.batch(batch).numpy(), array[...][batch])
         assert decoded["array"] <= most
         assert pool_size == 0 or decoded["array"] == 8
-        assert not dataset._direct._state.pool._chunks._values  # an epoch over, none is wanted again
+        assert not dataset._direct._state.pool._chunks._values  # at the end of an epoch, none is needed again
 
 
-def test_the_index_of_a_shard_is_read_and_decoded_once_in_a_process(tmp_path, monkeypatch):
+def test_the_index_of_a_shard_is_read_and_decoded_once_per_process(tmp_path, monkeypatch):
     array, decode, n = sharded(tmp_path / "a.zarr"), array_layout.ShardIndexFormat.decode, []
     monkeypatch.setattr(
         array_layout.ShardIndexFormat, "decode", lambda self, data: n.append(1) or decode(self, data)
@@ -607,7 +606,7 @@ def test_the_index_of_a_shard_is_read_and_decoded_once_in_a_process(tmp_path, mo
     assert len(n) == 8
 
 
-def test_what_the_pool_keeps_is_bounded(tmp_path):
+def test_the_chunk_cache_is_bounded(tmp_path):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 250), chunks=(4, 250), dtype="f4")
     array[...] = values_of((64, 250), "f4")
     dataset = ZarrDataset(str(tmp_path / "a.zarr"), pool=5 * 4256)
@@ -629,15 +628,13 @@ def test_whole_chunks_are_decoded_into_the_batch(tmp_path, decoded, monkeypatch)
 
 
 def blocks_of(text):
-    """Return the first block of a request's range, and the one behind its last."""
+    """Return the first block of a request's range, and the one after its last."""
     start, stop = map(int, text.split("-"))
     assert start % MiB == 0
     return start // MiB, stop // MiB + 1
 
 
-def test_a_cold_epoch_asks_for_each_index_once_and_for_no_byte_twice_and_the_next_for_nothing(
-    cloud, tmp_path
-):
+def test_a_cold_epoch_requests_no_byte_twice_and_the_next_requests_nothing(cloud, tmp_path):
     array = zarr.create_array(
         tmp_path / "a.zarr",
         shape=(4 * 64, 64 * KiB),
@@ -668,7 +665,8 @@ def test_a_cold_epoch_asks_for_each_index_once_and_for_no_byte_twice_and_the_nex
         index, *others = asked
         assert index.startswith("-")
         blocks = [block for text in others for block in range(*blocks_of(text))]
-        assert sorted(blocks) == [0, 1, 2, 3]  # of the last, of 1028 bytes, the index's request brought all
+        # The request for the last index, of 1028 bytes, fetched everything.
+        assert sorted(blocks) == [0, 1, 2, 3]
     for again in (dataset, pickle.loads(pickle.dumps(dataset))):
         for batch in np.split(order, 8):
             same(again.batch(batch).numpy(), values[batch])
@@ -676,7 +674,7 @@ def test_a_cold_epoch_asks_for_each_index_once_and_for_no_byte_twice_and_the_nex
 
 
 @pytest.mark.parametrize("options", [{}, {"shards": (16, 4, 3)}], ids=str)
-def test_what_was_prefetched_by_the_items_of_an_epoch_is_all_that_it_reads(cloud, tmp_path, options):
+def test_prefetching_the_items_of_an_epoch_covers_all_its_reads(cloud, tmp_path, options):
     make_group(tmp_path / "g.zarr", n=64, **options)
     put_folder(cloud, tmp_path / "g.zarr", "g.zarr")
     dataset = ZarrDataset(cloud.url("g.zarr"), arrays=("image", "label"))
@@ -692,7 +690,7 @@ def test_what_was_prefetched_by_the_items_of_an_epoch_is_all_that_it_reads(cloud
     assert counted(cloud) == ({}, 0)
 
 
-def test_the_items_of_shards_are_their_index_and_then_the_ranges_of_chunks(tmp_path):
+def test_the_items_of_shards_are_their_index_and_then_chunk_ranges(tmp_path):
     array = sharded(tmp_path / "a.zarr", n=1000)
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
     found = list(dataset.items(range(1000)))
@@ -709,7 +707,7 @@ def test_the_items_of_shards_are_their_index_and_then_the_ranges_of_chunks(tmp_p
     assert all(first[item[0]] < i for i, item in enumerate(found) if item[2] is not None)
 
 
-def test_opening_asks_for_nothing_but_the_metadata(cloud, tmp_path):
+def test_opening_requests_only_the_metadata(cloud, tmp_path):
     make_group(tmp_path / "g.zarr")
     make_group(tmp_path / "h.zarr", zarr_format=2)
     for name in ("g.zarr", "h.zarr"):
@@ -724,23 +722,23 @@ def test_opening_asks_for_nothing_but_the_metadata(cloud, tmp_path):
     assert set(asked.values()) == {1}
 
 
-# A store that changes.
+# Stores that change.
 
 
-def test_a_shard_that_was_replaced_is_read_by_its_new_index(cloud, tmp_path):
+def test_a_replaced_shard_is_read_with_its_new_index(cloud, tmp_path):
     array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     options = {"cachedfs": {"max_age": 0}}
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options=options)
     same(dataset.batch([3, 30]).numpy(), array[...][[3, 30]])
-    array[...] = values_of((32, 1000), "u1")  # of another size when compressed: each chunk lies elsewhere
+    array[...] = values_of((32, 1000), "u1")  # of another compressed size, so that every chunk moves
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     same(dataset.batch([4, 29]).numpy(), array[...][[4, 29]])
 
 
 @pytest.mark.parametrize("is_written_here", [False, True])
 @pytest.mark.parametrize("options", [{}, {"shards": (8,)}], ids=str)
-def test_the_samples_of_a_chunk_that_was_rewritten_are_all_new(cloud, tmp_path, options, is_written_here):
+def test_the_samples_of_a_rewritten_chunk_are_all_new(cloud, tmp_path, options, is_written_here):
     for value in (1, 2):
         array = zarr.create_array(tmp_path / f"{value}", shape=(8,), chunks=(4,), dtype="i4", **options)
         array[...] = value
@@ -755,9 +753,7 @@ def test_the_samples_of_a_chunk_that_was_rewritten_are_all_new(cloud, tmp_path, 
     assert [dataset[i] for i in range(1, 8)] == [2] * 7
 
 
-def test_a_chunk_that_is_replaced_while_it_is_decoded_is_not_kept_as_its_new_version(
-    cloud, tmp_path, monkeypatch
-):
+def test_a_chunk_replaced_while_it_is_decoded_is_not_cached_as_new(cloud, tmp_path, monkeypatch):
     for value in (1, 2):
         zarr.create_array(tmp_path / f"{value}", shape=(4,), chunks=(4,), dtype="i4")[...] = value
     put_folder(cloud, tmp_path / "1", "a.zarr")
@@ -775,7 +771,7 @@ def test_a_chunk_that_is_replaced_while_it_is_decoded_is_not_kept_as_its_new_ver
     assert [dataset[i] for i in range(1, 4)] == [2] * 3
 
 
-def test_a_kept_chunk_costs_no_request_while_its_version_counts(cloud, tmp_path, decoded):
+def test_a_cached_chunk_costs_no_request_while_its_version_is_fresh(cloud, tmp_path, decoded):
     zarr.create_array(tmp_path / "a.zarr", shape=(4,), chunks=(4,), dtype="i4")[...] = 1
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"))
@@ -787,7 +783,7 @@ def test_a_kept_chunk_costs_no_request_while_its_version_counts(cloud, tmp_path,
 
 
 @pytest.mark.parametrize("options", [{}, {"shards": (8,)}], ids=str)
-def test_what_is_kept_of_a_local_array_is_of_its_present_version(tmp_path, options):
+def test_cached_chunks_of_a_local_array_are_of_its_present_version(tmp_path, options):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(4,), dtype="i4", **options)
     array[...] = 1
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
@@ -796,7 +792,7 @@ def test_what_is_kept_of_a_local_array_is_of_its_present_version(tmp_path, optio
     assert [dataset[i] for i in range(1, 8)] == [2] * 7
 
 
-def test_a_shard_or_chunk_that_is_written_after_it_was_found_missing_is_read(cloud, tmp_path):
+def test_a_chunk_written_after_it_was_found_missing_is_read(cloud, tmp_path):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(16,), chunks=(4,), shards=(8,), dtype="i4")
     array[:4] = 1
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
@@ -808,7 +804,7 @@ def test_a_shard_or_chunk_that_is_written_after_it_was_found_missing_is_read(clo
 
 
 @pytest.mark.parametrize("max_age", [0, 60])
-def test_a_shard_that_is_replaced_right_after_its_index_was_read(cloud, tmp_path, monkeypatch, max_age):
+def test_a_shard_replaced_right_after_its_index_was_read(cloud, tmp_path, monkeypatch, max_age):
     array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": max_age}})
@@ -853,7 +849,7 @@ def test_a_shard_that_is_replaced_again_and_again_is_an_error(cloud, tmp_path, m
     assert "in sample 9 of" in notes(error)
 
 
-def test_a_shard_that_is_gone_is_an_error_and_no_fill_value(tmp_path):
+def test_a_removed_shard_is_an_error_and_no_fill_value(tmp_path):
     sharded(tmp_path / "a.zarr")
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
     dataset[8]
@@ -864,7 +860,7 @@ def test_a_shard_that_is_gone_is_an_error_and_no_fill_value(tmp_path):
     assert "c/1/0" in notes(error)
 
 
-def test_a_shard_whose_versions_are_told_apart_and_that_is_gone_is_an_error_too(cloud, tmp_path):
+def test_a_removed_shard_with_a_version_is_an_error(cloud, tmp_path):
     sharded(tmp_path / "a.zarr")
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
@@ -895,7 +891,7 @@ def test_many_threads_decode_each_chunk_once(tmp_path, decoded, monkeypatch):
     assert decoded == {"array": 32}
 
 
-def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_himself(tmp_path, monkeypatch):
+def test_a_thread_reads_a_chunk_itself_if_the_other_thread_fails(tmp_path, monkeypatch):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8, 10), chunks=(8, 10), dtype="f4")
     array[...] = values_of((8, 10), "f4")
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
@@ -920,51 +916,17 @@ def test_who_waits_for_a_chunk_that_another_thread_cannot_read_reads_it_for_hims
     same(dataset.batch([5]).numpy(), array[5:6])
 
 
-def test_a_chunk_that_failed_does_not_end_another_threads_wait_for_it():
-    chunks = chunk_cache.ChunkCache(1000)
-    parts = [types.SimpleNamespace(future=None) for _ in range(2)]
-    first = chunks.take("a", 1, 9, parts[0])
-    assert first is parts[0].future
-    chunks.fill("a", 1, 2000, "a")  # larger than the pool: not kept
-    second = chunks.take("a", 1, 9, parts[1])
-    assert second is parts[1].future
-    chunks.fail("a", first)
-    assert not second.cancelled()
-    chunks.fail("a", second)
-    assert second.cancelled()
-    assert first.result() == 1
-
-
-def test_after_an_interrupt_between_two_chunks_nobody_waits_for_them(tmp_path, monkeypatch):
-    array = zarr.create_array(tmp_path / "a.zarr", shape=(16, 10), chunks=(4, 10), dtype="i4")
-    array[...] = values_of((16, 10), "i4")
-    dataset = ZarrDataset(str(tmp_path / "a.zarr"))
-    take, taken = chunk_cache.ChunkCache.take, []
-
-    def interrupted(self, *given):
-        taken.append(take(self, *given))
-        if len(taken) == 2:
-            raise KeyboardInterrupt
-        return taken[-1]
-
-    monkeypatch.setattr(chunk_cache.ChunkCache, "take", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        dataset.batch([0, 9])
-    with ThreadPoolExecutor(1) as thread:
-        same(thread.submit(dataset.batch, [1, 8]).result(timeout=600).numpy(), array[...][[1, 8]])
-
-
 @pytest.mark.parametrize(
     ("context", "options"), [(None, {}), ("fork", {"shards": (16, 4, 3)})], ids=["here", "fork"]
 )
-def test_in_a_data_loader_of_torch(cloud, tmp_path, context, options):
+def test_torch_data_loader(cloud, tmp_path, context, options):
     group = make_group(tmp_path / "g.zarr", n=64, **options)
     put_folder(cloud, tmp_path / "g.zarr", "g.zarr")
     dataset = ZarrDataset(
         cloud.url("g.zarr"),
         storage_options=cloud.options | {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}},
     )
-    dataset.batch([0, 1])  # what a parent opened is no use to its children
+    dataset.batch([0, 1])  # the open store of a parent is not used by its children
     loader = DataLoader(
         dataset,
         batch_size=16,
@@ -985,7 +947,7 @@ def test_in_a_data_loader_of_torch(cloud, tmp_path, context, options):
     [(numcodecs.Zstd(), True), (numcodecs.LZ4(), True), (numcodecs.Blosc(), True), (numcodecs.Zlib(), False)],
     ids=str,
 )
-def test_the_size_that_compressed_bytes_state_is_theirs(codec, says):
+def test_the_decoded_size_is_read_from_compressed_bytes(codec, says):
     sizes = (1, 200, 255, 256, 257, 65_000, 65_791, 65_792, 65_793, 300_000)
     for data in (made for size in sizes for made in (noise(size), bytes(size))):
         stored = codec.encode(np.frombuffer(data, "u1"))
@@ -995,9 +957,7 @@ def test_the_size_that_compressed_bytes_state_is_theirs(codec, says):
 
 
 @pytest.mark.parametrize("small", [0, codecs.SMALL])
-def test_a_chunk_of_too_few_bytes_is_an_error_also_where_it_is_decoded_into_the_batch(
-    tmp_path, monkeypatch, small
-):
+def test_a_chunk_of_too_few_bytes_is_an_error(tmp_path, monkeypatch, small):
     monkeypatch.setattr(codecs, "SMALL", small)
     array = zarr.create_array(tmp_path / "a.zarr", shape=(4, 100), chunks=(1, 100), dtype="u1")
     array[...] = 1
@@ -1008,7 +968,7 @@ def test_a_chunk_of_too_few_bytes_is_an_error_also_where_it_is_decoded_into_the_
     assert "in sample 2 of" in notes(error)
 
 
-def test_arrays_are_told_by_json_that_zarr_need_not_have_written(tmp_path):
+def test_array_metadata_may_come_from_other_writers(tmp_path):
     (tmp_path / "a.zarr").mkdir()
     document = {
         "zarr_format": 2,
@@ -1037,21 +997,18 @@ def test_arrays_are_told_by_json_that_zarr_need_not_have_written(tmp_path):
         ((100, 64, 64), {"chunks": (5, 64, 64)}, 5),
         ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (500, 64, 64)}, 256),  # a MiB of them
         ((1000, 64, 64), {"chunks": (5, 64, 64), "shards": (500, 64, 64)}, 255),  # whole chunks
-        ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (50, 64, 64)}, 50),  # no more than a shard has
-        (
-            (8, 2048, 1024),
-            {"chunks": (2, 512, 512), "shards": (4, 2048, 1024)},
-            2,
-        ),  # no less than a chunk has
+        ((1000, 64, 64), {"chunks": (1, 64, 64), "shards": (50, 64, 64)}, 50),  # at most a shard
+        # At least a chunk.
+        ((8, 2048, 1024), {"chunks": (2, 512, 512), "shards": (4, 2048, 1024)}, 2),
     ],
 )
-def test_a_group_is_what_comes_with_one_fetch(tmp_path, shape, options, group_size):
+def test_a_group_is_what_one_fetch_contains(tmp_path, shape, options, group_size):
     zarr.create_array(tmp_path / "a.zarr", shape=shape, dtype="u1", **options)
     assert ZarrDataset(str(tmp_path / "a.zarr")).group_size == group_size
 
 
 def test_a_window_shuffle_of_a_sharded_array_reads_block_after_block(tmp_path):
-    """It took each chunk of a shard for a fetch of its own, so that the first samples were those of all blocks."""
+    """If each chunk of a shard counted as a fetch, the first samples would be those of all blocks."""
     shards = {"chunks": (1, 256, 256), "shards": (64, 256, 256), "compressors": None}
     array = zarr.create_array(tmp_path / "s.zarr", shape=(256, 256, 256), dtype="u1", **shards)
     array[...] = 1

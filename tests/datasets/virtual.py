@@ -5,7 +5,7 @@ import numpy as np
 
 
 def write(path):
-    """Write an HDF5 file of virtual datasets: `x` over another file, `y` over `x`, and `own` over `z`; `link` and `group` are links."""
+    """Write a file with virtual datasets `x` (over another file), `y` (over `x`) and `own` (over `z`), and two links."""
     with h5py.File(path.with_name("part.h5"), "w") as file:
         file["x"] = np.arange(5)
     with h5py.File(path, "w") as file:

@@ -1,4 +1,4 @@
-"""The demo on little data: right bytes, exact counts of requests, the printed table, failures."""
+"""The demo on little data: right bytes, exact request counts, the printed table, failures."""
 
 import dataclasses
 import io
@@ -22,7 +22,7 @@ COUNTS = {"n_texts": N_TEXTS, "n_images": N_IMAGES, "side": SIDE}
 
 
 class ForkedReader:
-    """What a Session needs of subprocess.Popen, for a reader that is forked with its modules imported."""
+    """Replaces subprocess.Popen in a Session by a forked reader with its modules imported."""
 
     def __init__(self, server, folder, command, env):
         self._server = server
@@ -39,7 +39,7 @@ class ForkedReader:
 
 
 def serve(job, env, orders, answers):
-    """Be the process of a Session, configured by its environment."""
+    """Run the process of a Session, configured by its environment."""
     warnings.simplefilter("default")
     os.environ.clear()
     os.environ.update(env)
@@ -82,10 +82,10 @@ def printed(found, width):
 
 
 def block_of(first, rest=1.0, *, plain_s=12.0, part=1):
-    """Return a block with made-up numbers."""
+    """Return a block of the table with made-up numbers."""
 
-    def line(who, seconds):
-        return comparison.Line(who, seconds, session.TimedPass(seconds, 1, 1, 0, "same"), "same", part)
+    def line(name, seconds):
+        return comparison.Line(name, seconds, session.TimedPass(seconds, 1, 1, 0, "same"), "same", part)
 
     modelled = (comparison.Line("a model", 3.0),)
     return comparison.Block(
@@ -101,13 +101,13 @@ def test_all_bytes_are_right(found, blocks):
     assert not dataclasses.replace(blocks[0].plain, expected="another digest").is_right
 
 
-def test_every_data_set_is_also_read_without_cachedfs(blocks):
+def test_every_dataset_is_also_read_without_cachedfs(blocks):
     for block in blocks:
         assert block.plain.reading.requests > 0
         assert block.plain.reading.hits == 0
 
 
-def test_only_the_first_pass_asks_the_cloud(blocks):
+def test_only_the_first_pass_sends_requests(blocks):
     for block in blocks:
         first, *rest = block.cached
         assert first.reading.requests > 0
@@ -118,21 +118,21 @@ def test_only_the_first_pass_asks_the_cloud(blocks):
 
 def test_the_first_pass_fetches_everything_once(blocks):
     texts, *arrays = (block.cached[0].reading for block in blocks)
-    # Of Drive also the folders above, a listing, and where its changes begin.
+    # For Drive also the parent folders, a listing, and a token of the change feed.
     assert texts.requests <= N_TEXTS + 5
     for images, count in zip(arrays, (N_IMAGES // 2, N_IMAGES, N_IMAGES), strict=True):
         assert count * SIDE**2 <= images.sent < 1.2 * count * SIDE**2
 
 
-def test_a_sample_is_scaled_but_for_its_opening(blocks):
+def test_a_sample_is_scaled_except_for_its_opening(blocks):
     pydrive2 = blocks[0].plain
     assert pydrive2.part == comparison.PYDRIVE2.part
-    # A lookup and a download a file, one listing, and the way to the folder; an empty file is a lookup and a 416.
+    # A lookup and a download per file, one listing, and the path to the folder; an empty file is a lookup and a 416.
     assert 2 * N_TEXTS < pydrive2.reading.requests < 2 * N_TEXTS + 8
     assert blocks[3].plain.part == comparison.GCSFS.part
 
 
-def test_what_a_sample_draws_is_what_is_compared():
+def test_the_compared_bytes_are_those_of_the_sample():
     data = comparison.Data("", "", [b"a", b"b", b"c", b"d"], 4, 4)
     chosen = sorted(session.drawn(4, seed=1, part=2))
     assert len(chosen) == 2
@@ -149,7 +149,7 @@ def test_the_mount_is_computed_from_the_same_files(blocks):
     assert cold.seconds == 10 * 0.18 + 2.0, "a small folder is listed at once"
 
 
-def test_times_faster_is_against_the_measured_line():
+def test_times_faster_is_relative_to_the_measured_line():
     block = block_of(4.0)
     assert block.times_faster(block.cached[0]) == 3.0
     assert comparison.cells(block, block.cached[0])[-1] == "3.0"
@@ -179,7 +179,7 @@ def test_everything_printed_fits_80_columns(found):
     assert max(len(line) for each in texts for line in each.splitlines()) <= 80
 
 
-def test_wrong_bytes_are_said_and_the_exit_status_is_1(monkeypatch):
+def test_wrong_bytes_are_reported_with_exit_status_1(monkeypatch):
     block = block_of(1.0)
     wrong = dataclasses.replace(block.cached[0], expected="another digest")
     lied = dataclasses.replace(block, cached=(wrong, *block.cached[1:]))
@@ -205,7 +205,7 @@ def test_a_failure_names_the_url_and_the_cause(tmp_path):
             reader.read("cachedfs::gs://demo/nothing")
 
 
-def test_pydrive2_is_asked_again_where_it_gives_up():
+def test_pydrive2_is_retried_where_it_gives_up():
     answers = [OSError("429"), OSError("429"), b"content"]
 
     def call(path):
@@ -227,7 +227,7 @@ def test_a_missing_package_is_one_sentence_with_the_command(monkeypatch):
     assert exit_.value.code == "The demo needs no-such-package: pip install 'cachedfs[demo]'"
 
 
-def test_interrupted_it_leaves_nothing_behind(tmp_path):
+def test_an_interrupted_demo_leaves_nothing_running(tmp_path):
     environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     code = """
         import functools, sys
@@ -243,10 +243,10 @@ def test_interrupted_it_leaves_nothing_behind(tmp_path):
         for line in process.stdout:
             if line.startswith("... reading"):
                 break
-        os.killpg(process.pid, 2)  # what Ctrl-C does: all of the terminal's processes get it
+        os.killpg(process.pid, 2)  # what Ctrl-C does: all processes of the terminal get it
         assert process.wait(120) == 130
     assert list(tmp_path.iterdir()) == []
-    # A reader that was just being started notices that nobody gives it orders, and ends.
+    # A reader that was being started notices that its pipe is closed, and ends.
     until(lambda: not is_alive(process.pid))
 
 

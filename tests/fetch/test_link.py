@@ -1,4 +1,4 @@
-"""Concurrent background requests: enough to fill the link, and few enough not to delay reads."""
+"""The number of concurrent speculative requests: enough to fill the link, few enough not to delay reads."""
 
 import math
 import random
@@ -20,7 +20,7 @@ LINKS = [  # bytes a second of one stream and of all, seconds to the first byte
 
 
 def fill(stream: float, total: float, wait_s: float, *, n: int, size: int = 8 * MiB):
-    """Send n requests ahead over a link that streams share; return the bytes a second, what was learnt and measured, and bodies."""
+    """Simulate n requests over a shared link; return bytes per second, the estimate, the totals and the numbers of bodies."""
     rng, link, fluid, now = random.Random(1), LinkEstimate(), Fluid(stream, total), 0.0
     timed = LinkTotals()
     waiting: list[tuple[float, float]] = []
@@ -47,7 +47,7 @@ def fill(stream: float, total: float, wait_s: float, *, n: int, size: int = 8 * 
 
 
 @pytest.mark.parametrize(("stream", "total", "wait_s"), LINKS)
-def test_what_is_sent_ahead_fills_the_link(stream, total, wait_s):
+def test_speculative_requests_fill_the_link(stream, total, wait_s):
     rate, link, timed, _ = fill(stream, total, wait_s, n=400)
     assert rate > 0.9 * total
     assert timed.per_s == pytest.approx(total, rel=0.15)
@@ -55,7 +55,7 @@ def test_what_is_sent_ahead_fills_the_link(stream, total, wait_s):
 
 
 @pytest.mark.parametrize(("stream", "total", "wait_s"), [LINKS[0], LINKS[1], LINKS[4]])
-def test_a_block_that_somebody_waits_for_is_hardly_later(stream, total, wait_s):
+def test_a_block_that_a_reader_waits_for_is_hardly_later(stream, total, wait_s):
     _, _, _, counts = fill(stream, total, wait_s, n=150)
     n = sum(counts) / len(counts)
     alone_s = wait_s + MiB / stream
@@ -67,7 +67,7 @@ def test_small_objects_are_bounded_by_slots_and_not_by_the_link():
     assert 16 * LinkEstimate().load(64 << 10) < FEWEST
 
 
-def test_bodies_that_came_alone_do_not_change_how_many_there_may_be():
+def test_bodies_received_alone_do_not_change_the_number_allowed():
     link = LinkEstimate()
     for _ in range(100):
         link = link.after(wait_s=0.05, size=8 * MiB, took_s=0.01, n_others=0, most=16)
@@ -75,6 +75,6 @@ def test_bodies_that_came_alone_do_not_change_how_many_there_may_be():
     assert link.best_per_s > 500e6
 
 
-def test_small_bodies_say_nothing_of_the_link_but_how_late_it_answers():
+def test_small_bodies_only_measure_the_latency_of_the_link():
     link = LinkEstimate().after(wait_s=0.5, size=1000, took_s=0.001, n_others=9, most=16)
     assert link == LinkEstimate()._replace(wait_s=pytest.approx(0.05 + 0.45 / 8))

@@ -46,7 +46,7 @@ operations = st.lists(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=operations, cold=st.booleans())
-def test_any_sequence_of_reads_gives_the_bytes_that_a_builtin_file_gives(fs, cloud, operations, cold):
+def test_any_sequence_of_reads_returns_what_a_builtin_file_returns(fs, cloud, operations, cold):
     if cold:
         fs.evict(cloud.path("big"))
     model = io.BytesIO(DATA)
@@ -66,7 +66,7 @@ def test_any_sequence_of_reads_gives_the_bytes_that_a_builtin_file_gives(fs, clo
         assert file.read() == model.read()
 
 
-def test_a_file_carries_what_libraries_look_for(fs, cloud):
+def test_an_open_file_has_the_attributes_that_libraries_use(fs, cloud):
     with fs.open(
         cloud.path("big"), block_size=5 * MiB, cache_type="readahead", cache_options={"x": 1}
     ) as file:
@@ -92,7 +92,7 @@ def test_a_file_carries_what_libraries_look_for(fs, cloud):
     assert file.closed
 
 
-def test_seeking_outside_is_told(fs, cloud):
+def test_invalid_seeks_raise_and_reads_past_the_end_are_empty(fs, cloud):
     with fs.open(cloud.path("big")) as file:
         with pytest.raises(OSError, match="before the start"):
             file.seek(-1)
@@ -119,7 +119,7 @@ def test_a_pickled_file_is_not_reopened_at_another_version(fs, cloud):
         pickle.loads(text)
 
 
-def test_a_file_stays_with_its_version_or_raises(cloud):
+def test_an_open_file_stays_with_its_version_or_raises(cloud):
     cloud.put("big", DATA)
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", request_size="1MiB", read_ahead=0)
     with fs.open(cloud.path("big")) as file:
@@ -134,7 +134,7 @@ def test_a_file_stays_with_its_version_or_raises(cloud):
     assert fs.cat_file(cloud.path("big")) == noise(SIZE, seed=1)
 
 
-def test_a_handle_that_jumps_about_reads_blocks_and_no_more(fs, cloud):
+def test_random_reads_of_a_file_fetch_only_their_blocks(fs, cloud):
     big = noise(16 * MiB, seed=3)
     cloud.put("huge", big)
     fs.info(cloud.path("huge"))
@@ -150,7 +150,7 @@ def test_a_handle_that_jumps_about_reads_blocks_and_no_more(fs, cloud):
 
 
 class Grudging(FakeOrigin):
-    """Gives the next piece of a body once a reader waits for it."""
+    """Sends the next piece of a body only when a reader waits for it."""
 
     piece_size = 4 * KiB
 
@@ -163,7 +163,7 @@ class Grudging(FakeOrigin):
 
 
 @pytest.mark.parametrize("n_bytes", [60 * KiB, 8 * KiB])
-def test_what_is_read_of_one_block_asks_for_no_other_however_slowly_it_comes(monkeypatch, n_bytes):
+def test_a_read_in_one_block_requests_no_other_however_slow_it_is(monkeypatch, n_bytes):
     origin = Grudging()
     origin.install(monkeypatch)
     data = origin.put("b/slow", noise(300_000))
@@ -177,8 +177,8 @@ def test_what_is_read_of_one_block_asks_for_no_other_however_slowly_it_comes(mon
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, is_late):
-    """Also by who comes late: much more than a block is there then, and it is read at once."""
+def test_sequential_reads_request_each_byte_once(fs, cloud, is_late):
+    """Also when the reader is slow and more than a block is buffered."""
     big = noise(30 * MiB + 5, seed=4)
     cloud.put("huge", big)
     for size, requests in ((300 * KiB, 6), (16 * MiB, 6)):
@@ -196,7 +196,7 @@ def test_reading_in_sequence_asks_for_each_byte_once(fs, cloud, is_late):
         assert len(cloud.asked()) <= requests
 
 
-def test_a_block_that_is_bad_on_disk_is_fetched_again(fs, cloud, own_cache, caplog):
+def test_a_damaged_block_on_disk_is_fetched_again(fs, cloud, own_cache, caplog):
     assert fs.cat_file(cloud.path("big")) == DATA
     forget()
     cloud.asked()
@@ -214,7 +214,7 @@ def test_a_block_that_is_bad_on_disk_is_fetched_again(fs, cloud, own_cache, capl
     assert "damaged" in caplog.text
 
 
-def test_a_hundred_open_handles_do_not_wait_for_one_another(fs, cloud):
+def test_many_open_files_do_not_wait_for_each_other(fs, cloud):
     data = noise(9 * MiB // 4)
     for i in range(40):  # more than there are connections
         cloud.put(f"many/{i}", data)
@@ -224,8 +224,8 @@ def test_a_hundred_open_handles_do_not_wait_for_one_another(fs, cloud):
             assert file.read() == data
 
 
-def test_a_closed_handle_takes_nothing_in_hand_again(fs, cloud):
-    """Also when another thread waited to read it while it was closed: a block would stay open for ever."""
+def test_a_closed_file_opens_no_block_again(fs, cloud):
+    """Also when another thread waited to read it while it was closed; the block would stay open."""
     file = fs.open(cloud.path("big"))
     raw = file.raw
     file.read(10)
@@ -240,7 +240,7 @@ def read_all(file):
     return b"".join(iter(lambda: file.read(64 * KiB), b""))
 
 
-def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, monkeypatch):
+def test_readahead_stops_looking_when_the_whole_file_is_cached(cloud, monkeypatch):
     cloud.put("many", noise(300 * 64 * KiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB")
     looks = []
@@ -253,7 +253,7 @@ def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, mon
         for block in random.Random(1).sample(range(300), 300):
             file.seek(block * 64 * KiB + 5)
             assert file.read(1000)
-        # Until the four runs of before are forgotten, and once for each block from then on.
+        # Until the last four runs are forgotten, and once for each block from then on.
         assert CACHED_AFTER <= len(looks) <= CACHED_AFTER + 10
         assert fs.stats().hits == hits + 300
         read_all(file)
@@ -261,12 +261,12 @@ def test_a_handle_that_fetched_all_of_its_file_then_looks_for_nothing(cloud, mon
         assert fs.stats().hits == hits + 600
 
 
-def test_what_is_read_ahead_for_nobody_is_not_tried_again(origin, monkeypatch):
+def test_failed_readahead_of_a_closed_file_is_not_retried(origin, monkeypatch):
     trying, read = [], origin.read
 
     @contextlib.asynccontextmanager
     async def tried(path, want, pinned):
-        if want.start >= 3 * MiB:  # the service is busy, and stays so
+        if want.start >= 3 * MiB:  # the service stays busy
             trying.append(want)
             await asyncio.Event().wait()
         async with read(path, want, pinned) as reply:
@@ -283,13 +283,13 @@ def test_what_is_read_ahead_for_nobody_is_not_tried_again(origin, monkeypatch):
     until(lambda: not runtime.active_requests and not runtime.inflight_requests)
 
 
-def test_a_handle_that_was_at_home_reads_ahead_again_where_something_is_missing(cloud):
+def test_readahead_starts_again_when_a_block_of_a_cached_file_is_missing(cloud):
     cloud.put("many", DATA := noise(300 * 64 * KiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB", request_size="256KiB")
     fs.cat_file(cloud.path("many"), 64 * KiB, 200 * 64 * KiB)
     cloud.server.reset()
     with fs.open(cloud.path("many")) as file:
-        assert read_all(file) == DATA  # cold, at home, and cold again
+        assert read_all(file) == DATA  # missing, cached, and missing again
         assert cloud.server.count() <= 30  # 27: the first block, the 200th, and the others by fours
         read_all(file)
     with fs.open(cloud.path("many")) as file:
@@ -300,14 +300,14 @@ def test_a_handle_that_was_at_home_reads_ahead_again_where_something_is_missing(
 
 @pytest.fixture
 def threads():
-    """Two threads; each makes a call and returns what came of it."""
+    """Two threads; each makes a call and returns its result."""
     with ThreadPoolExecutor(1) as a, ThreadPoolExecutor(1) as b:
         yield [lambda call, *args, thread=thread: thread.submit(call, *args).result() for thread in (a, b)]
 
 
 @pytest.fixture(params=["cachedfs", "drive"])
 def shared(request):
-    """A file for threads to share: through the cache, and of drive:// alone."""
+    """A file shared by threads: through the cache, and of plain drive://."""
     if request.param == "cachedfs":
         place, fs = request.getfixturevalue("cloud"), fsspec.filesystem("cachedfs", target_protocol="gs")
     else:
@@ -344,7 +344,7 @@ OTHERS = {
 @pytest.mark.parametrize(("read", "other"), [*zip(itertools.cycle(READS), OTHERS, strict=False)])
 def test_a_read_begins_where_its_own_thread_sought(shared, threads, read, other):
     a, b = threads
-    for position in (100_000, 2 * MiB):  # the second time both threads are known to the file
+    for position in (100_000, 2 * MiB):  # the second time, both threads have a position in the file
         a(shared.seek, position)
         b(OTHERS[other], shared)
         data = a(READS[read], shared)
@@ -352,7 +352,7 @@ def test_a_read_begins_where_its_own_thread_sought(shared, threads, read, other)
         assert data == DATA[position : position + len(data)]
 
 
-def test_all_that_reads_a_cached_file_begins_there(fs, cloud, threads):
+def test_every_read_method_begins_where_its_own_thread_sought(fs, cloud, threads):
     a, b = threads
     with fs.open(cloud.path("big")) as file:
         for read in (file.read1, file.peek, lambda n_bytes: b"".join(file.readlines(n_bytes))):
@@ -363,7 +363,7 @@ def test_all_that_reads_a_cached_file_begins_there(fs, cloud, threads):
         assert b(file.read, 100) == DATA[MiB : MiB + 100]
 
 
-def test_each_thread_is_told_of_its_own_seek(shared, threads):
+def test_each_thread_sees_its_own_position(shared, threads):
     a, b = threads
     a(shared.seek, 1000)
     b(shared.seek, 7000)
@@ -375,20 +375,20 @@ def test_each_thread_is_told_of_its_own_seek(shared, threads):
     assert a(shared.read) == DATA[-10:]
 
 
-def test_a_file_that_is_passed_on_has_one_position(shared, threads):
+def test_a_file_passed_between_threads_has_one_position(shared, threads):
     a, b = threads
     assert shared.seek(100) == 100
     expected = [DATA[at : at + 10] for at in range(100, 150, 10)]
     assert [run(shared.read, 10) for run in (a, b, a, b, lambda read, size: read(size))] == expected
     assert (a(shared.tell), b(shared.tell)) == (150, 150)
-    # Of a seek that another thread has read from, nothing is left; nor of those before it.
+    # A seek is forgotten when another thread has read since.
     a(shared.seek, 5000)
     b(shared.seek, 200)
     assert shared.read(10) == DATA[200:210]
     assert (a(shared.read, 10), b(shared.read, 10)) == (DATA[210:220], DATA[220:230])
 
 
-def test_a_thread_that_asked_for_the_size_reads_where_the_file_was_left(shared, threads):
+def test_a_thread_that_only_asked_for_the_size_reads_at_the_shared_position(shared, threads):
     a, b = threads
     assert a(shared.seek, 0, 2) == SIZE
     b(shared.seek, 300)
@@ -397,7 +397,7 @@ def test_a_thread_that_asked_for_the_size_reads_where_the_file_was_left(shared, 
     assert a(shared.read) == b""
 
 
-def test_lines_that_were_read_before_another_thread_came_are_read(cloud, threads):
+def test_lines_continue_in_another_thread(cloud, threads):
     a, b = threads
     text = [b"line %d\n" % i for i in range(100)]
     cloud.put("lines", b"".join(text))
@@ -421,7 +421,7 @@ def test_a_thread_that_reads_lines_without_a_seek_moves_no_other(cloud, threads)
         assert b(file.readline) == text[0]
 
 
-def test_a_read_that_failed_begins_at_the_same_place_again(fs, cloud, threads, monkeypatch):
+def test_after_a_failed_read_the_position_is_unchanged(fs, cloud, threads, monkeypatch):
     a, b = threads
     with fs.open(cloud.path("big")) as file:
         a(file.seek, 2 * MiB)
@@ -434,7 +434,7 @@ def test_a_read_that_failed_begins_at_the_same_place_again(fs, cloud, threads, m
         assert a(file.read, 100) == DATA[2 * MiB : 2 * MiB + 100]
 
 
-def test_what_reads_through_a_file_of_threads_finds_its_place(cloud, threads):
+def test_wrappers_of_a_shared_file_keep_their_position(cloud, threads):
     a, b = threads
     text = "".join(f"line {i} äöü\n" for i in range(5000))
     for name, data in (("text", text.encode()), ("text.gz", gzip.compress(text.encode()))):
@@ -453,7 +453,7 @@ def test_what_reads_through_a_file_of_threads_finds_its_place(cloud, threads):
 
 
 def test_threads_that_share_a_file_read_right_bytes(shared):
-    """Without a lock of their own, as libraries in C++ do: each seeks, then reads."""
+    """Each seeks, then reads, without a lock, as libraries in C++ do."""
 
     def wrong(seed):
         rng = random.Random(seed)

@@ -27,13 +27,13 @@ from tests.fakes import FakeOrigin
 from tests.support import Drive, KiB, noise, until
 
 BLOCK = 64 * KiB
-SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK}  # so that a read of little takes many requests
+SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK}  # so that a small read takes many requests
 OLD = noise(4 * BLOCK - 100, seed=1)
 BESIDE = noise(BLOCK + 1, seed=2)  # an object that does not change
 
 
 class Steps:
-    """Counts the steps of reads: requests, answers, pieces of bodies, facts learnt; before the n-th, something happens."""
+    """Counts the steps of reads: requests, answers, pieces of bodies, stored metadata. Runs an action before the n-th."""
 
     def __init__(self, monkeypatch):
         self.done = 0
@@ -49,7 +49,7 @@ class Steps:
         monkeypatch.setattr(FakeOrigin, "_info", self._after(FakeOrigin._info))
 
     def plan(self, actions):
-        """From now on, do `actions[n]` before step n; return those that are left of the last plan."""
+        """From now on, run `actions[n]` before step n; return the actions of the last plan that were not run."""
         left = [self._plan[n] for n in sorted(self._plan)]
         self.done, self._plan = 0, dict(actions)
         return left
@@ -78,13 +78,13 @@ class Steps:
             del plan[n]
 
     def settle(self):
-        """Wait for what happens at a step that was reached, perhaps behind the back of the read."""
+        """Wait for the action of a step that was reached, perhaps in the background."""
         until(lambda: all(n > self.done for n in self._plan))
 
 
 @dataclasses.dataclass
 class Fake:
-    """What `support.Machine` offers, of an origin in memory."""
+    """The interface of `support.Machine`, for an origin in memory."""
 
     origin: FakeOrigin
     protocol = "gs"
@@ -104,7 +104,7 @@ def fake(own_cache, monkeypatch):
     origin = FakeOrigin()
     origin.piece_size = BLOCK + 1000
     origin.install(monkeypatch)
-    monkeypatch.setattr(filesystem, "WINDOW", 2 * BLOCK)  # so that a copy takes several
+    monkeypatch.setattr(filesystem, "WINDOW", 2 * BLOCK)  # so that a copy takes several windows
     return Fake(origin)
 
 
@@ -115,7 +115,7 @@ def steps(monkeypatch):
 
 @dataclasses.dataclass
 class WithoutRevisions(Drive):
-    """A Drive where only a second look proves a version."""
+    """A Drive where only a second lookup proves a version."""
 
     def put(self, key, data):
         return super().put(key, data, capabilities={"canDownload": True, "canReadRevisions": False})
@@ -133,7 +133,7 @@ def service(request):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder that is empty but for what a test copies into it."""
+    """An empty folder for what a test copies."""
     (tmp_path / "got").mkdir()
     return tmp_path / "got"
 
@@ -142,7 +142,7 @@ def cached(place, **options):
     return fsspec.filesystem("cachedfs", target_protocol=place.protocol, **SMALL, **options)
 
 
-# What may happen to an object: what it holds afterwards, None for nothing.
+# Changes of an object: its content afterwards, None if it is deleted.
 
 CHANGES = {
     "replaced": noise(len(OLD), seed=3),
@@ -161,7 +161,7 @@ def change(place, key, how):
         place.put(key, CHANGES[how])
 
 
-# Reads: each gives which part it asked for, and what it got. A read in one call, and one with a handle.
+# Reads: each yields the part it asked for, and the bytes it got. Some are one call, others read an open file.
 
 
 def _whole(fs, path, folder):
@@ -222,7 +222,7 @@ HANDLES = {"in sequence": _in_sequence, "at random": _at_random, "first, then al
 READS = ONE_CALL | HANDLES
 
 
-# What is known, and here, before the read begins.
+# Metadata and blocks that are cached before the read begins.
 
 
 def _unknown(fs, path, clock):
@@ -252,7 +252,7 @@ def of_one_version(pieces, versions):
 
 
 def read_while(fs, path, read, folder):
-    """Return what a read gave until it ended, and the error that ended it."""
+    """Return the pieces that a read yielded, and the error that ended it."""
     pieces = []
     try:
         for piece in read(fs, path, folder):
@@ -272,7 +272,7 @@ def check_read(pieces, error, new, *, is_handle, may_miss):
 
 
 def check_now(fs, path, how):
-    """What is read now is what is there now, the second time without a question."""
+    """A read returns the present content, the second time without a request."""
     if CHANGES[how] is None:
         with pytest.raises(FileNotFoundError):
             fs.cat_file(path)
@@ -285,7 +285,7 @@ def check_now(fs, path, how):
 
 
 def at_each_step(place, steps, clock, folder, state, read, how):
-    """Change an object before step 1 of its read, another before step 2, until there is no such step; return how many."""
+    """Change one object before step 1 of its read, another before step 2, and so on; return the number of steps."""
     fs, is_handle = cached(place), read in HANDLES
     n = 0
     while True:
@@ -301,14 +301,14 @@ def at_each_step(place, steps, clock, folder, state, read, how):
             assert error is None
             assert of_one_version(pieces, [OLD])
             return n - 1
-        # Of two objects that are read at once, one may be asked for while the other's step removes it and puts it anew.
+        # Of two objects read together, one may be requested while the step of the other deletes and creates it.
         may_miss = how == "recreated" and read == "many"
         check_read(pieces, error, CHANGES[how], is_handle=is_handle, may_miss=may_miss)
         clock(61)
         check_now(fs, path, how)
 
 
-# Every read meets every change, and every state, of an origin in memory; the stress test takes the whole product, of services.
+# Every read is combined with every change and every state for an origin in memory; the stress test does so for services.
 CASES = [
     (state, read, how)
     for (i, read), (j, state), (k, how) in itertools.product(
@@ -319,16 +319,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_is_read_while_an_object_changes_is_of_one_version(fake, steps, clock, folder, read):
+def test_a_read_of_a_changing_object_returns_one_version(fake, steps, clock, folder, read):
     fake.put("beside", BESIDE)
     for state, how in [(state, how) for state, each, how in CASES if each == read]:
         assert at_each_step(fake, steps, clock, folder, state, read, how) >= 2
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_is_read_of_a_service_while_an_object_changes_is_of_one_version(
-    service, steps, clock, folder, read
-):
+def test_a_read_of_a_changing_object_of_a_service_returns_one_version(service, steps, clock, folder, read):
     service.put("beside", BESIDE)
     cases = [("unknown", "replaced"), ("first block, grown old", "shrunk"), ("in part", "deleted")]
     state, how = cases[[*READS].index(read) % 3]
@@ -350,7 +348,7 @@ def test_every_change_of_a_service_at_every_step_of_every_read(service, steps, c
 
 
 @pytest.mark.parametrize("read", ONE_CALL)
-def test_a_read_of_what_was_replaced_before_is_no_error_when_it_is_replaced_again(fake, steps, folder, read):
+def test_a_read_of_an_object_replaced_twice_is_no_error(fake, steps, folder, read):
     fs = cached(fake)
     fake.put("beside", BESIDE)
     for n in range(1, 12):
@@ -363,7 +361,7 @@ def test_a_read_of_what_was_replaced_before_is_no_error_when_it_is_replaced_agai
         assert of_one_version(pieces, [OLD, CHANGES["grown"], CHANGES["replaced"]])
 
 
-def test_a_copy_into_an_open_file_begins_anew_where_it_began(fake, steps):
+def test_get_into_an_open_file_restarts_at_its_start_position(fake, steps):
     fs = cached(fake)
     for n in range(1, 10):
         fake.put(str(n), OLD)
@@ -397,7 +395,7 @@ ASKS = {
 
 @pytest.mark.parametrize("existed", [True, False])
 @pytest.mark.parametrize("ask", ASKS)
-def test_a_write_that_overtakes_a_question_in_any_order_is_seen_after_it(fake, steps, ask, existed):
+def test_a_write_that_overtakes_a_lookup_is_seen_after_it(fake, steps, ask, existed):
     fs = cached(fake)
     cache, identity = fs._source.runtime.cache, fs._source.identity
     most = 6
@@ -422,7 +420,7 @@ def test_a_write_that_overtakes_a_question_in_any_order_is_seen_after_it(fake, s
 
 
 @pytest.mark.parametrize("ask", ASKS)
-def test_an_answer_given_while_a_write_is_on_its_way_does_not_count_after_it(fake, monkeypatch, ask):
+def test_a_lookup_during_a_write_does_not_count_after_it(fake, monkeypatch, ask):
     fs = cached(fake)
     path = fake.path("a")
     fake.put("a", b"old")
@@ -483,7 +481,7 @@ LOOK = """
 
 
 @pytest.mark.parametrize(("place", "protocol"), [("cloud", "cachedfs"), ("drive", "own")])
-def test_whatever_is_written_is_seen_at_once_by_another_process(request, tmp_path, place, protocol):
+def test_every_write_is_seen_at_once_by_another_process(request, tmp_path, place, protocol):
     place = request.getfixturevalue(place)
     own = {"gs": "cgs", "drive": "cdrive"}[place.protocol]
     chained = {"target_protocol": place.protocol}
@@ -521,11 +519,11 @@ def test_whatever_is_written_is_seen_at_once_by_another_process(request, tmp_pat
             assert now() == expected[name], name
 
 
-# Zarr, for which what is not found is fill values.
+# Zarr returns fill values for missing chunks.
 
 
 @pytest.mark.parametrize(("at", "is_sharded"), [("fake", False), ("cloud", True), ("drive", False)])
-def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
+def test_zarr_returns_no_fill_values_for_chunks_that_are_replaced(
     request, steps, clock, tmp_path, at, is_sharded
 ):
     place = request.getfixturevalue(at)
@@ -563,10 +561,10 @@ def test_zarr_reads_no_fill_values_for_chunks_that_are_replaced(
         assert n > 5
 
 
-# How old knowledge may be.
+# An unreachable origin.
 
 
-def test_many_files_are_read_while_the_origin_is_away(own_cache, clock, caplog, monkeypatch):
+def test_many_files_are_read_while_the_origin_is_unreachable(own_cache, clock, caplog, monkeypatch):
     waited, next_wait_s = collections.Counter(), RetryAttempts.next_wait_s
 
     def without_waiting(tries, trouble):
@@ -590,7 +588,7 @@ def test_many_files_are_read_while_the_origin_is_away(own_cache, clock, caplog, 
     before = fs.stats().requests
     with caplog.at_level(logging.WARNING, "cachedfs"):
         assert fs.cat(list(objects)) == objects
-    # As many as may be under way at a time learn it, in six tries each of 5 s at most; the others do not ask.
+    # All requests in flight fail after six tries of at most 5 s; the others are not sent.
     assert 0 < max(waited.values()) < 5
     assert 0 < fs.stats().requests - before <= 16 * 6
     assert len(caplog.records) == 1

@@ -1,8 +1,8 @@
 """The conformance suites of fsspec and zarr on cachedfs over memory and the simulated clouds.
 
 All glob edge cases run over memory here, and over plain `drive://` in tests/origins/drive; the clouds here run those of
-`FEW_GLOBS`. One test of zarr's is excluded, for a defect of zarr's own (`test_clear_removes_what_lies_deep`). The number of tests in each suite
-is asserted, to notice a suite that shrank.
+`FEW_GLOBS`. One test of zarr is excluded because zarr fails it itself (`test_clear_removes_nested_keys`). The number
+of tests in each suite is asserted, to notice a suite that shrank.
 """
 
 import functools
@@ -112,7 +112,7 @@ class TestOpenOverMemory(suites.AbstractOpenTests, OverMemory):
     pass
 
 
-# One of each kind of pattern; with and without `recursive` and `maxdepth`; and one that finds nothing.
+# One of each kind of pattern, with and without `recursive` and `maxdepth`, and one without a match.
 FEW_GLOBS = [
     case
     for case in GLOB_EDGE_CASES_TESTS["argvalues"]
@@ -192,7 +192,7 @@ class TestOpenOverDrive(suites.AbstractOpenTests, OverDrive):
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_the_suites_of_fsspec_bring_as_many_tests_as_ever(name):
+def test_the_fsspec_suites_have_as_many_tests_as_before(name):
     assert len(FEW_GLOBS) == 6
     for derived in (f"Test{name}OverMemory", f"Test{name}OverGCS", f"Test{name}OverDrive"):
         assert number_of_tests(globals()[derived]) >= LEAST[name]
@@ -208,12 +208,12 @@ def prefix(cloud: Cloud) -> str:
 
 @pytest.fixture
 def options(cloud: Cloud) -> dict:
-    """Options that travel with a pickled store."""
+    """Options that are pickled with a store."""
     return {"cache_dir": str(cloud.cache_dir), "keep_free": 0, **cloud.options}
 
 
 class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
-    """zarr's promises of a store; `set` and `get` go around it, by another filesystem and to the origin itself."""
+    """The store tests of zarr; `set` and `get` bypass the store and access the origin."""
 
     store_cls = FsspecStore
     buffer_cls = cpu.Buffer
@@ -242,7 +242,7 @@ class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
         assert store.supports_listing
 
 
-def test_the_suite_of_zarr_brings_as_many_tests_as_ever():
+def test_the_zarr_suite_has_as_many_tests_as_before():
     assert number_of_tests(TestStore) >= 40
 
 
@@ -256,7 +256,7 @@ FEW_EXAMPLES = settings(
 
 
 class Clearing(FsspecStore):
-    """A store whose `clear` clears, for the machines that begin with it; see `test_clear_removes_what_lies_deep`."""
+    """A store with a working `clear`, for state machines that begin with it; see `test_clear_removes_nested_keys`."""
 
     async def clear(self):
         await self.delete_dir("")
@@ -267,11 +267,11 @@ def make(store_cls, prefix, options):
     return store_cls(fs, path=prefix)
 
 
-@pytest.mark.filterwarnings("ignore:The data type")  # zarr, of the types that its machine tries
+@pytest.mark.filterwarnings("ignore:The data type")  # zarr, for the types that its state machine tries
 @pytest.mark.filterwarnings("ignore:The codec")
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("machine", [ZarrHierarchyStateMachine, ZarrStoreStateMachine])
-def test_zarrs_state_machines_find_no_difference_from_a_model(machine, prefix, options):
+def test_the_state_machines_of_zarr_pass(machine, prefix, options):
     run_state_machine_as_test(lambda: machine(make(Clearing, prefix, options)), settings=FEW_EXAMPLES)
 
 
@@ -280,7 +280,7 @@ def test_zarrs_state_machines_find_no_difference_from_a_model(machine, prefix, o
     reason="FsspecStore.clear removes folder by folder and ends, silently, at the first that went with its parent; "
     "over gcsfs or memory without cachedfs just the same (zarr 3.1.6)",
 )
-async def test_clear_removes_what_lies_deep(prefix, options):
+async def test_clear_removes_nested_keys(prefix, options):
     store = make(FsspecStore, prefix, options)
     for key in ("a/b/c", "d"):
         await store.set(key, cpu.Buffer.from_bytes(b"1"))

@@ -1,4 +1,4 @@
-"""Kills of processes that read and write through the whole stack: later reads are right, the cache is sound."""
+"""Kills of processes that read and write through the whole stack: later reads are right and the cache is valid."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from tests.cache.kills import watch
 from tests.support import KiB, MiB, forget, noise, tally
 
 N_FILES, SIZE, BOUND = 6, 3 * MiB // 2 + 5, 6 * MiB
-CALLS = [  # of the cache, and whether the process dies before it or after it
+CALLS = [  # system calls of the cache, and whether the process dies before or after them
     ("create", "after"), ("write_all", "before"), ("os.rename", "before"), ("os.rename", "after"), ("unlink", "before"),
     ("SQL BEGIN", "after"), ("SQL INSERT", "before"), ("SQL COMMIT", "after"), ("open_to_read", "after"),
 ]  # fmt: skip
@@ -38,11 +38,11 @@ def file_at(folder, n):
     return folder / "origin" / str(n)
 
 
-# In the children.
+# Run in the child processes.
 
 
 def read_on(folder, seed):
-    """Read for ever, in every way; what is read is what lies there, as nobody writes meanwhile."""
+    """Read forever, in every way, and compare with the files, which do not change."""
     fs, chance = filesystem(Path(folder), max_age=0), random.Random(seed)
     while True:
         path = file_at(Path(folder), chance.randrange(N_FILES))
@@ -55,7 +55,7 @@ def read_on(folder, seed):
 
 
 def read_until(folder, seed, call, nth, when):
-    """Read, and die at a call of the cache's room."""
+    """Read, and die at a system call of the cache."""
     seen = []
 
     def hit(name, at):
@@ -76,7 +76,7 @@ def write_on(folder, seed):
 
 
 def write_and_die(folder, n, when):
-    """Die when the origin is about to be told, or has just been told, and nobody else has heard of it."""
+    """Die right before or right after the write reaches the origin, before any other process learns of it."""
     write = LocalFileSystem.pipe_file
 
     def dying(self, *args, **options):
@@ -88,25 +88,25 @@ def write_and_die(folder, n, when):
     filesystem(Path(folder)).pipe_file(str(file_at(Path(folder), n)), noise(SIZE, 99))
 
 
-# What is true after each kill.
+# Checked after each kill.
 
 
 @pytest.fixture
-def stocked(folder):
+def source_files(folder):
     (folder / "origin").mkdir()
     for n in range(N_FILES):
         file_at(folder, n).write_bytes(noise(SIZE, n))
     yield folder
-    forget()  # before the folder goes
+    forget()  # before the folder is removed
 
 
-def assert_all_is_right(folder, fs):
+def assert_reads_are_right(folder, fs):
     for n in range(N_FILES):
         assert fs.cat_file(str(file_at(folder, n))) == file_at(folder, n).read_bytes()
         tally("objects read after a kill")
 
 
-def assert_cache_is_sound(folder):
+def assert_cache_is_valid(folder):
     cache = BlockCache([str(folder / "c")], explicit=True)
     report = cache.check()
     assert (report.orphans, report.wrong_size, report.corrupt, report.wrong_sums) == ((), (), (), ())
@@ -115,20 +115,22 @@ def assert_cache_is_sound(folder):
 
 
 def kill_after(fork_server, pid, chance, longest_s):
-    time.sleep(chance.uniform(0.005, longest_s))  # the moment is the matter of the test
+    time.sleep(chance.uniform(0.005, longest_s))  # the random moment is part of the test
     os.kill(pid, signal.SIGKILL)
     assert fork_server.wait(pid).signal == signal.SIGKILL
     tally("kills of the whole stack")
 
 
-def test_a_reader_killed_at_a_call_of_the_cache_leaves_it_right(stocked, fork_server):
+def test_a_reader_killed_at_a_system_call_leaves_a_valid_cache(source_files, fork_server):
     for n, (call, when) in enumerate(CALLS):
-        file_at(stocked, n % N_FILES).write_bytes(noise(SIZE, 100 + n))
-        ended = fork_server.run("tests.integration.test_crash:read_until", str(stocked), n, call, 3, when)
+        file_at(source_files, n % N_FILES).write_bytes(noise(SIZE, 100 + n))
+        ended = fork_server.run(
+            "tests.integration.test_crash:read_until", str(source_files), n, call, 3, when
+        )
         assert ended.signal == signal.SIGKILL
         tally("kills of the whole stack")
-        assert_all_is_right(stocked, filesystem(stocked, max_age=0))
-        assert_cache_is_sound(stocked)
+        assert_reads_are_right(source_files, filesystem(source_files, max_age=0))
+        assert_cache_is_valid(source_files)
         forget()
 
 
@@ -138,33 +140,33 @@ def killed_readers_leave_it_right(folder, fork_server, *, n, seed):
         file_at(folder, step % N_FILES).write_bytes(noise(SIZE, 200 + step))
         pid = fork_server.start("tests.integration.test_crash:read_on", str(folder), step)
         kill_after(fork_server, pid, chance, 0.2)
-        assert_all_is_right(folder, filesystem(folder, max_age=0))
-        assert_cache_is_sound(folder)
+        assert_reads_are_right(folder, filesystem(folder, max_age=0))
+        assert_cache_is_valid(folder)
         forget()
 
 
 def killed_writers_leave_no_old_bytes(folder, fork_server, *, n, seed):
-    """We knew every object, for a minute: but who writes says so before it writes."""
+    """This process has fresh metadata of every object; a writer invalidates it before it writes."""
     fs, chance = filesystem(folder), random.Random(seed)
     for step in range(n):
-        assert_all_is_right(folder, fs)
+        assert_reads_are_right(folder, fs)
         pid = fork_server.start("tests.integration.test_crash:write_on", str(folder), step)
         kill_after(fork_server, pid, chance, 0.1)
-        assert_all_is_right(folder, fs)
+        assert_reads_are_right(folder, fs)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_writer_killed_beside_its_write_leaves_nobody_with_old_bytes(stocked, fork_server, when):
-    fs = filesystem(stocked)
-    assert_all_is_right(stocked, fs)
-    ended = fork_server.run("tests.integration.test_crash:write_and_die", str(stocked), 2, when)
+def test_after_a_killed_write_no_process_reads_old_bytes(source_files, fork_server, when):
+    fs = filesystem(source_files)
+    assert_reads_are_right(source_files, fs)
+    ended = fork_server.run("tests.integration.test_crash:write_and_die", str(source_files), 2, when)
     assert ended.signal == signal.SIGKILL
-    assert (file_at(stocked, 2).read_bytes() == noise(SIZE, 99)) == (when == "after")
-    assert_all_is_right(stocked, fs)
+    assert (file_at(source_files, 2).read_bytes() == noise(SIZE, 99)) == (when == "after")
+    assert_reads_are_right(source_files, fs)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(3600)
-def test_hundreds_of_readers_and_writers_are_killed(stocked, fork_server):
-    killed_readers_leave_it_right(stocked, fork_server, n=300, seed=2)
-    killed_writers_leave_no_old_bytes(stocked, fork_server, n=300, seed=2)
+def test_hundreds_of_readers_and_writers_are_killed(source_files, fork_server):
+    killed_readers_leave_it_right(source_files, fork_server, n=300, seed=2)
+    killed_writers_leave_no_old_bytes(source_files, fork_server, n=300, seed=2)

@@ -28,7 +28,7 @@ from tests.support import MiB, forget, noise
 
 
 def new_process(**options):
-    """Return the filesystem as another process would make it."""
+    """Return the filesystem as another process would create it."""
     forget()
     return fsspec.filesystem("cachedfs", target_protocol="gs", **options)
 
@@ -44,9 +44,11 @@ def read_in_all_ways(fs, path, data):
 
 
 def is_stored_again(origin, fs):
-    """Return whether a new object costs nothing at its second read."""
+    """Return whether the second read of a new object costs no request."""
     data = origin.put("b/later", noise(3000))
-    fs._source.runtime.cache._own._again_at = fs._source.runtime.cache._own._look_at = 0.0  # so much later
+    fs._source.runtime.cache._own._again_at = fs._source.runtime.cache._own._look_at = (
+        0.0  # as if the pause were over
+    )
     assert fs.cat_file("b/later") == data
     assert fs._source.runtime.drain(120)
     n_requests = len(origin.log)
@@ -54,7 +56,7 @@ def is_stored_again(origin, fs):
     return len(origin.log) == n_requests and fs.stats().cannot_store is None
 
 
-def test_reads_succeed_where_every_call_to_the_disk_fails(origin, monkeypatch, caplog):
+def test_reads_succeed_when_every_system_call_of_the_cache_fails(origin, monkeypatch, caplog):
     here, new = origin.put("b/here", noise(2 * MiB + 5)), origin.put("b/new", noise(MiB + 7, 1))
     read_in_all_ways(new_process(), "b/here", here)
     fs = new_process()
@@ -77,10 +79,8 @@ def test_reads_succeed_where_every_call_to_the_disk_fails(origin, monkeypatch, c
     assert [record for record in caplog.records if record.levelno > logging.WARNING] == []
 
 
-def test_reads_succeed_where_no_thread_can_be_started_to_store_and_blocks_are_kept_once_one_can(
-    origin, monkeypatch, caplog
-):
-    """More than may wait to be stored: nobody waits for room that nobody makes."""
+def test_reads_succeed_without_a_writer_thread_and_blocks_are_stored_later(origin, monkeypatch, caplog):
+    """The object is larger than the queue of the writer: no read waits for space in it."""
     data = origin.put("b/long", noise(5 * MiB + 5))
     monkeypatch.setattr(runtime, "MAX_QUEUED", MiB)
     start = threading.Thread.start
@@ -102,12 +102,10 @@ def test_reads_succeed_where_no_thread_can_be_started_to_store_and_blocks_are_ke
     ]
 
 
-# The cache directory is full, vanishes, is locked
+# The cache directory is full, removed or locked
 
 
-def test_reads_succeed_on_a_file_system_that_is_full_and_blocks_are_kept_once_there_is_room(
-    origin, tmp_path, caplog
-):
+def test_reads_succeed_on_a_full_disk_and_blocks_are_stored_later(origin, tmp_path, caplog):
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(
@@ -135,9 +133,7 @@ def _fill(origin, folder, caplog):
     for _ in range(2):
         assert fs.cat_file("b/big") == data
         assert fs._source.runtime.drain(120)
-    assert (
-        fs.stats().blocks == 5
-    )  # as many as there is room for, beside what the bookkeeping may come to have
+    assert fs.stats().blocks == 5  # as many as fit beside the files of the cache itself
     assert not not_cached(caplog)
     ballast = folder / "ballast"
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
@@ -153,7 +149,7 @@ def _fill(origin, folder, caplog):
     assert is_stored_again(origin, fs)
 
 
-def test_a_cache_directory_that_vanishes_costs_its_blocks_and_no_read(origin, own_cache):
+def test_a_removed_cache_directory_loses_blocks_and_fails_no_read(origin, own_cache):
     data = origin.put("b/k", noise(2 * MiB))
     fs = new_process()
     for _ in range(3):
@@ -163,7 +159,7 @@ def test_a_cache_directory_that_vanishes_costs_its_blocks_and_no_read(origin, ow
     assert is_stored_again(origin, fs)
 
 
-def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog, monkeypatch):
+def test_a_lock_held_by_another_process_fails_no_read(origin, own_cache, caplog, monkeypatch):
     monkeypatch.setattr(database, "_WRITER_WAIT_S", 0.05)
     here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
     read_in_all_ways(new_process(), "b/here", here)
@@ -174,7 +170,7 @@ def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog,
         other.execute("BEGIN IMMEDIATE")
         n_requests = len(origin.log)
         read_in_all_ways(fs, "b/here", here)
-        assert len(origin.log) == n_requests  # who only reads waits for nobody
+        assert len(origin.log) == n_requests  # reads do not need the lock
         assert fs.cat_file("b/new") == new
         assert fs._source.runtime.drain(120)
         assert "locked" in fs.stats().cannot_store
@@ -185,7 +181,7 @@ def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog,
 
 
 @pytest.mark.parametrize(
-    ("harm", "is_open"),
+    ("damage", "is_open"),
     [
         (damage_index, False),
         (truncate_index, False),
@@ -195,7 +191,7 @@ def test_a_lock_held_by_another_process_costs_no_read(origin, own_cache, caplog,
     ],
     ids=lambda value: getattr(value, "__name__", ("at_rest", "while_open")[value is True]),
 )
-def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, harm, is_open):
+def test_a_lost_index_fails_no_read_and_causes_one_warning(origin, own_cache, caplog, damage, is_open):
     here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
     fs = new_process()
     read_in_all_ways(fs, "b/here", here)
@@ -203,12 +199,12 @@ def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, h
     if not is_open:
         forget()
     (index,) = own_cache.glob("*/index.db")
-    harm(index)
+    damage(index)
     fs = fs if is_open else new_process()
     read_in_all_ways(fs, "b/here", here)
     read_in_all_ways(fs, "b/new", new)
     fs._source.runtime.drain(120)
-    origin.put("b/here", here)  # a new version, so that something is stored: or nobody would notice
+    origin.put("b/here", here)  # a new version, so that a block is stored and the loss is noticed
     fs.invalidate_cache()
     read_in_all_ways(fs, "b/here", here)
     fs._source.runtime.drain(120)
@@ -221,7 +217,7 @@ def test_a_lost_index_costs_no_read_and_one_warning(origin, own_cache, caplog, h
     assert len(warnings) == ("is damaged" in "".join(warnings)) <= 1
 
 
-# Names made to break things
+# Unusual object names
 
 NFC, NFD = unicodedata.normalize("NFC", "b/é"), unicodedata.normalize("NFD", "b/é")
 NAMES = [
@@ -230,7 +226,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_objects_of_any_name_are_kept_apart_and_cost_nothing_the_second_time(origin, tmp_path):
+def test_objects_of_any_name_are_distinct_and_cached(origin, tmp_path):
     contents = {name: origin.put(name, noise(500, seed)) for seed, name in enumerate(NAMES)}
     fs = new_process()
     for name, data in contents.items():
@@ -254,12 +250,11 @@ FAULTS = [Fault(status=401), Fault(status=403), Fault(close_after=1000)]
 
 @pytest.fixture(params=["gs", "drive"])
 def machine(request, monkeypatch):
-    """A simulated service that asks for a secret token, which is configured and not an argument."""
+    """A simulated service that requires a secret token, given by the configuration and not as an argument."""
     found = request.getfixturevalue("cloud" if request.param == "gs" else "drive")
     token = f"{SECRET}-{request.param}"
-    given = (
-        Credentials(token) if request.param == "gs" else token
-    )  # gcsfs would ask Google whose a bare one is
+    # gcsfs would ask Google about a bare token.
+    given = Credentials(token) if request.param == "gs" else token
     monkeypatch.setitem(fsspec.config.conf, request.param, {**found.options[request.param], "token": given})
     found.server.require_token(token)
     yield found
@@ -267,7 +262,7 @@ def machine(request, monkeypatch):
 
 
 def use_everything(machine, fs):
-    """Read, list, write and fail in many ways; return what was raised, and what objects say of themselves."""
+    """Read, list, write and fail in many ways; return the errors and the metadata of objects."""
     path, key, data = machine.path, machine.path("d/a"), noise(MiB + 500)
     machine.put("d/a", data)
     machine.put("d/b", b"b")
@@ -313,7 +308,7 @@ def use_everything(machine, fs):
 def what_it_raises(act):
     try:
         act()
-    except Exception as error:  # whatever it is, it is looked through for secrets
+    except Exception as error:  # every error is searched for secrets
         return [error]
     return []
 
@@ -341,8 +336,8 @@ def test_no_secret_is_in_files_logs_errors_reprs_pickles_or_json(machine, own_ca
     assert [text[:300] for text in said if "SECRET" in text] == []
 
 
-def test_accounts_of_different_identity_never_see_each_other_s_bytes(own_cache, monkeypatch):
-    """One path, one version by name, two contents: in one process, in one cache directory."""
+def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
+    """One path and fingerprint with two contents, in one process and one cache directory."""
     origins = {}
 
     def open_origin(protocol, options, *, loop, on_request, concurrency=16, book=None, alone=None):

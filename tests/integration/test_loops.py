@@ -28,14 +28,14 @@ from tests.support import KiB, MiB, forget, noise, until
 
 
 def left(fs):
-    """Return what this process holds that it should give up by itself: requests, questions, tasks, claims."""
+    """Return what this process still holds: requests, lookups, tasks, fetch locks."""
     own = fs._source.runtime
     assert own.drain(120)
     locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
     return [*own.inflight_requests, *own.active_requests, *own.lookups._running, *own._tasks, *locks]
 
 
-# What the processes below have in common.
+# Code shared by the child processes.
 COMMON = f"""
 import asyncio, functools, gc, json, os, signal, sys, threading, time
 import fsspec
@@ -45,7 +45,7 @@ from cachedfs.origins.gcs import origin
 import tests.long_timeouts
 from tests.support import KiB, MiB, noise, until
 
-origin.RetryPolicy = functools.partial(retry.RetryPolicy, stall_s=3600.0)  # what does not come is not given up by itself
+origin.RetryPolicy = functools.partial(retry.RetryPolicy, stall_s=3600.0)  # nothing times out by itself
 bucket = os.environ["BUCKET"]
 
 def active_requests():
@@ -61,8 +61,8 @@ def python(cloud, code, *arguments):
     return cloud.python(COMMON + textwrap.dedent(code), *arguments)
 
 
-def assert_sound(cloud, *keys, most_temporary=0):
-    """The process that ended left nothing behind, and what it was reading is read here."""
+def assert_clean(cloud, *keys, most_temporary=0):
+    """The process left no temporary files or bad blocks, and what it was reading can be read here."""
     cloud.server.heal()
     assert len(list(cloud.cache_dir.glob("*/tmp/*"))) <= most_temporary
     fs = fsspec.filesystem("cgs")
@@ -73,17 +73,17 @@ def assert_sound(cloud, *keys, most_temporary=0):
 
 
 def stall(cloud, *keys, after=None):
-    """Put objects whose bodies stop after so many bytes, for longer than any test waits."""
+    """Put objects whose bodies stop after `after` bytes, for longer than any test waits."""
     for key in keys:
         cloud.put(key, noise(3 * MiB))
         cloud.server.fail(Fault(kind="media", key=key, stall_s=3600, stall_after=after, times=None))
 
 
-# Event loops of others.
+# Event loops of callers.
 
 
-def test_a_loop_closed_in_the_middle_of_a_read_harms_no_other(origin):
-    """Nobody cancels what ran on it: the read ends by itself, and what it fetched is there."""
+def test_a_loop_closed_during_a_read_does_not_affect_others(origin):
+    """Its tasks are never cancelled: the read ends by itself, and its blocks are cached."""
     fs, there = (
         fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=each) for each in (False, True)
     )
@@ -91,7 +91,7 @@ def test_a_loop_closed_in_the_middle_of_a_read_harms_no_other(origin):
     gate(fs, origin, is_open=False)
     for _ in range(3):
         loop = asyncio.new_event_loop()
-        loop.set_exception_handler(lambda loop, context: None)  # the task that is lost with its loop is ours
+        loop.set_exception_handler(lambda loop, context: None)  # the task lost with its loop is expected
         task = loop.create_task(there._cat_file("b/k"))
         loop.run_until_complete(asyncio.sleep(0))
         until(lambda: origin.open_bodies)
@@ -105,7 +105,7 @@ def test_a_loop_closed_in_the_middle_of_a_read_harms_no_other(origin):
     assert len(origin.log) == 1
 
 
-def test_a_read_that_its_loop_cancels_leaves_nothing(cloud, monkeypatch):
+def test_a_cancelled_read_leaves_nothing_running(cloud, monkeypatch):
     monkeypatch.setattr(
         "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, stall_s=3600.0)
     )
@@ -130,7 +130,7 @@ def test_a_read_that_its_loop_cancels_leaves_nothing(cloud, monkeypatch):
 
 
 def test_an_interrupt_ends_a_read_and_the_process(cloud):
-    """KeyboardInterrupt, and the end in time, whatever does not answer; what has arrived is kept whole or not at all."""
+    """KeyboardInterrupt is raised even if nothing answers; received blocks are stored whole or not at all."""
     stall(cloud, "slow")
     stall(cloud, "half", after=MiB + 5)
     printed = python(
@@ -160,7 +160,7 @@ def test_an_interrupt_ends_a_read_and_the_process(cloud):
         there = fsspec.filesystem("cgs", asynchronous=True)
         target = fsspec.filesystem("cachedfs", target_protocol="stuck")
         interrupted(lambda: fs.cat_file(f"{bucket}/slow"), active_requests)
-        until(lambda: not left(fs))  # what nobody waits for is not asked any more
+        until(lambda: not left(fs))  # a cancelled read sends no more requests
         interrupted(lambda: asyncio.run(there._cat_file(f"{bucket}/slow")), active_requests)
         until(lambda: not left(fs))
         interrupted(lambda: fs.open(f"{bucket}/half").read(), lambda: fs._source.runtime.bytes_fetched >= MiB)
@@ -168,21 +168,21 @@ def test_an_interrupt_ends_a_read_and_the_process(cloud):
         """,
     )
     assert printed == 4 * "interrupted\n"
-    assert_sound(cloud, "slow", "half")
+    assert_clean(cloud, "slow", "half")
 
 
 # The end of a process.
 
 
-# Python 3.12 starts no thread any more once the main thread has ended.
+# Python 3.12 starts no thread after the main thread has ended.
 @pytest.mark.parametrize("used", ["used before", "used first"][: 1 + (sys.version_info[:2] != (3, 12))])
-def test_a_thread_goes_on_reading_after_the_main_thread_has_ended(cloud, used):
-    """A program ends with the last of its own threads: until then it reads, lists and stores as ever."""
+def test_a_thread_can_read_after_the_main_thread_has_ended(cloud, used):
+    """A program ends with the last of its own threads; until then reads, listings and caching work."""
     data = [cloud.put(f"d/{i}", noise(MiB, i)) for i in range(3)]
     printed = python(
         cloud,
         """
-        # A name, which somebody has to look up.
+        # A host name that has to be resolved.
         url = os.environ["FSSPEC_GS_ENDPOINT_URL"].replace("127.0.0.1", "localhost")
         fs = fsspec.filesystem("cgs", gs={"token": "anon", "endpoint_url": url})
         if sys.argv[1] == "used before":
@@ -249,15 +249,15 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_process_ends_with_work_in_flight(cloud, how):
-    """It stores what arrived, and waits for nothing that does not come; the next one finds a sound cache and right bytes."""
+def test_a_process_exits_with_requests_in_flight(cloud, how):
+    """It stores received blocks and waits for nothing else; the next process finds a valid cache."""
     cloud.put("a", b"a")
     cloud.put("long", noise(24 * MiB))
     stall(cloud, "slow", "handle", "task", after=100 * KiB)
     if how == "with requests":
         cloud.server.fail(Fault(kind="media", key="long", nth=2, stall_s=3600, stall_after=0, times=None))
     begin = """
-        runtime.DRAIN_S = 0.2  # is waited for what does not end
+        runtime.DRAIN_S = 0.2  # the wait for requests that do not end
 
         def quiet(key):
             try:
@@ -266,15 +266,15 @@ def test_a_process_ends_with_work_in_flight(cloud, how):
                 assert "process is exiting" in str(error), error
         """
     python(cloud, textwrap.dedent(begin) + textwrap.dedent(ENDS[how]))
-    # But for the block that was being written.
-    assert_sound(cloud, "slow", most_temporary=how == "while the disk stores nothing")
+    # Except for the block that was being written.
+    assert_clean(cloud, "slow", most_temporary=how == "while the disk stores nothing")
 
 
-# What is left.
+# Leaks.
 
 
-def test_nothing_grows_however_much_is_read(cloud):
-    """Reads, listings, errors and evictions: no thread, descriptor or task more with each round, and none once closed."""
+def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
+    """Reads, listings, errors and evictions add no thread, descriptor or task per round; closing frees all."""
     for i in range(6):
         cloud.put(f"d/{i}", noise(300 * KiB + i, i))
     printed = python(
@@ -318,18 +318,18 @@ def test_nothing_grows_however_much_is_read(cloud):
         print(json.dumps([rounds[2], rounds[-1]]))
         runtimes._close_all()
         until(lambda: threading.active_count() == 1)
-        until(lambda: descriptors() <= at_first + 3)  # the file of claims, and the two that it keeps mapped
+        until(lambda: descriptors() <= at_first + 3)  # the file of fetch locks, and the two mapped ones
         """,
     )
     before, after = json.loads(printed)
-    # Of threads there may be fewer, and as many as are allowed at once: never one more a round.
+    # The numbers may vary up to the allowed concurrency, but do not grow with each round.
     assert after[0] <= before[0] + 4
     assert after[1] <= before[1] + 4
     assert after[2] == 0
 
 
-def blocks_in_hand(fs):
-    """Return how many blocks are open and not in the pool: every one is somebody's, or lost."""
+def leaked_blocks(fs):
+    """Return how many blocks are open and not in the pool."""
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -338,8 +338,8 @@ def blocks_in_hand(fs):
     return sum(link.startswith(f"{cache.root}/blocks/") for link in links) - len(cache._handles._idle)
 
 
-def test_filesystems_and_handles_that_nobody_holds_are_gone(cloud):
-    """Collected, with what they had open: also in the middle of a read ahead, and whichever thread collects them."""
+def test_unreferenced_filesystems_and_files_are_collected(cloud):
+    """Their blocks are closed, even during readahead, and in whichever thread they are collected."""
     cloud.put("a", noise(12 * MiB))
     fs = fsspec.filesystem("cgs")
 
@@ -355,12 +355,12 @@ def test_filesystems_and_handles_that_nobody_holds_are_gone(cloud):
         fs._source.runtime.call_soon(gc.collect)
         until(lambda seen=seen: gc.collect() is not None and not any(ref() for ref in seen))
         until(lambda: not left(fs))
-        assert blocks_in_hand(fs) == 0
+        assert leaked_blocks(fs) == 0
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_file_may_be_closed_while_others_read_it(cloud, warm):
-    """Who reads gets right bytes, or ValueError as from any closed file; what the file had open is closed."""
+def test_a_file_may_be_closed_while_other_threads_read_it(cloud, warm):
+    """A reader gets right bytes, or ValueError as from any closed file; all blocks of the file are closed."""
     data, wrong = cloud.put("a", noise(6 * MiB)), []
     fs = fsspec.filesystem("cgs")
 
@@ -391,7 +391,7 @@ def test_a_file_may_be_closed_while_others_read_it(cloud, warm):
             thread.join(300)
         assert not any(thread.is_alive() for thread in threads), "a reader hangs"
         until(lambda: not left(fs))
-        assert blocks_in_hand(fs) == 0
+        assert leaked_blocks(fs) == 0
     assert not wrong
 
 
@@ -399,7 +399,7 @@ def test_a_file_may_be_closed_while_others_read_it(cloud, warm):
 
 
 class Samples:
-    """What a DataLoader maps over: the chunks of an array that was opened before its workers were made."""
+    """A map-style dataset over an array that was opened before the workers started."""
 
     def __init__(self, array):
         self.array = array
@@ -415,8 +415,8 @@ class Samples:
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(m, marks=pytest.mark.stress) for m in ("forkserver", "spawn"))]
 )
-def test_a_data_loader_of_four_workers_reads_an_array_that_was_opened_before(cloud, method, monkeypatch):
-    """Every sample right, in both epochs; every chunk downloaded once by all four; and all of them end."""
+def test_four_data_loader_workers_read_an_array_opened_before(cloud, method, monkeypatch):
+    """Every sample is right in both epochs, every chunk is downloaded once by all four, and all of them end."""
     import torch.utils.data
 
     for name, value in cloud.configuration.items():
@@ -427,7 +427,7 @@ def test_a_data_loader_of_four_workers_reads_an_array_that_was_opened_before(clo
     forget()
     array = zarr.open_array(cloud.url("a.zarr"), mode="r")
     expected = {i: int(np.arange(i * 1000, (i + 1) * 1000).sum()) for i in range(n)}
-    assert Samples(array)[3] == (3, expected[3])  # with a loop, threads and connections of its own
+    assert Samples(array)[3] == (3, expected[3])  # with its own loop, threads and connections
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than there are cores
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)

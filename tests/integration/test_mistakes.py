@@ -27,7 +27,7 @@ def fs(cloud):
 
 
 def every_read(fs, path):
-    """Return the ways to need the bytes of `path`."""
+    """Return functions that each read bytes of `path`."""
     return {
         "open": lambda: fs.open(path),
         "cat_file": lambda: fs.cat_file(path),
@@ -41,7 +41,7 @@ def every_read(fs, path):
 
 
 def failure(act, kind):
-    """Return the error that `act` ends in, which must be exactly of this kind and end in our own code or above."""
+    """Return the error of `act`, which must have this class and be raised by our own code."""
     with pytest.raises(kind) as caught:
         act()
     error = caught.value
@@ -54,10 +54,10 @@ def failure(act, kind):
     return error
 
 
-# What is not there.
+# Missing objects.
 
 
-def test_an_object_that_is_missing_is_file_not_found(cloud, fs):
+def test_reading_a_missing_object_is_file_not_found(cloud, fs):
     for name, read in every_read(fs, cloud.path("nothing")).items():
         error = failure(read, FileNotFoundError)
         assert error.errno == errno.ENOENT, name
@@ -66,18 +66,18 @@ def test_an_object_that_is_missing_is_file_not_found(cloud, fs):
 
 
 @pytest.mark.parametrize("ask", ["info", "ls", "created", "modified", "ukey", "size"])
-def test_what_is_missing_cannot_be_described(cloud, fs, ask):
+def test_metadata_of_a_missing_object_is_file_not_found(cloud, fs, ask):
     error = failure(lambda: getattr(fs, ask)(cloud.path("nothing")), FileNotFoundError)
     assert cloud.url("nothing") in str(error)
 
 
-def test_a_bucket_that_is_missing_is_file_not_found(cloud, fs):
+def test_a_missing_bucket_is_file_not_found(cloud, fs):
     for act in (
         lambda: fs.cat_file("no-such-bucket/a"),
         lambda: fs.open("no-such-bucket/a"),
         lambda: fs.ls("no-such-bucket"),
         lambda: fs.info("no-such-bucket"),
-        lambda: fs.find("no-such-bucket"),  # as gcsfs: an empty list would be an empty data set
+        lambda: fs.find("no-such-bucket"),  # as in gcsfs: an empty list would be an empty dataset
         lambda: fs.find("no-such-bucket/a"),
         lambda: fs.glob("no-such-bucket/**"),
         lambda: fs.du("no-such-bucket"),
@@ -88,7 +88,7 @@ def test_a_bucket_that_is_missing_is_file_not_found(cloud, fs):
         assert "no-such-bucket" in str(error)
 
 
-def test_removing_what_is_missing_is_file_not_found(cloud, fs):
+def test_removing_or_copying_a_missing_object_is_file_not_found(cloud, fs):
     for act in (
         lambda: fs.rm_file(cloud.path("nothing")),
         lambda: fs.cp_file(cloud.path("nothing"), cloud.path("b")),
@@ -96,10 +96,7 @@ def test_removing_what_is_missing_is_file_not_found(cloud, fs):
         assert cloud.path("nothing") in str(failure(act, FileNotFoundError))
 
 
-# A folder is not an object.
-
-
-def test_what_is_missing_is_named_as_it_was_given(cloud, fs, tmp_path):
+def test_a_missing_path_is_named_as_it_was_given(cloud, fs, tmp_path):
     with pytest.raises(FileNotFoundError, match=re.escape(f"gs://{cloud.path('nothing')}")):
         fs.rm([cloud.path("nothing")])
     with pytest.raises(FileNotFoundError) as caught:
@@ -110,19 +107,19 @@ def test_what_is_missing_is_named_as_it_was_given(cloud, fs, tmp_path):
         fs.put_file(tmp_path / "here", "no-such-bucket-here/a")
 
 
-def test_of_one_object_that_is_missing_nothing_is_omitted(cloud, fs):
+def test_a_single_missing_object_is_not_omitted(cloud, fs):
     with pytest.raises(FileNotFoundError):
         fs.cat(cloud.path("nothing"), on_error="omit")
     assert isinstance(fs.cat(cloud.path("nothing"), on_error="return"), FileNotFoundError)
     assert fs.cat([cloud.path("nothing")], on_error="omit") == {}
 
 
-def test_a_folder_read_as_an_object_is_is_a_directory(cloud, fs):
+def test_reading_a_folder_as_an_object_is_is_a_directory(cloud, fs):
     cloud.put("d/a", b"1")
     for known in (False, True):
         for name, read in every_read(fs, cloud.path("d")).items():
             if name == "get_file":
-                continue  # fsspec's contract: a folder is made
+                continue  # the contract of fsspec: a folder is created
             if known:
                 fs.ls(cloud.path("d"))
             error = failure(
@@ -183,9 +180,9 @@ def test_a_forbidden_bucket_is_a_permission_error(cloud, fs):
         lambda: asyncio.run(levels_of(fs, cloud.bucket)),
     ):
         failure(act, PermissionError)
-    told = []
-    assert list(fs.walk(cloud.bucket, on_error=told.append)) == [(cloud.bucket, [], [])]
-    assert [type(each) for each in told] == [AccessDenied]
+    reported = []
+    assert list(fs.walk(cloud.bucket, on_error=reported.append)) == [(cloud.bucket, [], [])]
+    assert [type(each) for each in reported] == [AccessDenied]
     absent = [(cloud.path("none"), [], [])]
     cloud.server.forbid(cloud.bucket, False)
     assert list(fs.walk(cloud.path("none"))) == list(fs.walk(cloud.path("none"), on_error="omit")) == absent
@@ -196,7 +193,7 @@ async def levels_of(fs, path):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_drive_that_may_not_be_asked_is_no_empty_one(drive, status):
+def test_a_drive_without_access_is_an_error_and_not_empty(drive, status):
     fs, path = fsspec.filesystem("cdrive"), drive.path("a")
     drive.server.fail(Fault(status=status, times=None))
     for act in (
@@ -208,7 +205,7 @@ def test_a_drive_that_may_not_be_asked_is_no_empty_one(drive, status):
         failure(act, AccessDenied)
 
 
-def test_a_token_file_that_is_missing_is_not_a_missing_object(cloud, tmp_path):
+def test_a_missing_token_file_is_not_a_missing_object(cloud, tmp_path):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"token": str(tmp_path / "no-token.json")})
     for act in (lambda: fs.cat_file("b/a"), lambda: fs.exists("b/a"), lambda: fs.ls("b")):
         with pytest.raises((PermissionError, ValueError)) as caught:
@@ -216,8 +213,8 @@ def test_a_token_file_that_is_missing_is_not_a_missing_object(cloud, tmp_path):
         assert "no-token.json" in str(caught.value)
 
 
-def test_a_written_file_that_fails_names_the_url_and_is_over(cloud, fs, monkeypatch):
-    # The six tries of gcsfs follow each other at once.
+def test_a_failed_write_names_the_url_and_closes_the_file(cloud, fs, monkeypatch):
+    # Let gcsfs retry six times without waiting.
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
     cloud.put("a", b"old")
     for fault, kind in (
@@ -256,8 +253,8 @@ def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
         assert cloud.path("a") in str(caught.value)
 
 
-def test_a_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(cloud, fs, monkeypatch):
-    """fsspec leaves it out, and whoever asked has a part of the names."""
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(cloud, fs, monkeypatch):
+    """fsspec would leave it out and return an incomplete list."""
     monkeypatch.setattr(origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
     for name in ("d1/x", "d2/x"):
         cloud.put(name, b"1")
@@ -275,7 +272,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(cloud, 
         with pytest.raises(OriginUnavailable, match=f"{root}/d2"):
             act()
     cloud.server.heal()
-    cloud.server.fail(Fault(kind="list", status=404, times=None))  # it went meanwhile
+    cloud.server.fail(Fault(kind="list", status=404, times=None))  # it was removed meanwhile
     assert fs.glob(f"{root}/*/x") == [f"{root}/d1/x"]
 
 
@@ -291,12 +288,12 @@ def test_an_unknown_protocol_is_a_value_error_that_names_it():
             act()
 
 
-def test_no_protocol_is_a_value_error_that_shows_the_forms():
+def test_a_missing_protocol_is_a_value_error_with_examples():
     with pytest.raises(ValueError, match="cachedfs::gs://"):
         fsspec.filesystem("cachedfs")
 
 
-def test_a_package_that_is_missing_is_an_import_error_that_names_it(cloud):
+def test_a_missing_package_is_an_import_error_that_names_it(cloud):
     code = """
         import sys
         import fsspec
@@ -354,7 +351,7 @@ def test_a_wrong_option_in_a_url_is_the_same_error():
         fsspec.open("cachedfs::gs://b/a", cachedfs={"cache_sise": 1})
 
 
-def test_an_option_of_the_target_given_to_us_says_where_it_goes():
+def test_an_option_of_the_target_passed_to_cachedfs_says_where_it_goes():
     with pytest.raises(ValueError, match="gs=") as caught:
         fsspec.filesystem("cgs", token="anon")
     assert "token" in str(caught.value)
@@ -367,15 +364,15 @@ def test_a_wrong_option_of_the_target_names_it(cloud):
             act()
 
 
-def test_an_option_that_gcsfs_does_not_have_is_told(cloud, caplog):
+def test_an_option_that_gcsfs_does_not_have_is_a_warning(cloud, caplog):
     cloud.put("k", b"1")
     fs = fsspec.filesystem(
         "cachedfs", target_protocol="gs", target_options={"projct": "mine", "max_paths": 9}
     )
     assert fs.cat_file(cloud.path("k")) == b"1"
-    (told,) = [record.getMessage() for record in caplog.records if "option" in record.getMessage()]
-    assert "gcsfs has no option 'projct'" in told
-    assert "'project'" in told
+    (reported,) = [record.getMessage() for record in caplog.records if "option" in record.getMessage()]
+    assert "gcsfs has no option 'projct'" in reported
+    assert "'project'" in reported
 
 
 def test_an_endpoint_without_a_scheme_is_a_value_error_at_once(cloud):
@@ -387,7 +384,7 @@ def test_an_endpoint_without_a_scheme_is_a_value_error_at_once(cloud):
     assert cloud.asked() == []
 
 
-def test_a_cache_directory_that_is_not_ours_is_a_value_error(cloud, tmp_path):
+def test_a_cache_directory_writable_by_others_is_a_value_error(cloud, tmp_path):
     shared = tmp_path / "shared"
     (shared / f"cachedfs-{FORMAT}-{os.getuid()}").mkdir(parents=True)
     os.chmod(shared / f"cachedfs-{FORMAT}-{os.getuid()}", 0o777)
@@ -396,7 +393,7 @@ def test_a_cache_directory_that_is_not_ours_is_a_value_error(cloud, tmp_path):
         fs.cat_file(cloud.path("a"))
 
 
-# Modes and places.
+# Modes and ranges.
 
 
 def test_a_wrong_mode_is_a_value_error(cloud, fs):
@@ -406,7 +403,7 @@ def test_a_wrong_mode_is_a_value_error(cloud, fs):
             fs.open(cloud.path("a"), mode)
 
 
-def test_a_handle_refuses_what_a_builtin_file_refuses(cloud, fs):
+def test_an_open_file_refuses_what_a_builtin_file_refuses(cloud, fs):
     cloud.put("a", noise(100))
     with fs.open(cloud.path("a")) as file:
         with pytest.raises(OSError, match="write"):
@@ -430,25 +427,25 @@ def test_a_range_that_ends_before_it_begins_is_empty(cloud, fs):
         assert fs.cat_file(cloud.path("a"), -1000) == noise(100)
 
 
-def test_changing_an_object_of_gcs_in_place_is_refused_by_name(cloud):
+def test_in_place_changes_of_gcs_objects_are_refused(cloud):
     cloud.put("a", b"old")
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     with pytest.raises(ValueError, match=rf"cachedfs::gs://{cloud.path('a')}.*'r\+b'.*anew with 'wb'"):
         fs.open(cloud.path("a"), "r+b")
 
 
-@pytest.mark.parametrize(("options", "told"), [({"gs": "cloud"}, "gs='cloud'"), ({"gcs": 1}, "gcs=1")])
-def test_options_of_the_target_that_are_no_dictionary_are_not_passed_over(own_cache, options, told):
-    with pytest.raises(ValueError, match=f"{told}: expected a dictionary of options of gs://"):
+@pytest.mark.parametrize(("options", "reported"), [({"gs": "cloud"}, "gs='cloud'"), ({"gcs": 1}, "gcs=1")])
+def test_target_options_that_are_no_dictionary_are_an_error(own_cache, options, reported):
+    with pytest.raises(ValueError, match=f"{reported}: expected a dictionary of options of gs://"):
         fsspec.filesystem("cachedfs", target_protocol="gs", **options)
 
 
-def test_options_of_another_origin_are_told_by_its_name(own_cache):
+def test_options_of_another_origin_are_an_error(own_cache):
     with pytest.raises(ValueError, match=r"options of drive:// were given, but the target is gs://.*gs="):
         fsspec.filesystem("cachedfs", target_protocol="gs", drive={"token": "anon"})
 
 
-def test_appending_to_an_object_of_gcs_is_refused_and_nothing_is_lost(cloud):
+def test_appending_to_a_gcs_object_is_refused_and_loses_nothing(cloud):
     data = cloud.put("a", b"old")
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     with pytest.raises(ValueError, match=rf"cachedfs::gs://{cloud.path('a')}.*cannot be appended to"):

@@ -43,7 +43,7 @@ names = st.sampled_from(list(OPTIONS))
 writers = st.sampled_from(["usual", "always asks", "never asks"])
 sizes = st.sampled_from(SIZES)
 offsets = st.one_of(st.integers(0, 5 * BLOCK), st.sampled_from([0, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK]))
-# What happens in the middle of a read, before its n-th step: nothing, or one of these.
+# Faults before the n-th step of a read, or none.
 troubles = st.one_of(
     st.none(),
     st.tuples(st.just("replace"), st.integers(1, 3)),
@@ -75,9 +75,9 @@ def cut(path, size):
 
 
 class FilesystemMachine(RuleBasedStateMachine):
-    """Four filesystems of different patience over one cache, and an origin whose objects others change.
+    """Four filesystems with different options over one cache, and an origin whose objects others change.
 
-    The clock stands still but for the rules: every rule takes a second.
+    The clock stands still except that every rule takes a second.
     """
 
     @initialize()
@@ -91,11 +91,11 @@ class FilesystemMachine(RuleBasedStateMachine):
         self.origin.piece_size = BLOCK + 1000
         self.origin.install(self.patch)
         self.n_requests, self.trouble, self.trouble_at = 0, (None, ""), 0
-        # What each path held, with the time since when; None: nothing. And the first of them that may still be seen.
+        # The content of each path, and since when; None: absent. `first` is the first version that may still be returned.
         self.history = {path: [(0.0, None)] for path in PATHS}
         self.first = dict.fromkeys(PATHS, 0)
         self.n_versions = 0
-        self.may_break = False  # a request that breaks within its body is on its way
+        self.may_break = False  # a request that will break in its body may be in flight
         self.has_listed = False
         self.handles = []
         for path in PATHS:
@@ -122,7 +122,7 @@ class FilesystemMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_arrived_is_stored(self):
-        """So that the next rule finds the same in every run."""
+        """Store all received blocks, so that the next rule finds the same state in every run."""
         runtime = self.filesystems["usual"]._source.runtime
         assert runtime.drain(120)
         self.may_break &= bool(runtime.active_requests)
@@ -130,7 +130,7 @@ class FilesystemMachine(RuleBasedStateMachine):
     # The origin.
 
     def on_request(self):
-        """Before every request: what was planned for the n-th of a read."""
+        """Before every request: apply the fault planned for the n-th request of a read."""
         self.n_requests += 1
         number = len(self.origin.log) + 1
         kind, path = self.trouble if self.n_requests == self.trouble_at else (None, "")
@@ -166,17 +166,17 @@ class FilesystemMachine(RuleBasedStateMachine):
         return (b"%08d" % self.n_versions * (size // 8 + 1))[:size]
 
     def hold(self, path, data):
-        """From now on the origin holds `data` at `path`: others put it there."""
+        """Set the content of `path` at the origin, as another client would."""
         if data is not None:
             self.origin.put(path, data)
         elif path in self.origin.objects:
             self.origin.delete(path)
         self.history[path].append((self.now, data))
 
-    # What may be seen.
+    # Allowed results.
 
     def allowed(self, path, age):
-        """Return the numbers of the versions that who looks now may see, when what is known may be so old."""
+        """Return the versions that a reader may get now, when its metadata may be `age` seconds old."""
         ends = [since for since, _ in self.history[path][1:]] + [math.inf]
         return [
             n for n in range(self.first[path], len(ends)) if ends[n] >= self.now or ends[n] > self.now - age
@@ -188,12 +188,12 @@ class FilesystemMachine(RuleBasedStateMachine):
     def check_absent(self, path, name, trouble):
         age = math.inf if trouble == "away" else AGES[name]
         if not self.has_listed and age != math.inf:
-            age = min(age, 10.0)  # one 404 is not believed for longer
+            age = min(age, 10.0)  # a single 404 is fresh for at most 10 s
         assert any(self.history[path][n][1] is None for n in self.allowed(path, age)), "it was there"
 
     def check_error(self, error, path, name, trouble):
         if self.may_break and "the connection broke" in str(error):
-            return  # of an earlier rule's request, which is on its way until now: who joins it is told
+            return  # a request of an earlier rule is still in flight, and this read joined it
         if isinstance(error, FileNotFoundError):
             assert path is not None, "to a handle, what is removed has changed"
             self.check_absent(path, name, trouble)
@@ -254,7 +254,7 @@ class FilesystemMachine(RuleBasedStateMachine):
                 age = math.inf if kind == "away" else AGES[name]
                 assert sizes[path] in map(len, self.bytes_of(path, self.allowed(path, age)))
 
-    # Handles.
+    # Open files.
 
     @rule(name=names, path=paths, trouble=troubles)
     def open_a_handle(self, name, path, trouble):
@@ -283,7 +283,7 @@ class FilesystemMachine(RuleBasedStateMachine):
                 start = file.tell() if seek is None else file.seek(seek)
                 data = file.read(size)
         except ObjectChanged:
-            # It was replaced since, or the handle is of a version that was older when it was opened.
+            # It was replaced since, or the file had an older version when it was opened.
             latest = self.history[path][-1][1]
             assert len(self.history[path]) > n_versions or candidates != [latest]
             return
@@ -297,7 +297,7 @@ class FilesystemMachine(RuleBasedStateMachine):
 
     @rule(name=writers, path=paths, how=st.sampled_from(["write", "write", "remove", "copy"]), size=sizes)
     def change(self, name, path, how, size):
-        """Do an own write: what was before it is never seen again."""
+        """Make an own write: earlier versions are never returned again."""
         self.now += 1
         fs, data = self.filesystems[name], None
         (other,) = {*PATHS} - {path}
@@ -325,7 +325,7 @@ class FilesystemMachine(RuleBasedStateMachine):
     # The cache.
 
     @rule(name=names, path=paths, how=st.sampled_from(["forget", "evict", "pin", "unpin"]))
-    def tell_the_cache(self, name, path, how):
+    def call_the_cache(self, name, path, how):
         fs = self.filesystems[name]
         if how == "forget":
             fs.invalidate_cache(path)
@@ -346,7 +346,7 @@ class FilesystemMachine(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from([flip, cut]), at=st.integers(0, BLOCK), choice=st.integers(0))
     def damage_a_block(self, how, at, choice):
-        """In a copy that takes its place: a byte flipped under an open handle is what `verify_always` is for."""
+        """Damage a copy and rename it into place; a byte changed in an open file needs `verify_always`."""
         if blocks := sorted((self.folder / "cache").glob("cachedfs-*/blocks/*/*")):
             path = blocks[choice % len(blocks)]
             copy = path.with_name("copy")
@@ -365,12 +365,12 @@ few = settings(
 )
 
 
-def test_what_is_read_was_true_not_longer_ago_than_max_age():
+def test_reads_return_versions_allowed_by_max_age():
     run_state_machine_as_test(FilesystemMachine, settings=few)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
-def test_what_is_read_was_true_not_longer_ago_than_max_age_many_times():
+def test_reads_return_versions_allowed_by_max_age_many_times():
     many = settings(few, max_examples=2000, stateful_step_count=60, derandomize=False)
     run_state_machine_as_test(FilesystemMachine, settings=many)

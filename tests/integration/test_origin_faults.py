@@ -37,35 +37,35 @@ from cachedfs.fetch import runtimes
 from cachedfs.origins import rate_limit
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
-from tests.support import Cloud, KiB, Machine, forget, noise, standing, tally, until
+from tests.support import Cloud, KiB, Machine, forget, noise, stack_dump, tally, until
 
 BLOCK = 64 * KiB
-SIZE, SMALL = 300_000, 100_000  # the object that takes three requests, and the one that comes whole in one
+SIZE, SMALL = 300_000, 100_000  # the object that takes three requests, and the one that takes one
 BIG, SMALL_ONE, NEW = noise(SIZE), noise(SMALL, seed=1), noise(70_000, seed=2)
 OPTIONS = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLOCK}
 TRIES = 6
 ONCE, FOR_EVER = 1, None
-STALL_S = {ONCE: 0.2, FOR_EVER: 0.04}  # patience with a stall that passes, and with one that stays
+STALL_S = {ONCE: 0.2, FOR_EVER: 0.04}  # the time limit for a temporary stall, and for a lasting one
 HANGS_S = 120.0  # a call that takes longer hangs
-BYTES = None  # the outcome: what the object holds
+BYTES = None  # the outcome: the bytes of the object
 EITHER = (BYTES, OriginUnavailable)
-FAR = 1 << 40  # behind the end of every body
+FAR = 1 << 40  # beyond the end of every body
 
 
-# The moments
+# Moments
 
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """Something that a user does: how it is prepared, what is done, and what that costs where nothing fails."""
+    """An operation: how it is prepared, what is called, and what it costs without faults."""
 
     group: str  # media, json or write
     act: Callable[[Any], Any]
     right: Callable[[Any], Any]
-    requests: int = 1  # of the kind that the fault strikes
-    size: int = 0  # bytes that have to come
+    requests: int = 1  # of the kind that is affected by the fault
+    size: int = 0  # bytes that must be received
     prepare: Callable[[Any], Any] = lambda at: None
-    nth: int = 1  # which of those requests the fault strikes
+    nth: int = 1  # which of those requests is affected
 
 
 def read_in_sequence(at: Any) -> bytes:
@@ -109,7 +109,7 @@ MOMENTS = {
         "media",
         lambda at: at.fs.cat_ranges([at.path("big")] * 3, *map(list, zip(*MERGED, strict=True))),
         lambda at: [at.big[start:stop] for start, stop in MERGED],
-        4,  # in order, so that the last block is read ahead
+        4,  # in order, so the last block is read ahead
         SIZE,
         prepare=lambda at: at.fs.info(at.path("big")),
     ),
@@ -118,7 +118,7 @@ MOMENTS = {
         lambda at: at.fs.cat_file(at.path("big"), -1000, None),
         lambda at: at.big[-1000:],
         1,
-        BLOCK - 1 + 1000,  # of an object of unknown size: where its last block begins nobody knows
+        BLOCK - 1 + 1000,  # the size of the object is unknown, and so the start of its last block
     ),
     "ahead": Moment("media", read_in_sequence, lambda at: at.big, 3, SIZE, nth=2),
     "handle": Moment("media", read_handle, lambda at: at.big[200_000:260_000], 1, BLOCK, prepare=open_handle),
@@ -140,24 +140,24 @@ MOMENTS = {
     ),
     "write": Moment("write", write_file, lambda at: None),
 }
-COSTS = {  # in requests and bytes, where a cloud has its own
+COSTS = {  # in requests and bytes, where a service differs
     ("drive", "suffix"): (1, SIZE - 4 * BLOCK),
     ("gs", "write"): (2, 0),  # a session and its end
 }
-KINDS = {  # of the requests that a moment's fault strikes
+KINDS = {  # of the requests that are affected
     "gs": {"media": "media", "ls": "list", "find": "list", "info": "metadata", "write": "upload"},
     "drive": {"media": "media", "ls": "list", "find": "list", "info": "list", "write": "upload"},
 }
 
 
-# The faults
+# Faults
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A fault, and what comes of it in each group of moments: BYTES, the class of the error, or either of several.
+    """A fault, and its outcome in each group of moments: BYTES, the class of the error, or one of several.
 
-    `fault` is of the group that is struck, or "refuse": no connection at all.
+    `fault` depends on the group; "refuse" means that no connection is accepted.
     """
 
     fault: Callable[[str], dict[str, Any]] | str
@@ -165,8 +165,8 @@ class Row:
     media: Any = BYTES
     json: Any = BYTES
     write: Any = BYTES
-    sends_again: bool = False  # what came has to be thrown away
-    at_most: int | None = None  # requests for each that nothing failing takes
+    sends_again: bool = False  # received bytes must be discarded
+    at_most: int | None = None  # requests for each request without a fault
 
 
 def always(**fault: Any) -> Callable[[str], dict[str, Any]]:
@@ -179,18 +179,18 @@ def inside(group: str) -> int:
 
 
 def passing(fault: Callable[[str], dict[str, Any]], **more: Any) -> dict[str, Row]:
-    """Return what becomes of a fault that comes once, and of one that stays."""
+    """Return the rows of a fault that is retried: once, and for ever."""
     stays = {"media": OriginUnavailable, "json": OriginUnavailable, "write": OriginUnavailable}
     return {"": Row(fault, **more), " for ever": Row(fault, FOR_EVER, **{**more, **stays})}
 
 
 def harmless(fault: Callable[[str], dict[str, Any]], **more: Any) -> dict[str, Row]:
-    """Return what becomes of a fault that takes nothing from the answer."""
+    """Return the rows of a fault that does not change the bytes."""
     return {"": Row(fault, **more), " for ever": Row(fault, FOR_EVER, **more)}
 
 
 def refusal(kind: Any, **fault: Any) -> dict[str, Row]:
-    """Return what becomes of an answer that time does not mend, once and for ever."""
+    """Return the rows of an answer that is not retried, once and for ever."""
     given = {"media": kind, "json": kind, "write": kind}
     return {"": Row(always(**fault), **given), " for ever": Row(always(**fault), FOR_EVER, **given)}
 
@@ -219,7 +219,7 @@ FAMILIES: dict[str, dict[str, Row]] = {
             always(long_by=100), FOR_EVER, BYTES, OriginUnavailable, OriginUnavailable, sends_again=True
         ),
     },
-    # Whether they come with the body, and spoil it, or after it, and spoil nothing, the network decides.
+    # The network decides whether they are received with the body, which is then invalid, or after it.
     "bytes behind the body": {
         "": Row(always(spill=100), sends_again=True),
         " for ever": Row(always(spill=100), FOR_EVER, EITHER, EITHER, EITHER, sends_again=True),
@@ -248,7 +248,7 @@ FAMILIES: dict[str, dict[str, Row]] = {
         "": Row(always(status=404), ONCE, ObjectNotFound, ObjectNotFound, ObjectNotFound),
         " for ever": Row(always(status=404), FOR_EVER, ObjectNotFound, ObjectNotFound, ObjectNotFound),
     },
-    # What is redirected is followed, and at Drive asked again: its own answers come from where they are asked for.
+    # Redirects are followed; Drive API requests are retried instead, as they are never redirected.
     "302": passing(always(redirect=""), write=CachedFSError, at_most=2 * TRIES),
     "307": passing(always(redirect="", status=307), at_most=2 * TRIES),
     "302 to a page": passing(always(redirect="/portal/page"), write=CachedFSError, at_most=4 * TRIES),
@@ -257,17 +257,17 @@ FAMILIES: dict[str, dict[str, Row]] = {
 FAULTS = {name + when: row for name, family in FAMILIES.items() for when, row in family.items()}
 SERVICES = ("gs", "drive", "drive without revisions")
 CLOUDS = ("gs", "drive")
-# Where a cloud, or a moment, has its own way.
+# Services and moments with other outcomes.
 EXCEPTIONS: dict[tuple[str, str, str], Any] = {
-    # What is wanted may be here before the block around it fails.
+    # The wanted bytes may be complete before the block around them fails.
     **{(cloud, moment, "short body for ever"): EITHER for cloud in CLOUDS for moment in ("range", "handle")},
-    # The length of a range is told by its headers.
+    # The headers state the length of a range.
     **{
         ("gs", moment, "long body for ever"): OriginUnavailable
-        for moment, told in MOMENTS.items()
-        if told.group == "media"
+        for moment, operation in MOMENTS.items()
+        if operation.group == "media"
     },
-    # Of a version that is known, a 404 is a change; one-shot reads then ask for the object itself.
+    # For a known version, a 404 means a change; one-shot reads then look the object up again.
     **{
         ("gs", moment, f"404{when}"): ObjectChanged
         for moment in ("ahead", "handle")
@@ -280,13 +280,13 @@ EXCEPTIONS: dict[tuple[str, str, str], Any] = {
         ("drive", moment, "404 for ever"): ObjectChanged
         for moment in ("whole", "range", "merged", "suffix", "ahead", "handle")
     },
-    # A folder that Drive shows and does not list is no folder that is gone: nothing of it is left out.
+    # A folder that Drive shows but does not list is not removed: nothing may be left out.
     **{
         ("drive", moment, f"404{when}"): CachedFSError
         for moment in ("ls", "find", "info")
         for when in ("", " for ever")
     },
-    # Drive names its versions by a revision, and what is refused of a revision is asked for without.
+    # Drive reads a revision; if that is refused, the file is read without naming it.
     **{
         ("drive", moment, fault): (BYTES, AccessDenied)
         for moment in ("range", "merged", "suffix", "handle")
@@ -300,7 +300,7 @@ EXCEPTIONS: dict[tuple[str, str, str], Any] = {
             ("wrong total for ever", ObjectChanged),
         )
     },
-    # Writes to Google Cloud Storage are gcsfs's own: it tells less apart, and repeats less.
+    # gcsfs makes the writes to Google Cloud Storage; it distinguishes fewer errors and retries less.
     **{
         ("gs", moment, fault): (BYTES, OriginUnavailable)
         for moment in ("pipe", "write")
@@ -325,7 +325,7 @@ EXCEPTIONS: dict[tuple[str, str, str], Any] = {
         for how in ("an hour", "a date")
     },
     **{("drive", moment, "404"): (BYTES, ObjectNotFound) for moment in ("pipe", "write")},
-    # A redirect of what is sent is not followed, or as a question.
+    # A redirected write is not followed, or followed as a GET.
     **{
         (cloud, moment, fault): outcome
         for cloud in CLOUDS
@@ -346,8 +346,8 @@ IMPOSSIBLE = {
     **{
         (service, moment, fault): NOT_A_RANGE
         for service in SERVICES
-        for moment, told in MOMENTS.items()
-        if told.group != "media"
+        for moment, operation in MOMENTS.items()
+        if operation.group != "media"
         for fault in FAULTS
         if fault.startswith(("wrong ", "all for"))
     },
@@ -361,8 +361,8 @@ IMPOSSIBLE = {
     },
     **{
         ("drive without revisions", moment, fault): AS_DRIVE
-        for moment, told in MOMENTS.items()
-        if told.group != "media" or moment in ("hit", "whole")
+        for moment, operation in MOMENTS.items()
+        if operation.group != "media" or moment in ("hit", "whole")
         for fault in FAULTS
     },
 }
@@ -376,13 +376,15 @@ CELLS = [
 
 
 def covering() -> list[tuple[str, str, str]]:
-    """Return cells with every fault for reads of each service, for listings of one and writes of the other, with each moment in turn."""
+    """Return cells with every fault for reads of each service, listings of one and writes of the other; moments take turns."""
     chosen = [(service, "hit", "refused for ever") for service in CLOUDS]
     for n, fault in enumerate(FAULTS):
         one, other = CLOUDS if (n + n // 2) % 2 else CLOUDS[::-1]
         clouds = {"media": SERVICES, "json": [one], "write": [other]}
         for group, services in clouds.items():
-            moments = [name for name, told in MOMENTS.items() if told.group == group and name != "hit"]
+            moments = [
+                name for name, operation in MOMENTS.items() if operation.group == group and name != "hit"
+            ]
             in_turn = moments[n % len(moments) :] + moments[: n % len(moments)]
             for service in services:
                 possible = [(service, moment, fault) for moment in in_turn]
@@ -393,48 +395,48 @@ def covering() -> list[tuple[str, str, str]]:
 COVERING = covering()
 
 
-# What holds in every cell
+# Checks of every cell
 
 
 @pytest.fixture(autouse=True)
-def locked(monkeypatch):
-    """Note which locks on questions and blocks are held."""
+def held_locks(monkeypatch):
+    """Record which fetch locks and lookup locks are held."""
     held: set[int] = set()
     take, drop = BlockCache.take_lock, BlockCache.release_lock
 
-    def noting_take(self, hash64):
+    def recording_take(self, hash64):
         if is_taken := take(self, hash64):
             held.add(hash64)
         return is_taken
 
-    def noting_drop(self, hash64):
+    def recording_release(self, hash64):
         drop(self, hash64)
         held.discard(hash64)
 
-    monkeypatch.setattr(BlockCache, "take_lock", noting_take)
-    monkeypatch.setattr(BlockCache, "release_lock", noting_drop)
+    monkeypatch.setattr(BlockCache, "take_lock", recording_take)
+    monkeypatch.setattr(BlockCache, "release_lock", recording_release)
     return held
 
 
 @pytest.fixture
 def policy(monkeypatch):
-    """The patience of origins that are made from now on; those of gcsfs itself wait for nothing."""
-    # A handle that reads no more ends its request soon.
+    """The retry policy of new origins; gcsfs retries without waiting."""
+    # A request ends soon after its reader pauses.
     monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 0.02)
     given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0, "connect_s": 10.0}
-    # Or what a busy machine holds up for two seconds is sent a second time.
+    # A busy machine must not cause hedged requests.
     given |= {"hedge_least_s": 60.0, "hedge_early_s": 60.0}
     for room in ("cachedfs.origins.gcs.origin", "cachedfs.origins.drive.client"):
         monkeypatch.setattr(f"{room}.RetryPolicy", lambda: RetryPolicy(**given))
-    # What the pace is after so many refusals is shown elsewhere: here it would be waited for.
+    # Pacing after refusals is tested elsewhere and would take time here.
     monkeypatch.setattr(rate_limit, "REQUESTS", (rate_limit.RateLimit(1e6),))
-    # Its own six tries would wait 31 s in all.
+    # The six tries of gcsfs would wait 31 s in all.
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
     return given
 
 
 def outcome(act: Callable[[], Any]) -> Any:
-    """Return what a call returns or raises, or that it hangs."""
+    """Return what a call returns or raises, or "hangs"."""
     future: concurrent.futures.Future = concurrent.futures.Future()
 
     def run() -> None:
@@ -447,23 +449,24 @@ def outcome(act: Callable[[], Any]) -> Any:
     try:
         return future.result(HANGS_S)
     except concurrent.futures.TimeoutError:
-        print(standing())  # noqa: T201 - shown with the failure
+        print(stack_dump())  # noqa: T201 - shown with the failure
         return "hangs"
 
 
-def await_quiet(locked: set[int]) -> None:
-    """Wait until nothing is under way, waited for, claimed, or to be sent later; fails when that does not end."""
+def await_quiet(held_locks: set[int]) -> None:
+    """Wait until no request, lookup or lock is left; fail if that takes too long."""
     (runtime,) = runtimes._runtimes.values()
 
-    async def is_quiet() -> bool:  # on the loop: what is sent is never seen in neither place
-        # What is read ahead waits while an origin has nothing to spare, as after many refusals.
+    # On the loop, where no request is between the queue and the list of active ones.
+    async def is_quiet() -> bool:
+        # Readahead waits while an origin has no requests to spare, as after many refusals.
         ahead = any(runtime.fetch_queue._queues) or runtime.fetch_queue._lookups
         return not (
             ahead
             or runtime.active_requests
             or runtime.inflight_requests
             or runtime.lookups._running
-            or locked
+            or held_locks
         )
 
     until(lambda: runtime.drain(120) and runtime.run(is_quiet()))
@@ -474,7 +477,7 @@ class Cell:
 
     def __init__(self, machine: Machine, service: str, moment: str, fault: str, fs: Any) -> None:
         self.machine, self.server, self.fs = machine, machine.server, fs
-        self.moment, self.told, self.row, self.fault = moment, MOMENTS[moment], FAULTS[fault], fault
+        self.moment, self.operation, self.row, self.fault = moment, MOMENTS[moment], FAULTS[fault], fault
         self.name = "small" if moment == "whole" else "big"
         self.folder = fault.replace(" ", "-")
         self.big, self.small = BIG, SMALL_ONE
@@ -485,32 +488,35 @@ class Cell:
                 (item,) = self.server.find(f"{machine.name}/{self.folder}/{name}")
                 self.server.edit(item["id"], capabilities={"canDownload": True, "canReadRevisions": False})
         kinds = KINDS[machine.protocol]
-        self.requests, self.size = COSTS.get((machine.protocol, moment), (self.told.requests, self.told.size))
-        self.kind = None if moment == "hit" else kinds.get(moment) or kinds[self.told.group]
-        self.expected = EXCEPTIONS.get((machine.protocol, moment, fault), getattr(self.row, self.told.group))
+        self.requests, self.size = COSTS.get(
+            (machine.protocol, moment), (self.operation.requests, self.operation.size)
+        )
+        self.kind = None if moment == "hit" else kinds.get(moment) or kinds[self.operation.group]
+        self.expected = EXCEPTIONS.get(
+            (machine.protocol, moment, fault), getattr(self.row, self.operation.group)
+        )
 
     def path(self, name: str = "") -> str:
         return str(self.machine.path(f"{self.folder}/{name}")).rstrip("/")
 
-    def run(self, locked: set[int]) -> str:
-        """Return what is wrong, or nothing."""
+    def run(self, held_locks: set[int]) -> str:
+        """Return what is wrong, or an empty string."""
         if self.machine.protocol == "drive":
             self.fs.info(self.path())
-        self.told.prepare(self)
-        await_quiet(locked)
+        self.operation.prepare(self)
+        await_quiet(held_locks)
         self.server.reset()
         self._inject()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "cachedfs.fetch.fetcher.PATIENCE_S", HANGS_S
-            )  # who is slow reads on: the machine is busy
-            got = outcome(lambda: self.told.act(self))
+            # A slow reader on a busy machine must not lose its request.
+            patch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", HANGS_S)
+            got = outcome(lambda: self.operation.act(self))
         if self.moment == "handle":
             self.handle.close()
         self.server.heal()
-        await_quiet(locked)
+        await_quiet(held_locks)
         n, sent = self.server.count(self.kind), self.server.bytes_sent()
-        if self.told.group == "write" and got is None and self.held() != NEW:
+        if self.operation.group == "write" and got is None and self.stored_bytes() != NEW:
             return "lost the write"
         return self._judged(got) or self._counted(n, sent)
 
@@ -519,16 +525,16 @@ class Cell:
             self.server.refuse()
             return
         assert callable(self.row.fault)
-        fault = self.row.fault(self.told.group)
-        if fault.get("redirect"):  # what it leads to comes first: it is media to GCS
+        fault = self.row.fault(self.operation.group)
+        if fault.get("redirect"):  # the fault at its target comes first: it is media to GCS
             key = "page" if self.machine.protocol == "gs" else ""
             self.server.fail(Fault(key=key, status=200, html=True, times=None))
-        self.server.fail(Fault(kind=self.kind, times=self.row.times, nth=self.told.nth, **fault))
+        self.server.fail(Fault(kind=self.kind, times=self.row.times, nth=self.operation.nth, **fault))
 
     def _judged(self, got: Any) -> str:
         outcomes = self.expected if isinstance(self.expected, tuple) else (self.expected,)
         if self.moment == "ahead" and self.row.times == ONCE:
-            outcomes = (*outcomes, BYTES)  # who did not wait for it yet asks anew
+            outcomes = (*outcomes, BYTES)  # a reader that did not wait yet sends its own request
         if self.moment == "hit":
             outcomes = (BYTES,)
         wrong = [self._differs(got, expected) for expected in outcomes]
@@ -536,10 +542,10 @@ class Cell:
 
     def _differs(self, got: Any, expected: Any) -> str:
         if expected is BYTES:
-            right = self.told.right(self)
+            right = self.operation.right(self)
             return "" if got == right else f"gave {got!r:.150}"
-        # Of a write, the first thing that is asked for may be the top of the way.
-        place = f"{self.machine.protocol}://" if self.told.group == "write" else self.path()
+        # The first request of a write may be for the top of its path.
+        place = f"{self.machine.protocol}://" if self.operation.group == "write" else self.path()
         is_named = place in str(got)
         if isinstance(got, list) and self.moment == "merged":
             got = next((each for each in got if isinstance(each, Exception)), got)
@@ -548,16 +554,14 @@ class Cell:
     def _counted(self, n: int, sent: int) -> str:
         tries = self.row.at_most or (2 if self.row.times == ONCE else TRIES)
         if self.fault.startswith("stalled"):
-            tries = max(
-                tries, 3
-            )  # that somebody hangs is told by time, and on a busy machine the next one may seem to
-        if self.told.group == "write":
-            # gcsfs knows no Retry-After, and follows ten redirects at each try.
+            tries = max(tries, 3)  # on a busy machine, the next request may seem to stall too
+        if self.operation.group == "write":
+            # gcsfs ignores Retry-After, and follows ten redirects at each try
             tries = 10 * TRIES if self.fault.startswith("30") else max(tries, 2)
         if self.moment == "ahead":
-            tries = max(tries, 3)  # who needs the two blocks that were tried ahead asks for one and the other
+            tries = max(tries, 3)  # a reader of two blocks that failed ahead requests each of them
             if self.row.times == FOR_EVER and isinstance(self.expected, tuple):
-                tries *= 2  # some come through, and who reads on asks again for what was tried ahead in vain
+                tries *= 2  # some succeed, and the reader requests again what failed ahead
         # On a busy machine any of several requests may seem to stall.
         n_struck = 1 if self.row.times == ONCE and not self.fault.startswith("stalled") else self.requests
         if n > self.requests + (tries - 1) * n_struck or (self.fault == NOTHING_FAILS and n != self.requests):
@@ -567,21 +571,21 @@ class Cell:
             return f"took {sent} bytes for {self.size}"
         return ""
 
-    def held(self) -> bytes:
-        """Return what the cloud holds, around everything."""
+    def stored_bytes(self) -> bytes:
+        """Return the bytes that the cloud stores, without cachedfs."""
         if isinstance(self.machine, Cloud):
             store = self.server._runner._service.store
             return bytes(store.get(self.machine.name, f"{self.folder}/{self.name}").content())
         return bytes(self.server.get(f"{self.machine.name}/{self.folder}/{self.name}"))
 
     def reads_wrong(self, fs: Any) -> str:
-        """Return what a read gives wrong now that nothing fails."""
+        """Return what a read returns wrongly now that nothing fails."""
         got = outcome(partial(fs.cat_file, self.path(self.name)))
-        return "" if got == self.held() else f"leaves {got!r:.150}"
+        return "" if got == self.stored_bytes() else f"leaves {got!r:.150}"
 
 
-def check(chosen: list[tuple[str, str, str]], request, policy, locked, clock) -> None:
-    """Run cells of one service and one moment, and fail with what is wrong in any of them."""
+def check(chosen: list[tuple[str, str, str]], request, policy, held_locks, clock) -> None:
+    """Run cells of one service and one moment, and fail with everything that is wrong."""
     service, moment, _ = chosen[0]
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
     make = functools.partial(fsspec.filesystem, "cachedfs", target_protocol=machine.protocol, **OPTIONS)
@@ -597,10 +601,10 @@ def check(chosen: list[tuple[str, str, str]], request, policy, locked, clock) ->
     for each in chosen:
         fs = hasty[FAULTS[each[2]].times] if "stalled" in each[2] else patient
         cells.append(Cell(machine, *each, fs))
-        if cells[-1].told.group == "write":
-            patient.cat_file(cells[-1].path("big"))  # what is here may not be served for what is written
-        wrong[each] = cells[-1].run(locked)
-    clock(11)  # an absence is over
+        if cells[-1].operation.group == "write":
+            patient.cat_file(cells[-1].path("big"))  # these cached bytes must not be returned after the write
+        wrong[each] = cells[-1].run(held_locks)
+    clock(11)  # cached absences have expired
     for cell in cells:
         wrong[service, moment, cell.fault] = wrong[service, moment, cell.fault] or cell.reads_wrong(patient)
     forget()
@@ -621,19 +625,19 @@ def by_moment(cells: list[tuple[str, str, str]]) -> Any:
 
 
 @by_moment(COVERING)
-def test_a_fault_gives_right_bytes_or_the_right_error_and_leaves_nothing_wrong(
-    cells, request, policy, locked, clock
+def test_faults_lead_to_right_bytes_or_the_right_error_and_nothing_wrong_is_cached(
+    cells, request, policy, held_locks, clock
 ):
-    check(cells, request, policy, locked, clock)
+    check(cells, request, policy, held_locks, clock)
 
 
 @pytest.mark.stress
 @by_moment(CELLS)
-def test_every_fault_at_every_moment(cells, request, policy, locked, clock):
-    check(cells, request, policy, locked, clock)
+def test_every_fault_at_every_moment(cells, request, policy, held_locks, clock):
+    check(cells, request, policy, held_locks, clock)
 
 
-def test_the_table_has_a_place_for_every_cell():
+def test_the_table_has_an_outcome_for_every_cell():
     product = set(itertools.product(SERVICES, MOMENTS, FAULTS))
     assert set(CELLS) == product - set(IMPOSSIBLE)
     assert set(IMPOSSIBLE) | set(EXCEPTIONS) <= product
@@ -642,8 +646,8 @@ def test_the_table_has_a_place_for_every_cell():
 
 
 @pytest.mark.parametrize("service", ["gs", "drive"])
-def test_all_who_wait_for_a_request_that_fails_are_told_and_the_next_read_asks_again(
-    service, request, policy, locked
+def test_all_readers_of_a_failed_request_get_its_error_and_the_next_read_retries(
+    service, request, policy, held_locks
 ):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
     data = machine.put("big", BIG)
@@ -657,20 +661,20 @@ def test_all_who_wait_for_a_request_that_fails_are_told_and_the_next_read_asks_a
             waiting = [threads.submit(outcome, partial(fs.cat_file, path, n, 60_000 + n)) for n in range(20)]
             got = [each.result() for each in waiting]
         assert {type(each) for each in got} == {expected}
-        # They need one block, which is asked for six times by all together; who comes too late asks anew.
+        # They share one block and its six tries; a later reader starts again.
         assert machine.server.count("media") <= 2 * TRIES
-        await_quiet(locked)
+        await_quiet(held_locks)
         machine.server.heal()
         if expected is bytes:
             assert got == [data[n : 60_000 + n] for n in range(20)]
     assert fs.cat_file(path) == data
 
 
-# By chance
+# Random faults
 
 
 def faults_by_chance(share: int, rng: random.Random) -> list[Fault]:
-    """Return one fault in `share` of the next requests, of every kind that may pass."""
+    """Return one fault in `share` of the next requests, of every temporary kind."""
     kinds: dict[str, list[Row]] = {}
     for name, row in FAULTS.items():
         if (
@@ -685,8 +689,8 @@ def faults_by_chance(share: int, rng: random.Random) -> list[Fault]:
     ]
 
 
-def read_by_chance(machine: Machine, n_reads: int, seed: int, locked: set[int]) -> Counter:
-    """Read ranges in eight threads while one request in ten fails; return how many were right, and which errors came."""
+def read_by_chance(machine: Machine, n_reads: int, seed: int, held_locks: set[int]) -> Counter:
+    """Read ranges in eight threads while one request in ten fails; count the right reads and the errors."""
     rng = random.Random(seed)
     data = {f"{n}": machine.put(f"{n}", noise(SIZE, seed=seed + n)) for n in range(8)}
     fs = fsspec.filesystem("cachedfs", target_protocol=machine.protocol, **OPTIONS)
@@ -697,8 +701,8 @@ def read_by_chance(machine: Machine, n_reads: int, seed: int, locked: set[int]) 
 
     def read(which: tuple[str, int, int]) -> str:
         name, start, stop = which
-        with contextlib.suppress(CacheError):  # the index is busy, and says so
-            fs.evict(machine.path(name))  # so that there is something to ask for
+        with contextlib.suppress(CacheError):  # the index is busy
+            fs.evict(machine.path(name))  # so that requests are needed
         got = outcome(partial(fs.cat_file, machine.path(name), start, stop))
         return "right" if got == data[name][start:stop] else type(got).__name__
 
@@ -706,7 +710,7 @@ def read_by_chance(machine: Machine, n_reads: int, seed: int, locked: set[int]) 
         outcomes = Counter(threads.map(read, wanted))
     assert machine.server.count("media") >= 100  # ten of them failed
     machine.server.heal()
-    await_quiet(locked)
+    await_quiet(held_locks)
     forget()
     anew = fsspec.filesystem("cachedfs", target_protocol=machine.protocol, **OPTIONS)
     for name, right in data.items():
@@ -715,22 +719,22 @@ def read_by_chance(machine: Machine, n_reads: int, seed: int, locked: set[int]) 
 
 
 @pytest.mark.parametrize("service", ["gs", "drive"])
-def test_one_request_in_ten_fails_and_no_read_is_wrong(service, request, policy, locked):
+def test_no_read_is_wrong_when_one_request_in_ten_fails(service, request, policy, held_locks):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
-    outcomes = read_by_chance(machine, 100, 0, locked)
+    outcomes = read_by_chance(machine, 100, 0, held_locks)
     assert set(outcomes) <= {"right", "OriginUnavailable"}
-    assert outcomes["right"] >= 95  # six failures in a row are one in a million
+    assert outcomes["right"] >= 95  # six failures in a row have a chance of one in a million
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("service", ["gs", "drive"])
-def test_one_request_in_ten_fails_for_long_and_no_read_is_wrong(
-    service, seed, request, policy, locked, capsys
+def test_no_read_is_wrong_when_one_request_in_ten_fails_for_long(
+    service, seed, request, policy, held_locks, capsys
 ):
     machine = request.getfixturevalue("cloud" if service == "gs" else "drive")
-    outcomes = read_by_chance(machine, 2000, seed, locked)
+    outcomes = read_by_chance(machine, 2000, seed, held_locks)
     with capsys.disabled():
         print(f"\n{service}, seed {seed}: {dict(outcomes)}")  # noqa: T201 - what was counted is the result
     assert set(outcomes) <= {"right", "OriginUnavailable"}

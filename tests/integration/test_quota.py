@@ -22,14 +22,14 @@ V2 = (
 BLOCK = 64 * KiB
 SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLOCK}
 
-pytestmark = pytest.mark.usefixtures("real_pace")
+pytestmark = pytest.mark.usefixtures("default_rate_limits")
 
 
-def settled(fs):
-    """Wait until nothing is on its way or to be sent, and what came is stored."""
+def wait_until_idle(fs):
+    """Wait until no request is in flight or queued and all blocks are stored."""
     runtime = fs._source.runtime
 
-    async def is_quiet():  # on the loop: what is sent is never seen in neither place
+    async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
         return not (runtime.active_requests or any(runtime.fetch_queue._queues))
 
     until(lambda: runtime.run(is_quiet()))
@@ -41,43 +41,43 @@ def settled(fs):
     [({"reason": "downloadQuotaExceeded"}, {}), ({"body": V2}, {"read_ahead": 0})],
     ids=["v3", "v2, nothing ahead"],
 )
-def test_a_used_up_download_quota_is_told_at_once_and_what_is_cached_is_read_on(drive, fault, options):
+def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(drive, fault, options):
     fs = fsspec.filesystem("cdrive", **options)
     data = drive.put("big.bin", noise(4 * MiB))
     path = drive.path("big.bin")
     assert fs.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
-    settled(fs)
+    wait_until_idle(fs)
     drive.server.fail(Fault(kind="media", status=403, times=None, **fault))
     drive.asked()
     with pytest.raises(QuotaExceeded, match=r"up to 24 hours.*Cached data can still be read.*copy") as caught:
         fs.cat_file(path, 2 * MiB, 4 * MiB)
     assert caught.value.errno == errno.EDQUOT
-    settled(fs)
-    # What is before it is the rest, which is tried once.
+    wait_until_idle(fs)
+    # The rest before the range is tried once.
     assert drive.asked().count("media") == (1 if options else 2)
     assert fs.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
     with fs.open(path) as file:
         file.seek(MiB + 5)
         assert file.read(100) == data[MiB + 5 : MiB + 105]
-    settled(fs)
+    wait_until_idle(fs)
     assert "media" not in drive.asked()
     with pytest.raises(QuotaExceeded):
         fs.cat_file(path, 2 * MiB, 4 * MiB)
-    settled(fs)
+    wait_until_idle(fs)
     assert drive.asked().count("media") == 1
     forget()
     again = fsspec.filesystem("cdrive", **options)
     assert again.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
-    settled(again)
+    wait_until_idle(again)
     assert "media" not in drive.asked()
 
 
-@pytest.mark.usefixtures("haste")
+@pytest.mark.usefixtures("default_patience")
 @pytest.mark.parametrize(
     ("size", "n_requests", "options"), [(3 * MiB, 10, {"read_ahead": 0}), (20 * MiB, 12, {})]
 )
-def test_every_read_asks_for_a_bounded_range(drive, tmp_path, options, size, n_requests):
-    """An open-ended request is charged as the whole file, even if it is broken off."""
+def test_every_request_for_media_has_a_bounded_range(drive, tmp_path, options, size, n_requests):
+    """An open-ended request is charged as the whole file, even if it is aborted."""
     fs = fsspec.filesystem("cdrive", **options)
     data = drive.put("big.bin", noise(size))
     path, uncached = drive.path("big.bin"), fsspec.filesystem("drive")
@@ -85,32 +85,32 @@ def test_every_read_asks_for_a_bounded_range(drive, tmp_path, options, size, n_r
         drive.put(name, noise(1000))
     with fs.open(path) as file:
         assert file.read(10) == data[:10]
-        settled(fs)
+        wait_until_idle(fs)
         file.seek(-10, 2)
         assert file.read() == data[-10:]
-    settled(fs)
+    wait_until_idle(fs)
     assert fs.cat_file(path, -100) == data[-100:]
-    settled(fs)
+    wait_until_idle(fs)
     assert fs.cat_ranges([path, path], [5, MiB], [9, None]) == [data[5:9], data[MiB:]]
-    settled(fs)
+    wait_until_idle(fs)
     assert fs.cat([drive.path("small"), drive.path("other")])
-    settled(fs)
+    wait_until_idle(fs)
     fs.get(drive.path("third"), str(tmp_path / "third"))
-    settled(fs)
+    wait_until_idle(fs)
     fs.head(path)
     fs.tail(path)
-    settled(fs)
+    wait_until_idle(fs)
     assert uncached.cat_file(path) == data
-    settled(fs)
+    wait_until_idle(fs)
     assert uncached.cat_file(path, -7) == data[-7:]
-    settled(fs)
+    wait_until_idle(fs)
     with uncached.open(path) as file:
         assert file.read() == data
-    settled(fs)
+    wait_until_idle(fs)
     uncached.get(path, str(tmp_path / "b/big"))
-    settled(fs)
+    wait_until_idle(fs)
     ranges = [r.headers.get("range", "") for r in drive.server.requests if r.kind == "media"]
-    assert len(ranges) == n_requests  # where the rest came along, it is not asked for any more
+    assert len(ranges) == n_requests  # the rest was fetched with it
     assert [text for text in ranges if not re.fullmatch(r"bytes=\d+-\d+", text)] == []
 
 
@@ -128,7 +128,7 @@ READ = """
 
 @pytest.fixture
 def machine(own_cache, monkeypatch):
-    """A machine, and a Drive that takes 27 downloads a second and tells nobody."""
+    """A machine, and a Drive that allows 27 downloads a second without saying so."""
     with DriveServer(NEW) as server:
         options = {"token": "anon", "endpoint_url": server.endpoint_url}
         monkeypatch.setitem(fsspec.config.conf, "drive", options)
@@ -137,14 +137,14 @@ def machine(own_cache, monkeypatch):
 
 
 def refused(machine):
-    """Return how many requests were refused since the last look, and forget them."""
+    """Return how many requests were refused since the last call."""
     n = sum(request.status == 403 for request in machine.server.requests)
     machine.server.reset()
     return n
 
 
-def test_what_one_process_learns_of_the_quota_the_next_one_knows(drive):
-    """Refusals in bulk slow this process down, and the next one from its first request on."""
+def test_the_quota_learned_by_one_process_is_used_by_the_next(drive):
+    """Refusals in bulk slow this process down, and the next one from its first request."""
     data = {drive.path(f"{n}"): drive.put(f"{n}", noise(1000, n)) for n in range(6)}
     drive.server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", times=6))
     fs = fsspec.filesystem("cdrive", read_ahead=0)
@@ -157,7 +157,7 @@ def test_what_one_process_learns_of_the_quota_the_next_one_knows(drive):
     assert fs.cat_file(path) == new
     assert drive.asked().count("media") == 1
     book = fs._source.origin(path).account.rate_limiter._requests._book
-    assert book.change(lambda numbers: (numbers, numbers[0])) == 1  # the second rung of the ladder
+    assert book.change(lambda numbers: (numbers, numbers[0])) == 1  # the second rate limit
 
 
 @pytest.mark.stress
@@ -173,10 +173,10 @@ def test_processes_find_the_quota_together(machine):
     assert refused(machine) == 0
 
 
-# Reading ahead
+# Readahead
 
 
-def test_reading_ahead_waits_while_requests_are_scarce_and_reading_does_not(monkeypatch):
+def test_readahead_waits_while_requests_are_scarce_and_reads_do_not(monkeypatch):
     origin = FakeOrigin()
     origin.install(monkeypatch)
     data = origin.put("b/big", noise(20 * MiB))
@@ -186,13 +186,13 @@ def test_reading_ahead_waits_while_requests_are_scarce_and_reading_does_not(monk
         for _ in range(9):
             file.read(MiB)
         alone = len(origin.log)
-        assert alone == 2  # the first eight, and the one that was waited for
+        assert alone == 2  # the first eight, and the one that the reader waited for
         origin.spare_in_s = 0.0
         until(lambda: len(origin.log) > alone)
         assert file.read() == data[9 * MiB :]
 
 
-def test_what_is_to_be_read_ahead_while_requests_are_scarce_is_asked_for_once(monkeypatch):
+def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
     origin = FakeOrigin()
     origin.install(monkeypatch)
     origin.spare_in_s = 0.01
@@ -200,7 +200,7 @@ def test_what_is_to_be_read_ahead_while_requests_are_scarce_is_asked_for_once(mo
     paths = [f"b/{n}" for n in range(5)]
     for path in paths:
         data = origin.put(path, noise(5 * BLOCK))
-        for first, last in ((0, 0), (1, 1), (2, 3), (2, 3)):  # in order, and the last again
+        for first, last in ((0, 0), (1, 1), (2, 3), (2, 3)):  # in order, and the last one again
             want = Range(first * BLOCK, (last + 1) * BLOCK)
             assert fs.cat_file(path, want.start, want.stop) == data[want.start : want.stop]
     ahead = [(path, Range(4 * BLOCK, 5 * BLOCK)) for path in paths]
@@ -209,5 +209,5 @@ def test_what_is_to_be_read_ahead_while_requests_are_scarce_is_asked_for_once(mo
     assert not {*ahead} & {*asked}
     origin.log.clear()
     origin.spare_in_s = 0.0
-    settled(fs)
+    wait_until_idle(fs)
     assert [(path, want) for _, path, want in origin.log] == ahead

@@ -35,7 +35,7 @@ def test_an_unknown_small_object_costs_one_request_then_none(cloud):
     assert cloud.asked() == []
 
 
-def test_a_really_new_process_costs_nothing(cloud):
+def test_a_new_process_costs_no_request(cloud):
     cloud.put("a.json", json.dumps({"x": 1}).encode())
     code = """
         import fsspec, json, os
@@ -72,7 +72,7 @@ def test_a_suffix_of_an_unknown_object_costs_one_request_and_whole_blocks(cloud,
     assert cloud.asked() == []
 
 
-def test_absence_is_remembered(cloud, fs):
+def test_absence_is_cached(cloud, fs):
     for expected in (["media"], []):
         with pytest.raises(FileNotFoundError):
             fs.cat_file(cloud.path("nothing"))
@@ -81,7 +81,7 @@ def test_absence_is_remembered(cloud, fs):
     assert cloud.asked() == []
 
 
-def test_a_listing_answers_for_its_children_and_for_what_it_lacks(cloud, fs):
+def test_a_listing_answers_for_its_children_and_for_missing_names(cloud, fs):
     for i in range(20):
         cloud.put(f"d/{i}", noise(100, i))
     assert len(fs.ls(cloud.path("d"))) == 20
@@ -95,7 +95,7 @@ def test_a_listing_answers_for_its_children_and_for_what_it_lacks(cloud, fs):
     assert cloud.asked() == []
 
 
-def test_opening_a_listed_object_costs_its_data_only(cloud, fs):
+def test_opening_a_listed_object_costs_only_its_data(cloud, fs):
     cloud.put("d/a", noise(100))
     fs.ls(cloud.path("d"))
     cloud.asked()
@@ -105,7 +105,7 @@ def test_opening_a_listed_object_costs_its_data_only(cloud, fs):
     assert cloud.asked() == ["media"]
 
 
-def test_find_costs_one_request_a_thousand_objects_then_none(cloud, fs):
+def test_find_costs_one_request_per_thousand_objects_then_none(cloud, fs):
     for i in range(60):
         cloud.put(f"t/{i % 5}/{i % 3}/{i}", b"x")
     found = fs.find(cloud.path("t"))
@@ -121,7 +121,7 @@ def test_find_costs_one_request_a_thousand_objects_then_none(cloud, fs):
 
 @pytest.fixture
 def far_cloud(own_cache, tmp_path, monkeypatch):
-    """A simulated GCS with two objects larger than memory should hold."""
+    """A simulated GCS with two objects that are too large for memory."""
     for name, size in (("one", 1 << 30), ("ten", 10 << 30)):
         file = tmp_path / "origin" / "far" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -132,8 +132,8 @@ def far_cloud(own_cache, tmp_path, monkeypatch):
         yield Cloud(server, "far", own_cache)
 
 
-def test_the_end_of_a_big_object_costs_two_requests_and_three_mebibytes(far_cloud):
-    # What opening asked for comes until the first read asks for another part.
+def test_reading_the_end_of_a_big_object_costs_two_requests_and_three_mib(far_cloud):
+    # The request of the opening goes on until the first read asks for another part.
     far_cloud.server.fail(Fault(kind="media", stall_after=MiB, stall_s=3600))
     with fsspec.open(far_cloud.url("one")) as file:
         file.seek(-65536, 2)
@@ -142,7 +142,7 @@ def test_the_end_of_a_big_object_costs_two_requests_and_three_mebibytes(far_clou
     assert len(far_cloud.asked()) <= 2
 
 
-def test_random_reads_of_a_huge_object_cost_their_blocks_only(far_cloud):
+def test_random_reads_of_a_huge_object_cost_only_their_blocks(far_cloud):
     rng = random.Random(0)
     with fsspec.open(far_cloud.url("ten")) as file:
         for _ in range(20):
@@ -151,7 +151,7 @@ def test_random_reads_of_a_huge_object_cost_their_blocks_only(far_cloud):
     assert far_cloud.server.bytes_sent() <= 20 * 4 / 3 * MiB
 
 
-def test_open_files_of_a_hundred_costs_a_request_each_then_none(cloud):
+def test_open_files_of_a_hundred_costs_one_request_each_then_none(cloud):
     for i in range(100):
         cloud.put(f"f/{i:03}", noise(200, i))
     for expected in (["media"] * 100, []):
@@ -161,7 +161,7 @@ def test_open_files_of_a_hundred_costs_a_request_each_then_none(cloud):
         assert cloud.asked() == expected
 
 
-def test_many_objects_at_once_cost_a_request_each_then_none(cloud, fs):
+def test_cat_of_many_objects_costs_one_request_each_then_none(cloud, fs):
     paths = [cloud.path(f"f/{i:03}") for i in range(50)]
     for i, path in enumerate(paths):
         cloud.put(path.partition("/")[2], noise(200, i))
@@ -170,7 +170,7 @@ def test_many_objects_at_once_cost_a_request_each_then_none(cloud, fs):
         assert cloud.asked() == expected
 
 
-def test_cat_ranges_costs_one_request_a_run_of_blocks(cloud, fs):
+def test_cat_ranges_costs_one_request_per_run_of_blocks(cloud, fs):
     data = cloud.put("big", noise(12 * MiB))
     path = cloud.path("big")
     fs.info(path)
@@ -192,7 +192,7 @@ def data_set() -> xr.Dataset:
     )
 
 
-def test_read_parquet_costs_the_look_and_the_object(cloud):
+def test_read_parquet_costs_one_lookup_and_the_object(cloud):
     rows = pd.DataFrame({"n": range(50_000), "x": np.random.default_rng(0).random(50_000)})
     cloud.put("a.parquet", rows.to_parquet())
     for expected in (["media", "metadata"], [], []):
@@ -201,12 +201,12 @@ def test_read_parquet_costs_the_look_and_the_object(cloud):
         forget()
 
 
-# Of the opening, three or four are zarr's questions for what is not there: .zgroup, .zattrs or zarr.json, .zmetadata.
+# Three or four requests of the opening are for missing files: .zgroup, .zattrs or zarr.json, .zmetadata.
 @pytest.mark.parametrize(
     ("zarr_format", "consolidated", "opening"), [(2, True, 6), (2, False, 19), (3, True, 6), (3, False, 11)]
 )
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
-def test_open_zarr_asks_each_question_once_and_none_after_a_restart(
+def test_open_zarr_sends_each_request_once_and_none_after_a_restart(
     cloud, tmp_path, monkeypatch, zarr_format, consolidated, opening
 ):
     monkeypatch.setattr(source, "ABSENCE_S", AGE_S)  # a busy machine may take longer than ten seconds
@@ -219,7 +219,7 @@ def test_open_zarr_asks_each_question_once_and_none_after_a_restart(
         assert len(keys) == len(set(keys))
         assert len(cloud.asked()) <= opening
         ds.load()
-    assert cloud.asked() == ["media", "media"]  # the chunk of either variable
+    assert cloud.asked() == ["media", "media"]  # one chunk of each variable
     for _ in range(2):
         with xr.open_zarr(cloud.url("c.zarr"), consolidated=consolidated) as ds:
             assert ds.load().identical(data_set())
@@ -235,8 +235,8 @@ def test_an_hdf5_file_costs_its_blocks_once(cloud):
         )
     cloud.put("a.h5", buffer.getvalue())
     assert len(buffer.getvalue()) > 3 * MiB
-    options = {"cachedfs": {"read_ahead": 0}}  # what is read ahead and never read is not what is counted here
-    for at_most in (3, 0, 0):  # the look and the first blocks, the last block, one elsewhere
+    options = {"cachedfs": {"read_ahead": 0}}  # blocks read ahead and never read are not the subject
+    for at_most in (3, 0, 0):  # the lookup and the first blocks, the last block, one elsewhere
         with fsspec.open(cloud.url("a.h5"), **options) as raw, h5py.File(raw, "r") as file:
             assert file["d"].shape == (500_000,)
             assert len(file["d"][200_000:200_010]) == 10
@@ -244,7 +244,7 @@ def test_an_hdf5_file_costs_its_blocks_once(cloud):
         forget()
 
 
-def test_zarr_and_cat_file_at_one_moment_cost_one_request_a_block(cloud, fs, tmp_path):
+def test_concurrent_zarr_and_cat_file_cost_one_request_per_block(cloud, fs, tmp_path):
     array = zarr.create_array(
         tmp_path / "a.zarr",
         shape=(4 * MiB,),
@@ -262,9 +262,7 @@ def test_zarr_and_cat_file_at_one_moment_cost_one_request_a_block(cloud, fs, tmp
     sizes = [fs.info(shard)["size"] for shard in shards]
     cloud.asked()
     sent = cloud.server.bytes_sent()
-    cloud.server.fail(
-        Fault(kind="media", stall_s=0.1, times=None)
-    )  # so that all of them are under way at once
+    cloud.server.fail(Fault(kind="media", stall_s=0.1, times=None))  # so that all are in flight together
     with ThreadPoolExecutor() as pool:
         whole = pool.submit(lambda: opened[:])
         objects = list(pool.map(fs.cat_file, shards * 2))

@@ -15,12 +15,12 @@ from cachedfs.read.reader import Reader
 from cachedfs.sim import Delay, Fault, GCSServer, Profile
 from tests.support import Cloud, KiB, MiB, noise, until
 
-# A link that a machine may have: what is on its way when a request is broken off is little. Over loopback alone the
-# kernel's buffers would hold megabytes of it.
+# A realistic link, where little is in flight when a request is aborted. Over loopback alone, the buffers of the kernel
+# would hold megabytes.
 LINK = Profile(name="link", media=Delay(0.02), stream_rate=60 * MiB, total_rate=200 * MiB)
 N = 8  # processes
 
-# Runs in a process of its own, which forks the readers before it has used anything.
+# Runs in a new process, which forks the readers before it has used anything.
 READERS = """
 import asyncio, json, multiprocessing, os, random, sys, threading
 import fsspec, gcsfs
@@ -75,8 +75,8 @@ def left_in_memory():
     (own,) = runtimes._runtimes.values()
     assert own.drain(120)
     until(lambda: not own.active_requests)
-    claims = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
-    return [own.inflight_requests, own.lookups._running, own._tasks, claims]
+    locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
+    return [own.inflight_requests, own.lookups._running, own._tasks, locks]
 
 context = multiprocessing.get_context("fork")
 barrier = context.Barrier(len(ways))
@@ -103,7 +103,7 @@ def run(target, numbers):
 
 @contextlib.contextmanager
 def serving(size, cache_dir, profile=LINK):
-    """Give a server with one object, `b/a`, and processes' way to it."""
+    """Start a server with one object, `b/a`; yield it and a `Cloud` for processes."""
     with GCSServer(profile=profile) as server:
         server.make_bucket("b")
         server.put("b", "a", noise(size))
@@ -111,7 +111,7 @@ def serving(size, cache_dir, profile=LINK):
 
 
 def read_by_all(there, size, block, ways, code="", timeout=600, **options):
-    """Have each of `ways` read all of the object in a process of its own; every one checks what it got."""
+    """Let one process per element of `ways` read the whole object that way and check its bytes."""
     end = "print([process.join() or process.exitcode for process in run(work, range(len(ways)))])\n"
     arguments = [json.dumps(value) for value in (size, block, {"block_size": block, **options}, ways)]
     printed = there.python(READERS + (code or end), *arguments, timeout=timeout)
@@ -120,9 +120,9 @@ def read_by_all(there, size, block, ways, code="", timeout=600, **options):
 
 
 def left_on_disk(cache_dir):
-    """Return what is in the cache besides what belongs there: temporary files, and bytes that somebody has locked."""
+    """Return temporary files in the cache, and locked bytes."""
     (root,) = cache_dir.iterdir()
-    # In a process of its own: one that closes the file drops all that it has locked there.
+    # In another process: closing the file here would release the locks of this process.
     asked = subprocess.run(
         [sys.executable, "-c", ASK_FOR_LOCK, root / "claims"], capture_output=True, text=True, check=True
     )
@@ -130,7 +130,7 @@ def left_on_disk(cache_dir):
     return [*(root / "tmp").iterdir(), *locked]
 
 
-# Prints who has locked any byte of a file, if anybody has. (/proc/locks would stop all who lock meanwhile.)
+# Prints who holds a lock on any byte of a file. (Reading /proc/locks would stop all processes that lock meanwhile.)
 ASK_FOR_LOCK = """
 import fcntl, os, struct, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
@@ -152,12 +152,12 @@ def test_eight_processes_in_random_order_download_each_block_once(own_cache):
     size = 8 * MiB + 5
     with serving(size, own_cache) as (server, there):
         read_by_all(there, size, 64 * KiB, WAYS[-1], request_size=256 * KiB)
-        assert server.bytes_sent() <= size + N * 256 * KiB  # each may break a request off when it jumps
+        assert server.bytes_sent() <= size + N * 256 * KiB  # each may abort a request when it jumps
     assert left_on_disk(own_cache) == []
 
 
-def test_in_step_eight_processes_download_an_object_twice_the_bound_once(own_cache):
-    """What is read ahead is not what goes to make room, before its readers came."""
+def test_eight_processes_in_step_download_an_object_twice_the_cache_size_once(own_cache):
+    """Blocks that were read ahead are not evicted before their readers need them."""
     size, bound = 16 * MiB + 5, 8 * MiB
     with serving(size, own_cache) as (server, there):
         ways = ["cat_file in step", "handle in step"] * (N // 2)
@@ -190,21 +190,21 @@ def test_eight_processes_download_a_large_object_once(own_cache, ways, bound, mo
 
 
 KILL = """
-def refused(tell):
-    '''Have `tell` called once when somebody else turns out to fetch what this process wants.'''
+def on_refused_lock(notify):
+    '''Call `notify` when another process holds a fetch lock that this one wants.'''
     from cachedfs.cache.block_cache import BlockCache
     take = BlockCache.take_lock
     def taking(cache, hash64):
         taken = take(cache, hash64)
         if not taken:
-            tell()
+            notify()
         return taken
     BlockCache.take_lock = taking
 
 begun, waiting = context.Event(), [context.Event() for _ in ways]
 
 def fetch(_):
-    refused(lambda: None)
+    on_refused_lock(lambda: None)
     fs = fsspec.filesystem("cgs", **options)
     threading.Thread(target=fs.cat_file, args=(path,), daemon=True).start()
     until(lambda: fs._source.runtime.requests and fs._source.runtime.bytes_fetched >= int(os.environ["BEGUN"]))
@@ -212,7 +212,7 @@ def fetch(_):
     threading.Event().wait()
 
 def wait(me):
-    refused(waiting[me].set)
+    on_refused_lock(waiting[me].set)
     fs = fsspec.filesystem("cgs", **options)
     assert fs.cat_file(path) == data
     left = left_in_memory()
@@ -229,8 +229,8 @@ assert [process.join(120) or process.exitcode for process in readers] == [0] * l
 
 
 @pytest.mark.parametrize("begun", [0, 512 * KiB], ids=["asks what it is", "reads"])
-def test_when_the_process_that_fetches_is_killed_the_others_go_on(own_cache, monkeypatch, begun):
-    """Its claims die with it: who waited fetches, once, what it had not stored."""
+def test_when_the_fetching_process_is_killed_the_others_continue(own_cache, monkeypatch, begun):
+    """Its fetch locks are released, and the waiting processes fetch once what it had not stored."""
     size = 4 * MiB + 5
     monkeypatch.setenv("BEGUN", str(begun))
     with serving(size, own_cache) as (server, there):
@@ -261,18 +261,16 @@ for index in blocks:
 """
 
 
-def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_comes(
-    cloud, monkeypatch, tmp_path
-):
-    """All four blocks take longer than anybody waits for one."""
+def test_a_slow_fetch_of_another_process_is_waited_for_while_it_makes_progress(cloud, monkeypatch, tmp_path):
+    """All four blocks together take longer than the wait for one of them."""
     later_s, taken, take = [0.0], list[int](), Reader._take_cached
 
-    async def noting(self, *given):
+    async def recording(self, *given):
         found = await take(self, *given)
         taken.extend(found)
         return found
 
-    monkeypatch.setattr(Reader, "_take_cached", noting)
+    monkeypatch.setattr(Reader, "_take_cached", recording)
     monkeypatch.setattr("cachedfs.read.reader.OVERDUE_S", 1000)
     shifted = types.SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
     monkeypatch.setattr("cachedfs.read.reader.time", shifted)
@@ -282,7 +280,7 @@ def test_what_another_process_fetches_slowly_is_waited_for_as_long_as_something_
     fs.info(path)
     fs._source.runtime.drain(120)
     with cloud.talking(SLOW, path, str(tmp_path / "data")) as ask:
-        assert ask("claim") == "True"
+        assert ask("lock") == "True"
         cloud.asked()
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             reading = thread.submit(fs.cat_file, path)
@@ -310,8 +308,8 @@ sys.stdin.read()
 """
 
 
-def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, monkeypatch):
-    """It lives, as after Ctrl-Z, and its claims with it."""
+def test_blocks_locked_by_a_stopped_process_are_fetched_after_a_while(cloud, monkeypatch):
+    """It is alive, as after Ctrl-Z, and so are its fetch locks."""
     for module in ("read.reader", "metadata.resolver", "prefetch.submission"):
         monkeypatch.setattr(f"cachedfs.{module}.OVERDUE_S", 0.0)
     data = {cloud.path(key): cloud.put(key, noise(2 * MiB, n)) for n, key in enumerate("abc")}
@@ -321,7 +319,7 @@ def test_what_a_stopped_process_was_fetching_is_fetched_after_a_while(cloud, mon
     fs.info(prefetched)
     fs._source.runtime.drain(120)
     with cloud.talking(STOPPED, *data) as ask:
-        assert ask("claim") == "7 True"
+        assert ask("lock") == "7 True"
         cloud.asked()
         assert fs.cat_file(read) == data[read]
         assert fs.prefetch(prefetched).wait(120).errors == 0

@@ -23,7 +23,7 @@ ROWS = pd.DataFrame(
 )
 FORMS = ["cachedfs::gs://", "cgs://", "cachedfs::gcs://"]
 
-uploading = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # gcsfs to aiohttp
+uploading = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # raised by gcsfs in aiohttp
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def fs(cloud):
     return fsspec.filesystem("cachedfs", target_protocol="gs")
 
 
-# Forms and options.
+# URL forms and options.
 
 
 def test_json_lines_in_text_mode_in_every_form(base):
@@ -42,7 +42,7 @@ def test_json_lines_in_text_mode_in_every_form(base):
         assert [json.loads(line)["i"] for line in file] == list(range(100))
 
 
-def test_options_reach_us_and_the_target(cloud, tmp_path):
+def test_options_reach_cachedfs_and_the_target(cloud, tmp_path):
     ours = {"cache_dir": str(tmp_path / "elsewhere"), "block_size": 64 * KiB}
     theirs = {"token": "anon", "endpoint_url": cloud.server.endpoint_url, "consistency": "size"}
     data = cloud.put("a.bin", noise(200 * KiB))
@@ -72,7 +72,7 @@ def test_options_reach_us_and_the_target(cloud, tmp_path):
     pd.testing.assert_frame_equal(back, frame)
 
 
-# fsspec's own methods.
+# Methods of fsspec.
 
 
 def test_open_files_by_glob_and_by_list(cloud):
@@ -95,14 +95,14 @@ def test_open_files_writes_too(cloud, fs):
     assert fs.cat(cloud.path("out/*")) == {cloud.path(f"out/{i}.txt"): f"part {i}".encode() for i in range(3)}
 
 
-def test_cat_takes_many_paths_in_every_form_and_globs(cloud, fs):
+def test_cat_accepts_many_paths_in_every_form_and_globs(cloud, fs):
     for i in range(5):
         cloud.put(f"f/{i}", noise(100, i))
     expected = {cloud.path(f"f/{i}"): noise(100, i) for i in range(5)}
     for prefix in ("", "gs://", "cachedfs::gs://"):
         assert fs.cat([cloud.url(f"f/{i}", prefix) for i in range(5)]) == expected
     assert fs.cat(cloud.url("f/*")) == expected
-    assert fs.cat(cloud.path("f"), recursive=True, on_error="omit") == expected  # it gives the folder too
+    assert fs.cat(cloud.path("f"), recursive=True, on_error="omit") == expected  # it returns the folder too
     absent = cloud.path("f/absent")
     with pytest.raises(FileNotFoundError):
         fs.cat([*expected, absent])
@@ -149,7 +149,7 @@ def test_cat_ranges_of_several_objects(cloud, fs):
 
 
 class Counting(Callback):
-    """Sizes and steps of each transfer, by the name of what is written."""
+    """Records sizes and steps of each transfer by its target."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -160,7 +160,7 @@ class Counting(Callback):
 
 
 @uploading
-def test_get_and_put_tell_their_callbacks_the_sizes(cloud, fs, tmp_path):
+def test_get_and_put_report_sizes_to_their_callbacks(cloud, fs, tmp_path):
     sizes = {f"{i}.bin": 1000 * i + 1 for i in range(4)} | {"big.bin": 3 * MiB}
     local = tmp_path / "local"
     local.mkdir()
@@ -245,7 +245,7 @@ def test_head_tail_and_read_block(cloud, fs):
     assert fs.read_bytes(cloud.path("a.txt"), start=4, end=7) == b"two"
 
 
-def test_what_is_stored_as_gzip_is_read_as_stored_and_unpacked_by_infer(cloud, fs):
+def test_gzip_objects_are_read_as_stored_and_decompressed_by_infer(cloud, fs):
     text = b"".join(b"line %d\n" % i for i in range(20_000))
     packed = gzip.compress(text)
     cloud.put("a.txt.gz", packed, content_encoding="gzip")
@@ -260,7 +260,7 @@ def test_what_is_stored_as_gzip_is_read_as_stored_and_unpacked_by_infer(cloud, f
         assert sum(1 for _ in file) == 20_000
 
 
-def test_a_url_given_back_by_us_opens_the_same_object(base):
+def test_a_url_returned_by_cachedfs_opens_the_same_object(base):
     with fsspec.open(f"{base}/a.bin", "wb") as file:
         file.write(b"abc")
     with fsspec.open(f"{base}/a.bin") as file:
@@ -282,7 +282,7 @@ def test_a_mapper_is_a_mapping_of_the_objects(base):
         mapper["c"]
 
 
-def test_a_reference_filesystem_reads_through_us(cloud):
+def test_a_reference_filesystem_reads_through_cachedfs(cloud):
     data = cloud.put("raw.bin", noise(3 * MiB))
     references = {f"part{i}": [cloud.url("raw.bin", "cgs://"), i * MiB, MiB] for i in range(3)}
     fs = fsspec.filesystem("reference", fo=references, fs=fsspec.filesystem("cgs"))
@@ -290,7 +290,7 @@ def test_a_reference_filesystem_reads_through_us(cloud):
     assert fs.cat([*references]) == {f"part{i}": data[i * MiB : (i + 1) * MiB] for i in range(3)}
 
 
-def test_a_zip_file_is_read_through_us(cloud):
+def test_a_zip_file_is_read_through_cachedfs(cloud):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as packed:
         packed.writestr("d/rows.csv", ROWS.to_csv(index=False))
@@ -302,7 +302,7 @@ def test_a_zip_file_is_read_through_us(cloud):
 
 @pytest.fixture
 def web(tmp_path):
-    """The URL of a web server that has a file."""
+    """The URL of a web server with one file."""
     (tmp_path / "rows.csv").write_text(ROWS.to_csv(index=False))
 
     class Silent(http.server.SimpleHTTPRequestHandler):
@@ -310,7 +310,7 @@ def web(tmp_path):
             pass
 
         def send_header(self, name, value):
-            """As it comes, where that is asked for: without a size, and without anything that tells versions apart."""
+            """On request, leave out the size and everything that distinguishes versions."""
             if "chunked" not in self.path or name not in ("Content-Length", "Last-Modified"):
                 super().send_header(name, value)
 
@@ -357,7 +357,7 @@ def test_one_web_page_is_read_and_found_by_every_method(web, tmp_path, query):
     assert fs.cached_extent(url) == [(0, len(data))]
 
 
-def test_a_web_page_that_tells_no_size_is_read_by_every_method(web, tmp_path):
+def test_a_web_page_without_a_size_is_read_by_every_method(web, tmp_path):
     data, url = (tmp_path / "rows.csv").read_bytes(), f"{web}/rows.csv?chunked"
     fs = fsspec.filesystem("cachedfs", target_protocol="http")
     with pytest.warns(UserWarning, match="does not say when an object has changed"):

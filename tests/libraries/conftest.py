@@ -1,4 +1,4 @@
-"""Library tests: the place each test reads and writes, and the checks that no file or thread stays open."""
+"""Library tests: where each test reads and writes, and checks that no file or thread stays open."""
 
 import collections
 import functools
@@ -23,7 +23,7 @@ LOCAL = ("cachedfs::memory://", "cachedfs::file://")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
-    """Leave to the suite one cloud for each test, in turn, and memory and local files once: `make works` runs all of the table."""
+    """Run each test with one of the clouds in turn, and once with memory and local files; `make works` runs all combinations."""
     cells = {}
     for item in items:
         if item.path.parent == HERE and hasattr(item, "callspec"):
@@ -43,10 +43,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def files(monkeypatch):
-    """Return all files that the test has opened and that somebody still holds."""
+    """Return all files that the test opened and that are still referenced."""
     made = weakref.WeakSet()
 
-    def noting(init):
+    def recording(init):
         @functools.wraps(init)
         def noted(self, *args, **options):
             init(self, *args, **options)
@@ -55,15 +55,15 @@ def files(monkeypatch):
         return noted
 
     for each in (CachedFile, WrittenFile):
-        monkeypatch.setattr(each, "__init__", noting(each.__init__))
+        monkeypatch.setattr(each, "__init__", recording(each.__init__))
     return made
 
 
 @pytest.fixture(params=NAMES)
 def place(request, own_cache, files, monkeypatch):
-    """A place in a simulated cloud, under each name; processes that a library starts are configured as this one."""
+    """A place in a simulated cloud, under each URL form; child processes of libraries have the same configuration."""
     machine = request.getfixturevalue("drive" if "drive" in request.param else "cloud")
-    before = running()  # of a Loader in another file, whose threads decode for all of the process
+    before = running()  # from a Loader in another file, whose threads decode for the whole process
     for name, value in {**machine.configuration, "FSSPEC_CACHEDFS_MAX_AGE": str(AGE_S)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(fsspec.config.conf["cachedfs"], "max_age", AGE_S)
@@ -77,7 +77,7 @@ def place(request, own_cache, files, monkeypatch):
             return False
         return True
 
-    until(is_clean)  # threads, Arrow's too, end a moment later
+    until(is_clean)  # threads, also those of Arrow, end a moment later
 
 
 def is_open(file):
@@ -85,7 +85,7 @@ def is_open(file):
 
 
 def leases(cache_dir):
-    """Return the whole objects lent as files that are still open."""
+    """Return the local copies of whole objects that are still in use."""
     paths = [each.path for each in psutil.Process().open_files()]
     return [path for path in paths if path.startswith(str(cache_dir)) and "/leases/" in path]
 

@@ -12,12 +12,12 @@ ROWS = pd.DataFrame(
     {"n": range(1000), "x": np.linspace(0, 1, 1000), "name": [f"row {i}" for i in range(1000)]}
 )
 
-NUMBERS = np.arange(1, 100_001)  # none of them the fill value that HDF5 takes where none is given
+NUMBERS = np.arange(1, 100_001)  # none of them is the default fill value of HDF5
 
-# xarray and zarr say so whenever a v3 store is consolidated.
+# xarray and zarr warn whenever a v3 store is consolidated.
 consolidating = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 
-# Where JAX was imported before: workers that are forked never call it.
+# JAX warns about forks once it is imported; forked workers never call it.
 forking = pytest.mark.filterwarnings("ignore:os.fork.. was called")
 
 

@@ -1,4 +1,4 @@
-"""torchvision's folder of images over URLs, as a user writes it: in a module of its own, as processes that are spawned import it."""
+"""torchvision's image folder over URLs, as a user writes it; in a separate module that spawned processes import."""
 
 import fsspec
 from PIL import Image
@@ -6,7 +6,7 @@ from torchvision.datasets import ImageFolder
 
 
 class Images(ImageFolder):
-    """Lists by fsspec what torchvision lists by the system."""
+    """Lists by fsspec instead of the operating system."""
 
     def find_classes(self, directory):
         fs, path = fsspec.url_to_fs(directory)

@@ -1,11 +1,11 @@
-"""A dataset as a user writes one: in a module of its own, as processes that are spawned import it."""
+"""A dataset as a user writes one; in a separate module that spawned processes import."""
 
 import fsspec
 from torch.utils.data import Dataset
 
 
 class Numbers(Dataset):
-    """Opens a file for each sample, in whatever process it is."""
+    """Opens a file for each sample, in any process."""
 
     def __init__(self, urls):
         self.urls = urls

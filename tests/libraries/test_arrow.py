@@ -52,7 +52,7 @@ def test_a_table_by_url(place):
         assert ds.dataset(f"fsspec+{url}").count_rows() == len(ROWS)
 
 
-def test_no_table_by_a_url_that_is_not_marked(place):
+def test_a_chained_url_is_not_accepted(place):
     url = place.url("a.parquet")
     ROWS.to_parquet(url)
     with pytest.raises(pa.ArrowInvalid):

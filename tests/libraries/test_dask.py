@@ -11,13 +11,13 @@ import pytest
 
 from tests.libraries.data import ROWS
 
-# What dask itself does with pandas 3.1.
+# A warning of dask itself with pandas 3.1.
 dask_and_pandas = pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame")
 
 
 @pytest.fixture(scope="module")
 def client():
-    """Two processes; nothing configures them but what the tests hand over."""
+    """Two processes without any configuration but the arguments of the tests."""
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None
@@ -76,7 +76,7 @@ def test_processes_of_a_cluster(place, client):
 
 
 @pytest.mark.works
-def test_the_filesystem_travels_to_a_process(place, client):
+def test_the_filesystem_is_pickled_to_a_process(place, client):
     place.put("a.bin", b"bytes")
     for _ in place.twice(fetches=1):
         fs, path = fsspec.url_to_fs(place.url("a.bin"), **place.options)

@@ -11,7 +11,7 @@ import xarray as xr
 
 from tests.libraries.data import NUMBERS, hdf5
 
-# Zlib is no codec of Zarr's version 3, and zarr says so wherever references name it.
+# Zlib is not a codec of Zarr v3, and zarr warns about references with it.
 names_zlib = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 
 
@@ -28,7 +28,7 @@ def test_h5py_reads_a_file(place, url):
             np.testing.assert_array_equal(h5["d"][500:70_000], NUMBERS[500:70_000])
 
 
-def test_h5py_writes_what_is_sent_when_it_is_whole(place):
+def test_h5py_writes_into_a_buffer_that_is_uploaded(place):
     url, buffer = place.url("b.h5"), io.BytesIO()
     with h5py.File(buffer, "w") as h5:
         h5["d"] = np.arange(10)
@@ -40,7 +40,7 @@ def test_h5py_writes_what_is_sent_when_it_is_whole(place):
 
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
-def test_kerchunk_refers_to_chunks_that_xarray_reads(place, url):
+def test_kerchunk_references_are_read_by_xarray(place, url):
     hdf = pytest.importorskip("kerchunk.hdf")
     with fsspec.open(url) as file:
         references = hdf.SingleHdf5ToZarr(file, url).translate()
@@ -51,7 +51,7 @@ def test_kerchunk_refers_to_chunks_that_xarray_reads(place, url):
 
 
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
-def test_references_take_no_chained_url(place, url):
+def test_references_do_not_accept_a_chained_url(place, url):
     hdf = pytest.importorskip("kerchunk.hdf")
     with fsspec.open(url) as file:
         references = hdf.SingleHdf5ToZarr(file, url).translate()
@@ -61,7 +61,7 @@ def test_references_take_no_chained_url(place, url):
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
 @names_zlib
-def test_virtualizarr_refers_to_chunks_that_xarray_reads(place, url, tmp_path):
+def test_virtualizarr_references_are_read_by_xarray(place, url, tmp_path):
     vz = pytest.importorskip("virtualizarr")
     from obspec_utils.registry import ObjectStoreRegistry
     from obstore.store import LocalStore
@@ -75,7 +75,7 @@ def test_virtualizarr_refers_to_chunks_that_xarray_reads(place, url, tmp_path):
             np.testing.assert_array_equal(ds["d"].values, NUMBERS)
 
 
-def test_virtualizarr_parses_none_of_our_urls(place, url):
+def test_virtualizarr_does_not_accept_our_urls(place, url):
     vz = pytest.importorskip("virtualizarr")
     from obspec_utils.registry import ObjectStoreRegistry
 

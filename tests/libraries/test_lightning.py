@@ -8,7 +8,7 @@ import pytest
 from tests import import_torchvision
 
 with contextlib.suppress(ImportError):
-    import_torchvision.torchvision()  # Lightning imports it where it is there
+    import_torchvision.torchvision()  # imported by Lightning where it is installed
 torch = pytest.importorskip("torch")
 L = pytest.importorskip("pytorch_lightning")
 
@@ -20,9 +20,9 @@ from tests.libraries.data import forking  # noqa: E402
 
 pytestmark = [
     forking,
-    # What Lightning itself calls of torch.
+    # A warning of Lightning's own calls of torch.
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
-    # Lightning's advice for larger machines and longer trainings.
+    # Advice of Lightning for larger machines and longer trainings.
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
 ]
@@ -83,7 +83,8 @@ def test_the_loader_in_place_of_a_data_loader(place, url):
         assert trainer.global_step == 4
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # it goes on there
+# Training continues there.
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_checkpoints(place, url):
     folder, model = place.url("run"), Model()
     keep = ModelCheckpoint(dirpath=folder, save_last=True, save_top_k=-1)
@@ -99,7 +100,7 @@ def test_checkpoints(place, url):
     assert (trainer.current_epoch, trainer.global_step) == (3, 6)
 
 
-def test_a_checkpoint_by_hand(place, url):
+def test_a_checkpoint_can_be_written_directly(place, url):
     url_of_rows, model = url, Model()
     url = place.url("model.ckpt")
     trainer = training(max_epochs=1)

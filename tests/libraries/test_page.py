@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def rows(heading):
-    """Return the rows of the table below a heading: their cells, as they stand."""
+    """Return the rows of the table below a heading, as lists of cells."""
     section = (
         (ROOT / "docs/works-with.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     )
@@ -27,7 +27,7 @@ WORKS, REFUSED = rows("What works"), rows("What does not")
 
 
 def same(node):
-    """Return code as it is compared: laid out in one way, and a test's own constants named as a user names things."""
+    """Return code in a normal form: formatted, with the constants of tests renamed to those a user writes."""
     return ast.unparse(node).lower()
 
 
@@ -36,7 +36,7 @@ def code_of(row):
 
 
 def all_tests():
-    """Return the functions of this room's tests by file and name."""
+    """Return the test functions of this package by file and name."""
     return {
         f"{path.name}::{each.name}": each
         for path in sorted(HERE.glob("test_*.py"))
@@ -51,7 +51,7 @@ def is_raises(node):
 
 
 def lines_of(node):
-    """Return all expressions and assignments in a test: those that go through, and those that have to raise."""
+    """Return the expressions and assignments in a test: those that succeed, and those that must raise."""
     through, raising = set(), set()
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr | ast.Assign | ast.Expr):
@@ -81,30 +81,28 @@ def test_each_test_is_in_a_row():
         assert through & works or raising & refused, f"{name} proves no row"
 
 
-def test_each_test_is_run_under_every_name():
+def test_each_test_runs_with_every_protocol():
     for name, test in TESTS.items():
         assert {each.arg for each in test.args.args} & {"place", "base"}, name
 
 
-def test_each_library_is_one_that_is_installed_for_these_tests():
+def test_each_library_is_installed_for_these_tests():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     required = {Requirement(each) for name in ("dev", "works") for each in extras[name]}
     names = {each.name for each in required}
     for ours in (each for each in required if each.name == "cachedfs"):
         names |= {Requirement(each).name for extra in ours.extras for each in extras[extra]}
-    assert {row[0] for row in [*WORKS, *REFUSED]} <= names | {
-        "torch",
-        "dask",
-    }  # by the Makefile, by distributed
+    # By the Makefile, by distributed.
+    assert {row[0] for row in [*WORKS, *REFUSED]} <= names | {"torch", "dask"}
 
 
-def test_a_library_was_tried_in_one_version():
+def test_each_library_was_tried_in_one_version():
     tried = {}
     for name, version, *_ in [*WORKS, *REFUSED]:
         assert str(Version(version)) == tried.setdefault(name, version)
 
 
-def test_the_folder_of_images_is_the_one_that_is_tried():
+def test_the_image_folder_on_the_page_is_the_one_tested():
     page, tried = (ROOT / "docs/works-with.md").read_text(), (HERE / "folders.py").read_text()
     for each in ast.parse(tried).body:
         if isinstance(each, ast.ClassDef | ast.FunctionDef):

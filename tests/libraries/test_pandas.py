@@ -20,12 +20,12 @@ def test_csv(base):
 
 
 def packed(place):
-    """Return what an object holds when its gzip is undone."""
+    """Return the decompressed content of a gzip object."""
     return gzip.decompress(place.fs.cat_file(place.path("a.csv.gz"))).decode()
 
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
-def test_csv_is_compressed_by_the_suffix_of_its_name(place):
+def test_csv_is_compressed_by_its_suffix(place):
     url = place.url("a.csv.gz")
     ROWS.to_csv(url, index=False)
     for _ in place.twice(fetches=1):
@@ -33,7 +33,7 @@ def test_csv_is_compressed_by_the_suffix_of_its_name(place):
         assert packed(place) == ROWS.to_csv(index=False)
 
 
-def test_csv_is_compressed_as_it_is_told(place):
+def test_csv_is_compressed_on_request(place):
     url = place.url("a.csv.gz")
     ROWS.to_csv(url, index=False, compression="gzip")
     for _ in place.twice(fetches=1):
@@ -42,7 +42,7 @@ def test_csv_is_compressed_as_it_is_told(place):
 
 
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
-def test_suffix_of_a_chained_url_is_not_seen(place, caplog, monkeypatch):
+def test_the_suffix_of_a_chained_url_is_not_recognized(place, caplog, monkeypatch):
     monkeypatch.setattr(write_file, "_warned", set())
     url = place.url("a.csv.gz")
     ROWS.to_csv(url, index=False, compression="gzip")

@@ -37,7 +37,7 @@ def test_numpy_maps_a_local_path(place):
             assert array[10:20].tolist() == list(range(10, 20))
 
 
-def test_numpy_reads_no_bare_numbers_from_a_file(place):
+def test_numpy_cannot_read_raw_numbers_from_a_file(place):
     url = place.url("a.bin")
     place.put("a.bin", np.arange(10).tobytes())
     with fsspec.open(url) as file, pytest.raises(OSError, match="fileno"):
@@ -45,7 +45,7 @@ def test_numpy_reads_no_bare_numbers_from_a_file(place):
     assert np.frombuffer(place.fs.cat_file(url), dtype=np.arange(1).dtype).sum() == 45
 
 
-# It has classes of its own for some protocols, and says so of all others.
+# It has classes for some protocols, and warns about all others.
 @pytest.mark.filterwarnings("ignore:UPath .* filesystem not explicitly implemented")
 def test_universal_pathlib(place):
     upath = pytest.importorskip("upath")

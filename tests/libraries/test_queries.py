@@ -13,7 +13,7 @@ import pytest
 from tests.libraries.data import ROWS
 
 
-def test_polars_takes_files(place):
+def test_polars_accepts_open_files(place):
     pl = pytest.importorskip("polars")
     url, frame = place.url("a.parquet"), pl.from_pandas(ROWS)
     with fsspec.open(url, "wb") as file:
@@ -38,7 +38,7 @@ def test_polars_scans_a_dataset_of_arrow(place):
         assert rows.filter(pl.col("n") >= 990).collect().height == 20
 
 
-def test_polars_takes_none_of_our_urls(place):
+def test_polars_does_not_accept_our_urls(place):
     pl = pytest.importorskip("polars")
     url = place.url("a.parquet")
     ROWS.to_parquet(url)
@@ -80,7 +80,7 @@ def test_duckdb_partitions_into_a_new_folder(place, options):
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
 def test_duckdb_sums_what_its_threads_read_from_one_file(place):
-    """They share a handle, and each seeks and reads in two calls."""
+    """The threads share an open file, and each seeks and reads in two calls."""
     url, fs, data = place.url("big.parquet"), place.fs, io.BytesIO()
     pq.write_table(pa.table({"a": range(200_000)}), data, row_group_size=5_000)
     place.machine.put("big.parquet", data.getvalue())
@@ -92,7 +92,7 @@ def test_duckdb_sums_what_its_threads_read_from_one_file(place):
 
 
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
-def test_duckdb_takes_no_chained_url(place):
+def test_duckdb_does_not_accept_a_chained_url(place):
     url = place.url("a.parquet")
     ROWS.to_parquet(url)
     with duckdb.connect() as con:

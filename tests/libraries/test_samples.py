@@ -65,7 +65,7 @@ def test_tars_are_written(place, wds):
 
 
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
-def test_tars_by_no_chained_url(place, wds):
+def test_webdataset_does_not_accept_a_chained_url(place, wds):
     url = place.url("a.tar")
     place.put("a.tar", tar(wds))
     with pytest.raises(OSError, match="cachedfs"):
@@ -76,18 +76,18 @@ def test_tars_by_no_chained_url(place, wds):
 
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
-def test_a_data_set_is_made_of_files(place, tmp_path):
+def test_a_dataset_is_made_of_files(place, tmp_path):
     datasets = pytest.importorskip("datasets")
     url = place.url("a.parquet")
     ROWS.to_parquet(url)
     for turn in place.twice(fetches=1):
-        cache_dir = tmp_path / str(turn)  # its own copy of what it read
+        cache_dir = tmp_path / str(turn)  # its own copy of the data
         rows = datasets.load_dataset("parquet", data_files=url, split="train", cache_dir=cache_dir)
         assert rows["n"][:] == ROWS["n"].tolist()
 
 
 @pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
-def test_a_data_set_is_streamed(place):
+def test_a_dataset_is_streamed(place):
     datasets = pytest.importorskip("datasets")
     url = place.url("parts/*.jsonl")
     for i in range(2):
@@ -97,7 +97,7 @@ def test_a_data_set_is_streamed(place):
         assert [row["n"] for row in rows] == ROWS["n"].tolist()
 
 
-def test_a_data_set_is_saved_and_loaded(place):
+def test_a_dataset_is_saved_and_loaded(place):
     datasets = pytest.importorskip("datasets")
     url = place.url("saved")
     rows = datasets.Dataset.from_pandas(ROWS)
@@ -108,7 +108,7 @@ def test_a_data_set_is_saved_and_loaded(place):
 
 
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
-def test_a_data_set_is_streamed_from_no_chained_url(place):
+def test_a_dataset_cannot_be_streamed_from_a_chained_url(place):
     datasets = pytest.importorskip("datasets")
     url = place.url("a.jsonl")
     ROWS.to_json(url, orient="records", lines=True)
@@ -179,7 +179,7 @@ def torchvision():
 
 
 @forking
-def test_an_image_folder_that_lists_by_fsspec(place, torchvision):
+def test_an_image_folder_can_list_by_fsspec(place, torchvision):
     from torch.utils.data import DataLoader
     from torchvision.transforms.functional import to_tensor
 
@@ -195,7 +195,7 @@ def test_an_image_folder_that_lists_by_fsspec(place, torchvision):
         assert (labels.tolist(), others.tolist()) == ([0] * 3, [1] * 3)
 
 
-def test_an_image_folder_lists_no_url(place, torchvision):
+def test_an_image_folder_cannot_list_a_url(place, torchvision):
     datasets, folder = torchvision.datasets, two_classes(place)
     with pytest.raises(FileNotFoundError):
         datasets.ImageFolder(folder)

@@ -42,7 +42,7 @@ def test_load_mapped(place):
             assert same(torch.load(path, mmap=True))
 
 
-# Before a process group there is none to wait for, and torch says so.
+# Without a process group, torch warns.
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 def test_a_checkpoint_of_many_ranks(place):
     folder = place.url("step-7")

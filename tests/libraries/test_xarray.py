@@ -11,7 +11,7 @@ from tests.support import forget
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @consolidating
-def test_zarr_is_written_and_read_with_no_other_argument(base, zarr_format, consolidated):
+def test_zarr_is_written_and_read_without_other_arguments(base, zarr_format, consolidated):
     url, ds = f"{base}/c.zarr", cube()
     ds.to_zarr(url, zarr_format=zarr_format, consolidated=consolidated)
     options = {} if consolidated else {"consolidated": False}
@@ -22,7 +22,7 @@ def test_zarr_is_written_and_read_with_no_other_argument(base, zarr_format, cons
 
 
 @consolidating
-def test_a_second_pass_asks_nothing(place):
+def test_a_second_pass_sends_no_request(place):
     url, ds = place.url("c.zarr"), cube()
     ds.to_zarr(url)
     for _ in place.twice():
@@ -34,7 +34,7 @@ def test_a_second_pass_asks_nothing(place):
 
 @pytest.mark.parametrize("place", ["cachedfs::gs://", "cachedfs::drive://"], indirect=True)
 @consolidating
-def test_appended_data_is_seen_here_and_by_another_process_at_once(place):
+def test_appended_data_is_seen_at_once_also_by_another_process(place):
     urls = {zarr_format: place.url(f"c{zarr_format}.zarr") for zarr_format in (2, 3)}
     for zarr_format, url in urls.items():
         cube(4).to_zarr(url, zarr_format=zarr_format, consolidated=True)

@@ -47,7 +47,7 @@ def test_groups_with_and_without_consolidation(base, zarr_format):
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_second_pass_asks_nothing(place, zarr_format):
+def test_a_second_pass_sends_no_request(place, zarr_format):
     url, data = place.url("g.zarr"), np.arange(40 * 40).reshape(40, 40)
     group = zarr.open_group(url, mode="w", zarr_format=zarr_format)
     group.create_array("a", shape=data.shape, chunks=(20, 20), dtype=data.dtype)[:] = data

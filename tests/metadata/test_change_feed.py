@@ -19,7 +19,7 @@ def fs(drive):
     return fsspec.filesystem("cdrive")
 
 
-def anew():
+def new_session():
     """Return a filesystem as a new process would have it, with nothing in memory."""
     forget()
     return fsspec.filesystem("cdrive")
@@ -27,7 +27,7 @@ def anew():
 
 @pytest.fixture
 def tree(drive):
-    """12 folders with 48 files in them, and what they hold."""
+    """12 folders with 48 files, and their contents."""
     return {
         (path := f"{a}/{b}/{i}.txt"): drive.put(path, noise(300, seed=i))
         for a in "ab"
@@ -44,10 +44,10 @@ def id_of(drive, key):
 FOLDER = "application/vnd.google-apps.folder"
 
 
-# What it costs.
+# Cost in requests.
 
 
-def test_session_two_costs_one_request_when_nothing_changed(drive, fs, tree, clock):
+def test_a_second_session_costs_one_request_when_nothing_changed(drive, fs, tree, clock):
     data = {drive.path(key): content for key, content in tree.items()}
     names = fs.find(drive.path())
     assert names == sorted(data)
@@ -55,7 +55,7 @@ def test_session_two_costs_one_request_when_nothing_changed(drive, fs, tree, clo
     drive.asked()
     for _ in range(2):
         clock(3600)
-        again = anew()
+        again = new_session()
         assert again.find(drive.path()) == names
         assert again.cat(names) == data
         assert len(again.ls(drive.path("a"))) == 9
@@ -65,17 +65,15 @@ def test_session_two_costs_one_request_when_nothing_changed(drive, fs, tree, clo
         assert drive.asked() == ["change"]
 
 
-def test_one_file_of_a_listed_tree_costs_one_request_in_a_session_that_asks_for_nothing_else(
-    drive, fs, tree, clock
-):
+def test_one_file_of_a_listed_tree_costs_one_request_in_a_new_session(drive, fs, tree, clock):
     fs.cat(fs.find(drive.path()))
     drive.asked()
     clock(3600)
-    assert anew().cat_file(drive.path("a/z/z/0.txt")) == tree["a/z/z/0.txt"]
+    assert new_session().cat_file(drive.path("a/z/z/0.txt")) == tree["a/z/z/0.txt"]
     assert drive.asked() == ["change"]
 
 
-def test_a_shared_drive_has_a_feed_of_its_own(drive, fs, clock):
+def test_a_shared_drive_has_its_own_feed(drive, fs, clock):
     team = drive.server.share_drive(name := f"team of {drive.name}")
     for i in range(3):
         drive.server.put(f"folder/{i}.txt", b"%d" % i, parent=team)
@@ -83,11 +81,11 @@ def test_a_shared_drive_has_a_feed_of_its_own(drive, fs, clock):
     assert sorted(fs.cat(names).values()) == [b"0", b"1", b"2"]
     drive.asked()
     clock(3600)
-    assert len(anew().cat(names)) == 3
+    assert len(new_session().cat(names)) == 3
     assert drive.asked() == ["change"]
     clock(61)
     drive.server.edit(drive.server.find("folder/1.txt", parent=team)[0]["id"], parents=["root"])
-    assert anew().find(f"shared:{name}") == [names[0], names[2]]
+    assert new_session().find(f"shared:{name}") == [names[0], names[2]]
     assert drive.asked() == ["change", "list"]
 
 
@@ -100,25 +98,25 @@ def test_files_that_were_never_listed_cost_one_request_from_the_third_session_on
         ["change"],
         ["change"],
     ):
-        session = anew()
+        session = new_session()
         for name, content in data.items():
             assert session.cat_file(name) == content
         assert drive.asked() == sorted(expected)
         clock(3600)
 
 
-def test_many_questions_at_once_are_one_poll(drive, fs, clock):
+def test_concurrent_lookups_share_one_poll(drive, fs, clock):
     for i in range(40):
         drive.put(f"{i:03}.txt", b"x")
     names = fs.find(drive.path())
     fs.cat(names)
     drive.asked()
     clock(61)
-    assert len(anew().cat(names)) == 40
+    assert len(new_session().cat(names)) == 40
     assert drive.asked() == ["change"]
 
 
-def test_within_max_age_nobody_polls_whatever_is_asked(drive, fs, tree, clock):
+def test_the_feed_is_polled_at_most_once_in_max_age(drive, fs, tree, clock):
     fs.find(drive.path())
     clock(61)
     fs.ls(drive.path("a"))
@@ -131,7 +129,7 @@ def test_within_max_age_nobody_polls_whatever_is_asked(drive, fs, tree, clock):
 
 
 @pytest.mark.parametrize("options", [{"max_age": "immutable"}, {"max_age": 0}, {"offline": True}])
-def test_who_may_not_trust_it_or_need_not_ask_never_polls(drive, fs, tree, clock, options):
+def test_no_poll_with_immutable_zero_max_age_or_offline(drive, fs, tree, clock, options):
     fs.find(drive.path())
     clock(3600)
     drive.asked()
@@ -141,7 +139,7 @@ def test_who_may_not_trust_it_or_need_not_ask_never_polls(drive, fs, tree, clock
 
 
 def cat_below(path, options):
-    """In a process of its own, 2000 s later: return how many files are below `path`."""
+    """Return how many files are below `path`, 2000 s later and in a process of its own."""
     real = time.time
     time.time = lambda: real() + 2000
     fs = fsspec.filesystem("cdrive", max_age=1000, **options)
@@ -149,7 +147,7 @@ def cat_below(path, options):
 
 
 def test_processes_share_one_poll(drive, fork_server, fs, tree):
-    """Each finds what is known 2 s old at most; the poll of the first is good for the second."""
+    """The metadata of the first process is at most 2 s old for the second, so its poll serves both."""
     fs.cat(fs.find(drive.path()))
     options = {"cache_dir": str(drive.cache_dir), "keep_free": 0, **drive.options}
     drive.asked()
@@ -162,17 +160,17 @@ def test_processes_share_one_poll(drive, fork_server, fs, tree):
     assert drive.asked() == ["change"]
 
 
-def test_a_find_lists_only_the_folders_that_changed(drive, fs, tree, clock):
+def test_find_lists_only_the_folders_that_changed(drive, fs, tree, clock):
     fs.find(drive.path())
     clock(61)
     drive.put("b/y/new.txt", b"x")
     drive.asked()
-    assert anew().find(drive.path()) == sorted([*map(drive.path, tree), drive.path("b/y/new.txt")])
+    assert new_session().find(drive.path()) == sorted([*map(drive.path, tree), drive.path("b/y/new.txt")])
     assert drive.asked() == ["change", "list"]
 
 
-def test_what_changed_without_a_trace_costs_nothing(drive, fs, tree, clock):
-    """A comment, a share: the item is told of, and is what it was."""
+def test_changes_that_a_reader_does_not_see_cost_nothing(drive, fs, tree, clock):
+    """A comment or a star: the feed reports the item, but its metadata is the same."""
     fs.find(drive.path())
     clock(61)
     drive.server.edit(id_of(drive, "a/x/1.txt"), description="a comment")
@@ -196,7 +194,7 @@ def test_one_name_in_a_huge_folder_costs_three_requests(drive, fs, n):
         drive.server.remove(folder)
 
 
-def test_a_long_listing_costs_its_pages_its_way_and_where_its_changes_begin(drive, fs, clock):
+def test_a_long_listing_is_not_repeated_for_one_changed_name(drive, fs, clock):
     drive.server.fill(drive.server.folder(f"{drive.name}/long"), 2500)
     drive.server.reset()
     names = fs.ls(drive.path("long"), detail=False)
@@ -204,32 +202,32 @@ def test_a_long_listing_costs_its_pages_its_way_and_where_its_changes_begin(driv
     assert drive.asked() == ["change", "get", *["list"] * (2 + 3)]
     clock(3600)
     drive.server.put(f"{drive.name}/long/f000007", b"changed")
-    again = anew()
+    again = new_session()
     assert again.info(names[8])["size"] == 16
     assert again.cat_file(names[7]) == b"changed"
-    assert drive.asked() == ["change", "list", "media"]  # one name is asked for, and no page
+    assert drive.asked() == ["change", "list", "media"]  # one lookup by name, and no page of the listing
 
 
-# When it fails.
+# Failures.
 
 
-def test_a_token_that_is_rejected_means_listing_again_and_a_new_beginning(drive, fs, tree, clock):
+def test_a_rejected_token_causes_one_new_listing_and_a_new_token(drive, fs, tree, clock):
     names = fs.find(drive.path())
     drive.server.expire_changes()
     clock(3600)
     drive.put("a/x/0.txt", b"meanwhile")
     drive.asked()
-    again = anew()
+    again = new_session()
     assert again.find(drive.path()) == names
     assert again.cat_file(drive.path("a/x/0.txt")) == b"meanwhile"
-    # The token in vain, and the next one; then as in the first session, and the file.
+    # The rejected token and the new one; then the requests of a first session, and the file.
     assert drive.asked() == ["change", "change", "get", *["list"] * 12, "media"]
     clock(3600)
-    assert anew().find(drive.path()) == names
+    assert new_session().find(drive.path()) == names
     assert drive.asked() == ["change"]
 
 
-def test_more_changes_than_are_worth_reading_mean_listing_again(drive, fs, tree, clock, monkeypatch):
+def test_too_many_changes_cause_a_new_listing(drive, fs, tree, clock, monkeypatch):
     monkeypatch.setattr(client, "_MOST_PAGES", 2)
     fs.find(drive.path())
     drive.server.fill(drive.server.folder(f"{drive.name}/new"), 2500)
@@ -239,7 +237,7 @@ def test_more_changes_than_are_worth_reading_mean_listing_again(drive, fs, tree,
     assert drive.asked() == ["change"] * 3 + ["get", *["list"] * (12 + 3)]
 
 
-def test_a_feed_that_fails_is_left_alone_for_a_while_and_all_is_asked_as_without(drive, fs, tree, clock):
+def test_a_failing_feed_is_not_polled_for_a_while_and_paths_are_looked_up(drive, fs, tree, clock):
     names = fs.find(drive.path())
     clock(61)
     drive.put("a/x/0.txt", b"meanwhile")
@@ -253,8 +251,8 @@ def test_a_feed_that_fails_is_left_alone_for_a_while_and_all_is_asked_as_without
     assert "change" not in drive.asked()
 
 
-def test_what_the_feed_does_not_show_yet_is_seen_when_it_does(drive, fs, tree, clock):
-    """Nobody says how late Drive's feed is: what is known is as old as `max_age` and that delay at most."""
+def test_a_change_that_the_feed_reports_late_is_seen_then(drive, fs, tree, clock):
+    """Drive does not say how late its feed is: metadata may be as old as `max_age` plus that delay."""
     fs.cat(fs.find(drive.path()))
     drive.server.delay_changes(math.inf)
     try:
@@ -267,7 +265,7 @@ def test_what_the_feed_does_not_show_yet_is_seen_when_it_does(drive, fs, tree, c
     assert fs.cat_file(drive.path("a/x/0.txt")) == b"meanwhile"
 
 
-def test_where_no_feed_can_be_kept_it_is_asked_for_once(drive, fs, tree, clock, monkeypatch):
+def test_a_feed_that_cannot_be_stored_is_requested_once(drive, fs, tree, clock, monkeypatch):
     monkeypatch.setattr(MetadataStore, "feed", lambda *_: None)
     for _ in range(2):
         assert len(fs.find(drive.path())) == len(tree)
@@ -275,7 +273,7 @@ def test_where_no_feed_can_be_kept_it_is_asked_for_once(drive, fs, tree, clock, 
     assert drive.asked().count("change") == 1
 
 
-def test_views_that_no_feed_tells_of_are_asked_about(drive, fs, clock):
+def test_paths_that_no_feed_covers_are_looked_up(drive, fs, clock):
     drive.put("folder/x.txt", b"x")
     shared = drive.server.shared_with_me(f"{drive.name}.txt", b"y")
     top = f"id:{id_of(drive, 'folder')}"
@@ -287,7 +285,7 @@ def test_views_that_no_feed_tells_of_are_asked_about(drive, fs, clock):
     drive.server.remove(shared)
 
 
-# What it is worth.
+# Correctness.
 
 
 def trash_and_back(at):
@@ -351,8 +349,8 @@ EDITS = {
 
 
 @pytest.mark.parametrize("by", ["listing", pytest.param("name", marks=pytest.mark.stress)])
-def test_a_change_of_every_kind_is_seen_after_max_age(drive, own_cache, clock, by):
-    """One after the other, each in a folder of its own, and each in a poll of its own."""
+def test_every_kind_of_change_is_seen_after_max_age(drive, own_cache, clock, by):
+    """One change after another, each in its own folder and reported by its own poll."""
     truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
     fs = fsspec.filesystem("cdrive")
     folders = {what: Folder(drive, f"case {number}") for number, what in enumerate(EDITS)}
@@ -374,7 +372,7 @@ def test_a_change_of_every_kind_is_seen_after_max_age(drive, own_cache, clock, b
         assert (after == before[what]) == (what == "back out of it"), what
 
 
-def test_what_is_behind_a_shortcut_is_asked_about_as_no_feed_need_tell_of_it(drive, fs, clock):
+def test_items_behind_a_shortcut_are_looked_up(drive, fs, clock):
     drive.put("target/x", b"before")
     drive.put("file", b"before")
     drive.server.shortcut(f"{drive.name}/link", id_of(drive, "target"))
@@ -395,7 +393,7 @@ def test_what_is_behind_a_shortcut_is_asked_about_as_no_feed_need_tell_of_it(dri
 
 
 class Editor:
-    """Somebody who changes everything that can be changed, in all ways; always the same for the same seed."""
+    """Makes every kind of change in every way; the same ones for the same seed."""
 
     def __init__(self, drive, team, seed):
         self.drive, self.server, self.rng, self.team = drive, drive.server, random.Random(seed), team
@@ -410,7 +408,7 @@ class Editor:
         self.n += 1
         try:
             self.rng.choice(acts)()
-        except (LookupError, IndexError):  # what it was to happen to is gone, or would be in itself
+        except (LookupError, IndexError):  # the item is gone, or would be moved into itself
             pass
 
     def name(self):
@@ -463,7 +461,7 @@ class Editor:
 
 
 def seen(fs, tops, paths):
-    """Return all that a reader can see: listings level by level, a find, and each path by itself."""
+    """Return all that a reader can see: listings level by level, find, and each path alone."""
     found = {}
     for top in tops:
         for here, folders, files in fs.walk(top, detail=True):
@@ -490,7 +488,7 @@ def edit_and_compare(drive, own_cache, clock, seed, n_rounds):
             editor.act()
         clock(61)
         if number % 4 == 3:
-            fs = anew()
+            fs = new_session()
             truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
         expected = seen(truth, tops, ())
         paths |= {info["name"] for listing in expected.values() for info in listing.values()}
@@ -507,12 +505,12 @@ def edit_and_compare(drive, own_cache, clock, seed, n_rounds):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.filterwarnings("ignore")
-def test_whatever_changes_is_seen_after_max_age_as_a_new_listing_has_it(drive, own_cache, clock, seed):
+def test_any_single_change_is_seen_after_max_age(drive, own_cache, clock, seed):
     edit_and_compare(drive, own_cache, clock, seed, n_rounds=4)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(100, 130))
-def test_whatever_changes_in_any_order_is_seen_after_max_age(drive, own_cache, clock, seed):
+def test_any_sequence_of_changes_is_seen_after_max_age(drive, own_cache, clock, seed):
     edit_and_compare(drive, own_cache, clock, seed, n_rounds=40)

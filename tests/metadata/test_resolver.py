@@ -1,4 +1,4 @@
-"""The metadata cache: what listings and lookups say, after writes and between concurrent requests."""
+"""The metadata cache: listings and lookups, after writes and between concurrent requests."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ def fs(cloud):
     return fsspec.filesystem("cachedfs", target_protocol="gs")
 
 
-def test_a_listing_says_nothing_of_what_is_deeper(cloud, fs):
+def test_a_listing_does_not_make_deeper_objects_absent(cloud, fs):
     cloud.put("z/a/array", b"data")
     cloud.put("z/group", b"{}")
     assert fs.ls(cloud.path("z"), detail=False) == [cloud.path("z/a"), cloud.path("z/group")]
@@ -27,20 +27,20 @@ def test_a_listing_says_nothing_of_what_is_deeper(cloud, fs):
     assert fs.ls(cloud.path("z/a"), detail=False) == [cloud.path("z/a/array")]
 
 
-def test_a_listing_says_nothing_of_generations(cloud):
+def test_a_listing_does_not_make_older_generations_absent(cloud):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"version_aware": True})
     cloud.put("d/k", b"old")
     first = fs.info(cloud.path("d/k"))["generation"]
     cloud.put("d/k", b"new")
     assert fs.ls(cloud.path("d"), detail=False) == [cloud.path("d/k")]
     for form in ("#", "?generation="):
-        with pytest.raises(FileNotFoundError):  # as the origin says: it keeps none of before
+        with pytest.raises(FileNotFoundError):  # the bucket keeps no older generation
             fs.cat_file(cloud.path(f"d/k{form}{first}"))
         assert "media" in cloud.asked()
         assert fs.cat_file(cloud.path(f"d/k{form}{fs.info(cloud.path('d/k'))['generation']}")) == b"new"
 
 
-def test_a_name_that_looks_like_a_generation_is_itself_to_who_is_not_aware_of_versions(cloud, fs):
+def test_a_name_like_a_generation_is_an_object_without_version_aware(cloud, fs):
     aware = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"version_aware": True})
     cloud.put("d/k", b"a generation")
     named = f"d/k#{fs.info(cloud.path('d/k'))['generation']}"
@@ -50,7 +50,7 @@ def test_a_name_that_looks_like_a_generation_is_itself_to_who_is_not_aware_of_ve
     assert aware.cat_file(cloud.path(named)) == b"a generation"
 
 
-def test_a_listing_says_that_a_name_that_looks_like_a_generation_is_absent(cloud, fs):
+def test_a_listing_proves_that_a_name_like_a_generation_is_absent(cloud, fs):
     cloud.put("d/k", b"")
     fs.ls(cloud.path("d"))
     cloud.asked()
@@ -58,14 +58,14 @@ def test_a_listing_says_that_a_name_that_looks_like_a_generation_is_absent(cloud
     assert not cloud.asked()
 
 
-def test_an_object_lists_as_itself_every_time(cloud, fs):
+def test_ls_and_find_of_an_object_return_the_object(cloud, fs):
     cloud.put("a", b"data")
     for _ in range(2):
         assert fs.ls(cloud.path("a"), detail=False) == [cloud.path("a")]
         assert fs.find(cloud.path("a")) == [cloud.path("a")]
 
 
-def test_a_missing_folder_is_told_every_time(cloud, fs):
+def test_a_missing_folder_raises_in_ls_and_is_empty_in_find(cloud, fs):
     for _ in range(2):
         with pytest.raises(FileNotFoundError, match=r"cachedfs::gs://.*nothing"):
             fs.ls(cloud.path("nothing"))
@@ -73,8 +73,8 @@ def test_a_missing_folder_is_told_every_time(cloud, fs):
 
 
 @pytest.fixture
-def held(origin, monkeypatch):
-    """Hold back the answer of the first lookup until this event is set."""
+def held_lookup(origin, monkeypatch):
+    """Delay the answer of the first lookup until this event is set."""
     lookup, may_answer = origin.lookup, threading.Event()
 
     async def late(path, parent=None):
@@ -90,21 +90,21 @@ def held(origin, monkeypatch):
     may_answer.set()
 
 
-def test_a_question_from_before_a_write_does_not_answer_one_from_after_it(origin, held):
+def test_a_lookup_from_before_a_write_does_not_answer_one_after_it(origin, held_lookup):
     fs, first = fsspec.filesystem("cachedfs", target_protocol="gs"), []
-    asking = threading.Thread(target=lambda: first.append(fs.exists("b/late")))
-    asking.start()
+    asking_thread = threading.Thread(target=lambda: first.append(fs.exists("b/late")))
+    asking_thread.start()
     until(lambda: origin.log)
     fs.pipe_file("b/late", b"here")
     assert fs.exists("b/late")
-    assert asking.is_alive(), "the second answer did not wait for the first one"
-    held.set()
-    asking.join()
+    assert asking_thread.is_alive(), "the second answer did not wait for the first one"
+    held_lookup.set()
+    asking_thread.join()
     assert fs.exists("b/late")
     assert fs.cat_file("b/late") == b"here"
 
 
-def test_a_question_goes_on_for_those_who_still_wait_for_it(origin, held):
+def test_a_shared_lookup_continues_when_one_caller_is_cancelled(origin, held_lookup):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     origin.put("b/asked", b"twice")
 
@@ -113,14 +113,14 @@ def test_a_question_goes_on_for_those_who_still_wait_for_it(origin, held):
         await asyncio.to_thread(until, lambda: origin.log)
         first.cancel()
         await asyncio.wait([first])
-        held.set()
+        held_lookup.set()
         return (await second)["size"], first.cancelled()
 
     assert asyncio.run(ask_twice()) == (5, True)
     assert len(origin.log) == 1
 
 
-def test_what_is_written_is_read_at_once_by_every_instance(cloud, fs):
+def test_every_instance_reads_a_write_at_once(cloud, fs):
     path = cloud.path("x")
     other = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
     assert not other.exists(path)
@@ -135,7 +135,7 @@ def test_what_is_written_is_read_at_once_by_every_instance(cloud, fs):
     assert other.ls(cloud.bucket, detail=False) == []
 
 
-def test_a_removed_tree_is_gone_from_all_that_was_known_of_it(cloud, fs):
+def test_a_removed_tree_is_absent_from_all_cached_metadata(cloud, fs):
     for i in range(5):
         cloud.put(f"tree/{i}/leaf", noise(10, i))
     assert len(fs.find(cloud.path("tree"))) == 5
@@ -146,7 +146,7 @@ def test_a_removed_tree_is_gone_from_all_that_was_known_of_it(cloud, fs):
     assert fs.find(cloud.path("tree")) == []
 
 
-def test_a_folder_made_by_hand_is_a_folder_before_and_after_a_find(cloud, fs):
+def test_an_explicit_folder_marker_is_a_folder_before_and_after_find(cloud, fs):
     cloud.put("d/", b"")
     cloud.put("e/", b"")
     cloud.put("e/x", b"1")
@@ -202,7 +202,7 @@ def test_an_object_whose_name_ends_in_a_slash_is_read_by_the_name_that_listings_
     "keys",
     [("t/dup", "t/dup/in", "t/e/x"), ("t/e//x", "t/e/y"), ("t//x", "t/y"), ("t/z", "t/z/in", "t/z/in/er")],
 )
-def test_all_that_is_below_a_folder_is_found_every_time(cloud, fs, keys, listed):
+def test_find_and_glob_return_everything_below_a_folder(cloud, fs, keys, listed):
     for key in keys:
         cloud.put(key, key.encode())
     if listed == "shallow":
@@ -214,18 +214,18 @@ def test_all_that_is_below_a_folder_is_found_every_time(cloud, fs, keys, listed)
         assert fs.du(cloud.path("t")) == sum(map(len, keys))
         assert set(map(cloud.path, keys)) <= set(fs.glob(cloud.path("t/**")))
         assert fs.find(cloud.bucket) == sorted(map(cloud.path, keys))
-        list(fs.walk(cloud.bucket))  # ends
+        list(fs.walk(cloud.bucket))  # must end
 
 
 class Refused(Credentials):
-    """A token that the service does not take, and that nobody renews."""
+    """A token that the service refuses and that cannot be renewed."""
 
     def refresh(self, request):
         raise RefreshError("no")
 
 
-def test_who_may_ask_is_not_answered_by_a_question_of_who_may_not(cloud):
-    """Two filesystems of one origin ask at one moment: each has the answer that it would have alone."""
+def test_callers_with_other_rights_do_not_share_a_lookup(cloud):
+    """Two filesystems of one origin read at the same time: each gets the answer that it would get alone."""
     data = cloud.put("a", b"data")
     make = partial(fsspec.filesystem, "cachedfs", target_protocol="gs")
 
@@ -240,9 +240,9 @@ def test_who_may_ask_is_not_answered_by_a_question_of_who_may_not(cloud):
     cloud.put("a", data)
     tokens = [Refused("bad"), Credentials("good")]
     options = {"endpoint_url": cloud.server.endpoint_url}
-    asking = [make(max_age=0.001, gs={**options, "token": token}) for token in tokens]
+    asking_thread = [make(max_age=0.001, gs={**options, "token": token}) for token in tokens]
     try:
-        refused, got = asyncio.run(at_once(*asking))
+        refused, got = asyncio.run(at_once(*asking_thread))
     finally:
         cloud.server.require_no_token()
     assert isinstance(refused, AccessDenied)

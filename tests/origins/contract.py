@@ -30,7 +30,7 @@ AWKWARD = [
 
 
 class World(Protocol):
-    """The data behind an origin, reached around it."""
+    """The data behind an origin, changed without it."""
 
     root: str  # where the origin sees it
 
@@ -58,9 +58,11 @@ async def names(listing: AsyncIterator[ObjectInfo]) -> set[tuple[str, str]]:
 class OriginContract:
     """Subclasses give the fixtures `world` and `origin`; the origin has CONCURRENCY slots."""
 
-    missing_folder_is_an_error = False  # where an origin can tell missing from empty
+    missing_folder_is_an_error = (
+        False  # whether the origin can distinguish a missing folder from an empty one
+    )
     folder_read: type[CachedFSError] = IsAFolder
-    keeps_versions = False  # where a version that was replaced can be read on: its bytes are right, then
+    keeps_versions = False  # whether a replaced version can still be read; its bytes are right then
 
     @pytest.fixture
     def path(self, world: World) -> str:
@@ -68,7 +70,7 @@ class OriginContract:
         return f"{world.root}/a/b.bin"
 
     # lookup
-    async def test_lookup_of_an_object_tells_size_and_version(self, origin: Origin, path: str) -> None:
+    async def test_lookup_of_an_object_returns_size_and_version(self, origin: Origin, path: str) -> None:
         info = await origin.lookup(path)
         assert (info.path, info.kind, info.size) == (path, "file", len(DATA))
         assert info.fingerprint
@@ -78,7 +80,7 @@ class OriginContract:
             info = await origin.lookup(name)
             assert (info.path, info.kind, info.fingerprint) == (f"{world.root}/a", "directory", None)
 
-    async def test_lookup_of_nothing_is_object_not_found_and_names_the_url(
+    async def test_lookup_of_a_missing_object_raises_object_not_found_with_the_url(
         self, origin: Origin, world: World, path: str
     ) -> None:
         with pytest.raises(ObjectNotFound, match=r"://.*a/none\.bin") as caught:
@@ -191,7 +193,7 @@ class OriginContract:
             await read(origin, path, Range(0, 10), pinned)
 
     # list
-    async def test_list_gives_children_once(self, origin: Origin, world: World, path: str) -> None:
+    async def test_list_returns_children_once(self, origin: Origin, world: World, path: str) -> None:
         for name in ("a/c.bin", "a/sub/d.bin", "a/sub/e.bin", "other/f.bin"):
             world.put(name, b"x")
         root = world.root
@@ -202,7 +204,9 @@ class OriginContract:
                 (f"{root}/a/sub", "directory"),
             }
 
-    async def test_a_deep_list_gives_all_objects_below(self, origin: Origin, world: World, path: str) -> None:
+    async def test_a_deep_list_returns_all_objects_below(
+        self, origin: Origin, world: World, path: str
+    ) -> None:
         for name in ("a/sub/d.bin", "a/sub/deeper/e.bin", "other/f.bin"):
             world.put(name, b"x")
         found = await names(origin.list(f"{world.root}/a", deep=True))
@@ -218,7 +222,7 @@ class OriginContract:
     async def test_an_object_has_no_children(self, origin: Origin, path: str) -> None:
         assert await names(origin.list(path)) == set()
 
-    async def test_list_of_a_missing_folder_gives_nothing(
+    async def test_list_of_a_missing_folder_returns_nothing(
         self, origin: Origin, world: World, path: str
     ) -> None:
         if self.missing_folder_is_an_error:
@@ -228,7 +232,7 @@ class OriginContract:
             assert await names(origin.list(f"{world.root}/nowhere")) == set()
         assert await names(origin.list(f"{world.root}/nowhere", deep=True)) == set()
 
-    # in flight
+    # Concurrent requests
     async def test_leaving_a_body_early_frees_its_slot(self, origin: Origin, world: World) -> None:
         world.put("big", DATA * 400)
         path = f"{world.root}/big"
@@ -241,7 +245,7 @@ class OriginContract:
                 pass
         assert (await read(origin, path, Range(0, 4)))[0] == DATA[:4]
 
-    async def test_an_error_inside_a_read_is_not_touched_and_frees_the_slot(
+    async def test_an_error_inside_a_read_passes_unchanged_and_frees_the_slot(
         self, origin: Origin, path: str
     ) -> None:
         for _ in range(2 * CONCURRENCY):
@@ -256,7 +260,7 @@ class OriginContract:
             for _ in range(steps):
                 await asyncio.sleep(0)
             task.cancel()
-            with suppress(asyncio.CancelledError):  # it may have been ready
+            with suppress(asyncio.CancelledError):  # it may have been complete
                 await task
         assert (await read(origin, path))[0] == DATA
 
@@ -265,7 +269,7 @@ class OriginContract:
         replies = await asyncio.gather(*(read(origin, path, want) for want in wants))
         assert [r[0] for r in replies] == [DATA[w.start : w.stop] for w in wants]
 
-    # the other door
+    # Calls of the inner filesystem
     async def test_writes_are_seen_at_once(self, origin: Origin, world: World, path: str) -> None:
         root = world.root
         assert await names(origin.list(f"{root}/a")) == {(path, "file")}
@@ -280,11 +284,11 @@ class OriginContract:
             await origin.lookup(f"{root}/a/copy.bin")
         assert await names(origin.list(f"{root}/a")) == {(path, "file")}
 
-    async def test_errors_of_calls_are_ours(self, origin: Origin, world: World, path: str) -> None:
+    async def test_errors_of_calls_are_cachedfs_errors(self, origin: Origin, world: World, path: str) -> None:
         with pytest.raises(ObjectNotFound, match="none"):
             await origin.call("cat_file", f"{world.root}/a/none")
 
-    async def test_the_inner_filesystem_is_one_and_its_sync_face_works_from_threads(
+    async def test_the_inner_filesystem_can_be_used_from_threads(
         self, origin: Origin, world: World, path: str
     ) -> None:
         inner, again = await asyncio.gather(origin.filesystem(), origin.filesystem())

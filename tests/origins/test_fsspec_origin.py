@@ -60,7 +60,7 @@ class FilesWorld:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name("temporary")
         temporary.write_bytes(data)
-        os.replace(temporary, path)  # another inode, however coarse the clock of the disk is
+        os.replace(temporary, path)  # another inode, even if the clock of the disk is coarse
 
     def get(self, name: str) -> bytes:
         return Path(self.root, name).read_bytes()
@@ -101,7 +101,7 @@ class TestOverLocalFiles(OriginContract):
 
 
 class TestOverAFolderOfMemory(OriginContract):
-    """A filesystem that wraps another: its options lead to the inner one."""
+    """A filesystem that wraps another: its options are passed to the inner one."""
 
     missing_folder_is_an_error = True
 
@@ -121,7 +121,7 @@ class TestOverAFolderOfMemory(OriginContract):
 
 
 class _Below:
-    """A world that the origin sees from one folder down."""
+    """A world that the origin sees one folder deeper."""
 
     root = "root"
 
@@ -187,7 +187,7 @@ def strange(monkeypatch: pytest.MonkeyPatch) -> type[_Strange]:
     return _Strange
 
 
-async def test_no_evidence_is_no_fingerprint_one_warning_and_right_bytes(
+async def test_without_evidence_there_is_no_fingerprint_and_one_warning(
     strange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": info["size"]})
@@ -209,7 +209,7 @@ async def test_an_object_of_unknown_size_can_be_read(strange: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize("evidence", [{}, {"etag": "x"}])
-async def test_what_is_known_by_its_bytes_alone_is_read_on_until_it_changes(
+async def test_an_object_identified_by_its_bytes_is_read_until_it_changes(
     strange: Any, monkeypatch: pytest.MonkeyPatch, evidence: dict[str, str]
 ) -> None:
     monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": None, **evidence})
@@ -226,14 +226,12 @@ async def test_what_is_known_by_its_bytes_alone_is_read_on_until_it_changes(
         await read(origin, "/x", Range(3, 9), pinned)
 
 
-async def test_a_server_that_ignores_ranges_is_cut_to_the_range(
-    strange: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_whole_body_instead_of_a_range_is_cut(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: DATA)
     assert (await read(make_origin("strange"), "/x", Range(3, 50)))[0] == DATA[3:50]
 
 
-async def test_short_bytes_are_never_given(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_answers_are_never_returned(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strange, "answer", lambda self, path, start, end: b"short")
     with pytest.raises(ObjectChanged, match="5 bytes came instead of 47"):
         await read(make_origin("strange"), "/x", Range(3, 50))
@@ -260,7 +258,7 @@ async def test_a_replacement_during_a_read_is_read_again_once(
         await read(origin, "/x", None, pinned)
 
 
-async def test_a_big_object_comes_in_pieces_each_confirmed(
+async def test_a_large_object_is_read_in_pieces_each_verified(
     strange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cachedfs.origins.fsspec_origin._PIECE", 1000)
@@ -273,7 +271,7 @@ async def test_a_big_object_comes_in_pieces_each_confirmed(
             await anext(aiter(reply))
 
 
-async def test_a_list_cannot_be_stale_by_an_inner_cache() -> None:
+async def test_a_listing_is_not_stale_because_of_an_inner_cache() -> None:
     origin = make_origin("file")
     inner = await origin.filesystem()
     inner.dircache["x"] = ["stale"]
@@ -281,12 +279,11 @@ async def test_a_list_cannot_be_stale_by_an_inner_cache() -> None:
 
 
 # making the filesystem
-async def test_nothing_is_made_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_filesystem_is_created_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gcsfs", "gcsfs.core"):
         monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
-    monkeypatch.delitem(
-        sys.modules, "cachedfs.origins.gcs.checked_gcsfs", raising=False
-    )  # it would not import gcsfs again
+    # The import of gcsfs would fail again.
+    monkeypatch.delitem(sys.modules, "cachedfs.origins.gcs.checked_gcsfs", raising=False)
     origin = open_origin("gs", {"token": "anon"}, loop=asyncio.get_running_loop(), on_request=lambda: None)
     assert origin.identity == "gs|storage.googleapis.com|anon"
     with pytest.raises(ImportError, match=r"gs:// needs gcsfs.*pip install \"cachedfs\[gcs\]\""):
@@ -305,7 +302,7 @@ async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch: p
         await make_origin("abfs").lookup("x")
 
 
-async def test_a_failure_to_make_is_told_to_all_and_forgotten() -> None:
+async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later() -> None:
     n_made = 0
 
     async def make() -> int:
@@ -356,7 +353,7 @@ def test_identity(protocol: str, options: Any, environ: Any, expected: str) -> N
     assert identity_of(protocol, options, environ=environ) == expected
 
 
-def test_identity_tells_places_apart_and_keeps_no_secret() -> None:
+def test_identity_distinguishes_places_and_contains_no_secret() -> None:
     def of(**options: Any) -> str:
         return identity_of("s3", options)
 
@@ -370,7 +367,7 @@ def test_identity_tells_places_apart_and_keeps_no_secret() -> None:
     assert of(session=object()) == of(session=object())
 
 
-def test_every_form_of_a_token_s_file_tells_accounts_of_drive_apart(
+def test_every_form_of_a_token_file_distinguishes_drive_accounts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(token: Any) -> str:
@@ -386,7 +383,7 @@ def test_every_form_of_a_token_s_file_tells_accounts_of_drive_apart(
         lambda name: Path(f"{name}.json"),
         lambda name: f"/run/secrets/{name}",
         lambda name: f"~/{name}",
-        lambda name: name,  # a file that is there
+        lambda name: name,  # an existing file
     ):
         assert len({of(forms("alice")), of(forms("bob")), unnamed}) == 3
     # One file is one account, however it is written.
@@ -395,7 +392,7 @@ def test_every_form_of_a_token_s_file_tells_accounts_of_drive_apart(
     assert of("anon") != of("google_default") == unnamed
 
 
-def test_identity_counts_fsspec_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_includes_fsspec_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon"})
     assert identity_of("gs", {}, environ={}).endswith("|anon")
     assert identity_of("gs", {"token": None}, environ={}).endswith("|auth")
@@ -425,7 +422,7 @@ class _HttpError(Exception):
         (OSError(28, "No space left"), CachedFSError),
     ],
 )
-def test_errors_become_ours(error: Exception, kind: type[Exception]) -> None:
+def test_errors_become_cachedfs_errors(error: Exception, kind: type[Exception]) -> None:
     ours = translate(error, "s3://b/k", "reading")
     assert isinstance(ours, kind)
     assert isinstance(ours, CachedFSError)
@@ -437,11 +434,11 @@ def test_errors_become_ours(error: Exception, kind: type[Exception]) -> None:
 @pytest.mark.parametrize(
     "error", [FileExistsError("x"), NotImplementedError(), ValueError("x"), KeyError("x")]
 )
-def test_errors_about_the_call_pass(error: Exception) -> None:
+def test_errors_about_the_call_are_not_converted(error: Exception) -> None:
     assert translate(error, "s3://b/k", "writing") is error
 
 
-def test_errors_of_http_libraries_are_known_by_name() -> None:
+def test_errors_of_http_libraries_are_recognized_by_name() -> None:
     aiohttp = pytest.importorskip("aiohttp")
     assert isinstance(translate(aiohttp.ServerDisconnectedError(), "u", "d"), OriginUnavailable)
     auth = pytest.importorskip("google.auth.exceptions")

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
-import gc
 import gzip
 import hashlib
 import itertools
@@ -18,7 +17,6 @@ import time
 import traceback
 import types
 import urllib.request
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -64,7 +62,7 @@ from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, rea
 from tests.support import until
 
 PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001)  # a busy machine may seem to hang
-QUICK = RetryPolicy(base_s=0.001, cap_s=0.001, stall_s=0.3)  # where a request does
+QUICK = RetryPolicy(base_s=0.001, cap_s=0.001, stall_s=0.3)  # for requests that do hang
 HURRIED = RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=0.2)
 MakeOrigin = Callable[..., GCSOrigin]
 
@@ -85,7 +83,7 @@ def server(shared_server: GCSServer) -> Iterator[GCSServer]:
 
 @pytest.fixture
 async def make(server: GCSServer) -> AsyncIterator[MakeOrigin]:
-    """Return what makes origins; they are closed in the end."""
+    """Return a function that creates origins; they are closed at the end."""
     made: list[GCSOrigin] = []
 
     def make_origin(
@@ -149,7 +147,7 @@ def path(world: Bucket) -> str:
 
 
 class TestGenericOverGCS(OriginContract):
-    """The generic origin over an async filesystem: gcsfs as anybody would use it."""
+    """The generic origin over an async filesystem: gcsfs without our subclass."""
 
     missing_folder_is_an_error = True
 
@@ -184,14 +182,14 @@ async def test_generic_over_http(server: GCSServer, world: Bucket) -> None:
 
 
 class TestContract(OriginContract):
-    folder_read = ObjectNotFound  # telling would cost a request for every missing object
+    folder_read = ObjectNotFound  # to know that it is a folder would cost a request for every missing object
 
 
 def kinds(server: GCSServer) -> list[str]:
     return [request.kind for request in server.requests]
 
 
-# What it costs
+# Cost in requests
 async def test_a_read_is_one_request(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     pinned = await origin.lookup(path)
     server.reset()
@@ -208,7 +206,7 @@ async def test_a_missing_object_is_one_request(origin: GCSOrigin, server: GCSSer
     assert kinds(server) == ["media"]
 
 
-async def test_a_lookup_is_one_request_and_two_for_what_is_no_object(
+async def test_a_lookup_is_one_request_or_two_if_there_is_no_object(
     origin: GCSOrigin, server: GCSServer, path: str, world: Bucket
 ) -> None:
     await origin.lookup(path)
@@ -225,7 +223,7 @@ async def test_a_lookup_is_one_request_and_two_for_what_is_no_object(
     assert kinds(server) == ["bucket"]
 
 
-async def test_a_listing_is_one_request_for_every_thousand(
+async def test_a_listing_is_one_request_per_thousand_objects(
     origin: GCSOrigin, server: GCSServer, world: Bucket
 ) -> None:
     for i in range(2001):
@@ -248,7 +246,7 @@ async def test_an_empty_page_token_is_the_end(origin: GCSOrigin, server: GCSServ
 
 
 @pytest.mark.parametrize("body", ["null", "[]", "3"])
-async def test_an_answer_that_is_no_object_is_none(
+async def test_json_that_is_no_dictionary_is_retried(
     origin: GCSOrigin, server: GCSServer, path: str, body: str
 ) -> None:
     server.fail(Fault(kind="list", status=200, body=body))
@@ -278,11 +276,11 @@ async def test_requests_in_flight_are_bounded(origin: GCSOrigin, server: GCSServ
     assert server.peak_concurrency <= CONCURRENCY
 
 
-async def test_what_is_sent_ahead_is_bounded_beside_what_is_waited_for(
+async def test_speculative_requests_have_their_own_limit(
     origin: GCSOrigin, server: GCSServer, path: str
 ) -> None:
     await origin.lookup(path)
-    server.fail(Fault(kind="media", stall_s=3600, times=None))  # so that they meet
+    server.fail(Fault(kind="media", stall_s=3600, times=None))  # so that all are in flight together
     ranges = [Range(i, i + 5) for i in range(4 * CONCURRENCY)]
     with speculative():
         reads = [asyncio.create_task(read(origin, path, each)) for each in ranges]
@@ -303,11 +301,11 @@ async def test_one_slot_is_enough(make: MakeOrigin, server: GCSServer, path: str
     for want in (Range(1 << 20, 2 << 20), None, Range(5, 5)):
         await read(origin, path, want)
     async with origin.read(path, None, None):
-        await origin.call("pipe_file", path + ".new", b"x")  # a write waits for no body
+        await origin.call("pipe_file", path + ".new", b"x")  # a write does not wait for the open body
 
 
-# What is asked, and what the answers mean
-async def test_media_is_asked_for_as_stored_in_closed_ranges_and_pinned_by_condition(
+# Requests and answers
+async def test_media_requests_use_closed_ranges_and_a_generation_condition(
     origin: GCSOrigin, server: GCSServer, path: str
 ) -> None:
     pinned = await origin.lookup(path)
@@ -339,7 +337,7 @@ async def test_a_gzipped_object_is_read_as_stored_in_ranges(
     assert await origin.lookup(path) == info
 
 
-async def test_details_show_what_gcsfs_shows(origin: GCSOrigin, path: str) -> None:
+async def test_details_are_those_of_gcsfs(origin: GCSOrigin, path: str) -> None:
     info = await origin.lookup(path)
     shown = {**await origin.call("info", path)}
     names = (
@@ -363,14 +361,14 @@ async def test_details_show_what_gcsfs_shows(origin: GCSOrigin, path: str) -> No
     assert pinned_read.details == info.details
 
 
-async def test_markers_of_folders_are_no_objects(origin: GCSOrigin, world: Bucket, path: str) -> None:
+async def test_folder_markers_are_no_objects(origin: GCSOrigin, world: Bucket, path: str) -> None:
     for name in ("a/", "a/empty/", "a//odd"):
         world.put(name, b"")
     root = world.root
     assert await names(origin.list(f"{root}/a")) == {
         (path, "file"),
         (f"{root}/a/empty", "directory"),
-        (f"{root}/a/", "directory"),  # of "a//odd": without a name
+        (f"{root}/a/", "directory"),  # from "a//odd", a folder without a name
     }
     assert await names(origin.list(root, deep=True)) == {
         (path, "file"),
@@ -387,13 +385,13 @@ async def test_buckets_are_listed_and_cannot_be_read(origin: GCSOrigin, world: B
         await read(origin, world.root)
 
 
-async def test_every_form_of_a_path_is_one_path(origin: GCSOrigin, path: str) -> None:
+async def test_every_form_of_a_path_means_the_same_object(origin: GCSOrigin, path: str) -> None:
     for form in (f"gs://{path}", f"gcs://{path}", f"/{path}", path):
         assert (await origin.lookup(form)).path == path
         assert (await read(origin, form, Range(0, 1)))[1].path == path
 
 
-async def test_a_bucket_that_only_lists_is_a_folder(
+async def test_a_bucket_that_can_only_be_listed_is_a_folder(
     origin: GCSOrigin, server: GCSServer, world: Bucket
 ) -> None:
     server.fail(Fault(kind="bucket", status=403, times=None))
@@ -410,7 +408,7 @@ async def test_a_named_generation_is_read(make: MakeOrigin, server: GCSServer, p
         await origin.lookup(f"{path}#1")
 
 
-# Options: one row each; all reach gcsfs, and ours is what gcsfs would send
+# Options: each reaches gcsfs, and our requests are like those of gcsfs
 async def ask_all(origin: GCSOrigin, path: str) -> None:
     await read(origin, path)
     await origin.lookup(path)
@@ -491,7 +489,7 @@ async def test_other_options_reach_gcsfs(make: MakeOrigin) -> None:
     "options",
     [{"requests_timeout": 0.3}, {"session_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.3)}}],
 )
-async def test_the_users_time_limit_holds(
+async def test_the_time_limits_of_the_user_apply(
     make: MakeOrigin, server: GCSServer, path: str, options: dict[str, Any]
 ) -> None:
     server.fail(Fault(kind="media", stall_s=600))
@@ -535,7 +533,7 @@ class Renewable(google.auth.credentials.Credentials):
 
 
 class Slow(Renewable):
-    """Credentials that nobody answers for, as soon as `go_on` is set."""
+    """Credentials whose refresh fails once `go_on` is set."""
 
     def __init__(self, *tokens: str, expired: bool = False) -> None:
         super().__init__(*tokens, expired=expired)
@@ -545,11 +543,11 @@ class Slow(Renewable):
         self.n_refreshed += 1
         self.begun.set()
         assert self.go_on.wait(120)
-        raise google.auth.exceptions.TransportError("nobody answers")
+        raise google.auth.exceptions.TransportError("no answer")
 
 
-def held(credentials: google.auth.credentials.Credentials) -> GoogleCredentials:
-    """Return credentials as gcsfs holds them."""
+def gcsfs_credentials(credentials: google.auth.credentials.Credentials) -> GoogleCredentials:
+    """Return the credentials as gcsfs wraps them."""
     return GoogleCredentials(None, "read_only", credentials)
 
 
@@ -571,7 +569,7 @@ async def test_a_raw_access_token_is_sent(
     assert (await read(make(token="ya29.raw"), path))[0] == DATA
 
 
-async def test_a_token_as_a_dictionary_is_renewed_before_it_is_used(
+async def test_a_token_given_as_a_dictionary_is_renewed_before_use(
     make: MakeOrigin, server: GCSServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refresh(self: Any, request: Any) -> None:
@@ -583,15 +581,13 @@ async def test_a_token_as_a_dictionary_is_renewed_before_it_is_used(
     assert (await read(make(token=token), path))[0] == DATA
 
 
-async def test_anonymous_credentials_are_no_credentials(
-    make: MakeOrigin, server: GCSServer, path: str
-) -> None:
+async def test_anonymous_credentials_send_no_token(make: MakeOrigin, server: GCSServer, path: str) -> None:
     await ask_all(make(token=AnonymousCredentials()), path)
     assert {request.headers.get("authorization") for request in server.requests} == {None}
 
 
 @pytest.mark.parametrize("form", [str, Path, dict])
-async def test_credentials_of_a_workload_are_read_and_get_gcsfs_s_scope(
+async def test_workload_credentials_get_the_scope_of_gcsfs(
     make: MakeOrigin, server: GCSServer, path: str, home: Path, monkeypatch: pytest.MonkeyPatch, form: Any
 ) -> None:
     seen: list[Any] = []
@@ -608,14 +604,14 @@ async def test_credentials_of_a_workload_are_read_and_get_gcsfs_s_scope(
     assert seen == [["https://www.googleapis.com/auth/devstorage.read_only"]]
 
 
-async def test_a_token_file_in_the_home_folder_is_read_and_sent_nowhere(
+async def test_a_token_file_in_the_home_folder_is_read_locally(
     make: MakeOrigin, server: GCSServer, path: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refresh(self: Any, request: Any) -> None:
         self.token = f"for-{self.refresh_token}"
 
     monkeypatch.setattr(google.oauth2.credentials.Credentials, "refresh", refresh)
-    # What takes a raw token in newer releases of gcsfs.
+    # This function sends a raw token in newer releases of gcsfs.
     monkeypatch.setattr(gcsfs.credentials, "_get_creds_from_raw_token", pytest.fail, raising=False)
     (home / "key.json").write_text(json.dumps({"refresh_token": "r", "client_id": "i", "client_secret": "s"}))
     server.require_token("for-r")
@@ -636,7 +632,7 @@ async def test_a_token_file_in_the_home_folder_is_read_and_sent_nowhere(
         ({"installed": {"client_secret": "SECRET"}}, "lacks 'refresh_token'"),
     ],
 )
-async def test_damaged_credentials_are_a_value_error_that_names_their_file_and_nothing_in_it(
+async def test_damaged_credentials_raise_a_value_error_without_secrets(
     make: MakeOrigin, path: str, home: Path, form: Any, info: Any, why: str
 ) -> None:
     (home / "key.json").write_text(json.dumps(info))
@@ -679,12 +675,14 @@ async def test_credentials_that_stay_refused_are_access_denied(
         await read(make(token=Renewable("one")), path)
 
 
-async def test_anonymous_refusal_says_what_to_do(make: MakeOrigin, server: GCSServer, path: str) -> None:
+async def test_refused_anonymous_requests_say_what_to_do(
+    make: MakeOrigin, server: GCSServer, path: str
+) -> None:
     server.require_token()
     for ask in (read(make(), path), make().lookup(path), names(make().list(path))):
         with pytest.raises(AccessDenied, match=r"Anonymous caller .*|token=\.\.\..*objectViewer") as caught:
             await ask
-        assert not isinstance(caught.value, SignInRefused)  # others are public, maybe
+        assert not isinstance(caught.value, SignInRefused)  # other objects may be public
     assert len(server.requests) == 3
 
 
@@ -700,7 +698,7 @@ async def test_a_forbidden_bucket_is_access_denied_without_retries(
 
 # Faults
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-async def test_what_may_pass_is_tried_again(
+async def test_temporary_failures_are_retried(
     origin: GCSOrigin, server: GCSServer, path: str, status: int
 ) -> None:
     server.fail(Fault(status=status, times=2))
@@ -712,7 +710,7 @@ async def test_what_may_pass_is_tried_again(
     assert server.count() == 7
 
 
-async def test_a_rate_limit_said_by_403_is_tried_again(
+async def test_a_rate_limit_with_status_403_is_retried(
     origin: GCSOrigin, server: GCSServer, path: str
 ) -> None:
     server.fail(Fault(status=403, reason="rateLimitExceeded"))
@@ -726,7 +724,7 @@ async def test_six_failures_are_origin_unavailable(origin: GCSOrigin, server: GC
     assert server.count() == 6
 
 
-async def test_retry_after_is_waited(
+async def test_retry_after_is_respected(
     make: MakeOrigin, server: GCSServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, sleep = [0.0], asyncio.sleep
@@ -755,7 +753,7 @@ async def test_a_broken_body_is_resumed_where_it_broke_and_pinned(
     assert asked[1][0] == "bytes=1010-8999"
 
 
-async def test_a_short_body_is_asked_for_again(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+async def test_a_short_body_is_requested_again(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     server.fail(Fault(kind="media", short_by=100))
     data, _, _, _ = await read(origin, path, Range(0, 5000))
     assert data == DATA[:5000]
@@ -768,9 +766,7 @@ async def test_a_stalled_body_is_resumed(make: MakeOrigin, server: GCSServer, pa
     assert server.count("media") >= 2  # a busy machine may stall once more
 
 
-async def test_a_byte_that_was_spoilt_on_the_way_is_asked_for_again(
-    origin: GCSOrigin, server: GCSServer, path: str
-) -> None:
+async def test_a_corrupted_body_is_requested_again(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     server.fail(Fault(kind="media", flip=7, times=2))
     assert (await read(origin, path))[0] == DATA
     assert server.count("media") == 3
@@ -780,7 +776,7 @@ async def test_a_byte_that_was_spoilt_on_the_way_is_asked_for_again(
             await anext(aiter(reply))
 
 
-async def test_a_broken_body_that_is_held_for_its_checksum_is_resumed_where_it_broke(
+async def test_a_buffered_body_that_breaks_is_resumed_where_it_broke(
     origin: GCSOrigin, server: GCSServer, path: str
 ) -> None:
     server.fail(Fault(kind="media", close_after=1000))
@@ -788,7 +784,7 @@ async def test_a_broken_body_that_is_held_for_its_checksum_is_resumed_where_it_b
     assert server.bytes_sent() == len(DATA)
 
 
-def test_bytes_are_checked_with_the_best_checksum_that_is_known() -> None:
+def test_bytes_are_checked_with_the_best_known_checksum() -> None:
     crc, md5 = {"crc32c": "yZRlqg=="}, {"md5Hash": "XrY7u+Ae7tCTyyK7j1rNww=="}  # of b"hello world"
     for details, name in ((crc | md5, "crc32c"), (crc, "crc32c"), (md5, "md5")):
         stated = checksums.stated_of(details)
@@ -803,7 +799,7 @@ def test_bytes_are_checked_with_the_best_checksum_that_is_known() -> None:
 
 
 @pytest.mark.parametrize("want", [None, Range(0, 1 << 20), Range(10, 20), Suffix(30)])
-async def test_a_page_of_the_network_is_never_taken_for_an_object(
+async def test_an_html_page_is_never_taken_for_an_object(
     origin: GCSOrigin, server: GCSServer, path: str, want: Any
 ) -> None:
     known = await origin.lookup(path)
@@ -815,7 +811,7 @@ async def test_a_page_of_the_network_is_never_taken_for_an_object(
             await read(origin, path, want, pinned)
 
 
-async def test_an_answer_that_tells_two_sizes_is_never_used(
+async def test_an_answer_that_states_two_sizes_is_never_used(
     origin: GCSOrigin, server: GCSServer, path: str
 ) -> None:
     server.fail(Fault(kind="media", total=len(DATA) - 1))
@@ -823,7 +819,7 @@ async def test_an_answer_that_tells_two_sizes_is_never_used(
     assert (info.size, stop, server.count("media")) == (len(DATA), 20, 2)
 
 
-async def test_a_circle_of_redirects_is_told_at_once(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+async def test_a_redirect_loop_fails_at_once(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     server.fail(Fault(redirect="", times=None))
     with pytest.raises(OriginUnavailable, match=rf"gs://{path}.*1 try.*redirects in a loop"):
         await read(origin, path)
@@ -860,12 +856,12 @@ async def test_a_body_that_always_breaks_is_origin_unavailable(
     assert server.count() == 6
 
 
-# Bodies that are whole and wrong
+# Complete bodies with wrong bytes
 TEXT, LIE = b"the truth, " * 1000, b"not truth, " * 1000
 
 
 def lies(world: Bucket, name: str, lie: bytes = LIE, *, times: int | None, without: str = "") -> None:
-    """Answer reads with the true headers of an object but for one, and other bytes of the same length."""
+    """Answer reads with wrong bytes of the right length and the true headers of an object, except `without`."""
     with urllib.request.urlopen(api.media_url(world.server.endpoint_url, world.root, name)) as reply:
         headers = {key: value for key, value in reply.headers.items() if key.lower().startswith("x-goog")}
     headers = {key: value for key, value in headers.items() if key.lower() != without}
@@ -876,7 +872,7 @@ def lies(world: Bucket, name: str, lie: bytes = LIE, *, times: int | None, witho
 
 @pytest.mark.parametrize("has_crc32c", [True, False], ids=["crc32c", "md5"])
 @pytest.mark.parametrize("want", [None, Range(0, 8 << 20), Suffix(1 << 20)], ids=["whole", "range", "suffix"])
-async def test_a_whole_body_of_other_bytes_than_its_checksum_says_is_asked_for_again(
+async def test_a_whole_body_that_fails_its_checksum_is_requested_again(
     origin: GCSOrigin, world: Bucket, monkeypatch: pytest.MonkeyPatch, want: Any, has_crc32c: bool
 ) -> None:
     monkeypatch.setattr(checksums, "has_crc32c", lambda: has_crc32c)
@@ -888,9 +884,7 @@ async def test_a_whole_body_of_other_bytes_than_its_checksum_says_is_asked_for_a
     assert pins == [None, info.fingerprint, info.fingerprint]
 
 
-async def test_a_whole_body_that_stays_wrong_is_origin_unavailable_and_names_both_checksums(
-    origin: GCSOrigin, world: Bucket
-) -> None:
+async def test_a_whole_body_that_stays_wrong_names_both_checksums(origin: GCSOrigin, world: Bucket) -> None:
     world.put("x", TEXT)
     lies(world, "x", times=None)
     said = f"6 tries.*CRC32C.*{checksums.crc32c_of(LIE):08x}.*{checksums.crc32c_of(TEXT):08x}"
@@ -899,7 +893,7 @@ async def test_a_whole_body_that_stays_wrong_is_origin_unavailable_and_names_bot
     assert world.server.count("media") == 6
 
 
-async def test_what_is_known_of_the_version_is_compared_where_the_answer_states_no_checksum(
+async def test_the_checksum_of_the_metadata_is_used_if_the_answer_has_none(
     origin: GCSOrigin, world: Bucket
 ) -> None:
     world.put("x", TEXT)
@@ -909,17 +903,7 @@ async def test_what_is_known_of_the_version_is_compared_where_the_answer_states_
     assert world.server.count("media") == 2
 
 
-async def test_a_whole_body_that_breaks_is_resumed_and_then_compared(
-    origin: GCSOrigin, world: Bucket
-) -> None:
-    world.put("x", TEXT)
-    world.server.fail(Fault(kind="media", close_after=4000))
-    world.server.reset()
-    assert (await read(origin, f"{world.root}/x"))[0] == TEXT
-    assert [r.headers.get("range") for r in world.server.requests] == [None, f"bytes=4000-{len(TEXT) - 1}"]
-
-
-async def test_an_object_put_together_from_parts_is_compared_too(origin: GCSOrigin, world: Bucket) -> None:
+async def test_a_composed_object_is_checked_too(origin: GCSOrigin, world: Bucket) -> None:
     world.put("one", TEXT[:4000])
     world.put("two", TEXT[4000:])
     inner = await origin.filesystem()
@@ -932,17 +916,9 @@ async def test_an_object_put_together_from_parts_is_compared_too(origin: GCSOrig
     assert world.server.count("media") == 2
 
 
-async def test_a_gzipped_object_is_compared_as_stored(origin: GCSOrigin, world: Bucket) -> None:
-    packed = gzip.compress(TEXT)
-    world.server.put(world.root, "x", packed, content_encoding="gzip")
-    world.server.reset()
-    assert (await read(origin, f"{world.root}/x"))[0] == packed
-    assert world.server.count("media") == 1
-
-
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds between tries: nobody waits for them, and a clock may show their sum in place of the time of a busy machine."""
+    """Record the seconds between tries instead of waiting; their sum can serve as the clock."""
     sleep, waits = asyncio.sleep, list[float]()
 
     async def noted(delay_s: float) -> None:
@@ -953,9 +929,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-async def test_a_refused_connection_is_tried_again_for_two_seconds(
-    make: MakeOrigin, waits: list[float]
-) -> None:
+async def test_a_refused_connection_is_retried_for_two_seconds(make: MakeOrigin, waits: list[float]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -965,9 +939,9 @@ async def test_a_refused_connection_is_tried_again_for_two_seconds(
     assert 0 < sum(waits) <= RetryPolicy().connect_s
 
 
-async def test_a_service_that_does_not_take_the_connection_is_away(make: MakeOrigin) -> None:
+async def test_a_service_that_accepts_no_connection_is_unreachable(make: MakeOrigin) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as others:
-        for _ in range(4):  # it takes one, and then no more
+        for _ in range(4):  # it accepts one, and then no more
             other = others.enter_context(socket.socket())
             other.setblocking(False)
             other.connect_ex(full.getsockname())
@@ -976,10 +950,10 @@ async def test_a_service_that_does_not_take_the_connection_is_away(make: MakeOri
             await read(origin, "b/k")
 
 
-async def test_a_process_that_was_held_up_while_it_connected_tries_again(
+async def test_a_connection_that_timed_out_because_the_process_was_blocked_is_retried(
     make: MakeOrigin, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It may well be held up again.
+    # It may be blocked again on a busy machine.
     origin, loop, held_up = make(dataclasses.replace(HURRIED, tries=100)), asyncio.get_running_loop(), []
     connect = type(loop).sock_connect
 
@@ -994,20 +968,22 @@ async def test_a_process_that_was_held_up_while_it_connected_tries_again(
     assert held_up
 
 
-async def test_an_unresolved_host_is_tried_again_for_two_seconds(
+async def test_an_unresolved_host_is_retried_for_two_seconds(
     make: MakeOrigin, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unresolved(*_: Any, **__: Any) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", unresolved)  # a resolver may take its time, too
+    monkeypatch.setattr(socket, "getaddrinfo", unresolved)  # the resolver itself may take long
     origin = make(RetryPolicy(), clock=lambda: sum(waits), endpoint_url="http://no-such-host.invalid")
     with pytest.raises(OriginUnavailable, match="gs://b/k"):
         await origin.lookup("b/k")
     assert 0 < sum(waits) <= RetryPolicy().connect_s
 
 
-async def test_requester_pays_is_hinted(origin: GCSOrigin, server: GCSServer, path: str) -> None:
+async def test_the_error_of_a_requester_pays_bucket_names_the_option(
+    origin: GCSOrigin, server: GCSServer, path: str
+) -> None:
     message = "Bucket is a requester pays bucket but no user project provided."
     server.fail(Fault(status=400, body=json.dumps({"error": {"code": 400, "message": message}})))
     with pytest.raises(AccessDenied, match="requester_pays=True"):
@@ -1016,12 +992,12 @@ async def test_requester_pays_is_hinted(origin: GCSOrigin, server: GCSServer, pa
 
 # Services that do less than Google's
 class Proxy:
-    """Answers media by a function of (headers, data), and everything else as told: a service that misbehaves."""
+    """A misbehaving service: `answer` makes the media responses, and `everything` replaces all other responses."""
 
     def __init__(self) -> None:
         self.answer: Callable[[str | None], tuple[int, dict[str, str], bytes]] = lambda asked: (500, {}, b"")
         self.asked: list[str] = []
-        self.everything: tuple[int, bytes] | None = None  # JSON that answers whatever is asked
+        self.everything: tuple[int, bytes] | None = None  # a JSON response to every request
         self.url = ""
 
     async def handle(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
@@ -1051,7 +1027,7 @@ async def proxy(make: MakeOrigin) -> AsyncIterator[tuple[Proxy, GCSOrigin]]:
 SEVEN = {"x-goog-generation": "7"}
 
 
-async def test_a_service_that_ignores_ranges_is_read_right(proxy: tuple[Proxy, GCSOrigin]) -> None:
+async def test_a_service_that_ignores_ranges_is_read_correctly(proxy: tuple[Proxy, GCSOrigin]) -> None:
     service, origin = proxy
     service.answer = lambda asked: (200, SEVEN, DATA)
     assert (await read(origin, "b/k", Range(3, 5000)))[0] == DATA[3:5000]
@@ -1079,7 +1055,7 @@ async def test_a_body_of_another_length_than_its_range_is_never_used(proxy: tupl
 
 
 @pytest.mark.parametrize("want", [None, Range(3, 9)])
-async def test_a_body_encoded_in_another_way_than_its_object_is_never_used(
+async def test_a_body_with_another_encoding_than_its_object_is_never_used(
     proxy: tuple[Proxy, GCSOrigin], want: Range | None
 ) -> None:
     service, origin = proxy
@@ -1116,7 +1092,7 @@ async def test_another_generation_than_the_pinned_one_is_object_changed(
         await read(origin, "b/k", None, ObjectInfo("b/k", size=len(DATA), fingerprint="6"))
 
 
-async def test_unpacked_bodies_are_refused(proxy: tuple[Proxy, GCSOrigin]) -> None:
+async def test_decompressed_bodies_are_refused(proxy: tuple[Proxy, GCSOrigin]) -> None:
     service, origin = proxy
     service.answer = lambda asked: (200, {**SEVEN, "x-goog-stored-content-length": "99"}, DATA)
     with pytest.raises(OriginUnavailable, match="decompressed it"):
@@ -1137,7 +1113,7 @@ async def test_aclose_closes_all_sessions(make: MakeOrigin, path: str) -> None:
 
 
 @pytest.mark.parametrize("left_s", [290, 100])
-async def test_a_token_that_still_works_is_used_though_it_cannot_be_renewed(
+async def test_a_valid_token_is_used_if_it_cannot_be_renewed(
     make: MakeOrigin, server: GCSServer, path: str, left_s: int
 ) -> None:
     server.require_token("old")
@@ -1149,8 +1125,8 @@ async def test_a_token_that_still_works_is_used_though_it_cannot_be_renewed(
     assert credentials.n_refreshed == 1  # not once for every request
 
 
-async def test_google_auth_finds_the_session_of_the_request_for_a_token() -> None:
-    """It mounts the certificates of a metadata server there, on machines that have them."""
+async def test_google_auth_can_mount_certificates_on_the_token_session() -> None:
+    """google-auth mounts the certificates of a metadata server there, on machines that have them."""
     found: list[Any] = []
 
     class Looking(Renewable):
@@ -1160,14 +1136,14 @@ async def test_google_auth_finds_the_session_of_the_request_for_a_token() -> Non
 
     looking = Looking("old", "new")
     looking.expiry = _utc(-1)
-    assert await GCSAuth(held(looking), PATIENT).headers()
+    assert await GCSAuth(gcsfs_credentials(looking), PATIENT).headers()
     assert len(found) == 1
 
 
-async def test_others_use_a_token_that_still_works_while_it_is_renewed() -> None:
+async def test_a_valid_token_is_used_while_another_caller_renews_it() -> None:
     slow = Slow("old")
     slow.expiry = _utc(100)
-    auth = GCSAuth(held(slow), PATIENT)
+    auth = GCSAuth(gcsfs_credentials(slow), PATIENT)
     first = asyncio.create_task(auth.headers())
     await asyncio.to_thread(slow.begun.wait, 60)
     assert (await asyncio.wait_for(auth.headers(), 60))["authorization"] == "Bearer old"
@@ -1175,7 +1151,7 @@ async def test_others_use_a_token_that_still_works_while_it_is_renewed() -> None
     assert (await first)["authorization"] == "Bearer old"
 
 
-async def test_a_long_silence_for_a_token_that_still_works_is_not_followed_by_another(
+async def test_a_failed_renewal_of_a_valid_token_is_not_repeated_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Silent(Renewable):
@@ -1188,47 +1164,28 @@ async def test_a_long_silence_for_a_token_that_still_works_is_not_followed_by_an
     monkeypatch.setattr(tokens, "time", types.SimpleNamespace(monotonic=lambda: now))
     silent = Silent("old")
     silent.expiry = _utc(200)
-    auth = GCSAuth(held(silent), PATIENT)
+    auth = GCSAuth(gcsfs_credentials(silent), PATIENT)
     for n_refreshed in (1, 1, 2):
         assert (await auth.headers())["authorization"] == "Bearer old"
         assert silent.n_refreshed == n_refreshed
         now += 16.0
 
 
-async def test_those_who_wait_for_a_token_that_does_not_come_share_its_failure() -> None:
+async def test_callers_that_wait_for_the_same_renewal_share_its_failure() -> None:
     slow = Slow("old", expired=True)
-    auth = GCSAuth(held(slow), PATIENT)
+    auth = GCSAuth(gcsfs_credentials(slow), PATIENT)
     waiting = [asyncio.create_task(auth.headers()) for _ in range(8)]
     await asyncio.to_thread(slow.begun.wait, 60)
     slow.go_on.set()
     failures = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [str(failure) for failure in failures] == ["no token: nobody answers"] * 8
+    assert [str(failure) for failure in failures] == ["no token: no answer"] * 8
     assert slow.n_refreshed == 1
-    with pytest.raises(RetryableError):  # who comes later asks again
+    with pytest.raises(RetryableError):  # a later caller tries again
         await auth.headers()
     assert slow.n_refreshed == 2
 
 
-def test_a_failure_that_is_shared_keeps_nothing_of_what_was_to_be_sent() -> None:
-    class Body:
-        pass
-
-    def send(body: Body) -> None:
-        with renewals.shared(None):
-            raise RetryableError(RetryReason("nobody answers"))
-
-    renewals, body = tokens.TokenRenewals(), Body()
-    kept = weakref.ref(body)
-    with contextlib.suppress(RetryableError):
-        send(body)
-    del body
-    gc.collect()
-    assert kept() is None
-    with pytest.raises(RetryableError, match="nobody answers"):
-        renewals.share(None)
-
-
-async def test_a_token_server_that_is_silent_is_given_up(make: MakeOrigin, path: str) -> None:
+async def test_a_silent_token_server_times_out(make: MakeOrigin, path: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         credentials = google.oauth2.credentials.Credentials(
             None,
@@ -1240,12 +1197,10 @@ async def test_a_token_server_that_is_silent_is_given_up(make: MakeOrigin, path:
         origin = make(RetryPolicy(tries=2, base_s=0.001, stall_s=0.1), token=credentials)
         with pytest.raises(OriginUnavailable, match=rf"gs://{path}: .*2 tries.*no token") as raised:
             await asyncio.wait_for(read(origin, path), 60)
-    assert not isinstance(raised.value, OriginUnreachable)  # it is there
+    assert not isinstance(raised.value, OriginUnreachable)  # it accepted the connection
 
 
-async def test_a_token_server_in_trouble_is_asked_again(
-    make: MakeOrigin, server: GCSServer, path: str
-) -> None:
+async def test_a_failing_token_server_is_retried(make: MakeOrigin, server: GCSServer, path: str) -> None:
     class Troubled(Renewable):
         def refresh(self, request: Any) -> None:
             if self.n_refreshed < 2:
@@ -1258,7 +1213,7 @@ async def test_a_token_server_in_trouble_is_asked_again(
 
 
 @pytest.mark.parametrize(("status", "n_asked"), [(None, 2), (503, 2), (429, 2), (404, 1), (403, 1)])
-async def test_a_metadata_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(
+async def test_a_failing_metadata_server_is_retried_and_a_refusal_is_not(
     make: MakeOrigin, server: GCSServer, path: str, status: int | None, n_asked: int
 ) -> None:
     class Machine(Renewable):
@@ -1267,8 +1222,8 @@ async def test_a_metadata_server_in_trouble_is_asked_again_and_one_that_refuses_
             if self.n_refreshed > 1:
                 return super().refresh(request)
             answer = () if status is None else (types.SimpleNamespace(status=status, data=b"SECRET"),)
-            told = google.auth.exceptions.TransportError("the metadata server says", *answer)
-            raise google.auth.exceptions.RefreshError(told) from told
+            error = google.auth.exceptions.TransportError("the metadata server says", *answer)
+            raise google.auth.exceptions.RefreshError(error) from error
 
     server.require_token("new")
     machine = Machine("old", "new", expired=True)
@@ -1280,16 +1235,14 @@ async def test_a_metadata_server_in_trouble_is_asked_again_and_one_that_refuses_
         assert (await read(make(token=machine), path))[0] == DATA
 
 
-async def test_a_refused_token_that_comes_again_is_not_sent_again(
-    make: MakeOrigin, server: GCSServer, path: str
-) -> None:
+async def test_a_refused_token_is_not_sent_again(make: MakeOrigin, server: GCSServer, path: str) -> None:
     server.require_token("other")
     with pytest.raises(AccessDenied, match="Invalid Credentials"):
         await read(make(token=Renewable("same", "same")), path)
     assert len(server.requests) == 1
 
 
-async def test_a_missing_file_of_credentials_is_no_missing_object(
+async def test_a_missing_credentials_file_is_not_a_missing_object(
     make: MakeOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(self: Any, method: Any) -> None:
@@ -1300,14 +1253,14 @@ async def test_a_missing_file_of_credentials_is_no_missing_object(
         await make().lookup("b/k")
 
 
-async def test_errors_in_the_constructor_name_the_url(make: MakeOrigin) -> None:
+async def test_errors_in_the_constructor_of_gcsfs_name_the_url(make: MakeOrigin) -> None:
     with pytest.raises(ValueError, match="access"):
         await make(access="all").lookup("b/k")
 
 
-# Pure parts
+# Without requests
 @given(size=st.integers(0, 50), first=st.integers(0, 60), length=st.integers(1, 60))
-def test_a_true_206_is_understood(size: int, first: int, length: int) -> None:
+def test_a_valid_206_response_is_parsed(size: int, first: int, length: int) -> None:
     want = Range(first, first + length)
     if first >= size:
         return
@@ -1318,7 +1271,7 @@ def test_a_true_206_is_understood(size: int, first: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "bytes */5", "bytes 3-8", "items 3-8/9", "bytes 3-8/x", "bytes 3-8/*"])
-def test_a_206_that_tells_nothing_is_refused(text: str) -> None:
+def test_a_206_response_without_a_valid_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"response does not state|answer"):
         api.head_of(206, {"Content-Range": text}, Range(3, 9))
 
@@ -1337,7 +1290,7 @@ def test_a_206_that_tells_nothing_is_refused(text: str) -> None:
         (418, False, OSError),
     ],
 )
-def test_every_status_means_something(status: int, pinned: bool, kind: type) -> None:
+def test_every_status_maps_to_an_error_or_a_retry(status: int, pinned: bool, kind: type) -> None:
     now = datetime.now(UTC)
     for body in (b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}'):
         verdict = api.failure(status, {}, body, url="gs://b/k", doing="reading", pinned=pinned, now=now)
@@ -1356,18 +1309,18 @@ def test_every_status_means_something(status: int, pinned: bool, kind: type) -> 
         (b"Not Found", {"X-GUploader-UploadID": "x"}),
     ],
 )
-def test_a_404_is_an_absence_in_the_words_of_the_service_alone(body: bytes, headers: dict[str, str]) -> None:
+def test_only_the_404_of_the_service_means_absence(body: bytes, headers: dict[str, str]) -> None:
     assert api.is_absence(headers, body)
     for other in (b"", b"Not Found", b"<html>" + body, b"404 page not found", b'{"detail": "Not Found"}'):
         assert not api.is_absence({}, other)
 
 
-# Of a proxy, a load balancer, a network that wants a login.
+# From a proxy, a load balancer, or a network with a login page.
 OTHERS = {"a page": {"html": True}, "an empty body": {"body": ""}, "text": {"body": "404 page not found"}}
 
 
 @pytest.mark.parametrize("fault", OTHERS.values(), ids=OTHERS)
-async def test_a_404_of_somebody_else_is_no_absence(
+async def test_a_404_of_a_proxy_is_not_an_absence(
     origin: GCSOrigin, server: GCSServer, path: str, fault: dict[str, Any]
 ) -> None:
     server.fail(Fault(status=404, times=None, **fault))
@@ -1382,7 +1335,7 @@ async def test_a_404_of_somebody_else_is_no_absence(
     assert (await read(origin, path))[0] == DATA
 
 
-async def test_media_that_is_not_found_in_other_words_is_what_the_json_api_says(
+async def test_an_unclear_404_of_media_is_decided_by_the_json_api(
     origin: GCSOrigin, server: GCSServer, path: str
 ) -> None:
     server.fail(Fault(kind="media", status=404, body="Not Found\n", times=None))  # an emulator
@@ -1393,7 +1346,7 @@ async def test_media_that_is_not_found_in_other_words_is_what_the_json_api_says(
 
 
 @pytest.mark.parametrize("answer", ["{}", '{"items": []}', "", "[]", "<html>", '{"kind": "drive#fileList"}'])
-async def test_json_without_a_kind_of_storage_is_no_answer(
+async def test_json_without_a_storage_kind_is_retried(
     origin: GCSOrigin, server: GCSServer, path: str, answer: str
 ) -> None:
     server.fail(Fault(status=200, body=answer, times=None))
@@ -1404,7 +1357,7 @@ async def test_json_without_a_kind_of_storage_is_no_answer(
 
 
 @pytest.mark.parametrize("status", [200, 404])
-async def test_what_another_host_answers_is_no_absence(
+async def test_the_answer_of_another_host_is_not_an_absence(
     origin: GCSOrigin, server: GCSServer, proxy: tuple[Proxy, GCSOrigin], status: int
 ) -> None:
     there, _ = proxy
@@ -1416,7 +1369,7 @@ async def test_what_another_host_answers_is_no_absence(
             await ask
 
 
-def test_a_listed_object_and_a_looked_up_one_are_equal_values() -> None:
+def test_listed_and_looked_up_objects_are_equal_values() -> None:
     resource = {
         "name": "k",
         "bucket": "b",

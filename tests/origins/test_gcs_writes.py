@@ -18,13 +18,13 @@ from cachedfs.sim import Fault, GCSServer
 from tests.support import KiB, MiB, noise
 
 OLD, NEW = noise(1000), noise(MiB, seed=1)
-# gcsfs sends that much in one piece, and aiohttp takes it for large.
+# gcsfs sends this much in one request, and aiohttp warns about it.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch):
-    """Let gcsfs wait for nothing between its tries."""
+    """Let gcsfs retry without waiting."""
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
 
 
@@ -74,7 +74,7 @@ ANSWERS = {
     ("act", "answer"),
     [*((pipe, answer) for answer in ANSWERS), *((act, "another checksum") for act in WRITES[1:])],
 )
-def test_an_upload_is_believed_where_the_answer_proves_it(cloud, fs, tmp_path, act, answer):
+def test_an_upload_succeeds_only_if_the_answer_proves_it(cloud, fs, tmp_path, act, answer):
     path, answer = cloud.path("k"), ANSWERS[answer]
     cloud.put("k", OLD)
     cloud.server.fail(Fault(kind="upload", status=200, body=answer, times=None))
@@ -88,7 +88,7 @@ def test_an_upload_is_believed_where_the_answer_proves_it(cloud, fs, tmp_path, a
 
 
 @pytest.mark.parametrize("act", WRITES)
-def test_an_end_that_is_answered_as_success_for_nothing_is_sent_again(cloud, fs, tmp_path, act):
+def test_a_final_request_answered_without_an_object_is_sent_again(cloud, fs, tmp_path, act):
     path = cloud.path("k")
     act(fs, path, tmp_path)
     last = cloud.server.count("upload")
@@ -103,7 +103,7 @@ def test_an_end_that_is_answered_as_success_for_nothing_is_sent_again(cloud, fs,
 
 
 @pytest.mark.parametrize("act", WRITES)
-def test_an_upload_that_another_host_takes_is_not_believed(cloud, fs, tmp_path, act):
+def test_an_upload_that_another_host_answers_is_an_error(cloud, fs, tmp_path, act):
     with GCSServer(profile="off") as other:
         other.make_bucket(cloud.bucket)
         address = f"{other.endpoint_url}/upload/storage/v1/b/{cloud.bucket}/o?uploadType=media&name=k"
@@ -115,7 +115,7 @@ def test_an_upload_that_another_host_takes_is_not_believed(cloud, fs, tmp_path, 
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_a_page_is_no_answer_to_a_change(cloud, fs, status):
+def test_an_html_page_is_no_answer_to_a_change(cloud, fs, status):
     cloud.put("a", OLD)
     page = {"status": status, "html": True, "times": None}
     for act in (
@@ -221,7 +221,7 @@ FAILING = [
 @pytest.mark.parametrize(
     ("act", "prefix"), [*zip(FAILING, itertools.cycle(["cachedfs::gs://", "cgs://"]), strict=False)]
 )
-def test_a_writer_that_fails_leaves_what_was_there(cloud, act, prefix):
+def test_a_failing_writer_leaves_the_previous_object(cloud, act, prefix):
     fs = fsspec.url_to_fs(cloud.url("k", prefix))[0]
     cloud.put("k", OLD)
     for key in ("k", "new"):
@@ -273,7 +273,7 @@ def with_a_generator(file):
 
 
 @pytest.mark.parametrize("act", [with_exit, with_the_end_of_an_iteration, with_a_generator])
-def test_what_is_no_failure_of_the_writer_publishes(cloud, fs, act):
+def test_exit_and_end_of_iteration_publish_the_file(cloud, fs, act):
     with contextlib.suppress(SystemExit):
         act(fs.open(cloud.path("k"), "wb"))
     assert fs.cat_file(cloud.path("k")) == b"all"
@@ -299,7 +299,7 @@ def closed_while_handling(file):
         file.close()
 
 
-def test_a_file_that_is_closed_for_an_exception_raises_it_again(cloud, fs):
+def test_closing_a_file_again_after_an_exception_raises_it_again(cloud, fs):
     file = fs.open(cloud.path("k"), "wb")
     with pytest.raises(KeyError) as raised:
         closed_while_handling(file)

@@ -13,22 +13,22 @@ def seen(waits):
     return history
 
 
-def test_late_is_later_than_99_in_100():
+def test_a_request_is_late_when_it_takes_longer_than_99_of_100():
     assert late_s(seen(i / 100 for i in range(1, 201)), least_s=0.1, early_s=5) == 1.98
     assert late_s(seen([1.0] * 99 + [30.0]), least_s=0.1, early_s=5) == 1.0
 
 
-def test_while_little_is_known_late_is_a_fixed_time():
+def test_lateness_is_fixed_until_there_are_enough_answers():
     assert late_s(seen([0.1] * 99), least_s=2, early_s=5) == 5
     assert late_s(seen([0.1] * 100), least_s=2, early_s=5) == 2
 
 
-def test_what_was_long_ago_is_forgotten():
+def test_old_answers_are_forgotten():
     assert late_s(seen([9.0] * 1000 + [0.5] * 500), least_s=0.1, early_s=5) == 0.5
 
 
 @given(st.lists(st.sampled_from("sla"), max_size=600))
-def test_at_most_one_request_in_twenty_is_sent_twice_and_the_first_late_one(steps):
+def test_at_most_one_request_in_twenty_is_hedged(steps):
     history, n_hedged = LatencyStats(), 0
     for n_sent, step in enumerate(steps, 1):
         history = history.sent()

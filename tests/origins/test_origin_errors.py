@@ -1,4 +1,4 @@
-"""Errors of other libraries: each becomes a cachedfs error that names the URL and no secret."""
+"""Errors of other libraries become cachedfs errors that name the URL and contain no secret."""
 
 import asyncio
 import http.server
@@ -32,7 +32,7 @@ from cachedfs.origins.retry import RetryableError
         "password=SECRET",
     ],
 )
-def test_messages_lose_their_secrets_and_nothing_else(secret):
+def test_only_secrets_are_removed_from_messages(secret):
     assert "SECRET" not in without_secrets(secret)
     assert without_secrets(secret.replace("SECRET", "")) != secret
     assert (
@@ -40,7 +40,7 @@ def test_messages_lose_their_secrets_and_nothing_else(secret):
     )
 
 
-def test_an_error_that_quotes_a_token_leaves_its_cause_behind():
+def test_an_error_that_quotes_a_token_has_no_cause():
     with pytest.raises(OriginUnavailable) as caught, mapped("gs://b/k", "reading it"):
         raise ConnectionError("https://oauth2.googleapis.com/tokeninfo?access_token=SECRET refused")
     text = "".join(traceback.format_exception(caught.value))
@@ -48,13 +48,13 @@ def test_an_error_that_quotes_a_token_leaves_its_cause_behind():
     assert "SECRET" not in text
 
 
-def test_an_answer_that_is_not_json_is_no_usable_answer():
+def test_an_answer_that_is_not_json_is_unusable():
     with pytest.raises(OriginUnavailable, match="gs://b/k"), mapped("gs://b/k", "writing it"):
         json.loads("<html>")
 
 
-async def test_what_is_no_http_is_no_usable_answer_though_aiohttp_calls_it_a_400():
-    """As where bytes behind one answer are taken for the next on the same connection."""
+async def test_bytes_that_are_not_http_are_unusable_and_no_400():
+    """For example when bytes after one answer are taken for the next one on the same connection."""
 
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
@@ -72,8 +72,9 @@ async def test_what_is_no_http_is_no_usable_answer_though_aiohttp_calls_it_a_400
     assert caught.value.__cause__.status == 400
 
 
-def test_an_error_that_has_a_status_is_not_asked_for_its_code():
-    error = aiohttp.TooManyRedirects(types.SimpleNamespace(real_url="http://host"), ())  # its code warns
+def test_the_code_of_an_error_with_a_status_is_not_read():
+    # Reading its code warns.
+    error = aiohttp.TooManyRedirects(types.SimpleNamespace(real_url="http://host"), ())
     assert isinstance(translate(error, "gs://b/k", "writing it"), OriginUnavailable)
 
 
@@ -100,7 +101,7 @@ ASKED = types.SimpleNamespace(real_url="http://host/k")
         (None, ObjectNotFound),
     ],
 )
-def test_an_absence_is_one_only_where_nothing_else_is_behind_it(cause, kind):
+def test_an_error_is_an_absence_only_if_no_other_error_caused_it(cause, kind):
     absent = FileNotFoundError("http://host/k")
     absent.__cause__ = cause
     error = translate(absent, "http://host/k", "looking it up")
@@ -109,7 +110,7 @@ def test_an_absence_is_one_only_where_nothing_else_is_behind_it(cause, kind):
 
 
 class Answers(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder, or what `refusal` says of those that are named in it."""
+    """Serves the files of a folder, except those for which `refusal` has an answer."""
 
     refusal: ClassVar[tuple[str, int]] = "", 0
 
@@ -125,11 +126,11 @@ class Answers(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("trouble", [403, 429, 503, "gone"])
-def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
+def test_a_failure_of_a_web_server_is_never_a_fill_value_of_an_array(
     tmp_path, own_cache, monkeypatch, trouble
 ):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(2,), dtype="i4", fill_value=0)
-    array[:6] = [1, 2, 3, 4, 5, 6]  # the last chunk is not there
+    array[:6] = [1, 2, 3, 4, 5, 6]  # the last chunk is missing
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Answers, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -148,7 +149,7 @@ def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
         assert not isinstance(caught.value, FileNotFoundError)
         assert there[0:2].tolist() == [1, 2]
         if trouble != "gone":
-            # Zarr waits for none of its other chunks when one fails; their refusals are not for who reads later.
+            # When one chunk fails, zarr does not wait for the others; their refusals must not affect later reads.
             fs.cat([f"{path}/c/1", f"{path}/c/2"], on_error="return")
             monkeypatch.setattr(Answers, "refusal", ("", 0))
             assert there[:].tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
@@ -158,7 +159,7 @@ def test_what_a_web_server_fails_to_give_is_no_fill_value_of_an_array(
         thread.join()
 
 
-def test_an_answer_nested_too_deep_is_a_broken_one():
+def test_json_that_is_nested_too_deeply_is_a_broken_answer():
     deep = b"[" * 100_000
     assert error_of(deep) == ("[" * 500, set())
     with pytest.raises(RetryableError, match="not JSON"):

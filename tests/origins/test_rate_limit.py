@@ -20,12 +20,12 @@ from cachedfs.origins.rate_limit import (
     taken,
 )
 
-OLD, NEW = 200.0, 325_000 / 60  # requests, and units of which a download takes 200, a second
-START = 1e9  # the clock is no zero
+OLD, NEW = 200.0, 325_000 / 60  # requests per second; and units per second, of which a download takes 200
+START = 1e9  # not zero
 
 
 class Service:
-    """A token bucket that holds a second of its rate; now and then it refuses without a reason."""
+    """A token bucket that holds a second of its rate; refuses at random with probability `noise`."""
 
     def __init__(self, per_s, cost=1.0, *, noise=0.0, seed=0):
         self.per_s, self.cost, self.noise = per_s, cost, noise
@@ -40,10 +40,10 @@ class Service:
 
 
 def drive(service, *, seconds, in_flight=16, latency_s=0.2, ladder=REQUESTS, kind="download", pace=None):
-    """Send as fast as may be; return when each request was sent, whether it was refused, and the state in the end."""
+    """Send as fast as allowed; return when each request was sent, whether it was refused, and the final state."""
     pace, sent = pace or LimitState(), []
     free = [START] * in_flight
-    answers = []  # of what is on its way: when it comes, when it was sent, whether it was refused
+    answers = []  # outstanding answers: when each arrives, when its request was sent, whether it was refused
     while (now := heapq.heappop(free)) < START + seconds:
         while answers and answers[0][0] <= now:
             at, sent_at, refused = heapq.heappop(answers)
@@ -59,7 +59,7 @@ def drive(service, *, seconds, in_flight=16, latency_s=0.2, ladder=REQUESTS, kin
     return sent, pace
 
 
-def corrupt_versions(sent, *, after_s=0.0):
+def refused_at(sent, *, after_s=0.0):
     return [at for at, refused in sent if refused and at >= after_s]
 
 
@@ -67,57 +67,56 @@ def good_per_s(sent, start_s, stop_s):
     return sum(not refused for at, refused in sent if start_s <= at < stop_s) / (stop_s - start_s)
 
 
-def test_on_an_old_quota_the_latency_alone_decides_and_nothing_is_refused():
+def test_an_old_quota_is_limited_by_latency_and_refuses_nothing():
     sent, pace = drive(Service(OLD), seconds=20, latency_s=0.2)
-    assert not corrupt_versions(sent)
+    assert not refused_at(sent)
     assert good_per_s(sent, 0, 20) == pytest.approx(80, rel=0.02)  # 16 in flight, 0.2 s each
     assert pace.rung == 0
 
 
-def test_an_old_quota_is_never_exceeded_however_many_processes_share_the_budget():
+def test_processes_that_share_a_budget_never_exceed_an_old_quota():
     sent, _ = drive(Service(OLD), seconds=8, in_flight=100, latency_s=0.2)
-    assert not corrupt_versions(sent)
+    assert not refused_at(sent)
     assert good_per_s(sent, 1, 8) == pytest.approx(190, rel=0.02)
 
 
-def test_a_new_quota_is_found_within_a_second_and_then_nothing_is_refused():
+def test_a_new_quota_is_found_within_a_second_and_then_never_exceeded():
     in_flight = 64
     sent, pace = drive(Service(NEW, 200), seconds=60, in_flight=in_flight)
     assert pace.rung == 1
-    assert 0 < len(corrupt_versions(sent)) <= 6 + 2 * in_flight
-    assert not corrupt_versions(sent, after_s=2)
+    assert 0 < len(refused_at(sent)) <= 6 + 2 * in_flight
+    assert not refused_at(sent, after_s=2)
     assert good_per_s(sent, 10, 60) >= 0.9 * 27
 
 
-def test_a_budget_that_was_learnt_costs_the_next_process_no_refusal_for_an_hour():
+def test_a_learned_budget_is_used_by_the_next_process_for_an_hour():
     _, pace = drive(Service(NEW, 200), seconds=5)
     later = pace._replace(cut_at=pace.cut_at - RETRY_HIGHER_S + 70, free_at=pace.free_at - 3500)
     sent, pace = drive(Service(NEW, 200), seconds=60, pace=later)
-    assert not corrupt_versions(sent)
-    assert (
-        per_s(pace, REQUESTS, START + 120) > 30_000 / 200
-    )  # an hour is over: it may have been somebody's mistake
+    assert not refused_at(sent)
+    # An hour is over: the refusals may have been a mistake.
+    assert per_s(pace, REQUESTS, START + 120) > 30_000 / 200
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_refusals_now_and_then_say_nothing(seed):
+def test_occasional_refusals_do_not_lower_the_rate(seed):
     sent, pace = drive(Service(OLD, noise=0.014, seed=seed), seconds=10)
-    assert corrupt_versions(sent)
+    assert refused_at(sent)
     assert pace.rung == 0
     assert good_per_s(sent, 0, 10) >= 70
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_what_others_take_of_a_quota_is_left_to_them(share):
+def test_a_quota_is_shared_with_other_users(share):
     sent, pace = drive(Service(NEW * share, 200), seconds=300)
     assert good_per_s(sent, 60, 300) >= 0.55 * 27 * share
-    assert len(corrupt_versions(sent, after_s=60)) <= 0.2 * len(sent)
+    assert len(refused_at(sent, after_s=60)) <= 0.2 * len(sent)
     assert pace.rung == 1
 
 
-def test_one_bulk_of_refusals_is_one_cut():
+def test_a_burst_of_refusals_lowers_the_rate_once():
     pace = LimitState()
-    for i in range(40):  # all were sent before the first answer came
+    for i in range(40):  # all were sent before the first answer arrived
         pace = answered(pace, REQUESTS, sent_at=START, refused=True, now=START + 1 + i / 100)
     assert pace.rung == 1
     assert per_s(pace, REQUESTS, START + 2) == pytest.approx(NEW * 0.95)
@@ -128,25 +127,25 @@ def test_one_bulk_of_refusals_is_one_cut():
     assert per_s(pace, REQUESTS, pace.cut_at + 3600) == pytest.approx(NEW * 0.95)
 
 
-def test_a_service_that_refuses_all_for_most_of_a_minute_is_asked_seldom():
+def test_a_service_that_refuses_everything_is_rarely_asked():
     class Window(Service):
         def refuses(self, now):
             return now < START + 40
 
     sent, _ = drive(Window(0), seconds=100)
-    assert len(corrupt_versions(sent)) <= 6 * 16 - 1  # as many tries as 16 reads have
+    assert len(refused_at(sent)) <= 6 * 16 - 1  # as many tries as 16 reads have
     assert good_per_s(sent, 90, 100) >= 5
 
 
 @pytest.mark.parametrize(("real", "at_least"), [(3.0, 2.7), (2.0, 1.8)])
-def test_items_are_made_as_fast_as_the_service_takes_them(real, at_least):
+def test_items_are_created_as_fast_as_the_service_allows(real, at_least):
     sent, _ = drive(Service(real), seconds=300, ladder=CREATES, kind="create", in_flight=4)
     assert good_per_s(sent, 30, 300) >= at_least
-    assert not corrupt_versions(sent, after_s=30)
+    assert not refused_at(sent, after_s=30)
     assert sent[10][0] >= 2  # never a burst
 
 
-def test_kinds_cost_what_google_says():
+def test_kinds_of_requests_have_the_costs_of_google():
     learned = LimitState(rung=1.0, cut_at=START, free_at=START)
     for kind, units in {"get": 5, "list": 100, "download": 200, "edit": 50, "create": 50, "other": 5}.items():
         after, wait_s = taken(learned, REQUESTS, kind, START)
@@ -156,7 +155,7 @@ def test_kinds_cost_what_google_says():
         assert after.free_at - START == pytest.approx(1 / 190, abs=1e-6)
 
 
-def test_reading_ahead_leaves_half_of_a_burst_to_those_who_wait():
+def test_readahead_leaves_half_of_a_burst_to_waiting_callers():
     pace, n = LimitState(free_at=START - 10), 0
     while spare_s(pace, REQUESTS, START) == 0:
         pace, wait_s = taken(pace, REQUESTS, "download", START)
@@ -172,7 +171,7 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(st.tuples(*[anything] * 5), st.booleans(), st.sampled_from(["get", "download", "?"]))
-def test_any_numbers_are_a_state_and_none_is_for_ever(numbers, refused, kind):
+def test_any_stored_numbers_are_a_valid_state_with_a_bounded_wait(numbers, refused, kind):
     pace, wait_s = taken(LimitState(*numbers), REQUESTS, kind, START)
     assert 0 <= wait_s <= 60
     assert all(map(math.isfinite, pace))
@@ -182,7 +181,7 @@ def test_any_numbers_are_a_state_and_none_is_for_ever(numbers, refused, kind):
 
 
 def after(steps, ladder, kind):
-    """Return a state and its time, after requests and answers that are `by_s` apart."""
+    """Return a state and its time, after requests and answers `by_s` seconds apart."""
     pace, now = LimitState(), START
     for by_s, refused in steps:
         now += by_s
@@ -196,7 +195,7 @@ lanes = st.sampled_from([(REQUESTS, "download"), (REQUESTS, "get"), (CREATES, "c
 
 
 @given(lives, lanes, st.floats(1e-3, 1e8))
-def test_a_clock_that_is_set_back_stops_nobody_for_longer_than_one_request_takes(steps, lane, back_s):
+def test_a_clock_set_back_delays_at_most_as_long_as_one_request(steps, lane, back_s):
     ladder, kind = lane
     pace, now = after(steps, ladder, kind)
     rate = ladder[int(pace.rung)].per_s * 0.95 * pace.share
@@ -204,13 +203,13 @@ def test_a_clock_that_is_set_back_stops_nobody_for_longer_than_one_request_takes
     waiting, wait_s = taken(pace, ladder, kind, now - back_s)
     assert wait_s <= dearest / rate * 1.001 + 1e-6
     assert spare_s(pace, ladder, now - back_s) <= dearest / rate * 1.001 + 0.25 + 1e-6
-    assert (waiting.rung, waiting.share) == (pace.rung, pace.share)  # what was learnt of the service holds
+    assert (waiting.rung, waiting.share) == (pace.rung, pace.share)  # what is known about the service is kept
     before = answered(waiting, ladder, sent_at=now - back_s, refused=False, now=now - back_s)
     assert before.refused < waiting.refused or waiting.refused == 0  # answers count at once
 
 
 @given(lives, lanes, st.floats(0, 0.999))
-def test_who_was_told_to_wait_is_told_so_until_it_is_over(steps, lane, part):
+def test_a_wait_stays_the_same_until_it_is_over(steps, lane, part):
     ladder, kind = lane
     pace, now = after([*steps, (0.0, False), (0.0, False)], ladder, kind)
     while not (wait_s := taken(pace, ladder, kind, now)[1]):
@@ -218,7 +217,7 @@ def test_who_was_told_to_wait_is_told_so_until_it_is_over(steps, lane, part):
     assert taken(pace, ladder, kind, now + wait_s * part)[1] == pytest.approx(wait_s * (1 - part), abs=1e-6)
 
 
-def test_a_slow_rate_that_grows_back_keeps_the_wait_of_what_was_sent_before():
+def test_a_rate_that_recovers_keeps_the_wait_of_earlier_requests():
     slow = LimitState(rung=1.0, share=1 / 32, free_at=START, cut_at=START)
     pace, _ = taken(slow, CREATES, "create", START)
     assert pace.free_at - START == pytest.approx(32 / 2 / 0.95)
@@ -226,7 +225,7 @@ def test_a_slow_rate_that_grows_back_keeps_the_wait_of_what_was_sent_before():
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60))
-def test_a_clock_that_jumps_stops_nobody_for_long(steps):
+def test_a_clock_that_jumps_causes_no_long_wait(steps):
     pace, now = LimitState(), START
     for (by_s, refused), back in zip(steps, itertools.cycle([1, 1, -1]), strict=False):
         now += back * by_s * 1000

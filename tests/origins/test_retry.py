@@ -32,13 +32,13 @@ def tries(clock: Clock, **policy: float) -> RetryAttempts:
 
 
 @given(attempt=st.integers(1, 40), seed=st.integers())
-def test_delay_is_between_nothing_and_a_bound_that_doubles(attempt: int, seed: int) -> None:
+def test_the_delay_is_random_below_a_bound_that_doubles(attempt: int, seed: int) -> None:
     wait_s = delay(attempt, RetryPolicy(base_s=1.0, cap_s=32.0), random.Random(seed))
     assert 0.0 <= wait_s <= min(32.0, 2.0 ** (attempt - 1))
 
 
 @given(asked=st.floats(0, 60), seed=st.integers())
-def test_what_the_service_asks_for_is_waited_at_least(asked: float, seed: int) -> None:
+def test_the_delay_is_at_least_what_the_service_asks_for(asked: float, seed: int) -> None:
     assert delay(1, RetryPolicy(), random.Random(seed), at_least_s=asked) >= asked
 
 
@@ -58,7 +58,7 @@ def test_retry_after_is_seconds_or_a_date(text: str | None, expected: float | No
     assert retry_after_s(text, NOW) == expected
 
 
-def test_there_are_as_many_tries_as_the_policy_says(clock: Clock) -> None:
+def test_the_policy_limits_the_number_of_tries(clock: Clock) -> None:
     each = tries(clock, tries=6)
     waits = [each.next_wait_s(RetryReason("503")) for _ in range(6)]
     assert None not in waits[:5]
@@ -67,12 +67,12 @@ def test_there_are_as_many_tries_as_the_policy_says(clock: Clock) -> None:
     assert each.summary() == "6 tries in 3.0 s"
 
 
-def test_a_service_that_asks_for_an_hour_is_given_up(clock: Clock) -> None:
+def test_a_service_that_asks_for_an_hour_is_not_waited_for(clock: Clock) -> None:
     assert tries(clock).next_wait_s(RetryReason("503", retry_after_s=3600.0)) is None
     assert (tries(clock).next_wait_s(RetryReason("503", retry_after_s=5.0)) or 0.0) >= 5.0
 
 
-def test_an_unreachable_service_is_given_up_after_two_seconds(clock: Clock) -> None:
+def test_an_unreachable_service_is_retried_for_two_seconds(clock: Clock) -> None:
     each = tries(clock, tries=100, base_s=0.5)
     while (wait_s := each.next_wait_s(RetryReason("refused", is_unreachable=True))) is not None:
         clock.now += wait_s
@@ -80,13 +80,13 @@ def test_an_unreachable_service_is_given_up_after_two_seconds(clock: Clock) -> N
     assert each.n_failed > 1
 
 
-def test_a_connection_that_takes_two_seconds_is_not_tried_again(clock: Clock) -> None:
+def test_a_connection_attempt_that_took_two_seconds_is_not_retried(clock: Clock) -> None:
     each = tries(clock)
     clock.now += 2.0
     assert each.next_wait_s(RetryReason("timeout", is_unreachable=True)) is None
 
 
-def test_the_two_seconds_begin_when_the_service_is_lost(clock: Clock) -> None:
+def test_the_two_seconds_begin_when_the_service_becomes_unreachable(clock: Clock) -> None:
     each = tries(clock, base_s=0.01)
     clock.now += 60.0
     assert each.next_wait_s(RetryReason("broken body")) is not None

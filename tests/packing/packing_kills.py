@@ -11,9 +11,9 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 
 
 def pack_and_die(source, target, number, when, options):
-    """Pack, and die at the n-th write of an object: `before` it, `within` it (local files), or `after` it.
+    """Pack, and die at the n-th write of an object: `before`, `within` (local files) or `after` it.
 
-    `noted`: after it, and what was done before is written down at once.
+    `noted`: after it, when the progress has been saved.
     """
     record_blocks.PIECE = 4096
     put, left = store.ZarrTarget.put, [number]

@@ -17,7 +17,7 @@ from cachedfs.datasets import pack
 
 
 def stored(url, name, *, text=False, **options):
-    """Return the samples of a ragged array, as any reader of Zarr finds them: by its offsets."""
+    """Return the samples of a ragged array by its offsets, as any Zarr reader would."""
     group = zarr.open_group(url, mode="r", **options)
     offsets, elements = group[f"{name}_offsets"][:], group[name][:]
     samples = [elements[a:b] for a, b in itertools.pairwise(offsets)]
@@ -81,7 +81,7 @@ def hdf5(**datasets):
 
 
 def vlen(dtype, rows):
-    """Return rows of their own lengths, as h5py takes them."""
+    """Return rows of different lengths as h5py expects them."""
     found = np.empty(len(rows), h5py.vlen_dtype(np.dtype(dtype)))
     for i, row in enumerate(rows):
         found[i] = np.array(row, dtype)
@@ -106,9 +106,9 @@ def png(pixels):
 
 
 def packed(folder, files, **options):
-    """Pack files of these bytes, by name; return the samples by field, as any reader of Zarr finds them.
+    """Pack files with these bytes; return the samples by field, as any Zarr reader finds them.
 
-    Text is str, JSON what it says, and numbers are lists of Python's own.
+    Text is str, JSON is decoded, and numbers are lists of Python numbers.
     """
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -116,14 +116,14 @@ def packed(folder, files, **options):
     url = str(folder / "out.zarr")
     pack([str(folder / name) for name in files], url, overwrite=True, **options)
     group = zarr.open_group(url, mode="r")
-    told = {name: array.attrs.get("cachedfs_ragged") for name, array in group.arrays()}
-    offsets = {each["offsets"] for each in told.values() if each}
+    ragged_attrs = {name: array.attrs.get("cachedfs_ragged") for name, array in group.arrays()}
+    offsets = {each["offsets"] for each in ragged_attrs.values() if each}
     reading = {"": np.ndarray.tolist, "bytes": np.ndarray.tobytes, "utf-8": _text, "json": _json}
     return {
         name: list(map(reading[ragged.get("means", "")], stored(url, name)))
         if ragged
         else group[name][:].tolist()
-        for name, ragged in told.items()
+        for name, ragged in ragged_attrs.items()
         if name not in offsets
     }
 

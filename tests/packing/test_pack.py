@@ -1,4 +1,4 @@
-"""Packing: every kind of source comes out as it went in, read by zarr alone."""
+"""Packing: the samples of every kind of source are unchanged, read by zarr alone."""
 
 import bz2
 import gzip
@@ -28,12 +28,12 @@ from cachedfs.packing.sources.text_lines import JSONSource
 from tests.packing import packs
 from tests.support import KiB, noise
 
-SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}  # so that a little is many shards
+SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}  # so that a small source has many shards
 
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Read sources in small pieces, so that a little is many of them."""
+    """Read sources in small pieces, so that a small source has many."""
     for module in (record_blocks, hdf5_file, parquet):
         monkeypatch.setattr(module, "PIECE", 4 * KiB)
 
@@ -62,7 +62,7 @@ def test_files_keep_their_bytes_and_names(service, request):
     assert f"{done.objects} objects by the origin's checksum" in done.verified
 
 
-def test_the_time_that_it_took_is_that_of_looking_at_the_source_too(cloud, monkeypatch):
+def test_the_reported_time_includes_the_scan_of_the_source(cloud, monkeypatch):
     some_files(cloud, 3)
     clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(room, "time", clock)
@@ -109,8 +109,9 @@ def test_a_file_costs_one_request_and_a_shard_one_upload(cloud):
     cloud.asked()
     done = pack(cloud.url("src"), cloud.url("out.zarr"), n_workers=1)
     asked = cloud.asked()
-    assert asked.count("media") <= 19 + 2  # the empty one is not asked for; two documents are looked for
-    # Metadata of four arrays and of the group, the plan, and what is done.
+    # The empty one is not requested; two metadata documents are looked up.
+    assert asked.count("media") <= 19 + 2
+    # Metadata of four arrays and the group, the plan, and the progress.
     assert asked.count("upload") == done.objects + 4 + 1 + 1 + 1
 
 
@@ -121,7 +122,7 @@ def test_one_file_larger_than_a_shard(cloud):
     assert [each.tobytes() for each in packs.stored(cloud.url("out.zarr"), "data")] == [data, b"x"]
 
 
-def test_images_of_one_shape_are_an_array_and_others_ragged(cloud):
+def test_images_of_one_shape_are_an_array_and_others_are_ragged(cloud):
     pixels = [np.full((8, 6, 3), i, "u1") for i in range(20)]
     for i, each in enumerate(pixels):
         cloud.put(f"src/{i}.png", packs.png(each))
@@ -168,7 +169,7 @@ def test_json_lines_become_columns(cloud, suffix, small_pieces):
     np.testing.assert_array_equal(group["score"][:], expected)
 
 
-def test_a_compressed_file_is_read_once_in_sequence(cloud, small_pieces, monkeypatch):
+def test_a_compressed_file_is_read_once_sequentially(cloud, small_pieces, monkeypatch):
     opened = []
     begin = record_blocks._Reader.__init__
     monkeypatch.setattr(
@@ -178,11 +179,11 @@ def test_a_compressed_file_is_read_once_in_sequence(cloud, small_pieces, monkeyp
     cloud.put("x.jsonl.gz", gzip.compress(packs.lines_of(samples)))
     pack(cloud.url("x.jsonl.gz"), cloud.url("out.zarr"), **SMALL)
     assert packs.stored(cloud.url("out.zarr"), "text", text=True) == [each["text"] for each in samples]
-    assert opened == [0, 0]  # to look at the first lines, and for all of the pieces
+    assert opened == [0, 0]  # for the first lines, and for all of the pieces
     assert len(packs.lines_of(samples)) > 20 * record_blocks.PIECE
 
 
-def test_columns_say_which_and_as_what(cloud):
+def test_columns_selects_columns_and_types(cloud):
     cloud.put("x.jsonl", b"".join(b'{"a": %d, "v": [1, %d], "more": {}}\n' % (i, i) for i in range(50)))
     done = pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), columns={"v": "float32[2]", "a": "float64"})
     group = zarr.open_group(cloud.url("out.zarr"), mode="r")
@@ -213,7 +214,7 @@ def test_each_line_is_packed_once_wherever_pieces_end(tmp_path_factory, found, s
     assert [line.tobytes() for line in packs.stored(str(folder / "out.zarr"), "data")] == expected
 
 
-def test_csv_with_line_ends_in_quotes(cloud, small_pieces):
+def test_csv_with_line_breaks_in_quotes(cloud, small_pieces):
     rows = [(i, f'say "{i}"\nand, more' if i % 3 else "", i / 4) for i in range(600)]
     quoted = [f'{i},"{text.replace(chr(34), chr(34) * 2)}",{x!r}' for i, text, x in rows]
     cloud.put("src/x.csv", ("number,text,x\r\n" + "\r\n".join(quoted)).encode())
@@ -305,7 +306,7 @@ def test_zarr_xarray_and_tensorstore_read_the_same(tmp_path):
     ]
 
 
-# What cannot be packed.
+# Samples that cannot be packed.
 
 
 def refused(error, match, *arguments, **options):
@@ -314,7 +315,7 @@ def refused(error, match, *arguments, **options):
     return caught.value
 
 
-def test_bad_samples_are_named_and_nothing_looks_finished(cloud, monkeypatch):
+def test_bad_samples_are_named_and_the_store_does_not_look_complete(cloud, monkeypatch):
     head = JSONSource._head
     monkeypatch.setattr(JSONSource, "_head", lambda self, file: head(self, file, 1000))  # before the bad ones
     url = cloud.url("out.zarr")
@@ -363,7 +364,7 @@ def test_bad_samples_are_named_and_nothing_looks_finished(cloud, monkeypatch):
         ({"columns": ["a"]}, "files have none"),
     ],
 )
-def test_options_that_make_no_sense(cloud, options, match):
+def test_invalid_options_are_refused(cloud, options, match):
     cloud.put("src/a", b"1")
     refused(ValueError, match, cloud.url("src"), cloud.url("out.zarr"), **options)
     assert "upload" not in [kind for kind in cloud.asked() if options != {"n_workers": 0}]
@@ -377,7 +378,7 @@ def test_a_local_store_is_overwritten(tmp_path):
     assert packs.stored(str(tmp_path / "out.zarr"), "data", text=True) == ["two"]
 
 
-def test_a_target_is_not_overwritten_by_chance(cloud):
+def test_an_existing_target_is_not_overwritten(cloud):
     cloud.put("src/a", b"1")
     cloud.put("mine/precious.txt", b"!")
     refused(FileExistsError, "not a Zarr store", cloud.url("src"), cloud.url("mine"), overwrite=True)
@@ -390,7 +391,7 @@ def test_a_target_is_not_overwritten_by_chance(cloud):
 
 
 @pytest.mark.parametrize("service", ["cloud", "drive"])
-def test_a_target_whose_name_is_a_pattern_is_itself_alone(service, request):
+def test_a_target_whose_name_is_a_pattern_is_taken_literally(service, request):
     place = request.getfixturevalue(service)
     place.put("src/a", b"1")
     for name in ("run1.zarr", "run[1].zarr"):
@@ -405,13 +406,13 @@ def test_a_target_whose_name_is_a_pattern_is_itself_alone(service, request):
 
 
 def contents(place, folder):
-    """Return the objects below a folder by their names, with checksum or version, as the service has them."""
+    """Return the objects below a folder by name, with the checksum or version stored by the service."""
     fs, path = url_to_fs(place.url(folder))
     fs.invalidate_cache()
     return {name.removeprefix(path[: -len(folder)]): fs.ukey(name) for name in fs.find(path)}
 
 
-def test_what_is_packed_is_never_removed(cloud, tmp_path):
+def test_the_source_is_never_removed(cloud, tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(b"1")
     made = tmp_path / "out.zarr"
@@ -429,7 +430,7 @@ def test_what_is_packed_is_never_removed(cloud, tmp_path):
     assert sorted(made.rglob("*")) == before
 
 
-def test_a_source_that_is_wholly_cached_is_packed_offline(tmp_path):
+def test_a_cached_source_can_be_packed_offline(tmp_path):
     (tmp_path / "src").mkdir()
     for i in range(3):
         (tmp_path / "src" / f"{i}.txt").write_text(f"file {i}")
@@ -472,29 +473,29 @@ def test_a_file_that_changed_between_two_runs_is_packed_anew(cloud, kind, monkey
         broken.setattr(store.ZarrTarget, "finish", None)
         refused(TypeError, "not callable", source, cloud.url("out.zarr"))
     put("1.jsonl", b'{"x": 7}\n' * 500)  # of the same size
-    # What was known of the source a moment ago may count when it is looked at, and does not at the end.
+    # Cached metadata of the source may be used for the scan, but not at the end.
     noticed = "an incomplete pack of another source|added, removed or changed"
     refused((FileExistsError, ValueError), noticed, source, cloud.url("out.zarr"))
     pack(source, cloud.url("out.zarr"), overwrite=True)
     assert zarr.open_group(cloud.url("out.zarr"), mode="r")["x"][:].tolist() == [1] * 500 + [7] * 500
 
 
-def test_a_source_that_changes_meanwhile_is_an_error(cloud, monkeypatch):
+def test_a_source_that_changes_during_a_pack_is_an_error(cloud, monkeypatch):
     for i in range(4):
         cloud.put(f"src/{i}", noise(100))
     write = task.PackTask.write
 
-    def writes_and_somebody_else_too(self, *arguments):
+    def write_and_change_the_source(self, *arguments):
         cloud.put("src/2", noise(100, seed=1))
         return write(self, *arguments)
 
-    monkeypatch.setattr(task.PackTask, "write", writes_and_somebody_else_too)
+    monkeypatch.setattr(task.PackTask, "write", write_and_change_the_source)
     refused(ValueError, "added, removed or changed", cloud.url("src"), cloud.url("out.zarr"))
     with pytest.raises(FileNotFoundError):
         zarr.open_group(cloud.url("out.zarr"), mode="r")
 
 
-def test_what_was_written_wrong_is_an_error(tmp_path, monkeypatch):
+def test_a_corrupted_write_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(noise(1000))
     put = store.ZarrTarget.put

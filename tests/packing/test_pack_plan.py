@@ -46,7 +46,7 @@ from tests.support import ROOT, MiB
         (["b/x.bin"], b"nothing known", "files"),
     ],
 )
-def test_the_kind_is_told_by_names_and_first_bytes(paths, head, kind):
+def test_the_kind_of_source_is_detected_by_names_and_first_bytes(paths, head, kind):
     assert kind_of(paths, head) == kind
 
 
@@ -59,7 +59,7 @@ fields = st.builds(
 
 
 @given(fields, st.floats(0, 1e10), st.none() | st.integers(1 << 10, 1 << 30), st.integers(1 << 10, 1 << 30))
-def test_shards_are_whole_chunks_and_no_larger_than_asked_for(field, mean, chunk, shard):
+def test_shards_are_whole_chunks_and_no_larger_than_requested(field, mean, chunk, shard):
     grid = grid_of(field, mean, chunk=chunk, shard=shard, why="")
     assert all(whole % part == 0 for whole, part in zip(grid.shard, grid.chunk, strict=True))
     size, one = (
@@ -70,7 +70,7 @@ def test_shards_are_whole_chunks_and_no_larger_than_asked_for(field, mean, chunk
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e9), min_size=1), st.integers(1 << 10, 1 << 28))
-def test_shards_of_all_fields_are_of_about_the_same_samples(means, size):
+def test_shards_of_all_fields_cover_about_the_same_samples(means, size):
     found = shares(means, size)
     assert max(found.values()) <= size
     large = {name: n / means[name] for name, n in found.items() if n > MiB}
@@ -78,7 +78,7 @@ def test_shards_of_all_fields_are_of_about_the_same_samples(means, size):
         assert max(large.values()) <= 1.01 * min(large.values())
 
 
-def test_small_fields_and_codecs_are_chosen_by_measure():
+def test_small_fields_and_codecs_are_chosen_by_measurement():
     means = {"image": 100_000.0, "label": 8.0, "caption": 3000.0, "mask": 20_000.0}
     assert small_of(means) == {"label", "caption"}
     assert small_of({"label": 8.0}) == set()
@@ -93,13 +93,13 @@ def test_small_fields_and_codecs_are_chosen_by_measure():
 
 
 @pytest.mark.parametrize("given", ["ragged utf8", "float32[x]", "ragged int8[3]", "object", ""])
-def test_types_of_columns_that_are_none(given):
+def test_invalid_column_types_are_refused(given):
     with pytest.raises(ValueError, match="expected a type such as int64"):
         chosen({"a": given})
 
 
 @given(st.integers(1, 3000), st.integers(1, 200))
-def test_spread_takes_the_first_the_last_and_others_between(n, most):
+def test_spread_selects_the_first_the_last_and_others_between(n, most):
     found = spread(n, most)
     assert found == sorted(set(found))
     assert len(found) <= max(1, most)
@@ -108,7 +108,7 @@ def test_spread_takes_the_first_the_last_and_others_between(n, most):
 
 
 def arrow_records(data):
-    """Return how many records of two fields Arrow finds, and of how many fields else."""
+    """Return how many records with two fields Arrow finds, and how many with other numbers."""
     others = []
     if not data.strip(b"\r\n"):
         return 0, others
@@ -128,7 +128,7 @@ def arrow_records(data):
 )
 @example('5" pipe,x\n"a\nb",y\n')
 @example('"a"b"\n",\n')
-def test_records_of_csv_end_where_arrow_ends_them(text):
+def test_csv_records_end_where_arrow_ends_them(text):
     data = text.encode()
     edges = [0, *(record_ends(data, b",") + 1).tolist(), len(data)]
     parts = [data[a:b] for a, b in itertools.pairwise(edges)]
@@ -167,7 +167,7 @@ def test_a_flipped_bit_of_a_shard_is_found(n, rows, per_shard, codec, data):
     assert wrong_with(stored[:-1], encoding, len(parts)) is not None
 
 
-def test_a_tally_that_is_cut_off_is_none():
+def test_a_truncated_tally_is_ignored():
     tally = PieceCounts(
         3, {"a": np.arange(3)}, {"b": np.array([1, 2, 3])}, {"b": np.array([7, 8, 9])}, stop=12
     )
@@ -179,7 +179,7 @@ def test_a_tally_that_is_cut_off_is_none():
         assert PieceCounts.from_bytes(data[:n]) is None
 
 
-def test_a_tally_that_is_damaged_is_none_and_names_are_kept_apart():
+def test_a_damaged_tally_is_ignored_and_names_are_distinct():
     sizes = {name: np.array([i]) for i, name in enumerate(["a", "a.npy", "arr_0", "x/y", "süß"])}
     data = PieceCounts(1, {}, sizes, {"a": np.array([7])}).as_bytes()
     found = PieceCounts.from_bytes(data)
@@ -191,7 +191,7 @@ def test_a_tally_that_is_damaged_is_none_and_names_are_kept_apart():
             assert damaged is None or (damaged.n, damaged.sizes) == (1, sizes)
 
 
-def test_what_is_held_is_bounded_and_made_once():
+def test_kept_batches_are_bounded_and_made_once():
     held, made = BatchCache(1000), []
 
     def make(i):
@@ -201,7 +201,7 @@ def test_what_is_held_is_bounded_and_made_once():
 
         return batch
 
-    for i in (0, 1, 0, 2, 1, 2, 0):  # the first of the source goes when there is no room
+    for i in (0, 1, 0, 2, 1, 2, 0):  # the first of the source is dropped when there is no room
         held.get(SourcePiece(0, i, i + 1), make(i))
     assert made == [0, 1, 2, 0]
 
@@ -224,7 +224,7 @@ def test_memory_stays_below_a_gigabyte(folder, kind):
     with open(source, "wb") as file:
         if kind == "one file":
             file.truncate(1500 * MiB)
-        elif kind == "parquet":  # one row group, 290 MB when it is decoded
+        elif kind == "parquet":  # one row group, 290 MB decoded
             table = pyarrow.table(
                 {
                     "text": pyarrow.array([bytes([65 + i % 26]) * 240_000 for i in range(100)]).take(
@@ -245,7 +245,7 @@ def test_memory_stays_below_a_gigabyte(folder, kind):
     assert peak < 1000, f"{peak} MiB"
 
 
-def test_what_is_not_installed_is_said(monkeypatch, tmp_path):
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
     from cachedfs.datasets import pack
 
     (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n')

@@ -1,4 +1,4 @@
-"""Killed packs go on where they were, also on a cluster: no sample is lost or doubled."""
+"""Killed packs resume, also on a cluster: no sample is lost or duplicated."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from tests.fork_server import ForkServer
 from tests.packing import packs
 from tests.support import KiB, forget, noise, until
 
-# Dask leaves sockets of its own open when it chooses a port.
+# Dask leaves sockets open when it chooses a port.
 pytestmark = pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning")
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
@@ -31,7 +31,7 @@ SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 
 @pytest.fixture(scope="module")
 def fork_server():
-    """Processes that have all of packing imported."""
+    """Forks processes that have imported all of packing."""
     fork_server = ForkServer("tests.packing.packs", "tests.packing.packing_kills", "gcsfs", "zarr")
     yield fork_server
     fork_server.close()
@@ -39,7 +39,7 @@ def fork_server():
 
 @pytest.fixture
 def killed(fork_server, cloud):
-    """Give a function that packs in a process that dies at its n-th write."""
+    """Return a function that packs in a process that dies at its n-th write."""
     options = {
         "gs": {"token": "anon", "endpoint_url": cloud.server.endpoint_url},
         "cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0},
@@ -56,7 +56,7 @@ def killed(fork_server, cloud):
 
 @pytest.fixture
 def lines(cloud, monkeypatch):
-    """Some 100 KB of lines of JSON, in pieces of 4 KiB: 7 shards of text."""
+    """Some 100 KB of JSON lines, in pieces of 4 KiB: 7 shards of text."""
     monkeypatch.setattr(record_blocks, "PIECE", 4 * KiB)
     samples = [{"text": f"{i} " + noise(60, seed=i).hex(), "label": i} for i in range(600)]
     cloud.put("x.jsonl", packs.lines_of(samples))
@@ -64,7 +64,7 @@ def lines(cloud, monkeypatch):
 
 
 def names(cloud):
-    """Return the keys of the bucket, as the service has them."""
+    """Return the keys in the bucket, as stored by the service."""
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.invalidate_cache()
     return [path.removeprefix(f"{cloud.bucket}/") for path in fs.find(cloud.bucket)]
@@ -80,11 +80,11 @@ def right(url, samples, **options):
     assert packs.stored(url, "text", text=True, **options) == [each["text"] for each in samples]
 
 
-# 1: the plan; then 22 pieces and 5 shards in turn; then notes, offsets and metadata.
+# 1: the plan; then 22 pieces and 5 shards in turn; then progress, offsets and metadata.
 @pytest.mark.parametrize(
     ("number", "when"), [(1, "after"), (3, "before"), (9, "after"), (20, "before"), (28, "after")]
 )
-def test_killed_at_any_write_it_goes_on(cloud, killed, lines, number, when):
+def test_a_pack_killed_at_any_write_can_be_resumed(cloud, killed, lines, number, when):
     target = cloud.url("out.zarr")
     killed(cloud.url("x.jsonl"), target, number, when)
     with pytest.raises(FileNotFoundError):
@@ -98,7 +98,7 @@ def test_killed_at_any_write_it_goes_on(cloud, killed, lines, number, when):
     assert not [name for name in names(cloud) if BESIDE in name]
 
 
-def test_killed_while_the_old_store_is_removed_it_goes_on(cloud, lines, monkeypatch):
+def test_a_pack_killed_while_removing_the_old_store_can_be_resumed(cloud, lines, monkeypatch):
     cloud.put("old/a", b"1")
     remove, n = ZarrTarget.remove, itertools.count(1)
     for last in itertools.count(1):
@@ -115,7 +115,7 @@ def test_killed_while_the_old_store_is_removed_it_goes_on(cloud, lines, monkeypa
             try:
                 pack(cloud.url("x.jsonl"), cloud.url("out.zarr"), overwrite=True, **SMALL)
             except KeyboardInterrupt:
-                with contextlib.suppress(FileNotFoundError):  # what opens is whole
+                with contextlib.suppress(FileNotFoundError):  # a store that opens is complete
                     right(cloud.url("out.zarr"), lines)
             else:
                 break
@@ -124,7 +124,7 @@ def test_killed_while_the_old_store_is_removed_it_goes_on(cloud, lines, monkeypa
     assert last > 3
 
 
-def test_what_was_interrupted_writes_nothing_into_a_later_pack(monkeypatch, tmp_path):
+def test_an_interrupted_pack_does_not_write_into_a_later_one(monkeypatch, tmp_path):
     for i in range(4):
         (tmp_path / f"{i}.bin").write_bytes(bytes([i]) * 5000)
     target, memory = f"memory://{tmp_path}/late.zarr", fsspec.filesystem("memory")
@@ -150,19 +150,20 @@ def test_what_was_interrupted_writes_nothing_into_a_later_pack(monkeypatch, tmp_
     with ThreadPoolExecutor(1) as thread:
         again = thread.submit(pack, str(tmp_path), target, codec="none", overwrite=True)
         with pytest.raises(TimeoutError):
-            again.result(timeout=0.5)  # it waits for the upload that was begun
+            again.result(timeout=0.5)  # it waits for its upload in progress
         go_on.set()
         again.result(timeout=600)
     assert [sample[0] for sample in packs.stored(target, "data")] == [100, 101, 102, 103]
 
 
-def test_killed_between_the_metadata_and_the_end(cloud, killed, lines):
+def test_a_pack_killed_between_the_metadata_and_the_end_is_complete(cloud, killed, lines):
     target = cloud.url("out.zarr")
     whole = pack(cloud.url("x.jsonl"), cloud.url("whole.zarr"), **SMALL)
     n = sum(1 for name in names(cloud) if name.startswith("whole.zarr/"))
     n_pieces = -(-len(packs.lines_of(lines)) // (4 * KiB))
-    killed(cloud.url("x.jsonl"), target, 1 + n_pieces + n + 1)  # the plan, what is done, and all that stays
-    right(target, lines)  # complete, and what is beside it disturbs nobody
+    # The plan, the progress, and the final objects.
+    killed(cloud.url("x.jsonl"), target, 1 + n_pieces + n + 1)
+    right(target, lines)  # complete, and the other objects do not matter
     again = pack(cloud.url("x.jsonl"), target, **SMALL)
     assert (again.shapes, again.samples) == (whole.shapes, whole.samples)
     assert not [name for name in names(cloud) if BESIDE in name]
@@ -170,7 +171,7 @@ def test_killed_between_the_metadata_and_the_end(cloud, killed, lines):
 
 
 @pytest.mark.parametrize("when", ["before", "within", "after"])
-def test_killed_on_a_local_disk_no_half_shard_counts(killed, tmp_path, when):
+def test_a_partial_shard_on_a_local_disk_is_written_again(killed, tmp_path, when):
     (tmp_path / "src").mkdir()
     files = {f"{i:02}": noise(2000, seed=i) for i in range(40)}
     for name, data in files.items():
@@ -184,7 +185,7 @@ def test_killed_on_a_local_disk_no_half_shard_counts(killed, tmp_path, when):
     assert not (target / BESIDE).exists()
 
 
-def test_what_an_earlier_run_wrote_down_is_neither_read_back_nor_written_again(cloud, killed, lines):
+def test_saved_progress_is_neither_read_back_nor_written_again(cloud, killed, lines):
     target = cloud.url("out.zarr")
     killed(cloud.url("x.jsonl"), target, 32, "noted")
     done = {name for name in names(cloud) if "/c." in name}
@@ -212,7 +213,7 @@ def test_a_damaged_shard_of_an_earlier_run_is_written_again(cloud, killed, lines
     right(target, lines)
 
 
-def test_another_source_or_option_does_not_go_on(cloud, killed, lines):
+def test_another_source_or_option_does_not_resume(cloud, killed, lines):
     target = cloud.url("out.zarr")
     killed(cloud.url("x.jsonl"), target, 9)
     with pytest.raises(FileExistsError, match="with other options, is here; overwrite=True"):
@@ -268,16 +269,16 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
     once, submit = tmp_path / "once", DaskTaskPool.submit
 
     def with_one_copy_of_the_job(self, *given):
-        """Have the worker die that keeps the job alone: Dask drops copies of what is not asked for every two seconds."""
-        if self._task.key not in told:
-            told.append(self._task.key)
+        """Kill the only worker that keeps the job: every two seconds Dask drops copies that are not requested."""
+        if self._task.key not in seen_jobs:
+            seen_jobs.append(self._task.key)
             self._task.result()
             cluster.amm.run_once()
             until(lambda: len(cluster.who_has(self._task)[self._task.key]) == 1)
             cluster.run(_die_once, str(once), workers=list(cluster.who_has(self._task)[self._task.key]))
         return submit(self, *given)
 
-    told = []
+    seen_jobs = []
     monkeypatch.setattr(DaskTaskPool, "submit", with_one_copy_of_the_job)
     pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, **SMALL)
     assert once.exists()
@@ -285,7 +286,7 @@ def test_a_cluster_that_loses_a_worker_finishes(cluster, tmp_path, monkeypatch):
     assert [each.tobytes() for each in found] == list(files.values())
 
 
-def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_path, monkeypatch):
+def test_a_failed_pack_on_a_cluster_writes_nothing_afterwards(cluster, tmp_path, monkeypatch):
     close = DaskTaskPool.close
 
     def closed(self, **options):
@@ -295,7 +296,7 @@ def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_pa
     monkeypatch.setattr(DaskTaskPool, "close", closed)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(noise(32 * KiB))
-    cluster.wait_for_workers(2, timeout=600)  # one was lost, perhaps
+    cluster.wait_for_workers(2, timeout=600)  # one may have been lost
     cluster.run(_fail_beside_a_late_one, str(tmp_path))
     with pytest.raises(OSError, match="the disk is full"):
         pack(str(tmp_path / "src"), str(tmp_path / "out.zarr"), client=cluster, codec="none", **SMALL)
@@ -303,7 +304,7 @@ def test_a_pack_on_a_cluster_that_failed_writes_nothing_any_more(cluster, tmp_pa
 
 
 def _fail_beside_a_late_one(folder):
-    """Have one worker fail to write the second shard while another still writes the first."""
+    """Let one worker fail to write the second shard while another still writes the first."""
     from cachedfs.packing import store
 
     put, failed, closing = (
@@ -325,7 +326,7 @@ def _fail_beside_a_late_one(folder):
 
 
 def _die_once(flag):
-    """Have this worker die in the middle of its third shard."""
+    """Kill this worker in the middle of its third shard."""
     from cachedfs.packing import store
 
     put, left = store.ZarrTarget.put, [3]

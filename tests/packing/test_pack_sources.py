@@ -1,4 +1,4 @@
-"""Sources of packing: values are kept exactly, or an error names the source and what to do."""
+"""Sources of packing: values are kept exactly, or an error names the source and the solution."""
 
 import gzip
 import os
@@ -24,8 +24,8 @@ from tests.support import ROOT
 
 
 @pytest.fixture
-def little_looked_at(monkeypatch):
-    """Look at the first thousand bytes of a source to tell what is in it."""
+def short_scan(monkeypatch):
+    """Detect the kind of a source from its first thousand bytes."""
     for source in (JSONSource, LineSource):
         monkeypatch.setattr(source, "_head", lambda self, file, head=source._head: head(self, file, 1000))
 
@@ -57,7 +57,7 @@ def little_looked_at(monkeypatch):
         ("x.csv", b"a,a/b\n1,2\n", "'a' cannot be the name of an array"),
     ],
 )
-def test_names_that_arrays_cannot_have(tmp_path, name, data, match):
+def test_invalid_array_names_are_refused(tmp_path, name, data, match):
     with pytest.raises(ValueError, match=match):
         packs.packed(tmp_path, {name: data})
     assert not (tmp_path / "out.zarr").exists()
@@ -75,13 +75,13 @@ def test_names_that_arrays_cannot_have(tmp_path, name, data, match):
         ("float32", [[], []]),
     ],
 )
-def test_rows_of_their_own_lengths_keep_each_number(tmp_path, dtype, rows):
+def test_variable_length_rows_keep_each_number(tmp_path, dtype, rows):
     data = packs.hdf5(ids=packs.vlen(dtype, rows))
     assert packs.packed(tmp_path, {"x.h5": data}) == {"ids": rows}
 
 
-def test_rows_of_their_own_lengths_are_read_a_few_at_a_time(tmp_path, monkeypatch):
-    sizes = [1, 0, *[64 << 10] * 300, 5]  # 20 MB, of which a row says 16 bytes until it is read
+def test_variable_length_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    sizes = [1, 0, *[64 << 10] * 300, 5]  # 20 MB, of which a row takes 16 bytes until it is read
     rows = [np.full(n, i % 251, "u1") for i, n in enumerate(sizes)]
     read, at_once = hdf5_file._values, []
 
@@ -98,17 +98,17 @@ def test_rows_of_their_own_lengths_are_read_a_few_at_a_time(tmp_path, monkeypatc
     assert [(len(row), *set(row)) for row in found["jpeg"]] == [
         (len(row), *set(row.tolist())) for row in rows
     ]
-    assert max(at_once) < 9 << 20  # what is encoded at once, and the ends of two rows
+    assert max(at_once) < 9 << 20  # what is encoded together, and the ends of two rows
 
 
 @pytest.mark.parametrize("places", [[0], [1], [0, 1, 3]])
-def test_hdf5_files_without_rows_are_passed_over(tmp_path, places):
+def test_hdf5_files_without_rows_are_skipped(tmp_path, places):
     datas = [packs.hdf5(x=np.zeros(0, "i8")) if i in places else packs.hdf5(x=[i]) for i in range(4)]
     files = {f"{i}.h5": data for i, data in enumerate(datas)}
     assert packs.packed(tmp_path, files) == {"x": [i for i in range(4) if i not in places]}
 
 
-def test_words_that_are_no_text_are_named(tmp_path):
+def test_strings_that_are_not_text_are_named(tmp_path):
     words = np.array([b"caf\xc3\xa9", b"caf\xe9"], h5py.string_dtype("utf-8"))
     files = {"x.h5": packs.hdf5(word=words, label=[1, 2])}
     with pytest.raises(
@@ -123,14 +123,14 @@ def test_words_that_are_no_text_are_named(tmp_path):
     [
         (np.zeros((5, 0, 3)), r"'x' is float64\[0, 3\], which has no values; columns="),
         (np.zeros(5, "longdouble"), r"x\.h5: dataset 'x' of type float128 and shape .* leave it out"),
-        # h5py itself gives 16777216 for 1.
+        # h5py itself returns 16777216 for 1.
         (
             packs.vlen(">i4", [[1]] * 5),
             r"x\.h5: dataset 'x' has rows of their own lengths of >i4, .* leave it out",
         ),
     ],
 )
-def test_datasets_that_cannot_be_packed(tmp_path, data, match):
+def test_unsupported_datasets_are_refused(tmp_path, data, match):
     files = {"x.h5": packs.hdf5(x=data, y=np.arange(5))}
     with pytest.raises(ValueError, match=match):
         packs.packed(tmp_path, files)
@@ -175,7 +175,7 @@ def test_datasets_in_other_files_are_named_and_do_not_end_the_process(tmp_path):
     assert found == {"own": [0, 2, 4, 6, 8]}
 
 
-def test_a_file_of_links_only_says_where_they_lead(tmp_path):
+def test_a_file_with_only_links_is_an_error_that_names_their_targets(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["link"] = h5py.ExternalLink("part.h5", "x")
     with pytest.raises(
@@ -187,13 +187,13 @@ def test_a_file_of_links_only_says_where_they_lead(tmp_path):
 # Tar.
 
 
-def test_endings_of_which_one_begins_the_other(tmp_path):
+def test_extensions_that_begin_with_each_other_are_distinct(tmp_path):
     files = {"x.tar": packs.tar([("a.jpg", b"pixels"), ("a.jpg.npy", b"of each"), ("b.jpg", b"")])}
     found = packs.packed(tmp_path, files)
     assert found == {"jpg": [b"pixels", b""], "jpg.npy": [b"of each", b""], "names": ["a", "b"]}
 
 
-def test_of_a_large_tar_little_is_kept_at_a_time(tmp_path, monkeypatch):
+def test_little_of_a_large_tar_is_in_memory(tmp_path, monkeypatch):
     members = [
         (f"{i:03}.{ending}", bytes([i]) * n)
         for i in range(200)
@@ -215,13 +215,13 @@ def test_of_a_large_tar_little_is_kept_at_a_time(tmp_path, monkeypatch):
         for name, data in zip(("jpg", "cls"), pair, strict=True)
     ] == [(name.partition(".")[2], data) for name, data in members if "." in name]
     assert found["names"] == [f"{i:03}" for i in range(200)]
-    assert sum(kept) == 200 * 3 + sum(map(len, found["cls"]))  # small ones are what is kept,
+    assert sum(kept) == 200 * 3 + sum(map(len, found["cls"]))  # small members are what is kept,
     assert max(kept) < 600
 
 
-def test_a_member_of_a_small_field_is_not_cut_off(tmp_path, monkeypatch):
+def test_a_member_of_a_small_field_is_not_truncated(tmp_path, monkeypatch):
     monkeypatch.setattr(tars, "MAX_SAMPLE", 1000)
-    monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large one is not looked at
+    monkeypatch.setattr(tars, "SAMPLED_SIZE", 500)  # the large member is not scanned
     members = [
         (f"{i}.{ending}", bytes(n))
         for i in range(9)
@@ -234,14 +234,14 @@ def test_a_member_of_a_small_field_is_not_cut_off(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"\xff" * 512, b"\xff"])
-def test_a_damaged_header_is_not_the_end(tmp_path, damage):
+def test_a_damaged_header_is_an_error_and_not_the_end(tmp_path, damage):
     data = packs.tar([(f"{i}.jpg", b"1") for i in range(9)])
     at = 4 * 1024  # of the fifth
     with pytest.raises(
         ValueError, match=r"x\.tar: cannot be read as a tar: there is no header at byte 4,096"
     ):
         packs.packed(tmp_path, {"x.tar": data[:at] + damage + data[at + len(damage) :]})
-    for end in (9 * 1024, 9 * 1024 + 512):  # without one, or both, of the blocks that say so
+    for end in (9 * 1024, 9 * 1024 + 512):  # without one or both of the blocks that mark the end
         assert packs.packed(tmp_path, {"x.tar": data[:end]})["names"] == [str(i) for i in range(9)]
 
 
@@ -269,7 +269,7 @@ def test_sparse_members_are_an_error(tmp_path):
         (["word"], "float32"),
     ],
 )
-def test_numbers_that_a_type_has_not_are_an_error(tmp_path, values, given):
+def test_numbers_out_of_range_of_a_type_are_an_error(tmp_path, values, given):
     data = packs.parquet(pa.table({"x": values}))
     with pytest.raises(ValueError, match=r"column 'x': .*columns=\{...\} can give it another type") as error:
         packs.packed(tmp_path, {"x.parquet": data}, columns={"x": given})
@@ -292,13 +292,13 @@ def test_numbers_that_a_type_has_not_are_an_error(tmp_path, values, given):
         (pa.array(["7"]), "int64", [7]),
     ],
 )
-def test_numbers_become_what_was_asked_for(tmp_path, values, given, found):
+def test_numbers_are_converted_to_the_requested_type(tmp_path, values, given, found):
     data = packs.parquet(pa.table({"x": values}))
     (packed,) = packs.packed(tmp_path, {"x.parquet": data}, columns={"x": given}).values()
     assert str(packed) == str(found).replace("'nan'", "nan")
 
 
-def test_of_narrow_rows_few_are_looked_at(tmp_path, monkeypatch):
+def test_few_narrow_rows_are_scanned(tmp_path, monkeypatch):
     looked, whole = [], parquet.ParquetSource._sampled
 
     def noted(self, number):
@@ -318,7 +318,7 @@ def test_of_narrow_rows_few_are_looked_at(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "empty", [{"x": pa.array([], pa.string())}, {"x": pa.array([], pa.null()), "z": []}, {"z": []}, {}]
 )
-def test_parquet_files_without_rows_are_passed_over(tmp_path, places, empty):
+def test_parquet_files_without_rows_are_skipped(tmp_path, places, empty):
     tables = [pa.table(empty if i in places else {"x": [f"word {i}"]}) for i in range(9)]
     files = {f"{i}.parquet": packs.parquet(table) for i, table in enumerate(tables)}
     assert packs.packed(tmp_path, files) == {"x": [f"word {i}" for i in range(9) if i not in places]}
@@ -331,13 +331,13 @@ def test_parquet_files_without_rows_are_passed_over(tmp_path, places, empty):
         ({"y": [1]}, r"1\.parquet: column 'x' is not there, and int64 in the first file"),
     ],
 )
-def test_parquet_files_of_other_columns_are_named(tmp_path, other, match):
+def test_parquet_files_with_other_columns_are_named(tmp_path, other, match):
     files = {f"{i}.parquet": packs.parquet(pa.table(each)) for i, each in enumerate([{"x": [1]}, other])}
     with pytest.raises(ValueError, match=match):
         packs.packed(tmp_path, files)
 
 
-def test_a_page_that_is_not_what_its_checksum_says_is_an_error(tmp_path):
+def test_a_parquet_page_that_fails_its_checksum_is_an_error(tmp_path):
     table = pa.table({"x": np.arange(400_000)})
     data = packs.parquet(table, compression="none", use_dictionary=False, write_page_checksum=True)
     for row, place in ((7, "x.parquet"), (399_000, "x.parquet, the rows from 0 on")):
@@ -348,7 +348,7 @@ def test_a_page_that_is_not_what_its_checksum_says_is_an_error(tmp_path):
     assert packs.packed(tmp_path, {"x.parquet": data})["x"] == list(range(400_000))
 
 
-def test_files_that_are_all_without_rows_are_nothing_to_pack(tmp_path):
+def test_only_files_without_rows_is_an_error(tmp_path):
     for files in ({"x.parquet": packs.parquet(pa.table({"x": []}))}, {"x.h5": packs.hdf5(x=np.zeros(0))}):
         with pytest.raises(ValueError, match="nothing to pack"):
             packs.packed(tmp_path, files)
@@ -358,7 +358,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 @pytest.mark.parametrize("row_group_size", [2, 5])
-def test_bytes_in_structs_are_columns_of_their_own(tmp_path, row_group_size):
+def test_bytes_in_structs_are_separate_columns(tmp_path, row_group_size):
     images = [{"bytes": b"\xff\0%d" % i, "path": f"{i}.png"} for i in range(4)]
     deep = [{"a": {"b": b"x"}, "c": [i]} for i in range(5)]
     columns = {"image": pa.array([*images, None], IMAGE), "deep": deep, "plain": [{"n": i} for i in range(5)]}
@@ -383,7 +383,7 @@ def test_bytes_in_structs_are_columns_of_their_own(tmp_path, row_group_size):
     ],
 )
 @pytest.mark.parametrize("row_group_size", [1, 3])
-def test_of_structs_with_bytes_what_is_none_is_chosen_by_itself(tmp_path, columns, expected, row_group_size):
+def test_other_fields_of_structs_with_bytes_can_be_chosen(tmp_path, columns, expected, row_group_size):
     rows = {
         "image": pa.array([{"bytes": b"\xff", "path": "0.png"}, {"bytes": b"", "path": None}, None], IMAGE),
         "label": [7, 8, 9],
@@ -394,7 +394,7 @@ def test_of_structs_with_bytes_what_is_none_is_chosen_by_itself(tmp_path, column
 
 
 def tensors(dtype="float32", shape=(2, 3), **options):
-    """Return two tensors of this shape with the numbers from 0 on, and these as lists."""
+    """Return two tensors of this shape with the numbers from 0, and the same as lists."""
     numbers = np.arange(2 * np.prod(shape)).astype(dtype)
     type_ = pa.fixed_shape_tensor(pa.from_numpy_dtype(numbers.dtype), shape, **options)
     storage = pa.FixedSizeListArray.from_arrays(numbers, int(np.prod(shape)))
@@ -425,7 +425,7 @@ def test_tensors_of_another_shape_are_named(tmp_path):
         packs.packed(tmp_path, files)
 
 
-def test_tensors_of_axes_in_another_order_are_named_and_can_be_lists(tmp_path):
+def test_tensors_with_permuted_axes_are_named_and_can_be_lists(tmp_path):
     column, wanted = tensors(permutation=[1, 0])
     files = {"x.parquet": packs.parquet(pa.table({"t": column, "i": [1, 2]}))}
     with pytest.raises(ValueError, match=r"x\.parquet: column 't' is extension<.*columns=.* float32\[6\]"):
@@ -436,7 +436,7 @@ def test_tensors_of_axes_in_another_order_are_named_and_can_be_lists(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["list", "map", "struct"])
-def test_tensors_inside_of_others_are_json_of_what_is_stored(tmp_path, name):
+def test_nested_tensors_are_json_of_their_storage(tmp_path, name):
     column, wanted = tensors(shape=(2, 1))
     (first, second) = np.array(wanted).reshape(2, 2).tolist()
     made = {
@@ -452,7 +452,7 @@ def test_tensors_inside_of_others_are_json_of_what_is_stored(tmp_path, name):
 
 
 @pytest.mark.skipif(not hasattr(pa, "json_"), reason="this Arrow has no such types")
-def test_other_extension_types_are_what_is_stored(tmp_path):
+def test_other_extension_types_are_packed_as_their_storage(tmp_path):
     made = {"u": pa.array([b"%016d" % i for i in range(2)], pa.binary(16)), "j": pa.array(['{"a": 1}', None])}
     types = {"u": pa.uuid(), "j": pa.json_()}
     table = pa.table({name: pa.ExtensionArray.from_storage(types[name], made[name]) for name in made})
@@ -495,7 +495,7 @@ def test_bytes_that_would_be_json_are_an_error(tmp_path, column, columns, match)
         ("x.parquet", pa.binary()),
     ],
 )
-def test_text_that_is_none_is_an_error_and_can_be_bytes(tmp_path, name, data):
+def test_invalid_text_is_an_error_and_can_be_bytes(tmp_path, name, data):
     if isinstance(data, bytes):
         files = {name: data % b"caf\xe9"}
     else:
@@ -511,7 +511,7 @@ def test_text_that_is_none_is_an_error_and_can_be_bytes(tmp_path, name, data):
 LATIN = "süß\n".encode() * 1000 + b"caf\xe9\n"
 
 
-def test_lines_that_are_no_text_are_an_error_and_can_be_bytes(tmp_path, little_looked_at):
+def test_invalid_utf8_lines_are_an_error_and_can_be_bytes(tmp_path, short_scan):
     files = {"x.txt": LATIN}
     match = r"x\.txt, .*: byte 0xe9 in line [0-9,]+ of these is not UTF-8: b'caf.xe9'; .*--column data=bytes"
     for columns in (None, ["data"], {"data": "utf8"}):
@@ -533,7 +533,7 @@ def test_lines_that_are_no_text_are_an_error_and_can_be_bytes(tmp_path, little_l
     ],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_mark_alone_is_no_line(tmp_path, content, kept, suffix):
+def test_a_byte_order_mark_alone_is_not_a_line(tmp_path, content, kept, suffix):
     lines = pytest.importorskip("cachedfs.datasets.line_dataset")
     files = {
         f"{i}.txt{suffix}": gzip.compress(each) if suffix else each
@@ -574,14 +574,14 @@ LATE = b'{"m": {"a": 1}, "label": 1}\n' * 1000
         [{"süß": "\U0001f600"}, {"": 1e300}],
     ],
 )
-def test_json_is_what_is_in_the_line(tmp_path, values, columns):
+def test_json_values_are_those_of_the_line(tmp_path, values, columns):
     data = packs.lines_of([*({"m": value, "label": 7} for value in values), {"label": 7}])
     found = packs.packed(tmp_path, {"x.jsonl": data}, columns=columns)
     assert found.pop("m") == [*values, None]
     assert found == ({} if columns else {"label": [7] * (len(values) + 1)})
 
 
-def test_json_that_comes_late_is_kept_and_other_names_are_an_error(tmp_path, little_looked_at):
+def test_late_json_values_are_kept_and_other_names_are_an_error(tmp_path, short_scan):
     files = {"x.jsonl": LATE + b'{"m": {"late": ["2020-01-01"]}, "label": 1}\n'}
     assert packs.packed(tmp_path, files)["m"][-1] == {"late": ["2020-01-01"]}
     files = {"x.jsonl": LATE + b'{"m": {}, "label": 1, "late": 1}\n'}
@@ -592,7 +592,7 @@ def test_json_that_comes_late_is_kept_and_other_names_are_an_error(tmp_path, lit
     assert packs.packed(tmp_path, files, columns=["m"])["m"][-1] == {}
 
 
-def test_what_is_given_is_not_guessed(tmp_path):
+def test_given_columns_are_not_guessed(tmp_path):
     files = {
         "x.jsonl": lines('{"x": 1, "y": 2, "z": 1}', '{"x": "a", "y": 3, "z": []}', '{"x": {}, "y": null}')
     }
@@ -621,7 +621,7 @@ def test_a_column_may_be_empty_in_all_records(tmp_path, name, data):
     assert packs.packed(tmp_path, {name: data}) == {"x": ["", ""]}
 
 
-def test_integers_that_are_no_int64(tmp_path):
+def test_integers_outside_int64(tmp_path):
     large = {"x.jsonl": lines('{"x": 1}', '{"x": null}', '{"x": 18446744073709551615}')}
     with pytest.raises(ValueError, match="1 values are missing, which uint64 cannot tell"):
         packs.packed(tmp_path, large)
@@ -637,7 +637,7 @@ def test_integers_that_are_no_int64(tmp_path):
     assert packs.packed(tmp_path, larger, columns={"x": "json"}) == {"x": [-1, 2**64 - 1]}
 
 
-def test_lists_of_integers_that_are_no_int64(tmp_path):
+def test_lists_of_integers_outside_int64(tmp_path):
     large = {
         "x.jsonl": lines(
             '{"x": [1], "y": [0.5]}', '{"x": [], "y": []}', '{"x": [18446744073709551615], "y": [3]}'
@@ -653,7 +653,7 @@ def test_lists_of_integers_that_are_no_int64(tmp_path):
 # CSV.
 
 
-def test_integers_of_csv_that_are_no_int64(tmp_path):
+def test_csv_integers_outside_int64(tmp_path):
     files = {"x.csv": lines("x,y", "1,0.5", "18446744073709551615,18446744073709551615")}
     assert packs.packed(tmp_path, files) == {"x": [1, 2**64 - 1], "y": [0.5, 2.0**64]}
     assert packs.packed(tmp_path, files, columns={"x": "float64"}) == {"x": [1.0, 2.0**64]}
@@ -669,7 +669,7 @@ def test_integers_of_csv_that_are_no_int64(tmp_path):
 
 
 @pytest.mark.parametrize("delimiter", ",;|")
-def test_quotes_inside_of_a_field_are_characters(tmp_path, monkeypatch, delimiter):
+def test_quotes_inside_a_field_are_characters(tmp_path, monkeypatch, delimiter):
     monkeypatch.setattr(record_blocks, "PIECE", 64)
     rows = [(i, f'{i}" pipe', "of\ntwo lines") for i in range(50)]
     records = [delimiter.join([str(i), size, f'"{text}"']) for i, size, text in rows]
@@ -678,7 +678,7 @@ def test_quotes_inside_of_a_field_are_characters(tmp_path, monkeypatch, delimite
     assert found == {name: [row[i] for row in rows] for i, name in enumerate(["n", 'size"', "text"])}
 
 
-def test_a_header_may_have_a_mark_quotes_and_line_ends(tmp_path):
+def test_a_header_may_have_a_byte_order_mark_quotes_and_line_breaks(tmp_path):
     files = {"x.csv": b'\xef\xbb\xbf"two\nlines",b\r\n1,"c\nd"\r\n2,e'}
     assert packs.packed(tmp_path, files) == {"two\nlines": [1, 2], "b": ["c\nd", "e"]}
 
@@ -694,18 +694,18 @@ def test_a_header_may_have_a_mark_quotes_and_line_ends(tmp_path):
         ('"a, b"', "7", {"a, b": [7]}),
     ],
 )
-def test_what_is_in_quotes_is_between_no_columns(tmp_path, header, record, found):
+def test_quoted_separators_do_not_split_columns(tmp_path, header, record, found):
     assert packs.packed(tmp_path, {"x.csv": lines(header, record)}) == found
 
 
 @pytest.mark.parametrize("other", [b'"a","b"\n3,4\n', b'\xef\xbb\xbfa,"b"\r\n3,4\r\n', b"a,b"])
-def test_headers_of_the_same_names_are_the_same(tmp_path, other):
+def test_files_with_equal_headers_are_accepted(tmp_path, other):
     found = packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
     assert found == ({"a": [1], "b": [2]} if other == b"a,b" else {"a": [1, 3], "b": [2, 4]})
 
 
 @pytest.mark.parametrize("other", [b"b,a\n3,4\n", b"a;b\n3;4\n", b'"a,b"\n3\n', b"\na,b\n3,4\n", b"a\n3\n"])
-def test_headers_of_other_names_are_an_error(tmp_path, other):
+def test_files_with_other_headers_are_an_error(tmp_path, other):
     with pytest.raises(ValueError, match=r"1\.csv: begins with .*, and the first file with b'a,b"):
         packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
 
@@ -719,11 +719,11 @@ def test_headers_of_other_names_are_an_error(tmp_path, other):
         (b"\r\na,b\n1,2\n", r"x\.csv: its first line is empty"),
     ],
 )
-def test_a_header_that_is_none_is_an_error(tmp_path, data, match):
+def test_an_invalid_header_is_an_error(tmp_path, data, match):
     with pytest.raises(ValueError, match=match):
         packs.packed(tmp_path, {"x.csv": data})
 
 
-def test_a_line_nested_too_deep_is_named():
+def test_a_line_nested_too_deeply_is_named():
     with pytest.raises(ValueError, match="line 1 of these is not JSON"):
         list(json_values.objects_of(b"{}\n" + b"[" * 100_000))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 
 import fsspec
 import pytest
@@ -31,7 +30,7 @@ from cachedfs.fetch.source import Source
 from cachedfs.prefetch import outstanding, runner, window
 from cachedfs.sim import Fault
 from tests.fakes import gate
-from tests.support import KiB, MiB, forget, noise, takers, until
+from tests.support import KiB, MiB, forget, item_threads, noise, until
 
 
 @pytest.fixture
@@ -56,12 +55,12 @@ def small_files(cloud, n, folder="d", size=2000):
 
 
 def reads(origin):
-    """Return what was read of a fake origin: path and first block."""
+    """Return the reads of a fake origin: path and first block."""
     return [(path, want.start // MiB) for kind, path, want in origin.log if kind == "read"]
 
 
 def is_idle(fs):
-    """Return whether nothing is on its way, claimed or asked for, and no plan runs."""
+    """Return whether no request is in flight or queued and no plan runs."""
     runtime = fs._source.runtime
     names = {task.get_coro().__qualname__ for task in list(runtime._tasks)}
     is_working = any(
@@ -75,7 +74,7 @@ def is_idle(fs):
     )
 
 
-# What it costs.
+# Cost in requests.
 
 
 def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
@@ -89,7 +88,7 @@ def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
     assert cloud.asked() == []
 
 
-def test_a_folder_costs_its_listing_and_its_objects_and_again_nothing(cloud, fs):
+def test_a_folder_costs_one_listing_and_its_objects_and_then_nothing(cloud, fs):
     small_files(cloud, 20, "d/a")
     small_files(cloud, 5, "d/b/c")
     cloud.put("e", b"not below it")
@@ -104,7 +103,7 @@ def test_a_folder_costs_its_listing_and_its_objects_and_again_nothing(cloud, fs)
     assert cloud.asked() == []
 
 
-def test_a_large_object_comes_in_whole_requests_each_byte_once(cloud, fs):
+def test_a_large_object_is_fetched_in_whole_requests_each_byte_once(cloud, fs):
     data = cloud.put("big", noise(18 * MiB + 5))
     done = fs.prefetch(cloud.path("big")).wait(120)
     assert cloud.asked() == ["media"] * 3
@@ -115,14 +114,14 @@ def test_a_large_object_comes_in_whole_requests_each_byte_once(cloud, fs):
 
 
 def prefetch_below(url, options):
-    """In a process of its own: return how many objects and bytes are here afterwards."""
+    """Prefetch in a process of its own; return how many objects and bytes are cached afterwards."""
     fs, path = fsspec.url_to_fs(url, cachedfs=options["cachedfs"], gs=options["gs"])
     done = fs.prefetch(path + "/").wait(120)
     fs._source.runtime.drain(120)
     return done.items, done.bytes_fetched + done.bytes_here
 
 
-def test_who_opens_an_object_before_the_listing_is_here_costs_nothing_more(origin):
+def test_an_object_that_is_being_read_costs_a_folder_prefetch_no_request(origin):
     fs = fake_fs()
     for i in range(5):
         origin.put(f"b/d/{i}", noise(2 * MiB, i))
@@ -164,7 +163,7 @@ def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server,
 # Items and their order.
 
 
-def test_objects_are_asked_for_in_exactly_the_order_given(origin):
+def test_objects_are_requested_in_exactly_the_given_order(origin):
     fs = fake_fs(concurrency=1, request_size="2MiB")
     for name, n in (("x", 5), ("a", 1), ("m", 3), ("empty", 0), ("b", 2)):
         origin.put(f"b/{name}", noise(n * MiB, n))
@@ -175,7 +174,7 @@ def test_objects_are_asked_for_in_exactly_the_order_given(origin):
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_with_several_slots_the_order_holds_but_for_what_is_in_them(origin, is_known):
+def test_with_several_slots_the_order_differs_by_at_most_the_slots(origin, is_known):
     fs = fake_fs(concurrency=4)
     paths = [f"b/{name}" for name in "hgfedcbaqponmlkjizyxwvutsr"]
     for path in paths:
@@ -188,7 +187,7 @@ def test_with_several_slots_the_order_holds_but_for_what_is_in_them(origin, is_k
     assert len(reads(origin)) == len(paths)
 
 
-def test_a_folder_comes_by_name_and_a_pattern_as_what_it_names_each_once(cloud):
+def test_folders_and_patterns_expand_to_each_object_once(cloud):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", concurrency=1, **cloud.options)
     for name in ("d/b/2", "d/b/1", "d/a", "d/c/x/y/z", "e/1", "e[1]"):
         cloud.put(name, b"1")
@@ -199,7 +198,7 @@ def test_a_folder_comes_by_name_and_a_pattern_as_what_it_names_each_once(cloud):
     assert done.items == 4 + 1 + 6 + 2
 
 
-def test_ranges_are_those_of_slices_and_what_is_beyond_the_end_is_nothing(cloud, fs):
+def test_ranges_are_python_slices(cloud, fs):
     data = cloud.put("a", noise(5 * MiB + 7))
     cases = {
         (10, 20): [0], (MiB, 3 * MiB): [1, 2], (-1, None): [5], (6 * MiB, 9 * MiB): [], (3, 3): [],
@@ -217,7 +216,7 @@ def test_ranges_are_those_of_slices_and_what_is_beyond_the_end_is_nothing(cloud,
         assert fs.cat_file(cloud.path("a"), start, stop) == data[start:stop]
 
 
-def test_a_range_of_an_object_that_nobody_knows_costs_one_request(cloud, fs):
+def test_a_range_of_an_unknown_object_costs_one_request(cloud, fs):
     data = cloud.put("a", noise(5 * MiB))
     fs.prefetch([(cloud.path("a"), 2 * MiB + 5, 2 * MiB + 9)]).wait(120)
     assert cloud.asked() == ["media"]
@@ -225,14 +224,14 @@ def test_a_range_of_an_object_that_nobody_knows_costs_one_request(cloud, fs):
     assert cloud.asked() == []
 
 
-def test_duplicates_cost_once(cloud, fs):
+def test_duplicates_cost_one_request(cloud, fs):
     paths = small_files(cloud, 4)
     done = fs.prefetch(paths * 5).wait(120)
     assert cloud.asked() == ["media"] * 4
     assert (done.items, done.bytes_fetched, done.bytes_here) == (20, 8000, 32_000)
 
 
-def test_an_iterator_is_taken_from_as_the_plan_gets_there_and_may_block(cloud, fs):
+def test_an_iterator_is_consumed_as_needed_and_may_block(cloud, fs):
     paths, taken, may_go_on = small_files(cloud, 8), [], threading.Event()
 
     def items():
@@ -251,7 +250,7 @@ def test_an_iterator_is_taken_from_as_the_plan_gets_there_and_may_block(cloud, f
     assert (done.items, done.items_total, done.bytes_total) == (8, 8, 16_000)
 
 
-def test_an_iterator_without_end_is_held_by_the_window_and_closed_with_its_plan(cloud, fs):
+def test_an_endless_iterator_stops_at_the_window_and_is_closed_with_its_plan(cloud, fs):
     paths, n_taken, closed = small_files(cloud, 10), 0, threading.Event()
 
     def items():
@@ -272,7 +271,7 @@ def test_an_iterator_without_end_is_held_by_the_window_and_closed_with_its_plan(
     until(lambda: is_idle(fs))
 
 
-def test_an_iterator_that_raises_ends_the_plan_with_its_error_after_what_it_gave(cloud, fs):
+def test_an_iterator_that_raises_ends_the_plan_with_its_error(cloud, fs):
     paths = small_files(cloud, 3)
 
     def items():
@@ -286,32 +285,7 @@ def test_an_iterator_that_raises_ends_the_plan_with_its_error_after_what_it_gave
     until(lambda: is_idle(fs))
 
 
-@pytest.mark.parametrize(
-    ("raised", "told"), [(SystemExit(3), SystemExit), (asyncio.CancelledError(), RuntimeError)], ids=repr
-)
-def test_what_is_no_exception_ends_the_plan_alone(cloud, fs, raised, told):
-    """On the loop it would end the loop, or look like a cancellation by the caller."""
-    path, other = small_files(cloud, 2)
-
-    def items():
-        yield path
-        raise raised
-
-    def called(*_):
-        raise raised
-
-    with pytest.raises(told):
-        fs.prefetch(items()).wait(120)
-    if told is SystemExit:
-        callback = Callback()
-        callback.absolute_update = called
-        with pytest.raises(SystemExit):
-            fs.prefetch(path, callback=callback).wait(120)
-    assert fs.prefetch(other).wait(120).state == "done"
-    until(lambda: is_idle(fs))
-
-
-def test_what_is_no_item_is_told(cloud, fs):
+def test_invalid_items_and_windows_raise(cloud, fs):
     for items in (5, b"b/k", None):
         with pytest.raises(TypeError, match="cannot prefetch"):
             fs.prefetch(items)
@@ -325,38 +299,38 @@ def test_what_is_no_item_is_told(cloud, fs):
 
 
 @pytest.mark.parametrize(("kind", "item"), [(list, 5), (iter, "nowhere://b/k")])
-def test_what_is_no_item_ends_the_plan_only_once_it_gets_there(origin, item, kind):
-    """What is looked at ahead, to see what is used when, is not taken yet."""
+def test_an_invalid_item_ends_the_plan_only_when_it_is_reached(origin, item, kind):
+    """The plan looks ahead to know what is used when; that does not take the items."""
     fs = fake_fs(concurrency=1)
     names = [f"b/{i:02}" for i in range(40)]
     for name in names:
         origin.put(name, b"1")
-        fs.info(name)  # else the look ahead ends with the first
+        fs.info(name)  # else the look ahead ends at the first item
     with pytest.raises((TypeError, ValueError), match=r"cannot prefetch 5|nowhere"):
         fs.prefetch(kind([*names, item, "b/x"])).wait(120)
     asked = [path for path, _ in reads(origin)]
     assert asked == names[: len(asked)]
-    assert len(asked) > 30  # those before it that were made up and not sent yet are few
+    assert len(asked) > 30  # few items before it were made and not yet sent
 
 
 # The window.
 
 
 def read(fs, path, seed=None):
-    """Read an object whole, by a handle."""
+    """Read an object whole, through an open file."""
     with fs.open(path) as file:
         data = file.read()
     assert seed is None or data == noise(len(data), seed)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, is_known):
-    # Numbered files come ahead by themselves, too.
+def test_unread_bytes_never_exceed_the_window(cloud, is_known):
+    # Readahead would request numbered files, too.
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)
     paths = small_files(cloud, 30, size=100_000)
     if is_known:
         fs.find(cloud.path("d"))
-    window = 1_000_000 if is_known else 2_000_000  # of an object that nobody knows a block may come
+    window = 1_000_000 if is_known else 2_000_000  # an unknown object may bring a whole block
     plan = fs.prefetch(paths, window=window)
     sent = cloud.server.bytes_sent()
     for i, path in enumerate(paths):
@@ -367,13 +341,13 @@ def test_what_is_fetched_and_not_read_never_exceeds_the_window(cloud, is_known):
     assert cloud.asked().count("media") == 30
 
 
-def test_a_large_object_is_fetched_as_far_as_the_window_is_ahead_of_its_reader(cloud, fs):
+def test_a_large_object_is_fetched_one_window_ahead_of_its_reader(cloud, fs):
     data = cloud.put("big", noise(20 * MiB))
     plan = fs.prefetch(cloud.path("big"), window="8MiB")
     until(lambda: plan.progress.state == "held")
     assert cloud.server.bytes_sent() <= 8 * MiB
     for i in range(20):
-        assert fs._source.runtime.drain(120)  # the reader finds on the disk what the plan fetched
+        assert fs._source.runtime.drain(120)  # so the reader finds prefetched blocks on disk
         assert fs.cat_file(cloud.path("big"), i * MiB, i * MiB + 9) == data[i * MiB : i * MiB + 9]
         assert cloud.server.bytes_sent() <= (8 + i + 1) * MiB
         until(lambda i=i: plan.progress.bytes_fetched >= min(20, i + 6) * MiB)
@@ -386,7 +360,7 @@ def n_bytes(url, options):
         return len(file.read())
 
 
-def test_another_process_that_reads_moves_the_window(cloud, fork_server, fs):
+def test_a_read_of_another_process_moves_the_window(cloud, fork_server, fs):
     paths = small_files(cloud, 6, size=MiB)
     options = {"cachedfs": {"cache_dir": str(cloud.cache_dir), "keep_free": 0}, **cloud.options}
     fs.find(cloud.path("d"))
@@ -399,7 +373,7 @@ def test_another_process_that_reads_moves_the_window(cloud, fork_server, fs):
     assert cloud.asked().count("media") == 6
 
 
-def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monkeypatch):
+def test_a_reader_that_skips_or_reorders_does_not_stop_the_plan(cloud, fs, monkeypatch):
     paths = small_files(cloud, 40, size=100_000)
     monkeypatch.setattr(window, "STALL_S", 0.01)
     fs.find(cloud.path("d"))
@@ -412,14 +386,14 @@ def test_who_skips_or_reads_out_of_order_does_not_stop_the_plan(cloud, fs, monke
 
 
 @pytest.mark.parametrize("is_list", [True, False])
-def test_a_reader_far_beyond_the_window_is_followed(cloud, fs, monkeypatch, is_list):
+def test_the_plan_follows_a_reader_far_beyond_the_window(cloud, fs, monkeypatch, is_list):
     monkeypatch.setattr(window, "STALL_S", 0.0)
     paths = small_files(cloud, 100)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths if is_list else iter(paths), window="10KB")
     until(lambda: plan.progress.state == "held")
     for i in range(60, 100):
-        read_and_wait(fs, paths[i], i, plan)
+        read_and_react(fs, paths[i], i, plan)
     assert plan.wait(120).items == 100
     assert plan.progress.bytes_fetched < 60 * 2000
 
@@ -433,13 +407,13 @@ def test_the_same_list_twice_is_two_passes(cloud, fs):
     assert plan.wait(120).items == 20
 
 
-def read_and_wait(fs, path, seed, plan):
-    """Read an object, and let the plan do what it does then."""
+def read_and_react(fs, path, seed, plan):
+    """Read an object, and wait until the plan has reacted."""
     read(fs, path, seed)
     runner, runtime = plan._plan, fs._source.runtime
 
     async def has_reacted():
-        """Whether the plan has looked since, and sent what follows from it. On the loop, between two of its steps."""
+        """Return whether the plan has seen the read and sent what follows; runs on the loop, between two of its steps."""
         has_looked = runner._distance._clock == runtime.cache.clock(fs._source.config.bounds)
         is_waiting = plan.progress.state == "held" and not runner._changed.is_set()
         return runner.ended.done() or (has_looked and is_waiting)
@@ -448,7 +422,7 @@ def read_and_wait(fs, path, seed, plan):
     runtime.drain(120)
 
 
-def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, own_cache):
+def test_without_a_window_the_plan_stops_before_it_evicts_unread_blocks(cloud, own_cache):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="16MiB", **cloud.options)
     paths = small_files(cloud, 30, size=MiB)
     plan = fs.prefetch(paths)
@@ -459,14 +433,14 @@ def test_without_a_window_it_stops_before_it_drives_out_what_nobody_read(cloud, 
     assert [bool(fs.cached_extent(path)) for path in paths] == [True] * n + [False] * (30 - n)
     sent = cloud.server.bytes_sent()
     for i, path in enumerate(paths):
-        read_and_wait(fs, path, i, plan)
+        read_and_react(fs, path, i, plan)
     assert plan.wait(120).items == 30
     assert sent == n * MiB
     assert cloud.server.bytes_sent() == 30 * MiB
 
 
-def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud, own_cache):
-    """Such as in a cache that is full of what may not go."""
+def test_the_window_shrinks_when_prefetched_blocks_are_evicted_unread(cloud, own_cache):
+    """For example in a cache that is full of pinned blocks."""
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_size="28MiB", **cloud.options)
     pinned = small_files(cloud, 20, "pinned", size=MiB)
     for path in pinned:
@@ -476,55 +450,18 @@ def test_what_leaves_the_cache_before_it_is_read_makes_the_window_smaller(cloud,
     plan = fs.prefetch(paths, window="1GiB")
     until(lambda: plan.progress.state == "held")
     for i, path in enumerate(paths):
-        read_and_wait(fs, path, i, plan)
+        read_and_react(fs, path, i, plan)
     plan.wait(120)
     assert all(fs.cached_extent(path) for path in pinned)
-    # Each is lost once at most, in the mean.
+    # On average each block is lost at most once.
     assert cloud.server.bytes_sent() <= (20 + 2 * 30) * MiB
 
 
-def test_what_is_stored_while_it_is_looked_for_has_not_left_the_cache(origin, monkeypatch):
-    fs = fake_fs()
-    paths = [f"b/{i}" for i in range(20)]
-    for i, path in enumerate(paths):
-        origin.put(path, noise(100_000, i))
-        fs.info(path)
-    has, write_all, forget_lost = BlockCache.has, disk.write_all, window.PrefetchWindow.forget_lost
-    looking, may_store = [], threading.Event()
-
-    def look(self, coming):
-        looking.append(self)
-        forget_lost(self, coming)
-        looking.pop()
-
-    def late(fd, buffers, offset):
-        if len(buffers) > 1:  # a block: its bytes and its trailer
-            may_store.wait(120)
-        write_all(fd, buffers, offset)
-
-    def stored_meanwhile(self, key, index):
-        found = has(self, key, index)
-        if looking:
-            may_store.set()
-            fs._source.runtime.drain(120)
-        return found
-
-    monkeypatch.setattr(disk, "write_all", late)
-    monkeypatch.setattr(BlockCache, "has", stored_meanwhile)
-    monkeypatch.setattr(window.PrefetchWindow, "forget_lost", look)
-    plan = fs.prefetch(paths, window=1_000_000)
-    until(lambda: plan.progress.bytes_fetched == 1_000_000)
-    read(fs, paths[0], 0)
-    until(lambda: plan.progress.bytes_fetched == 1_100_000)
-    plan.cancel()
-    may_store.set()
+# The end of a plan: no request, no fetch lock and no thread is left.
 
 
-# The end of a plan: nothing runs, nothing is claimed, nothing waits.
-
-
-def slow(origin, fs, n=6, size=4):
-    """Begin to prefetch large objects whose bodies are held back; return the plan once all slots are taken."""
+def slow_plan(origin, fs, n=6, size=4):
+    """Start a plan of large objects whose bodies are blocked; return it once all slots are taken."""
     for i in range(n):
         origin.put(f"b/{i}", noise(size * MiB, i))
     gate(fs, origin, is_open=False)
@@ -533,8 +470,8 @@ def slow(origin, fs, n=6, size=4):
     return plan
 
 
-def given_up(origin, fs):
-    """Let the bodies go, and look that only what was on its way comes, and no more is asked for."""
+def check_given_up(origin, fs):
+    """Unblock the bodies; check that only requests in flight are received and no more are sent."""
     n = len(reads(origin))
     gate(fs, origin, is_open=True)
     until(lambda: is_idle(fs) and not origin.open_bodies)
@@ -549,27 +486,27 @@ def given_up(origin, fs):
 
 
 @pytest.mark.parametrize("how", ["cancel", "drop", "with", "raise"])
-def test_a_plan_that_is_given_up_sends_nothing_more_and_holds_no_lock(origin, haste, how):
+def test_a_cancelled_plan_sends_nothing_more_and_holds_no_lock(origin, default_patience, how):
     fs = fake_fs(concurrency=2)
     if how == "raise":
-        with pytest.raises(ZeroDivisionError), slow(origin, fs):
+        with pytest.raises(ZeroDivisionError), slow_plan(origin, fs):
             raise ZeroDivisionError
     elif how == "with":
-        with slow(origin, fs) as plan:
+        with slow_plan(origin, fs) as plan:
             pass
         assert plan.wait(0).state == "cancelled"
     elif how == "cancel":
-        plan = slow(origin, fs)
+        plan = slow_plan(origin, fs)
         plan.cancel()
         plan.cancel()
         assert plan.progress.state == plan.wait(0).state == "cancelled"
     else:
-        slow(origin, fs)
+        slow_plan(origin, fs)
         gc.collect()
-    given_up(origin, fs)
+    check_given_up(origin, fs)
 
 
-def test_a_plan_that_is_given_up_does_not_try_again_what_failed(cloud, fs, monkeypatch):
+def test_a_cancelled_plan_does_not_retry(cloud, fs, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.retry.delay", lambda *_, **__: 3600.0)
     paths = small_files(cloud, 8)
     fs.ls(cloud.path("d"))
@@ -585,26 +522,13 @@ def test_a_handle_that_is_dropped_at_once_fetches_nothing(cloud, fs):
     paths = small_files(cloud, 200)
     dropped = [fs.prefetch(iter(paths))._plan for _ in range(20)]
     until(lambda: all(plan.ended.done() for plan in dropped) and is_idle(fs))
-    until(lambda: not takers())
+    until(lambda: not item_threads())
     assert len(cloud.asked()) < 200
 
 
-def test_a_plan_that_comes_too_late_to_begin_lets_go_of_its_iterator(origin):
-    fs, may_go_on = fake_fs(), threading.Event()
-    runtime = fs._source.runtime
-    _ = runtime.loop
-    runtime.call_soon(may_go_on.wait, 120)
-    plan = fs.prefetch(f"b/{i}" for i in itertools.count())
-    runtime.pid = 0  # as the end of the process has it
-    may_go_on.set()
-    with pytest.raises(OriginUnavailable, match="process is exiting"):
-        plan.wait(120)
-    until(lambda: not takers())
-
-
-def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
+def test_a_read_of_a_block_that_a_cancelled_plan_was_fetching_succeeds(origin):
     fs = fake_fs(concurrency=2)
-    plan, data = slow(origin, fs), []
+    plan, data = slow_plan(origin, fs), []
     thread = threading.Thread(target=lambda: data.append(fs.cat_file("b/1")))
     thread.start()
     until(lambda: any(len(inflight._waiters) > 1 for inflight in list(fs._source.runtime.active_requests)))
@@ -614,7 +538,7 @@ def test_who_reads_what_a_cancelled_plan_was_fetching_gets_it(origin):
     assert data == [noise(4 * MiB, 1)]
 
 
-def test_the_end_of_the_process_ends_a_plan_and_who_waits_for_it(cloud, fs):
+def test_the_end_of_the_process_ends_a_plan_and_its_waiters(cloud, fs):
     cloud.server.fail(Fault(kind="media", stall_s=3600, times=None))
     plan = fs.prefetch(small_files(cloud, 40))
     until(lambda: plan.progress.state == "running")
@@ -635,7 +559,7 @@ def test_the_end_of_the_process_ends_a_plan_and_who_waits_for_it(cloud, fs):
         plan.wait()
 
 
-def test_a_process_that_exits_in_the_middle_ends_well_and_at_once(cloud):
+def test_a_process_can_exit_while_a_plan_runs(cloud):
     small_files(cloud, 20)
     cloud.server.fail(Fault(kind="media", stall_s=3600, nth=10, times=None))
     code = """
@@ -650,7 +574,7 @@ def test_a_process_that_exits_in_the_middle_ends_well_and_at_once(cloud):
     assert cloud.python(code, cloud.url("d"), timeout=300) == "bye\n"
 
 
-def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs, monkeypatch):
+def test_a_forked_child_leaves_the_plan_to_its_parent(cloud, fs, monkeypatch):
     plan = fs.prefetch(small_files(cloud, 20), window="5KB")
     until(lambda: plan.progress.state == "held")
     child = os.fork()
@@ -660,7 +584,7 @@ def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs, monkeypatch)
             with pytest.raises(RuntimeError, match="before a fork"):
                 plan.wait(1)
             assert plan.progress.items
-            signal.alarm(120)  # who waited for the parent's thread would wait for an hour
+            signal.alarm(120)  # waiting for the parent's thread would take an hour
             monkeypatch.setattr("cachedfs.prefetch.handle.END_S", 3600)
             plan.cancel()
             del plan
@@ -677,7 +601,7 @@ def test_a_child_of_a_fork_leaves_the_plan_to_its_parent(cloud, fs, monkeypatch)
     plan.wait(120)
 
 
-def test_after_a_kill_the_rest_is_fetched_and_what_is_here_is_not(cloud):
+def test_after_a_kill_only_missing_blocks_are_fetched(cloud):
     small_files(cloud, 40, size=50_000)
     code = """
     import sys, time, fsspec
@@ -702,15 +626,15 @@ def test_after_a_kill_the_rest_is_fetched_and_what_is_here_is_not(cloud):
     assert [fs.cat_file(cloud.path(f"d/{i:03}")) for i in range(40)] == [noise(50_000, i) for i in range(40)]
 
 
-def test_a_plan_under_way_does_not_pickle(cloud, fs):
+def test_a_running_plan_cannot_be_pickled(cloud, fs):
     with pytest.raises(TypeError, match="pass the paths"):
         __import__("pickle").dumps(fs.prefetch([]))
 
 
-# What goes wrong.
+# Errors.
 
 
-def test_what_cannot_be_had_is_noted_and_the_others_are_fetched(cloud, fs):
+def test_failed_objects_are_reported_and_the_others_are_fetched(cloud, fs):
     paths = small_files(cloud, 10)
     cloud.server.fail(Fault(kind="media", key="d/004", status=403, times=None))
     items = [paths[0], cloud.path("nothing"), *paths[1:], cloud.path("d/nowhere/")]
@@ -731,7 +655,7 @@ def test_what_cannot_be_had_is_noted_and_the_others_are_fetched(cloud, fs):
     assert cloud.asked() == []
 
 
-def test_one_missing_object_is_the_error_that_a_read_of_it_raises(cloud, fs):
+def test_one_missing_object_raises_the_error_of_a_read(cloud, fs):
     with pytest.raises(FileNotFoundError, match="no such object or folder"):
         fs.prefetch(cloud.path("nothing")).wait(120)
     small_files(cloud, 1)
@@ -747,7 +671,7 @@ def test_errors_are_bounded_and_counted(cloud, fs):
     assert (len(plan.errors), plan.progress.errors) == (100, 150)
 
 
-def test_an_object_that_is_replaced_meanwhile_is_fetched_as_it_is_now(cloud, fs):
+def test_an_object_replaced_after_the_listing_is_fetched_in_its_new_version(cloud, fs):
     paths = small_files(cloud, 5)
     fs.find(cloud.path("d"))
     cloud.put("d/003", noise(3000, 99))
@@ -757,7 +681,7 @@ def test_an_object_that_is_replaced_meanwhile_is_fetched_as_it_is_now(cloud, fs)
     assert cloud.asked() == []
 
 
-def test_an_object_that_was_replaced_after_it_was_listed_is_fetched_whole(origin):
+def test_a_large_object_replaced_after_the_listing_is_fetched_whole(origin):
     fs = fake_fs()
     origin.put("b/d/x", noise(20 * MiB, 1))
     fs.ls("b/d")
@@ -769,38 +693,8 @@ def test_an_object_that_was_replaced_after_it_was_listed_is_fetched_whole(origin
     assert len(origin.log) == n
 
 
-def test_what_its_reader_fetched_and_lost_again_is_here_at_the_end(origin):
-    fs = fake_fs(concurrency=2)
-    names = [f"b/{i}" for i in range(40)]
-    for i, name in enumerate(names):
-        origin.put(name, noise(MiB, i))
-    fs.ls("b")
-    gate(fs, origin, is_open=False)
-    plan = fs.prefetch(names)
-    until(lambda: origin.open_bodies >= 2)
-    thread = threading.Thread(target=lambda: fs.cat_file(names[-1]))
-    thread.start()
-    until(lambda: names[-1] in [path for path, _ in reads(origin)])
-    key = fs._source.key(fs._source.last_known(names[-1]))
-
-    async def arrive():
-        inflight = fs._source.runtime.inflight_requests[key.name(0)]
-        origin.gate.set()
-        await inflight.wait_until(MiB)
-        origin.gate.clear()
-
-    fs._source.runtime.run(arrive())
-    thread.join(600)
-    fs._source.runtime.drain(120)
-    fs.evict(names[-1])
-    gate(fs, origin, is_open=True)
-    plan.wait(120)
-    fs._source.runtime.drain(120)
-    assert fs._source.runtime.cache.has(key, 0)
-
-
 @pytest.mark.parametrize("name", ["b/d/", "b/d"])
-def test_a_listing_that_raises_what_nobody_foresaw_ends_the_plan_with_it(origin, monkeypatch, name):
+def test_an_unexpected_error_of_a_listing_ends_the_plan(origin, monkeypatch, name):
     async def broken(folder, parent=None, *, deep=False):
         raise ValueError("no such listing")
         yield
@@ -811,35 +705,7 @@ def test_a_listing_that_raises_what_nobody_foresaw_ends_the_plan_with_it(origin,
         fake_fs().prefetch([name]).wait(120)
 
 
-def cancelled_behind_a_failed_folder(fs, has_failed):
-    plan = fs.prefetch(["b/d1/"])
-    course = plan._plan._course
-    until(lambda: course._entering)
-    fs._source.runtime.call_soon(course.enter, "b/d2")  # as for an object that proved to be a folder
-    assert has_failed.wait(120)
-    plan.cancel()
-    assert plan.wait(120).state == "cancelled"
-    return weakref.ref(course)
-
-
-def test_a_plan_that_ends_before_it_gets_to_a_failed_folder_leaves_asyncio_nothing_to_report(
-    origin, monkeypatch, caplog
-):
-    fs, has_failed = fake_fs(), threading.Event()
-
-    async def find(folder):
-        if folder == "b/d1":
-            await asyncio.Event().wait()
-        has_failed.set()
-        raise AccessDenied(f"no {folder}")
-
-    monkeypatch.setattr(fs._reader.resolver, "find", find)
-    course = cancelled_behind_a_failed_folder(fs, has_failed)
-    until(lambda: gc.collect() >= 0 and course() is None)
-    assert "never retrieved" not in caplog.text
-
-
-def test_folders_come_in_their_order_whichever_is_listed_first(origin, monkeypatch):
+def test_folders_keep_their_order_whichever_is_listed_first(origin, monkeypatch):
     fs, list_of, is_second_there = fake_fs(concurrency=1), origin.list, asyncio.Event()
 
     async def listed(folder, parent=None, *, deep=False):
@@ -858,7 +724,7 @@ def test_folders_come_in_their_order_whichever_is_listed_first(origin, monkeypat
     assert [path for path, _ in reads(origin) if path in names] == names
 
 
-def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, monkeypatch, caplog):
+def test_a_plan_waits_for_an_unreachable_origin_and_then_ends(origin, monkeypatch, caplog):
     monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
     fs = fake_fs(concurrency=1)
     for i in range(4):
@@ -874,7 +740,7 @@ def test_an_origin_that_is_away_is_waited_for_and_then_the_plan_ends(origin, mon
 
 
 @pytest.mark.parametrize("name", ["b/d", "b/d/*"])
-def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatch, name):
+def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch, name):
     monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
     names = [f"b/d/{i}" for i in range(4)]
     for each in [*names, "b/x"]:
@@ -893,7 +759,7 @@ def test_a_folder_of_an_origin_that_is_away_is_waited_for_too(origin, monkeypatc
     assert len(origin.log) < 100
 
 
-def test_folders_that_are_known_do_not_keep_a_plan_going_whose_origin_is_away(origin, monkeypatch):
+def test_cached_folders_do_not_keep_a_plan_alive_while_the_origin_is_unreachable(origin, monkeypatch):
     monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
     monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
     fs = fake_fs(concurrency=1)
@@ -910,7 +776,7 @@ def test_folders_that_are_known_do_not_keep_a_plan_going_whose_origin_is_away(or
     assert len(origin.log) < 12
 
 
-def test_failures_are_told_each_and_end_the_plan_when_they_are_many(origin):
+def test_each_failure_is_reported_and_many_end_the_plan(origin):
     fs = fake_fs()
     origin.put("b/x", b"1")
     origin.fail_with = {1: AccessDenied("b/d0: forbidden")}
@@ -926,7 +792,7 @@ def test_failures_are_told_each_and_end_the_plan_when_they_are_many(origin):
         assert len(origin.log) <= 50
 
 
-def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin, monkeypatch):
+def test_a_plan_continues_when_another_answer_arrives_in_the_pause(origin, monkeypatch):
     monkeypatch.setattr(outstanding, "PAUSE_S", (3600.0, 3600.0))
     fs = fake_fs()
     names = [f"b/{i}" for i in range(4)]
@@ -940,7 +806,7 @@ def test_a_plan_goes_on_at_once_when_another_answer_comes_in_the_pause(origin, m
     assert plan.wait(120).items == 4
 
 
-def test_a_plan_whose_origin_cannot_be_had_any_more_ends_with_that_error(origin, monkeypatch):
+def test_a_plan_ends_with_the_error_when_its_origin_cannot_be_created(origin, monkeypatch):
     fs, found = fake_fs(), Source.origin
 
     def lost(source, path):
@@ -959,7 +825,7 @@ def test_a_plan_whose_origin_cannot_be_had_any_more_ends_with_that_error(origin,
     assert fs.prefetch("b/8").wait(120).state == "done"
 
 
-def test_offline_nothing_is_asked_for_and_what_is_missing_is_told(cloud, fs):
+def test_offline_nothing_is_requested_and_missing_objects_are_reported(cloud, fs):
     paths = small_files(cloud, 6)
     fs.prefetch(paths[:4]).wait(120)
     forget()
@@ -971,7 +837,7 @@ def test_offline_nothing_is_asked_for_and_what_is_missing_is_told(cloud, fs):
     assert cloud.asked() == []
 
 
-def test_where_nothing_can_be_stored_it_says_so_and_fetches_next_to_nothing(cloud, fs, monkeypatch, caplog):
+def test_a_plan_stops_soon_when_nothing_can_be_stored(cloud, fs, monkeypatch, caplog):
     paths = small_files(cloud, 200, size=100 * KiB)
     fs.cat_file(paths[0])
     fs._source.runtime.drain(120)
@@ -987,7 +853,7 @@ def test_where_nothing_can_be_stored_it_says_so_and_fetches_next_to_nothing(clou
     monkeypatch.undo()
 
 
-def test_what_came_and_was_not_stored_is_an_error_though_the_next_was(origin, monkeypatch):
+def test_a_block_that_was_not_stored_is_an_error_even_if_the_next_one_was(origin, monkeypatch):
     fs, put, n_puts = fake_fs(), BlockCache.put, itertools.count()
 
     def full_once(cache, given, bounds, *, plan=None):
@@ -1008,7 +874,7 @@ def test_what_came_and_was_not_stored_is_an_error_though_the_next_was(origin, mo
     assert len(origin.log) == n
 
 
-def test_what_the_plan_before_had_on_a_seat_is_not_what_the_next_one_has(origin):
+def test_a_plan_does_not_inherit_the_bytes_of_an_earlier_plan(origin):
     fs = fake_fs()
     origin.put("b/x", noise(10))
     fs.cat_file("b/x")
@@ -1023,7 +889,7 @@ def test_what_the_plan_before_had_on_a_seat_is_not_what_the_next_one_has(origin)
         assert rows.number("taken by 0") == 0
 
 
-def test_without_a_directory_to_write_nothing_is_fetched(cloud, tmp_path):
+def test_nothing_is_fetched_without_a_writable_directory(cloud, tmp_path):
     (tmp_path / "file").write_text("in the way")
     fs = fsspec.filesystem(
         "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "file"), **cloud.options
@@ -1033,17 +899,17 @@ def test_without_a_directory_to_write_nothing_is_fetched(cloud, tmp_path):
     assert cloud.asked() == []
 
 
-def test_an_object_without_fingerprint_is_told_and_not_fetched(origin):
+def test_an_object_without_a_fingerprint_is_an_error_and_not_fetched(origin):
     origin.has_fingerprints = False
     origin.put("b/k", noise(4 * MiB))
     with pytest.raises(CachedFSError, match="does not distinguish versions"):
         fake_fs().prefetch("b/k").wait(120)
 
 
-# Who looks on.
+# Progress.
 
 
-def test_progress_and_a_callback_of_fsspecs_tell_how_far_it_is(cloud, fs):
+def test_progress_and_an_fsspec_callback_report_bytes(cloud, fs):
     class Seen(Callback):
         values, sizes = (), ()
 
@@ -1069,7 +935,7 @@ def test_a_callback_that_raises_ends_the_plan_with_its_error(cloud, fs):
         fs.prefetch(small_files(cloud, 3), callback=Bad()).wait(120)
 
 
-def test_a_wait_that_takes_too_long_says_so_and_the_plan_goes_on(cloud, fs):
+def test_a_wait_that_times_out_raises_and_the_plan_continues(cloud, fs):
     paths = small_files(cloud, 4)
     plan = fs.prefetch(paths, window="3KB")
     with pytest.raises(TimeoutError, match="still prefetching"):
@@ -1098,10 +964,10 @@ def test_two_plans_over_the_same_objects_fetch_them_once(cloud, fs):
     assert cloud.asked() == ["media"] * 30
 
 
-# At Drive, and at length.
+# Drive, and long plans.
 
 
-def test_a_folder_of_drive_costs_its_way_its_listing_and_one_request_a_file(drive):
+def test_a_drive_folder_costs_its_path_its_listings_and_one_request_per_file(drive):
     fs = fsspec.filesystem("cachedfs", target_protocol="drive", **drive.options)
     for i in range(12):
         drive.put(f"d/{i % 3}/{i:02}", noise(2000, i))
@@ -1109,7 +975,7 @@ def test_a_folder_of_drive_costs_its_way_its_listing_and_one_request_a_file(driv
     assert (done.items, done.bytes_fetched, done.requests) == (12, 24_000, 12)
     asked = drive.asked()
     assert asked.count("media") == 12
-    assert asked.count("list") <= 4 + 3  # of the folder and those below it; of the way to it
+    assert asked.count("list") <= 4 + 3  # the folder and its subfolders; the path to it
     for i in range(12):
         assert fs.cat_file(drive.path(f"d/{i % 3}/{i:02}")) == noise(2000, i)
     assert fs.prefetch(drive.path("d/")).wait(120).bytes_here == 24_000
@@ -1117,7 +983,7 @@ def test_a_folder_of_drive_costs_its_way_its_listing_and_one_request_a_file(driv
 
 
 @pytest.mark.stress
-def test_two_hundred_thousand_items_take_no_more_memory_than_the_window(cloud, fs):
+def test_memory_of_a_long_plan_is_bounded_by_the_window(cloud, fs):
     paths = small_files(cloud, 100)
     fs.prefetch(paths).wait(120)
     plan = fs.prefetch(itertools.islice(itertools.cycle(paths), 200_000))

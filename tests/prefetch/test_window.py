@@ -9,7 +9,7 @@ from cachedfs.prefetch.future_reads import FutureBlock, UnreadBlocks, is_after, 
 
 
 class Clocks(dict):
-    """When each block was read last."""
+    """When each block was last read."""
 
     now = 0
 
@@ -19,7 +19,7 @@ class Clocks(dict):
 
 
 def unread_of(blocks, clocks, **limits):
-    """Return a plan's blocks in order, one byte each."""
+    """Return the unread blocks of a plan, one byte each, in order."""
     unread = UnreadBlocks(**limits)
     for number, block in enumerate(blocks):
         unread.add(FutureBlock((number, 0), block, 1), clocks.get(block))
@@ -34,7 +34,7 @@ sizes = st.lists(st.integers(1, 100), min_size=1, max_size=20)
 
 
 @given(sizes, st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 200))
-def test_what_is_ahead_never_exceeds_the_limit_but_for_one_piece_alone(sizes, ahead, limit, most):
+def test_the_window_never_exceeds_its_limit_except_for_a_single_request(sizes, ahead, limit, most):
     n = take(sizes, ahead=ahead, limit=limit, most=most)
     assert 0 <= n <= len(sizes)
     if n > 1:
@@ -44,11 +44,11 @@ def test_what_is_ahead_never_exceeds_the_limit_but_for_one_piece_alone(sizes, ah
 
 
 @given(sizes, st.integers(1, 1000), st.integers(1, 200))
-def test_something_is_always_asked_for_when_nothing_is_ahead(sizes, limit, most):
+def test_something_is_always_requested_when_the_window_is_empty(sizes, limit, most):
     assert take(sizes, ahead=0, limit=limit, most=most) >= 1
 
 
-def test_a_window_is_refilled_by_whole_requests_or_by_quarters_of_it():
+def test_a_window_is_refilled_by_whole_requests_or_quarters_of_it():
     assert take([1] * 20, ahead=60, limit=64, most=8) == 0
     assert take([1] * 20, ahead=56, limit=64, most=8) == 8
     assert take([1] * 20, ahead=7, limit=8, most=8) == 0
@@ -57,7 +57,7 @@ def test_a_window_is_refilled_by_whole_requests_or_by_quarters_of_it():
     assert take([1] * 20, ahead=0, limit=float("inf"), most=8) == 8
 
 
-def test_reading_in_order_moves_the_window_by_what_was_read():
+def test_reading_in_order_moves_the_window():
     clocks = Clocks()
     unread = unread_of("abcdef", clocks)
     for n_left, block in zip((5, 4, 3), "abc", strict=True):
@@ -67,13 +67,13 @@ def test_reading_in_order_moves_the_window_by_what_was_read():
     assert unread.look(clocks.get, 2) == 0
 
 
-def test_what_was_read_before_it_came_into_the_window_is_not_read():
+def test_a_read_from_before_the_window_does_not_count():
     clocks = Clocks()
     clocks.read("a")
     assert unread_of("ab", clocks).look(clocks.get, 9) == 0
 
 
-def test_a_read_anywhere_passes_all_that_is_before_it():
+def test_a_read_passes_all_blocks_before_it():
     clocks = Clocks()
     unread = unread_of(range(1000), clocks)
     clocks.read(700)
@@ -82,7 +82,7 @@ def test_a_read_anywhere_passes_all_that_is_before_it():
     assert left(unread)[0] == 701
 
 
-def test_of_a_block_that_comes_several_times_a_read_is_of_its_first_use():
+def test_a_read_of_a_repeated_block_is_its_first_use():
     clocks = Clocks()
     unread = unread_of("abacada", clocks)
     for expected in ([1, 2, 3, 4, 5, 6], [3, 4, 5, 6], [5, 6], []):
@@ -91,7 +91,7 @@ def test_of_a_block_that_comes_several_times_a_read_is_of_its_first_use():
         assert left(unread) == expected
 
 
-def test_a_read_that_was_passed_unseen_is_not_taken_for_the_next_one_of_its_block():
+def test_a_read_that_was_passed_unseen_does_not_count_for_the_next_use():
     clocks = Clocks()
     unread = unread_of("abacad", clocks)
     clocks.read("a")
@@ -101,7 +101,7 @@ def test_a_read_that_was_passed_unseen_is_not_taken_for_the_next_one_of_its_bloc
     assert left(unread) == [2, 3, 4, 5]
 
 
-def test_what_comes_late_is_put_in_its_place():
+def test_a_block_added_late_is_inserted_in_order():
     clocks = Clocks()
     unread = unread_of("ab", clocks)
     unread.add(FutureBlock((0, 1), "c", 5), None)
@@ -110,7 +110,7 @@ def test_what_comes_late_is_put_in_its_place():
     assert left(unread) == [1]
 
 
-def test_an_object_that_cannot_be_had_is_ahead_of_nobody():
+def test_a_failed_object_leaves_the_window():
     clocks = Clocks()
     unread = UnreadBlocks()
     for number in range(3):
@@ -122,7 +122,7 @@ def test_an_object_that_cannot_be_had_is_ahead_of_nobody():
 
 
 @given(st.integers(1, 2000), st.integers(2, 64), st.integers(0, 2**32))
-def test_however_many_pieces_there_are_few_are_kept_and_all_bytes_are_counted(n, most, seed):
+def test_few_blocks_are_kept_and_all_bytes_are_counted(n, most, seed):
     clocks, rng = Clocks(), random.Random(seed)
     unread = unread_of((rng.randrange(n) for _ in range(n)), clocks, most=most)
     assert len(list(unread)) <= most
@@ -132,8 +132,8 @@ def test_however_many_pieces_there_are_few_are_kept_and_all_bytes_are_counted(n,
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=200), st.integers(1, 20))
-def test_a_reader_of_all_passes_all(blocks, n):
-    """Whatever comes several times: who reads everything in order has nothing ahead at the end."""
+def test_reading_everything_in_order_empties_the_window(blocks, n):
+    """Blocks may occur several times."""
     clocks = Clocks()
     unread = unread_of(blocks, clocks)
     for number, block in enumerate(blocks):
@@ -144,7 +144,7 @@ def test_a_reader_of_all_passes_all(blocks, n):
     assert unread.size == 0
 
 
-def test_a_clock_that_wraps_goes_on():
+def test_the_access_clock_may_wrap():
     assert is_after(1, 0xFFFFFFFF)
     assert is_after(6, 5)
     assert not is_after(5, 5)

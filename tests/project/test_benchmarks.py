@@ -10,12 +10,12 @@ def _run(stolen: float, *measured: tuple[str, str]) -> list[Result]:
     return [Result(row, contender, stolen=stolen) for row, contender in measured]
 
 
-def test_a_row_is_disturbed_as_much_as_the_worst_of_who_did_it():
+def test_a_row_is_as_disturbed_as_its_worst_contender():
     results = _run(0.01, ("dense", "gcsfs"), ("steps", "gcsfs")) + _run(0.3, ("steps", "cachedfs"))
     assert disturbed(results) == {"steps": 0.3}
 
 
-def test_of_two_runs_the_less_disturbed_is_kept_row_by_row():
+def test_of_two_runs_the_less_disturbed_row_is_kept():
     both = (("dense", "gcsfs"), ("dense", "cachedfs"))
     first = _run(0.4, ("steps", "gcsfs"), *both, ("memory", "cachedfs"))
     quieter, noisier = _run(0.1, *both), _run(0.5, *both)
@@ -24,12 +24,12 @@ def test_of_two_runs_the_less_disturbed_is_kept_row_by_row():
     assert least_disturbed([], first) == first
 
 
-def test_a_row_that_was_not_measured_whole_replaces_nothing():
+def test_an_incomplete_row_replaces_nothing():
     first = _run(0.4, ("dense", "gcsfs"), ("dense", "cachedfs"))
     assert least_disturbed(first, _run(0.0, ("dense", "gcsfs"))) == first
 
 
-def test_the_summary_has_ours_beside_who_was_measured():
+def test_the_summary_compares_cachedfs_with_the_measured_peers():
     def took(contender: str, *seconds: float, sample: str = "") -> Result:
         names = ("cold", "second", "new")
         figures = {name: Figure.of([s]) for name, s in zip(names, seconds, strict=False)}

@@ -1,8 +1,8 @@
 """Documentation: the code of the pages runs and prints what they show; links, names, commands and messages exist.
 
 The ```python blocks of a page run in one namespace, with an empty home directory, against a simulated GCS and a simulated
-Google Drive. A ```text block right behind one is what it prints: "..." stands for anything; after `text about` a number may
-be up to twice or half of what is shown, after `text measured` up to ten times or a tenth (zeros are zeros, times are
+Google Drive. A ```text block right after one is its output: "..." stands for anything; after `text about` a number may be
+up to twice or half of what is shown, after `text measured` up to ten times or a tenth (zeros are zeros, times are
 anything). `python needs torch` runs where torch is installed, `python not run: <reason>` never does.
 """
 
@@ -54,7 +54,7 @@ PAGES = [
     "SECURITY.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
-RUN = {  # how many blocks of each page run, where all that they need is installed
+RUN = {  # the number of blocks that run in each page, with all packages installed
     "README.md": 5,
     "docs/colab.md": 3,
     "docs/configuration.md": 5,
@@ -70,40 +70,40 @@ RUN = {  # how many blocks of each page run, where all that they need is install
     "docs/works-with.md": 2,
     "docs/watching.md": 3,
 }
-LATITUDE = {"about": 2, "measured": 10}  # how far what is printed may be from what is shown
-TIME = re.compile(r"(m?s|times)\b")  # behind a number: how long something takes says how busy the machine is
+LATITUDE = {"about": 2, "measured": 10}  # the allowed factor between printed and shown numbers
+TIME = re.compile(r"(m?s|times)\b")  # after a number: times depend on how busy the machine is
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 OUTPUT_CHECKER = doctest.OutputChecker()
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One fenced block: the line of its opening fence, its language, what else the fence says, its text."""
+    """One fenced block: the line of its opening fence, its language, the rest of the fence, its text."""
 
     line: int
     language: str
     note: str
     text: str
-    follows: bool  # nothing but blank lines since the block before
+    follows: bool  # only blank lines since the previous block
 
     @property
     def lacks(self) -> bool:
-        """True for a block that needs a package that is not installed."""
+        """Return whether a block needs a package that is not installed."""
         if not self.note.startswith("needs "):
             return False
         try:
             return importlib.util.find_spec(self.note[6:]) is None
-        except ModuleNotFoundError:  # the package that it is in
+        except ModuleNotFoundError:  # the package that contains it
             return True
 
     @property
     def runs(self) -> bool:
-        """True for a block that is run here and now."""
+        """Return whether a block runs here and now."""
         return self.language == "python" and not self.note.startswith("not run:") and not self.lacks
 
 
 def blocks_of(text: str) -> Iterator[Block]:
-    """Give the fenced blocks of a page, first to last."""
+    """Yield the fenced blocks of a page in order."""
     lines = text.splitlines()
     line, end = 0, None
     while line < len(lines):
@@ -125,7 +125,7 @@ def prose(page: str) -> str:
     return re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
 
 
-# What the pages assume to be there.
+# Data that the pages assume.
 
 
 LINES = b"".join(b'{"text": "line %d"}\n' % i for i in range(1000))
@@ -158,7 +158,7 @@ def drive_with_data() -> Iterator[DriveServer]:
 
 
 def expectations(page: str) -> list[tuple[Block, Block | None]]:
-    """Return the blocks that run, each with the block that shows what it prints."""
+    """Return the blocks that run, each with the block of its output."""
     blocks = list(blocks_of(read(page)))
     pairs = zip(blocks, [*blocks[1:], None], strict=True)
     return [
@@ -169,7 +169,7 @@ def expectations(page: str) -> list[tuple[Block, Block | None]]:
 
 
 def is_shown(printed: str, by: Block | None) -> bool:
-    """True when a block prints what the page shows."""
+    """Return whether a block prints what the page shows."""
     shown = by.text + "\n" if by else ""
     if by is None or by.note not in LATITUDE:
         return OUTPUT_CHECKER.check_output(shown, printed, OUTPUT)
@@ -182,7 +182,7 @@ def is_shown(printed: str, by: Block | None) -> bool:
 
 
 def numbers_of(text: str) -> tuple[list[int], list[str]]:
-    """Return the whole numbers in a text, and what is between them: columns may be wider for a larger number."""
+    """Return the whole numbers in a text, and the text between them; columns may be wider for a larger number."""
     parts = re.split(r"(\d+(?:,\d{3})*)", text)
     return [int(part.replace(",", "")) for part in parts[1::2]], [
         " ".join(part.split()) for part in parts[::2]
@@ -190,13 +190,13 @@ def numbers_of(text: str) -> tuple[list[int], list[str]]:
 
 
 @pytest.fixture
-def new_home(tmp_path, monkeypatch, haste):
-    """An empty home directory and the configuration of a new user, in which a page runs as in a process of its own."""
+def new_home(tmp_path, monkeypatch, default_patience):
+    """An empty home directory and the configuration of a new user, in which a page runs like a new process."""
     monkeypatch.chdir(tmp_path)
-    # Pages show how many requests are sent; simulated latency would only make the test wait.
+    # Pages show the number of requests; simulated latency would only slow the test.
     for profile in ("drive-typical", "table"):
         monkeypatch.setitem(PROFILES, profile, PROFILES["off"])
-    # A variable that a page sets has gcsfs register this class, where gcsfs was not imported before.
+    # If a page sets a variable before gcsfs is imported, gcsfs registers this class.
     monkeypatch.setitem(_registry, "gs", gcsfs.core.GCSFileSystem)
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
     with cloud_with_data() as server, drive_with_data() as drive:
@@ -219,9 +219,9 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkey
     expected = expectations(page)
     missing = [block for block in blocks_of(read(page)) if block.lacks]
     assert len(expected) + len(missing) == RUN[page]
-    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest are there by now
+    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest exist by now
     module = types.ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)  # where processes of a pool find its functions
+    monkeypatch.setitem(sys.modules, "page", module)  # a process pool finds its functions there
     try:
         for block, shown in expected:
             with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -230,20 +230,20 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkey
             assert is_shown(out.getvalue(), shown), (
                 f"{page}, line {block.line}, prints\n{out.getvalue()}\nand not\n{shown and shown.text}"
             )
-            # Who types the blocks takes a moment between two, in which all that was asked for arrives and is stored.
+            # A user takes a moment between two blocks, in which requests finish and blocks are stored.
             for runtime in list(runtimes._runtimes.values()):
                 until(lambda runtime=runtime: not runtime.active_requests)
                 runtime.drain(120)
     finally:
         servers = [value for value in vars(module).values() if isinstance(value, SimServer)]
         vars(module).clear()
-        gc.collect()  # loaders end their threads
+        gc.collect()  # ends the threads of loaders
         for server in servers:
             server.close()
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_is_run_or_says_why_not(page):
+def test_every_block_runs_or_says_why_not(page):
     for block in blocks_of(read(page)):
         where = f"{page}, line {block.line}"
         assert block.language in ("python", "text", "sh", "json", ""), where
@@ -261,16 +261,16 @@ def test_every_block_is_run_or_says_why_not(page):
 
 
 def slugs(page: str) -> set[str]:
-    """Return the anchors of a page: what its headings make, and the names that its part of the reference shows."""
+    """Return the anchors of a page: its headings, and the names in its part of the reference."""
     headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
     names = re.findall(r"^::: (\S+)$", prose(page), flags=re.MULTILINE)
     return {*names} | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
-def test_links_lead_somewhere(page):
+def test_links_have_a_target(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if re.match(r"\w+:", target):  # elsewhere: nobody is asked, but that it is an address can be seen
+        if re.match(r"\w+:", target):  # external: only the form of the address is checked
             assert re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/\S*)?", target), f"{page}: {target}"
             continue
         name, _, anchor = target.partition("#")
@@ -288,19 +288,19 @@ def test_every_page_has_one_place_in_the_site():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_is_linked_from_the_first_one(page):
-    if page in ("CONTRIBUTING.md", "SECURITY.md"):  # which are no pages of the site
+    if page in ("CONTRIBUTING.md", "SECURITY.md"):  # not pages of the site
         assert f"({page})" in read("README.md")
     elif page not in ("README.md", "docs/index.md"):
         assert f"({page.removeprefix('docs/')})" in read("docs/index.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_the_pages_call_exists(page):
+def test_names_used_in_the_pages_exist(page):
     for name in re.findall(r"`fs\.(\w+)", prose(page)):
         assert hasattr(CachedFileSystem, name), f"{page}: fs.{name}"
 
 
-def test_the_table_of_options_is_the_config():
+def test_the_table_of_options_matches_the_config():
     rows = re.findall(
         r"^\| `(\w+)` \| (.+?) \| .+ \| `(\w+)` \|$", read("docs/configuration.md"), re.MULTILINE
     )
@@ -308,13 +308,13 @@ def test_the_table_of_options_is_the_config():
     for name, default, variable in rows:
         assert variable == f"FSSPEC_CACHEDFS_{name.upper()}"
         if name == "cache_dir":
-            assert Config().cache_dir is None  # the table says in words what that means
+            assert Config().cache_dir is None  # the table has its meaning in words
         else:
             said = Config.resolve({name: default.strip('`"').replace("0 B", "0")})
             assert getattr(said, name) == getattr(Config(), name), f"{name}: {default}"
 
 
-def test_the_table_of_options_of_drive_is_what_drive_takes():
+def test_the_table_of_drive_options_matches_drive():
     section = read("docs/configuration.md").partition("\n## Google Drive\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", section, re.MULTILINE))
     own = {field.name: field.default for field in dataclasses.fields(DriveOptions) if field.name != "sign_in"}
@@ -323,7 +323,7 @@ def test_the_table_of_options_of_drive_is_what_drive_takes():
     assert {name: ast.literal_eval(rows[name].strip("`")) for name in own} == own
 
 
-def test_variables_named_in_the_pages_are_read():
+def test_variables_named_in_the_pages_are_used():
     import gcsfs
 
     folder = Path(gcsfs.__file__).parent
@@ -339,7 +339,7 @@ def test_variables_named_in_the_pages_are_read():
             assert name in sources, f"{page}: {name}"
 
 
-# Shell blocks: every command in them exists, with the options that are given.
+# Shell blocks: every command exists, with the given options.
 
 
 def check_make(arguments: list[str]) -> None:
@@ -361,10 +361,10 @@ def check_python(arguments: list[str]) -> None:
     module = arguments[1]
     assert importlib.util.find_spec(module) is not None, module
     if module in ("cachedfs.sim", "tests.benchmarks"):
-        told = help_of(module)
+        help_text = help_of(module)
         for option in filter(lambda text: text.startswith("--"), arguments):
-            assert option in told, option
-        assert module != "cachedfs.sim" or arguments[2] in told
+            assert option in help_text, option
+        assert module != "cachedfs.sim" or arguments[2] in help_text
 
 
 @functools.cache
@@ -399,11 +399,11 @@ def test_commands_exist(page):
                 COMMANDS[words[0]](words[1:])
 
 
-# The messages that troubleshooting.md explains.
+# The messages in troubleshooting.md.
 
 
 def rate_limited(server: DriveServer) -> None:
-    """Let Drive refuse reads of bytes as it does where there are too many."""
+    """Let Drive refuse reads of bytes as it does when there are too many."""
     message = "User Rate Limit Exceeded"
     error = {"message": message, "reason": "userRateLimitExceeded", "domain": "usageLimits"}
     body = json.dumps({"error": {"code": 403, "message": message, "errors": [error]}})
@@ -415,7 +415,7 @@ def raise_(error: Exception) -> None:
 
 
 class Mishaps:
-    """Everything that goes wrong in troubleshooting.md, with what it says: `said`."""
+    """Causes every problem of troubleshooting.md, and collects the messages in `said`."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.monkeypatch = folder, monkeypatch
@@ -423,7 +423,7 @@ class Mishaps:
         self.numbers = iter(range(100))
 
     def fs(self, server: DriveServer, *, token: object = "anon", **given: Any) -> CachedFileSystem:
-        """Return a filesystem with a cache that is empty."""
+        """Return a filesystem with an empty cache."""
         sign_in = given.pop("drive", {"token": token})
         given.setdefault("cache_dir", self.folder / str(next(self.numbers)))
         drive = {"endpoint_url": server.endpoint_url, **sign_in}
@@ -442,7 +442,7 @@ class Mishaps:
             self.of_the_cache(server)
             old = self.fs(server, max_age=0)
             old.cat_file("My Drive/data/a.txt")
-        old.cat_file("My Drive/data/a.txt")  # the server is away
+        old.cat_file("My Drive/data/a.txt")  # the server is unreachable
         self.attempt(lambda: old.cat_file("My Drive/data/big.bin"))
         self.attempt(lambda: fsspec.filesystem("cdrive", offline=True).cat_file("My Drive/data/a.txt"))
 
@@ -529,13 +529,13 @@ class Mishaps:
                 patch.setattr(what, name, failing)
                 file = self.fs(server).open("My Drive/data/new.txt", "wb")
                 self.attempt(lambda file=file: (file.write(b"x"), file.close()))
-                with contextlib.suppress(OSError):  # the same once more, where it was the write
+                with contextlib.suppress(OSError):  # the same once more, for the write
                     file.close()
         server.fail(Fault(kind="copy", lose=True))
         self.attempt(lambda: self.fs(server).cp_file("My Drive/data/report", "My Drive/data/copied"))
         with self.monkeypatch.context() as patch:
             patch.setattr(rate_limit, "CREATES", (rate_limit.RateLimit(10.0),))
-            fs = self.fs(server, concurrency=15)  # a new one, which takes that pace
+            fs = self.fs(server, concurrency=15)  # a new filesystem, which uses that rate
             fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 
     def of_the_cache(self, server: DriveServer) -> None:
@@ -563,7 +563,7 @@ def test_the_messages_of_troubleshooting_are_real(tmp_path, monkeypatch, caplog)
 # Promises, changes, numbers.
 
 
-def test_every_promise_is_numbered_and_names_tests_that_exist():
+def test_every_promise_is_numbered_and_names_existing_tests():
     text = read("docs/semantics.md")
     promises, others = text.partition("## What is promised")[2].split("## What is not promised")
     numbers = re.findall(r"^(\d+)\. ", promises, re.MULTILINE)
@@ -576,14 +576,14 @@ def test_every_promise_is_numbered_and_names_tests_that_exist():
         assert re.search(rf"^\s*(async )?def {name}\(", read(file), re.MULTILINE), f"{file}::{name}"
 
 
-def test_semantics_open_with_the_tenets():
+def test_semantics_and_design_state_the_same_rules():
     tenets = re.findall(r"^\d\. (.+)$", read("docs/design.md").partition("## ")[0], re.MULTILINE)
     assert len(tenets) == 4
     start = read("docs/semantics.md").partition("## ")[0]
-    assert [tenet for tenet in tenets if tenet not in start] == [tenets[3]]  # the last is about design alone
+    assert [tenet for tenet in tenets if tenet not in start] == [tenets[3]]  # the last is only about design
 
 
-def test_the_changelog_is_kept():
+def test_the_changelog_has_the_standard_form():
     headings = re.findall(r"^## (.+)$", read("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == "[Unreleased]"
     kinds = set(re.findall(r"^### (.+)$", read("CHANGELOG.md"), re.MULTILINE))
@@ -592,13 +592,13 @@ def test_the_changelog_is_kept():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
-def test_there_is_one_place_for_measured_numbers(page):
+def test_measured_numbers_are_in_one_place(page):
     text = read(page)
     assert text.count("<!-- bench:start -->") == text.count("<!-- bench:end -->") == 1
     assert text.index("<!-- bench:start -->") < text.index("<!-- bench:end -->")
 
 
-def test_the_summary_of_the_measured_numbers_says_what_the_page_says():
+def test_the_summary_of_measured_numbers_matches_the_page():
     page = {row[1]: row for row in map(_cells, read("docs/benchmarks.md").splitlines()) if len(row) > 2}
     table = read("README.md").partition("<!-- bench:start -->")[2].partition("\n\n")[0]
     rows = [_cells(line) for line in table.splitlines()[3:]]

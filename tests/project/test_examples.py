@@ -1,4 +1,4 @@
-"""Examples: each runs as it is, on its own simulated cloud or on a URL, and its second pass asks nobody."""
+"""Examples: each runs as it is, on its own simulated cloud or on a URL, and its second pass sends no request."""
 
 import collections
 import doctest
@@ -19,13 +19,13 @@ import pytest
 
 from tests.support import ROOT, forget
 
-pytestmark = pytest.mark.usefixtures("haste")  # what an example does, it does as for everybody
+pytestmark = pytest.mark.usefixtures("default_patience")  # examples run with the default settings
 
 FOLDER = ROOT / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "simulated.py")
 OUTPUT = doctest.OutputChecker()
-SPAWNING = {"ddp.py", "pack_on_dask.py"}  # their processes begin by importing the script again
-# What Dask says of its workers where the machine is busy.
+SPAWNING = {"ddp.py", "pack_on_dask.py"}  # their processes import the script again
+# Dask warns about its workers on a busy machine
 SLOW_TO_END = re.compile(r".* distributed\.nanny - WARNING - Worker process still alive after .*, killing\n")
 NEEDS = {
     "climatology.py": ["xarray", "zarr"],
@@ -38,7 +38,7 @@ NEEDS = {
     "summarise_files.py": ["torch"],
     "summarise_lines.py": ["torch"],
 }
-READS = {  # what is put into a bucket or folder, and the arguments
+READS = {  # the content of the bucket or folder, and the arguments
     "drive_folder.py": ("images", "drive://My Drive/{}/images"),
     "hdf5_rows.py": ("digits_hdf5", "gs://{}/digits.h5"),
     "kitti_to_zarr.py": ("street_images", "drive://My Drive/{}/kitti", "drive://My Drive/{}/kitti.zarr"),
@@ -47,7 +47,7 @@ READS = {  # what is put into a bucket or folder, and the arguments
     "summarise_files.py": ("articles", "drive://My Drive/{}/pubmed"),
     "summarise_lines.py": ("article_lines", "drive://My Drive/{}/*.jsonl"),
 }
-PRINTS = {  # "..." is a time, and what follows from how fast the machine is
+PRINTS = {  # "..." is a time, or depends on the speed of the machine
     "climatology.py": """\
 look 0: {'month': 12, 'lat': 36, 'lon': 72} of t2m in ... s, 18 requests
 look 1: {'month': 12, 'lat': 36, 'lon': 72} of t2m in ... s, 0 requests
@@ -119,7 +119,7 @@ epoch 1: 500 and 500 articles by 2 workers, 1,000 different, in ... s
 
 @pytest.fixture(autouse=True)
 def one_thread_of_torch():
-    """Two that wait for one another on a busy machine take many times as long."""
+    """On a busy machine, two threads that wait for each other take many times as long."""
     if importlib.util.find_spec("torch") is None:
         yield
         return
@@ -132,9 +132,9 @@ def one_thread_of_torch():
 
 @pytest.fixture
 def run(monkeypatch, capfd):
-    """Run an example with these arguments, and return what it printed; here, where torch is imported already, if that can be."""
+    """Run an example and return its output; in this process if possible, where torch is already imported."""
     monkeypatch.syspath_prepend(FOLDER)
-    for section in "gs", "drive":  # which an example that is given no URL configures
+    for section in "gs", "drive":  # set by an example without a URL
         monkeypatch.setitem(fsspec.config.conf, section, dict(fsspec.config.conf.get(section, {})))
 
     def run(name, *arguments):
@@ -156,13 +156,13 @@ def run(monkeypatch, capfd):
     return run
 
 
-def test_every_example_is_here_with_what_it_prints():
+def test_every_example_is_listed_with_its_output():
     assert sorted(PRINTS) == EXAMPLES
     assert all(len((FOLDER / name).read_text().splitlines()) < 80 for name in EXAMPLES)
 
 
 @pytest.mark.parametrize("name", sorted({*EXAMPLES} - {*READS}))
-def test_an_example_runs_on_its_own_cloud_and_its_second_pass_asks_nobody(name, run):
+def test_an_example_runs_on_its_own_cloud_and_its_second_pass_sends_nothing(name, run):
     printed = run(name)
     if name == "ddp.py":  # two processes print
         assert sum(map(int, re.findall(r"epoch 0, .* (\d+) requests", printed))) == 400
@@ -171,7 +171,7 @@ def test_an_example_runs_on_its_own_cloud_and_its_second_pass_asks_nobody(name, 
 
 
 @pytest.mark.parametrize("name", sorted(READS))
-def test_an_example_takes_a_url_and_asks_for_each_byte_once(name, run, cloud, drive, tmp_path):
+def test_an_example_accepts_a_url_and_fetches_each_byte_once(name, run, cloud, drive, tmp_path):
     make, *arguments = READS[name]
     machine = drive if arguments[0].startswith("drive") else cloud
     sizes = collections.Counter(put(machine, make, tmp_path))
@@ -184,7 +184,7 @@ def test_an_example_takes_a_url_and_asks_for_each_byte_once(name, run, cloud, dr
     for request in machine.server.requests:
         if request.kind == "media":
             fetched[request.key] += request.bytes_sent
-    if name != "summarise_lines.py":  # whose workers begin at the same time, in one small file
+    if name != "summarise_lines.py":  # its workers start together, in one small file
         assert not sizes - collections.Counter(fetched.values())
     machine.server.reset()
     forget()
@@ -193,7 +193,7 @@ def test_an_example_takes_a_url_and_asks_for_each_byte_once(name, run, cloud, dr
 
 
 def put(machine, make, folder):
-    """Put what an example's own cloud would hold into this one; give the sizes of all files."""
+    """Put the data of an example's own cloud into this one; return the sizes of all files."""
     getattr(importlib.import_module("simulated"), make)(folder / "made")
     root = folder / "made/demo" if (folder / "made/demo").is_dir() else folder / "made"
     for path in filter(pathlib.Path.is_file, root.rglob("*")):
@@ -201,12 +201,12 @@ def put(machine, make, folder):
 
 
 def results(printed):
-    """Return what does not depend on the time, nor on what is cached."""
+    """Return the output that depends neither on time nor on the cache."""
     lines = re.findall(r"^.*(?:samples|different|records|bytes).* in \d.*$", printed, re.MULTILINE)
     return [re.sub(r" in \d.*", "", line) for line in lines if " objects of " not in line]
 
 
-# The notebook: as it stands, and told of a folder.
+# The notebook: as it is, and with a folder.
 
 NOTEBOOK = FOLDER / "colab.ipynb"
 EPOCHS = r"epoch 0: .* s, (\d+) requests, .*\nepoch 1: .* s, 0 requests, .*\nepoch 2: .* s, 0 requests, 100% right\n"
@@ -240,13 +240,13 @@ def test_the_notebook_runs_without_an_account(tmp_path):
     assert {output["name"] for output in streams} == {"stdout"}
     printed = "".join("".join(output["text"]) for output in streams)
     assert printed.startswith("400 images of ['blue', 'green', 'red']\n")
-    assert int(re.fullmatch(EPOCHS, printed.partition("\n")[2])[1]) >= 400  # more where Drive did not answer
+    assert int(re.fullmatch(EPOCHS, printed.partition("\n")[2])[1]) >= 400  # more if Drive did not answer
     assert [output for output in outputs if "image/png" in output.get("data", ())]
     reports = ["".join(output["data"].get("text/html", ())) for output in outputs if "data" in output]
     assert [text.count("<svg") for text in reports if "25 batches, 400 samples" in text] == [1, 1]
 
 
-def test_the_notebook_takes_a_folder(drive, monkeypatch, capsys):
+def test_the_notebook_accepts_a_folder(drive, monkeypatch, capsys):
     needs_of_the_notebook()
     monkeypatch.setenv("MPLBACKEND", "agg")
     images, transformer = (

@@ -39,7 +39,7 @@ PRINTING = {"cli", "demo", "sim"}
 
 
 def is_facade(module):
-    """True for the public names of the package, which come from anywhere and which no module of ours imports."""
+    """Return whether the module only re-exports public names; no module of cachedfs may import it."""
     return module in ("cachedfs", "cachedfs.__main__", "cachedfs.datasets")
 
 
@@ -49,7 +49,7 @@ def package_of(module):
 
 @functools.cache
 def modules():
-    """Return the modules by their dotted names, parsed."""
+    """Return the parsed modules by their dotted names."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = ("cachedfs", *path.relative_to(ROOT).with_suffix("").parts)
@@ -58,7 +58,7 @@ def modules():
 
 
 def imports(tree):
-    """Yield the dotted names that a module imports, inside functions and for types too."""
+    """Yield the dotted names that a module imports, also inside functions and for types."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -87,10 +87,10 @@ def test_no_modules_import_each_other():
     graph = {
         module: {name for name in imports(tree) if name in modules()} for module, tree in modules().items()
     }
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
-def test_the_simulated_clouds_serve_only_who_shows_something():
+def test_only_demo_and_cli_import_the_simulated_clouds():
     for module, tree in modules().items():
         used = {package_of(name) for name in imports(tree) if name.startswith("cachedfs.")}
         if module.startswith("cachedfs.sim"):
@@ -107,7 +107,7 @@ def test_some_libraries_have_one_importer():
 
 
 def test_no_two_modules_have_one_name():
-    # Google Drive and GCS are built alike; a command is called after what it runs.
+    # Google Drive and GCS have the same structure; a command is named after what it runs.
     alike = (".gcs.", ".drive.", "cachedfs.cli.")
     packages = {module.rpartition(".")[0] for module in modules()}
     names = Counter(

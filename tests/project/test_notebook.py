@@ -1,4 +1,4 @@
-"""Notebook output: a notebook is run by a kernel, rendered, and looked at in a browser."""
+"""Notebook output: a kernel runs a notebook, which is rendered and opened in a browser."""
 
 import ast
 import importlib.util
@@ -30,7 +30,7 @@ LOOK = """[...document.querySelectorAll('.jp-RenderedHTMLCommon')].map(e => ({
 
 @pytest.fixture
 def notebook(cloud, tmp_path):
-    """A notebook that was run: its file, and its cells with their outputs."""
+    """A notebook after its run: its file, and its cells with their outputs."""
     if not all(importlib.util.find_spec(name) for name in ("nbconvert", "ipykernel", "ipywidgets", "tqdm")):
         pytest.skip("needs nbconvert, ipykernel, ipywidgets and tqdm")
     for number in range(3):
@@ -72,13 +72,12 @@ def test_a_notebook_shows_filesystem_stats_and_prefetch(notebook, cloud):
     assert (plan["rows"]["objects"], plan["rows"]["here"]) == ("3 of 3", "3.15 MB of 3.15 MB")
     assert plan["bar"] == 1
     assert all(each["high"] > 20 for each in (filesystem, stats, plan))
-    counted = Stats(
-        *ast.literal_eval("".join(cells[5]["outputs"][0]["text"]))
-    )  # what Python printed of a tuple
+    # Python prints this for a tuple.
+    counted = Stats(*ast.literal_eval("".join(cells[5]["outputs"][0]["text"])))
     assert counted.requests == len(cloud.server.requests)
 
 
-def test_a_prefetch_is_a_widget_with_all_of_its_bytes(notebook):
+def test_a_prefetch_is_a_widget_with_its_bytes(notebook):
     _, cells = notebook
     outputs = cells[3]["outputs"]
     assert [o for o in outputs if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
@@ -87,7 +86,7 @@ def test_a_prefetch_is_a_widget_with_all_of_its_bytes(notebook):
     assert "Warning" not in str(outputs)
 
 
-def test_names_are_shown_as_they_are():
+def test_names_are_escaped():
     text = shown("<i>", "a & b", [("<b>", "<script>"), ("empty", "")])
     assert "<i>" not in text
     assert "<script>" not in text
@@ -95,7 +94,7 @@ def test_names_are_shown_as_they_are():
     assert "empty" not in text
 
 
-def test_a_cache_that_cannot_store_says_so():
+def test_a_cache_that_cannot_store_is_shown():
     assert "the disk is full" in Stats(cannot_store="the disk is full")._repr_html_()
 
 

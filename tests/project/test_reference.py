@@ -22,7 +22,7 @@ def named_by(page: str) -> list[str]:
 
 
 def resolved(name: str) -> Any:
-    """Return what a full name names, which may be a module."""
+    """Return the object of a full name, which may be a module."""
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.import_module(name)
     module, _, last = name.rpartition(".")
@@ -46,7 +46,7 @@ def test_every_public_name_is_in_the_reference(page):
 
 
 def undocumented(name: str) -> Iterator[str]:
-    """Give what the reference shows without a word on it: a class, a function, their methods and properties."""
+    """Yield names in the reference without a docstring: classes, functions, their methods and properties."""
     thing = resolved(name)
     inner = {f"{name}.{key}": value for key, value in vars(thing).items()} if inspect.isclass(thing) else {}
     if inspect.ismodule(thing):
@@ -59,12 +59,12 @@ def undocumented(name: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", [needs_torch(page) for page in REFERENCE])
-def test_everything_in_the_reference_says_what_it_is(page):
+def test_everything_in_the_reference_has_a_docstring(page):
     assert [full for name in named_by(page) for full in undocumented(name)] == []
 
 
 def test_the_site_shows_every_method_that_a_page_names():
-    """Also inherited ones, which mkdocstrings leaves out unless it is told otherwise."""
+    """Also inherited ones, which mkdocstrings omits by default."""
     if not (ROOT / "site").is_dir():
         pytest.skip("no site/: make site")
     for page in REFERENCE:

@@ -17,7 +17,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 STATED = dict(re.findall(r"^\| ([\w-]+) \| (.+) \|$", PAGE, re.MULTILINE))
 
 
-def test_the_version_is_said_once():
+def test_the_version_is_stated_once():
     assert "version" not in ABOUT
     assert ABOUT["dynamic"] == ["version"]
     path = PROJECT["tool"]["hatch"]["version"]["path"]
@@ -30,7 +30,7 @@ def test_the_version_is_said_once():
     assert first == cachedfs.__version__, "the newest section names another version"
 
 
-def test_stated_pythons_are_those_of_the_package():
+def test_stated_python_versions_are_those_of_the_package():
     pythons = STATED["Python"].split(", ")
     classified = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(ABOUT["classifiers"]))
     assert classified == pythons
@@ -44,7 +44,7 @@ def test_stated_pythons_are_those_of_the_package():
 
 
 @pytest.mark.parametrize("name", ["fsspec", "aiohttp", "zlib-ng", "gcsfs", "PyDrive2", "zarr", "torch"])
-def test_stated_minimums_are_those_that_the_installer_takes(name):
+def test_stated_minimum_versions_are_those_of_the_installer(name):
     extras = [
         each
         for name, some in ABOUT["optional-dependencies"].items()
@@ -56,18 +56,18 @@ def test_stated_minimums_are_those_that_the_installer_takes(name):
     assert minimums == {f">={STATED[name].removesuffix(' or newer')}"}
 
 
-def test_every_dependency_of_the_base_is_stated():
+def test_every_base_dependency_is_stated():
     assert {Requirement(text).name for text in ABOUT["dependencies"]} - {"platformdirs"} <= set(STATED)
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
-def test_targets_that_are_named_are_made(page):
+def test_make_targets_named_in_pages_exist(page):
     named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
     assert named
     assert named <= set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 
 
-def test_what_is_checked_is_released_as_it_is_tried():
+def test_ci_builds_the_release_and_its_files_exist():
     assert re.search(r"^make dist$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert [name for name in included if not (ROOT / name).exists()] == []
@@ -75,7 +75,7 @@ def test_what_is_checked_is_released_as_it_is_tried():
     assert (ROOT / "cachedfs/py.typed").is_file()
 
 
-def test_tests_that_are_named_are_there():
+def test_test_files_named_in_pages_exist():
     named = re.findall(
         r"tests/[\w/]+\.py", "".join((ROOT / page).read_text() for page in ("SECURITY.md", "CONTRIBUTING.md"))
     )

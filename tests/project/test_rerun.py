@@ -51,9 +51,9 @@ def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path,
     assert "FLAKY\ntest_example.py::test_fails_once\n" in done.stdout
 
 
-def test_a_failure_of_the_command_beside_it_fails_the_run(tmp_path):
+def test_a_failure_of_the_parallel_command_fails_the_run(tmp_path):
     command = shlex.join([sys.executable, "-c", "print('beside'); raise SystemExit(3)"])
     done = rerun(tmp_path, "def test_passes(): pass", "--beside", command, "test_example.py")
     assert done.returncode == 3
     assert "\nbeside\n" in done.stdout
-    assert "  test_example.py::test_passes\n" in done.stdout  # of the slowest
+    assert "  test_example.py::test_passes\n" in done.stdout  # in the list of the slowest

@@ -1,4 +1,4 @@
-"""The reader: shared requests, errors, replaced objects, reading ahead, and a disk that is slow or full."""
+"""The reader: shared requests, errors, replaced objects, readahead, and a disk that is slow or full."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ import pytest
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable, OriginUnreachable
+from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.readahead.object_history import OutstandingReadahead
 from cachedfs.readahead.sequential import ReadHistory, ahead
@@ -45,17 +45,17 @@ def in_threads(n, function):
     return threads, results
 
 
-def test_who_learns_of_an_object_by_its_first_read_finds_its_blocks_taken(fs, origin, monkeypatch):
+def test_blocks_of_a_first_read_are_in_flight_before_the_metadata_is_stored(fs, origin, monkeypatch):
     data, taken = origin.put("b/k", noise(3 * MiB)), []
-    runtime, facts = fs._source.runtime, fs._source.metadata
-    keep = facts._write
+    runtime, metadata_cache = fs._source.runtime, fs._source.metadata
+    keep = metadata_cache._write
 
     def look(record):
         key = ObjectKey(fs._source.identity, "b/k", "1", MiB)
         taken.append([key.name(index) in runtime.inflight_requests for index in range(3)])
         keep(record)
 
-    monkeypatch.setattr(facts, "_write", look)
+    monkeypatch.setattr(metadata_cache, "_write", look)
     assert fs.cat_file("b/k") == data
     assert taken == [[True, True, True]]
 
@@ -72,7 +72,7 @@ def test_fifty_readers_of_one_block_make_one_request(fs, origin):
     assert len(origin.log) == 1
 
 
-def test_all_who_wait_for_a_request_get_its_error_and_the_next_read_works(fs, origin):
+def test_all_readers_of_a_failed_request_get_its_error_and_the_next_read_works(fs, origin):
     data = origin.put("b/k", noise(3 * MiB))
     fs.info("b/k")
     origin.break_after[2] = 2 * MiB
@@ -86,41 +86,21 @@ def test_all_who_wait_for_a_request_get_its_error_and_the_next_read_works(fs, or
     assert fs._source.runtime.drain(120)
     assert not fs._source.runtime.inflight_requests
     assert fs.cat_file("b/k") == data
-    # The two blocks that had arrived were kept: only the third was asked for again.
+    # The two received blocks were kept; only the third was requested again.
     assert [(want.start, want.stop) for want in reads(origin)] == [(0, 3 * MiB), (2 * MiB, 3 * MiB)]
 
 
-def test_an_object_replaced_between_question_and_read_is_read_in_its_new_version(fs, origin):
-    origin.put("b/k", bytes(2 * MiB))
-    fs.info("b/k")
-    new = origin.put("b/k", noise(2 * MiB + 1))
-    assert fs.cat_file("b/k") == new
-    assert fs.info("b/k")["size"] == 2 * MiB + 1
-
-
-def test_an_object_that_vanished_is_gone_for_a_read_and_changed_for_a_handle(fs, origin):
+def test_an_answer_with_other_bytes_than_requested_is_an_error(fs, origin):
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert file.read(10) == data[:10]
-        del origin.objects["b/k"]
-        file.seek(15 * MiB)
-        with pytest.raises(ObjectChanged):
-            file.read(10)
-    with pytest.raises(FileNotFoundError):
-        fs.cat_file("b/k", 16 * MiB, 17 * MiB)
-
-
-def test_an_answer_of_other_bytes_than_were_asked_for_is_never_waited_for_again(fs, origin):
-    data = origin.put("b/k", noise(20 * MiB))
-    with fs.open("b/k") as file:
-        assert file.read(10) == data[:10]
-        origin.objects["b/k"] = (1, data[: 15 * MiB + 5])  # shorter, and said to be the same version
+        origin.objects["b/k"] = (1, data[: 15 * MiB + 5])  # shorter, under the same version
         file.seek(15 * MiB)
         with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 were received"):
             file.read(10)
 
 
-def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin):
+def test_a_cancelled_read_does_not_stop_the_request_for_others(fs, origin):
     data = origin.put("b/k", noise(MiB))
     fs.info("b/k")
     gate(fs, origin, is_open=False)
@@ -142,7 +122,7 @@ def test_a_read_that_is_given_up_does_not_stop_the_request_for_others(fs, origin
     assert len(reads(origin)) == 1
 
 
-def test_a_closed_handle_leaves_no_request_running(fs, origin):
+def test_a_closed_file_leaves_no_request_running(fs, origin):
     origin.put("b/k", noise(8 * MiB))
     file = fs.open("b/k")
     file.read(10)
@@ -165,7 +145,7 @@ def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
     threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
     runtime = fs._source.runtime
     until(lambda: runtime.cache_writer.queued_bytes > 2 * MiB)
-    for _ in range(500):  # turns of the loop, more than it takes for all the bytes
+    for _ in range(500):  # more turns of the loop than all the bytes take
         runtime.run(asyncio.sleep(0))
     assert runtime.cache_writer.queued_bytes <= 6 * MiB, (
         "two requests stop at the limit, each at its next block"
@@ -176,7 +156,7 @@ def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
 
 
 @pytest.mark.parametrize("has_sizes", [True, False])
-def test_an_object_without_a_fingerprint_is_read_past_the_cache(fs, origin, has_sizes):
+def test_an_object_without_a_fingerprint_is_read_without_the_cache(fs, origin, has_sizes):
     origin.has_fingerprints, origin.has_sizes = False, has_sizes
     data = origin.put("b/k", noise(5 * MiB))
     assert fs.cat_file("b/k", 10, 20) == data[10:20]
@@ -191,21 +171,21 @@ def test_an_object_without_a_fingerprint_is_read_past_the_cache(fs, origin, has_
     assert fs.stats().blocks == 0
 
 
-@pytest.mark.usefixtures("haste")
+@pytest.mark.usefixtures("default_patience")
 @pytest.mark.parametrize("then", ["all", "a part"])
-def test_an_object_without_a_fingerprint_is_read_on_after_a_pause(fs, origin, then):
+def test_an_object_without_a_fingerprint_can_be_read_on_after_a_pause(fs, origin, then):
     origin.has_fingerprints = False
     data = origin.put("b/k", noise(5 * MiB))
     with fs.open("b/k") as file:
         assert file.read(10) == data[:10]
-        until(lambda: not fs._source.runtime.active_requests)  # nobody read on: the request has ended
+        until(lambda: not fs._source.runtime.active_requests)  # the request ended because the reader paused
         if then == "all":
             assert file.read() == data[10:]
         else:
             assert file.read(3 * MiB) == data[10 : 10 + 3 * MiB]
 
 
-def test_a_read_succeeds_and_is_cheap_where_nothing_can_be_stored(fs, origin, monkeypatch, caplog):
+def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin, monkeypatch, caplog):
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
@@ -220,7 +200,7 @@ def test_a_read_succeeds_and_is_cheap_where_nothing_can_be_stored(fs, origin, mo
     assert fs.cat_file("b/k") == data
 
 
-def test_a_fault_in_storing_does_not_stop_the_readers(fs, origin, monkeypatch, caplog):
+def test_an_unexpected_error_in_the_writer_does_not_stop_readers(fs, origin, monkeypatch, caplog):
     def broken(self, *args, **kwargs):
         raise ZeroDivisionError("a bug")
 
@@ -232,56 +212,7 @@ def test_a_fault_in_storing_does_not_stop_the_readers(fs, origin, monkeypatch, c
     assert "a bug" in caplog.text
 
 
-def test_a_new_process_finds_what_this_one_read(fs, origin):
-    data = origin.put("b/k", noise(3 * MiB))
-    assert fs.cat_file("b/k") == data
-    forget()
-    origin.log.clear()
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    assert fs.cat_file("b/k") == data
-    assert origin.log == []
-
-
-def test_the_origin_away_serves_what_is_known_with_one_warning(origin, caplog):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
-    data = origin.put("b/k", noise(1000))
-    assert fs.cat_file("b/k") == data
-    fs._source.runtime.drain(120)
-    away = OriginUnreachable("gs://b/k: connection refused")
-    origin.fail_with[len(origin.log) + 1] = away
-    for _ in range(3):
-        assert fs.cat_file("b/k") == data
-    assert len(origin.log) == 2, "taken as away: asked once, then not for a while"
-    assert [r.message for r in caplog.records if "stale_if_error" in r.message] != []
-    assert len([r for r in caplog.records if "stale_if_error" in r.message]) == 1
-    strict = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0, stale_if_error=False)
-    origin.fail_with[len(origin.log) + 1] = away
-    with pytest.raises(OriginUnavailable, match="connection refused"):
-        strict.cat_file("b/k")
-
-
-def test_offline_reads_what_is_here_and_says_what_is_not(fs, origin):
-    data = origin.put("b/k", noise(3 * MiB))
-    origin.put("b/other", b"x")
-    assert fs.cat_file("b/k", 0, 10) == data[:10]
-    fs._source.runtime.drain(120)
-    origin.log.clear()
-    offline = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True)
-    assert offline.cat_file("b/k", 5, MiB) == data[5:MiB]
-    for act in (
-        lambda: offline.cat_file("b/k"),
-        lambda: offline.cat_file("b/other"),
-        lambda: offline.open("b/other"),
-        lambda: offline.ls("b"),
-        lambda: offline.find("b"),
-        lambda: offline.pipe_file("b/new", b""),
-    ):
-        with pytest.raises(OriginUnavailable, match=r"cachedfs::gs://b.*offline=True"):
-            act()
-    assert origin.log == []
-
-
-def test_reading_ahead_has_slots_of_its_own(origin):
+def test_readahead_has_its_own_slots(origin):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", concurrency=2, request_size="1MiB")
     data = origin.put("b/k", noise(40 * MiB))
     with fs.open("b/k") as file:
@@ -291,13 +222,13 @@ def test_reading_ahead_has_slots_of_its_own(origin):
 
 
 @pytest.mark.parametrize("leave", ["close", "seek"])
-def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
+def test_readahead_stops_when_the_reader_closes_or_seeks(fs, origin, leave):
     origin.put("b/k", noise(120 * MiB))
     file = fs.open("b/k")
     for _ in range(12):
         file.read(MiB)
     runtime = fs._source.runtime
-    # The next block has been read ahead, and needs no open gate.
+    # The next block is cached by readahead, so the closed gate does not block the reads.
     until(lambda: any(start <= 12 * MiB and 13 * MiB <= stop for start, stop in fs.cached_extent("b/k")))
     gate(fs, origin, is_open=False)
     for _ in range(2):
@@ -313,7 +244,7 @@ def test_nothing_is_read_ahead_for_a_reader_who_left(fs, origin, leave):
     assert fs.stats().bytes_fetched < 100 * MiB
 
 
-def test_what_did_not_come_for_a_reader_who_left_is_not_held_against_him():
+def test_blocks_that_were_not_received_do_not_count_as_wasted():
     key = ObjectKey("gs", "b/k", "1", MiB)
     history = ReadHistory(MiB)
     for index in range(8):
@@ -335,7 +266,7 @@ def test_what_did_not_come_for_a_reader_who_left_is_not_held_against_him():
     assert list(sent) == []
 
 
-def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, origin, monkeypatch):
+def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, monkeypatch):
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
@@ -353,7 +284,7 @@ def test_what_is_kept_for_a_reader_is_bounded_where_nothing_can_be_stored(fs, or
             )
 
 
-def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_stored(fs, monkeypatch):
+def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored(fs, monkeypatch):
     runtime, config = fs._source.runtime, fs._source.config
     for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 64 * MiB), (1000, MiB)):
         monkeypatch.setattr(runtime.cache._own.store, "allowed", allowed)
@@ -362,7 +293,7 @@ def test_a_window_is_a_quarter_of_the_cache_and_whole_where_nothing_can_be_store
     assert runtime.window(config) == 64 * MiB
 
 
-def test_an_interrupt_never_leaves_a_block_in_two_hands(fs, origin, monkeypatch):
+def test_an_interrupted_read_does_not_return_a_block_twice_to_the_pool(fs, origin, monkeypatch):
     data = origin.put("b/k", noise(3 * MiB))
     fs.cat_file("b/k")
     fs._source.runtime.drain(120)
@@ -396,7 +327,7 @@ def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cac
     assert fs.cat_file("b/k", 5, 10) == data[5:10]
     with fs.open("b/k") as file:
         assert file.read() == data
-    # The same in our own directory, where a folder stands in the way of the block.
+    # The same in the writable directory: a folder has the name of the block file.
     forget()
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
     for path in own_cache.rglob("blocks/*/*-*"):
@@ -421,7 +352,7 @@ def test_many_threads_may_use_a_new_instance_first(origin, monkeypatch):
         sys.setswitchinterval(interval)
 
 
-def test_the_writer_survives_whatever_goes_wrong_behind_it(fs, origin, monkeypatch, caplog):
+def test_the_writer_survives_an_error_of_the_lock(fs, origin, monkeypatch, caplog):
     def broken(fd, byte):
         raise OSError(37, "no locks available")
 
@@ -433,7 +364,7 @@ def test_the_writer_survives_whatever_goes_wrong_behind_it(fs, origin, monkeypat
     assert fs._source.runtime.drain(120)
 
 
-def test_an_error_of_one_object_does_not_make_its_origin_away(origin):
+def test_an_error_of_one_object_does_not_make_the_origin_unreachable(origin):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
     origin.put("b/k", b"old")
     assert fs.cat_file("b/k") == b"old"
@@ -446,7 +377,7 @@ def test_an_error_of_one_object_does_not_make_its_origin_away(origin):
 
 
 def short_of(fs, path, index):
-    """Store a sound block that is shorter than the object has it, as an origin makes them that keeps a name for other bytes."""
+    """Store a valid block that is shorter than the object, as from an origin that reuses a fingerprint."""
     source = fs._source
     key = source.key(source.metadata.get(path))
     source.runtime.drain(120)
@@ -486,8 +417,8 @@ def test_a_block_that_is_shorter_than_its_object_is_fetched_again(origin, tmp_pa
         assert len(origin.log) == n_requests
 
 
-def test_who_waits_for_a_block_is_not_behind_the_disk_of_what_nobody_waits_for(fs, origin, monkeypatch):
-    """On a disk slower than the link: here on one that stores nothing at all."""
+def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, monkeypatch):
+    """The disk is slower than the link: here it stores nothing."""
     may_store, put = threading.Event(), BlockCache.put
 
     def held(cache, given, bounds, *, plan=None):
@@ -507,23 +438,3 @@ def test_who_waits_for_a_block_is_not_behind_the_disk_of_what_nobody_waits_for(f
         assert got == [data]
         assert not plan.progress.is_over
         may_store.set()
-
-
-def test_what_a_reader_keeps_of_requests_ahead_may_change_while_it_is_looked_through(fs, origin):
-    """The loop looks through it, and the reader, in its own thread, takes out what it passed."""
-
-    class Passing:
-        """A request that is passed in the moment in which it is looked at."""
-
-        stopped = False
-
-        def holds(self, index):
-            kept.rotate()
-            kept.append(kept.popleft())
-            return True
-
-    kept = deque([Passing(), Passing()])
-    origin.put("b/k", noise(4 * MiB))
-    known, _ = fs._source.runtime.run(fs._reader.open("b/k"))
-    key = fs._source.key(known)
-    assert fs._reader.fetcher._send_speculative(known, key, range(2, 4), kept) == []

@@ -45,7 +45,7 @@ def test_a_v2_array_has_as_many_chunks_as_its_shape_needs():
         (with_keys("v2", separator="/"), "3/0/4"),
     ],
 )
-def test_names_of_every_encoding_are_places_and_back(document, name):
+def test_chunk_names_of_every_encoding_round_trip(document, name):
     grid = only("zarr.json", document)
     assert grid.place(name) == (3, 0, 4)
     assert grid.name((3, 0, 4)) == name
@@ -66,11 +66,11 @@ def test_names_of_every_encoding_are_places_and_back(document, name):
         "",
     ],
 )
-def test_what_is_no_chunk_of_the_grid_has_no_place(name):
+def test_a_name_outside_the_grid_has_no_position(name):
     assert only("zarr.json", V3).place(name) is None
 
 
-def test_consolidated_metadata_tell_of_every_array_below():
+def test_consolidated_metadata_describes_every_array_below():
     v3 = {
         "zarr_format": 3,
         "node_type": "group",
@@ -102,7 +102,7 @@ def test_consolidated_metadata_tell_of_every_array_below():
     ],
     ids=lambda document: document[:30].decode(errors="replace"),
 )  # fmt: skip
-def test_malformed_metadata_tell_of_nothing(document):
+def test_malformed_metadata_describes_nothing(document):
     for name in ("zarr.json", ".zarray", ".zmetadata"):
         assert grids_in(name, document) == {}
 
@@ -139,7 +139,7 @@ def test_no_value_in_metadata_is_an_error(field, value, document):
         ("b/100.json", (NumberedNames("b/", ".json", 0), (100,))),
     ],
 )
-def test_names_with_a_number_are_told_apart_by_the_last_one(path, expected):
+def test_numbered_names_are_split_at_the_last_number(path, expected):
     assert numbered(path) == expected
 
 
@@ -149,7 +149,7 @@ def test_names_without_a_number_in_the_last_part_are_not_numbered(path):
 
 
 @given(st.text(max_size=12))
-def test_a_numbered_name_is_made_again_from_its_number(path):
+def test_a_numbered_name_round_trips(path):
     found = numbered(path)
     if found is not None:
         assert found[0].name(found[1]) == path

@@ -15,7 +15,7 @@ MOST = 64
 
 
 class Outcome(NamedTuple):
-    """What a reader of some places met: places that nobody had asked for, and places asked for that it never read."""
+    """The misses of a reader, and the positions that were requested and never read."""
 
     missed: list
     asked: list
@@ -40,7 +40,7 @@ def replay(places, extents, most=MOST):
 
 
 def grid(*extents, order=None):
-    """Return all places of a grid; `order` has its axes, the slowest first."""
+    """Return all positions of a grid; `order` has its axes, the slowest first."""
     order = order or range(len(extents))
     places = itertools.product(*(range(extents[axis]) for axis in order))
     at = [list(order).index(axis) for axis in range(len(extents))]
@@ -48,7 +48,7 @@ def grid(*extents, order=None):
 
 
 def out_of_order(places, by, rng):
-    """Return the places, each up to `by` before or after its turn."""
+    """Return the positions, each up to `by` places too early or too late."""
     return [places[i] for i in sorted(range(len(places)), key=lambda i: i + rng.random() * by)]
 
 
@@ -69,7 +69,7 @@ def passes(draw):
 # In order.
 
 
-def test_the_window_starts_at_one_and_doubles_up_to_what_was_read_and_to_its_limit():
+def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
     history, windows = ChunkHistory(), []
     for place in grid(100):
         history = history.after(place, (100,))
@@ -82,12 +82,12 @@ def test_the_window_starts_at_one_and_doubles_up_to_what_was_read_and_to_its_lim
 
 @settings(max_examples=40)
 @given(passes())
-def test_a_pass_over_a_grid_in_any_order_of_its_axes_misses_its_first_places_and_reads_all_that_was_asked(
+def test_a_pass_in_any_order_of_axes_misses_the_first_positions_and_wastes_nothing(
     case,
 ):
     extents, places = case
     out = replay(places, extents)
-    # Four to see an order at all, and the first of each axis that begins to move.
+    # Four to recognize an order, and the first of each axis that begins to move.
     assert len(out.missed) <= 4 + len(extents)
     assert out.unread == []
     assert out.most_unread <= MOST
@@ -95,7 +95,7 @@ def test_a_pass_over_a_grid_in_any_order_of_its_axes_misses_its_first_places_and
 
 @settings(max_examples=40)
 @given(passes(), st.integers(1, MOST))
-def test_a_small_window_is_kept(case, most):
+def test_a_small_window_is_respected(case, most):
     extents, places = case
     out = replay(places, extents, most)
     assert out.most_unread <= most
@@ -113,8 +113,8 @@ def test_strides_are_followed_in_both_directions(step, n, is_backwards):
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_part_of_every_step_is_known_after_two_steps(data):
-    """`for t in ...: a[t, y0:y1, x0:x1]`: of the rest of each step nothing is asked for."""
+def test_a_part_of_every_step_is_recognized_after_two_steps(data):
+    """`for t in ...: a[t, y0:y1, x0:x1]`: nothing outside the part is requested."""
     low = [data.draw(st.integers(0, 3)) for _ in range(2)]
     high = [data.draw(st.integers(a + 1, 6)) for a in low]
     step = data.draw(st.sampled_from([1, 1, 2, 5]))
@@ -124,7 +124,7 @@ def test_a_part_of_every_step_is_known_after_two_steps(data):
     out = replay(places, (60, 7, 7))
     size = (high[0] - low[0]) * (high[1] - low[1])
     assert len(out.missed) <= max(8, size) + 2
-    # A row, or a step, seems to go on until it has ended once: for as long as it was.
+    # A row or a step seems endless until it has ended once.
     assert len(out.unread) <= size + high[1] - low[1]
 
 
@@ -133,7 +133,7 @@ def test_a_part_of_every_step_is_known_after_two_steps(data):
     [((360,), 2), ((36, 10), 5), ((100, 12), 10), ((5, 6, 7), 2), ((12, 4, 4), 10)],
     ids=str,
 )
-def test_places_that_are_read_a_little_out_of_order_are_in_order(extents, by):
+def test_positions_slightly_out_of_order_count_as_in_order(extents, by):
     for seed in range(2):
         out = replay(out_of_order(grid(*extents), by, random.Random(seed)), extents)
         assert len(out.missed) <= 0.15 * math.prod(extents), seed
@@ -158,7 +158,7 @@ def test_a_second_pass_is_followed_like_the_first():
     assert len(asked) >= 380
 
 
-def test_an_array_whose_shape_nobody_knows_is_followed_along_what_was_seen():
+def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
     places = grid(20, 10)
     history = ChunkHistory()
     for place in places[:45]:
@@ -173,7 +173,7 @@ def test_an_array_whose_shape_nobody_knows_is_followed_along_what_was_seen():
 
 
 @pytest.mark.parametrize("extents", [(64,), (360,), (20, 18), (6, 6, 10)], ids=str)
-def test_random_orders_ask_for_nothing_but_by_chance(extents):
+def test_random_orders_request_almost_nothing(extents):
     n_asked = 0
     for seed in range(5):
         places = grid(*extents)
@@ -184,7 +184,7 @@ def test_random_orders_ask_for_nothing_but_by_chance(extents):
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 999), max_size=60))
-def test_without_neighbours_in_order_nothing_is_asked_for(numbers):
+def test_nothing_is_requested_unless_neighbors_are_read_in_order(numbers):
     assume(all(abs(a - b) > 20 for a, b in itertools.combinations(numbers, 2)))
     assume(
         not any(
@@ -198,7 +198,7 @@ def test_without_neighbours_in_order_nothing_is_asked_for(numbers):
 
 
 def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
-    """`a[t]` for random t: the chunks of one step follow one another, and no step follows."""
+    """`a[t]` for random t: the chunks of one step are in order, and the steps are not."""
     rng = random.Random(0)
     steps = rng.sample(range(500), 40)
     places = [(t, y, x) for t in steps for y in range(6) for x in range(6)]
@@ -208,7 +208,7 @@ def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
 
 
 @pytest.mark.parametrize("most", [4, 64])
-def test_random_crops_cost_one_window_at_most(most):
+def test_random_crops_cost_at_most_one_window(most):
     for seed in range(2):
         rng = random.Random(seed)
         corners = [(rng.randrange(50), rng.randrange(36), rng.randrange(36)) for _ in range(200)]
@@ -223,9 +223,7 @@ def test_random_crops_cost_one_window_at_most(most):
     st.integers(0, 12),
     st.booleans(),
 )
-def test_whatever_is_read_nothing_beyond_the_grid_and_no_more_than_the_window_is_asked_for(
-    places, most, is_known
-):
+def test_nothing_beyond_the_grid_or_the_window_is_requested(places, most, is_known):
     extents = (6, 10) if is_known else (None, None)
     history, read = ChunkHistory(), set()
     for place in places:
@@ -242,9 +240,9 @@ def test_whatever_is_read_nothing_beyond_the_grid_and_no_more_than_the_window_is
             assert walk.number(walk.place(walk.last)) == walk.last
 
 
-def test_what_is_read_again_and_again_asks_for_nothing():
+def test_repeated_reads_of_one_position_request_nothing():
     assert replay([(1,), (2,), (3,)] * 30, (100,)).asked == []
 
 
-def test_no_window_asks_for_nothing():
+def test_a_window_of_zero_requests_nothing():
     assert replay(grid(100), (100,), most=0).asked == []

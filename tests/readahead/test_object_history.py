@@ -23,25 +23,24 @@ def fs(origin):
 
 
 def block_received(fs):
-    """Wait until nothing is under way; return how much of `b/k` came."""
+    """Wait until no request is in flight; return how many bytes of `b/k` were received."""
     runtime = fs._source.runtime
     until(lambda: not (runtime.active_requests or any(runtime.fetch_queue._queues)))
     runtime.drain(120)
     return runtime.bytes_fetched
 
 
-def asked(origin):
+def requested(origin):
     return [what for kind, _, what in origin.log if kind == "read"]
 
 
 def put(fs, origin, n_blocks, key="b/k"):
-    """Put an object of so many blocks, which is known then, as is what the cache may hold."""
+    """Put an object of n blocks, cache its metadata and let the writer find the size of the cache."""
     data = origin.put(key, noise(n_blocks * BLOCK))
     fs.info(key)
     runtime = fs._source.runtime
-    runtime.window(
-        fs._source.config
-    )  # has the writer look it up, which readers of an origin that is this fast would not see
+    # The writer looks it up; with an origin this fast, readers would not see it.
+    runtime.window(fs._source.config)
     until(lambda: runtime.cache.allowed is not None)
     origin.log.clear()
     return data
@@ -61,47 +60,47 @@ HOW = pytest.mark.parametrize("how", ["ranges", "handles"])
 
 
 @HOW
-def test_the_second_read_of_a_small_object_brings_all_of_it(fs, origin, how):
+def test_the_second_read_of_a_small_object_fetches_all_of_it(fs, origin, how):
     data = put(fs, origin, 8)
     read_block(fs, data, 7, how)
     assert block_received(fs) == BLOCK
     read_block(fs, data, 3, how)
     assert block_received(fs) == 8 * BLOCK
-    assert sorted(asked(origin), key=lambda want: want.start) == [
+    assert sorted(requested(origin), key=lambda want: want.start) == [
         Range(0, 3 * BLOCK),
         Range(3 * BLOCK, 7 * BLOCK),
         Range(7 * BLOCK, 8 * BLOCK),
     ]
     for index in range(8):
         read_block(fs, data, index, how)
-    assert len(asked(origin)) == 3
+    assert len(requested(origin)) == 3
 
 
-def test_an_index_at_the_end_and_one_piece_bring_all_of_a_small_object(fs, origin):
+def test_reads_of_an_index_and_one_piece_fetch_all_of_a_small_object(fs, origin):
     data = origin.put("b/k", noise(8 * BLOCK))
     assert fs.cat_file("b/k", start=-300) == data[-300:]
     read_block(fs, data, 3, "ranges")
     block_received(fs)
-    assert len(asked(origin)) == 3
+    assert len(requested(origin)) == 3
     for index in range(7):
         read_block(fs, data, index, "ranges")
-    assert len(asked(origin)) == 3
+    assert len(requested(origin)) == 3
 
 
 @HOW
-def test_random_reads_of_an_object_bring_the_rest_of_it_in_large_requests(fs, origin, how):
+def test_random_reads_of_an_object_fetch_the_rest_in_large_requests(fs, origin, how):
     data, rng = put(fs, origin, 192), random.Random(1)
     for _ in range(120):
         read_block(fs, data, rng.randrange(192), how)
         block_received(fs)
     assert 150 * BLOCK < block_received(fs) <= 192 * BLOCK, "no byte twice"
-    assert len(asked(origin)) <= 70
+    assert len(requested(origin)) <= 70
 
 
 @pytest.mark.parametrize(
     ("how", "n_reads"), [("ranges", 11), ("handles", 11), ("ranges", 12), ("handles", 16)]
 )
-def test_who_stops_reading_here_and_there_has_cost_a_window_at_most(fs, origin, how, n_reads):
+def test_random_reads_that_stop_waste_at_most_one_window(fs, origin, how, n_reads):
     data = put(fs, origin, 192)
     for index in random.Random(2).sample(range(192), n_reads):
         read_block(fs, data, index, how)
@@ -109,7 +108,7 @@ def test_who_stops_reading_here_and_there_has_cost_a_window_at_most(fs, origin, 
     assert in_vain == 0 if n_reads < 12 else in_vain <= WINDOW + (n_reads - 11) * REQUEST
 
 
-def test_one_handle_that_jumps_about_brings_the_rest_as_many_do(fs, origin):
+def test_random_reads_through_one_file_fetch_the_rest_of_the_object(fs, origin):
     data = put(fs, origin, 192)
     rng = random.Random(3)
     with fs.open("b/k") as file:
@@ -118,11 +117,11 @@ def test_one_handle_that_jumps_about_brings_the_rest_as_many_do(fs, origin):
             file.seek(at)
             assert file.read(5000) == data[at : at + 5000]
     assert block_received(fs) <= 192 * BLOCK
-    assert len(asked(origin)) < 120
+    assert len(requested(origin)) < 120
 
 
 @pytest.mark.parametrize("options", [{"read_ahead": 0}, {"cache_size": 256 * BLOCK}])
-def test_the_rest_is_not_fetched_where_it_does_not_fit_or_nothing_may_be_read_ahead(origin, options):
+def test_the_rest_is_not_fetched_if_it_does_not_fit_or_readahead_is_off(origin, options):
     fs = filesystem(**options)
     data = put(fs, origin, 192)
     for index in random.Random(4).sample(range(192), 30):
@@ -131,17 +130,17 @@ def test_the_rest_is_not_fetched_where_it_does_not_fit_or_nothing_may_be_read_ah
 
 
 @pytest.mark.parametrize("step", [1, 16])
-def test_ranges_that_follow_one_another_are_read_ahead(fs, origin, step):
+def test_consecutive_ranges_are_read_ahead(fs, origin, step):
     n = 96
     data = put(fs, origin, n)
     for start in range(0, n, step):
         stop = start + step
         assert fs.cat_file("b/k", start * BLOCK, stop * BLOCK) == data[start * BLOCK : stop * BLOCK]
     assert block_received(fs) == len(data)
-    assert len(asked(origin)) <= n / 8 + 10
+    assert len(requested(origin)) <= n / 8 + 10
 
 
-def test_ranges_at_one_distance_are_read_ahead_and_nothing_between_them(fs, origin):
+def test_strided_ranges_are_read_ahead_and_nothing_between_them(fs, origin):
     data = put(fs, origin, 400)
     for start in range(0, 400, 20):
         want = Range(start * BLOCK + 100, (start + 2) * BLOCK - 100)
@@ -149,7 +148,7 @@ def test_ranges_at_one_distance_are_read_ahead_and_nothing_between_them(fs, orig
     assert block_received(fs) <= 1.05 * 40 * BLOCK
 
 
-def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):
+def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):
     monkeypatch.setattr("cachedfs.readahead.object_history.MOST", 3)
     for number in range(6):
         put(fs, origin, 8, key=f"b/{number}")
@@ -158,19 +157,19 @@ def test_what_is_remembered_of_objects_is_bounded(fs, origin, monkeypatch):
     forget()
 
 
-def test_a_known_object_is_read_from_its_start_by_one_request_that_runs_on(fs, origin):
+def test_a_sequential_read_from_the_start_uses_one_running_request(fs, origin):
     data = put(fs, origin, 192)
     with fs.open("b/k") as file:
         for at in range(0, 3 * BLOCK, 8 * KiB):
             assert file.read(8 * KiB) == data[at : at + 8 * KiB]
-        assert asked(origin)[0] == Range(0, REQUEST)
-        assert sum(want.start < REQUEST for want in asked(origin)) == 1
+        assert requested(origin)[0] == Range(0, REQUEST)
+        assert sum(want.start < REQUEST for want in requested(origin)) == 1
 
 
-def test_who_reads_the_first_bytes_of_a_known_object_and_leaves_has_cost_two_blocks_at_most(fs, origin):
+def test_reading_only_the_first_bytes_fetches_at_most_two_blocks(fs, origin):
     put(fs, origin, 192)
     for _ in range(3):
         with fs.open("b/k") as file:
             file.read(100)
     assert block_received(fs) <= 2 * BLOCK
-    assert len(asked(origin)) == 1
+    assert len(requested(origin)) == 1

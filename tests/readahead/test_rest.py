@@ -1,4 +1,4 @@
-"""Fetching the rest of an object: when it pays, by simulated readers."""
+"""When fetching the rest of an object pays off, measured with simulated readers."""
 
 import math
 import random
@@ -19,7 +19,7 @@ def worth(n_misses: int, n_missing: int, link: LinkEstimate = LINK) -> bool:
 
 
 def cost(n_blocks: int, n_reads: int, seed: int, *, with_rest: bool) -> tuple[float, int]:
-    """Return the seconds and the requests of so many random reads, by a link that is a queue."""
+    """Return the seconds and the requests of n random reads over a link that works like a queue."""
     rng, here, arrives = random.Random(seed), set[int](), dict[int, float]()
     now, link_free_at, n_requests, n_misses, n_earned = 0.0, 0.0, 0, 0, 0
     rest: list[int] | None = None
@@ -44,7 +44,7 @@ def cost(n_blocks: int, n_reads: int, seed: int, *, with_rest: bool) -> tuple[fl
 
 
 @pytest.mark.parametrize("n_blocks", [25, 192, 1000])
-def test_over_readers_of_every_length_it_saves_time_and_no_requests_are_added(n_blocks):
+def test_fetching_the_rest_saves_time_and_adds_no_requests_on_average(n_blocks):
     rng = random.Random(5)
     lengths = [min(10 * n_blocks, int(1 / (1 - rng.random()))) for _ in range(300)]
     with_rest = [cost(n_blocks, n, seed, with_rest=True) for seed, n in enumerate(lengths)]
@@ -58,21 +58,21 @@ def test_300_reads_of_192_mib_take_a_fifth_of_the_time():
     assert cost(192, 300, 1, with_rest=False)[0] > 9.0
 
 
-@pytest.mark.parametrize("n_reads", range(1, 60))
-def test_who_stops_at_any_time_has_sent_at_most_a_windows_requests_in_vain(n_reads):
+@pytest.mark.parametrize("n_reads", [1, 2, 12, 30, 59])
+def test_a_reader_that_stops_wastes_at_most_the_requests_of_one_window(n_reads):
     _, n_with = cost(192, n_reads, 3, with_rest=True)
     _, n_without = cost(192, n_reads, 3, with_rest=False)
     assert n_with <= 2 * n_without + WINDOW // REQUEST
 
 
 @given(st.integers(0, 500), st.integers(0, 5000))
-def test_what_is_worth_it_stays_so_with_more_misses_and_with_less_to_fetch(n_misses, n_missing):
+def test_the_decision_holds_with_more_misses_and_with_less_to_fetch(n_misses, n_missing):
     if worth(n_misses, n_missing):
         assert worth(n_misses + 1, n_missing)
         assert n_missing == 1 or worth(n_misses, n_missing - 1)
 
 
-def test_the_second_miss_takes_a_rest_of_one_request_and_larger_ones_take_more_misses():
+def test_larger_rests_need_more_misses():
     assert [worth(n, REQUEST) for n in range(4)] == [False, False, True, True]
     assert not worth(LEAST - 1, REQUEST + 1)
     assert worth(LEAST, REQUEST + 1)

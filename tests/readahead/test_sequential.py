@@ -1,4 +1,4 @@
-"""Readahead of one open file or object: simulated readers of every kind, and what they find."""
+"""Readahead of one open file or object, measured with simulated readers."""
 
 import dataclasses
 import random
@@ -15,10 +15,10 @@ REQUEST, WINDOW = 8, 64  # blocks
 
 @dataclasses.dataclass
 class Reader:
-    """Reads as an open file does, which tells of a read where another block begins.
+    """Reads as an open file does, which reports a read when another block begins.
 
-    What was asked for comes in its order, `pace` blocks for each that is read; what has not come when its reader went
-    elsewhere never does.
+    Requested blocks are received in order, `pace` for each block that is read. What was not received when the reader
+    jumps elsewhere never is.
     """
 
     n_blocks: int
@@ -26,10 +26,10 @@ class Reader:
     pace: int = 2 * WINDOW
     history: ReadHistory = dataclasses.field(default_factory=lambda: ReadHistory(B))
     asked: list[range] = dataclasses.field(default_factory=list)
-    known: set[int] = dataclasses.field(default_factory=set)  # blocks that were asked for
+    known: set[int] = dataclasses.field(default_factory=set)  # blocks that were requested
     read: set[int] = dataclasses.field(default_factory=set)
-    coming: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # who asked for which block
-    n_waits: int = 0  # blocks that nobody had asked for
+    coming: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # which run requested which block
+    n_waits: int = 0  # blocks that had to be read without being requested
     position: int = 0
 
     def take(self, start: float, stop: float) -> None:
@@ -38,10 +38,10 @@ class Reader:
         while at < end:
             index, next_at = at // B, min(end, (at // B + 1) * B)
             if index != self.history.last:
-                self.tell(at, next_at, left=self.position)
+                self.observe(at, next_at, left=self.position)
             self.position = at = next_at
 
-    def tell(self, start: int, stop: int, left: int | None = None) -> None:
+    def observe(self, start: int, stop: int, left: int | None = None) -> None:
         blocks = set(range(start // B, -(-stop // B)))
         self.history = self.history.after(start, stop, left=left)
         self.give_up()
@@ -84,7 +84,7 @@ def test_the_window_starts_at_one_request_and_doubles_to_its_limit():
 
 @settings(max_examples=25)
 @given(st.integers(1, 400), st.sampled_from([0.008, 0.06, 0.3, 1, 2.5, 16]))
-def test_a_sequential_read_by_steps_of_any_size_asks_for_every_block_once_and_in_order(n, step):
+def test_a_sequential_read_requests_every_block_once_and_in_order(n, step):
     reader = Reader(n)
     for number in range(int(n / step) + 1):
         reader.take(number * step, (number + 1) * step)
@@ -100,7 +100,7 @@ PIECES = [  # how long each is, and from the start of one to that of the next; i
 
 
 @pytest.mark.parametrize(("length", "step"), PIECES)
-def test_pieces_at_one_distance_are_asked_for_ahead_and_nothing_between_them(length, step):
+def test_strided_reads_are_read_ahead_and_nothing_between_them(length, step):
     n = 600
     reader = Reader(int(n * step) + 20)
     for number in range(n):
@@ -111,7 +111,7 @@ def test_pieces_at_one_distance_are_asked_for_ahead_and_nothing_between_them(len
 
 
 @pytest.mark.parametrize("step", [0.3, 1, 16])
-def test_a_file_that_is_read_backwards_is_asked_for_ahead_in_large_requests(step):
+def test_a_file_read_backwards_is_read_ahead_in_large_requests(step):
     n = 320
     reader = Reader(n)
     for number in range(int(n / step)):
@@ -122,7 +122,7 @@ def test_a_file_that_is_read_backwards_is_asked_for_ahead_in_large_requests(step
 
 
 @pytest.mark.parametrize(("n_readers", "burst"), [(2, 10), (3, 1), (MOST_RUNS, 2), (MOST_RUNS, 4)])
-def test_readers_that_take_turns_in_one_file_do_not_fool_it(n_readers, burst):
+def test_readers_that_alternate_in_one_file_are_each_followed(n_readers, burst):
     reader, at = Reader(400 * n_readers), [400 * number for number in range(n_readers)]
     for _ in range(320 // burst):
         for number in range(n_readers):
@@ -144,16 +144,16 @@ def test_small_gaps_are_tolerated():
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
-def test_random_reads_ask_for_next_to_nothing_ahead(seed):
+def test_random_reads_request_almost_nothing(seed):
     rng, reader = random.Random(seed), Reader(10_000)
     for _ in range(200):
         at = rng.randrange(9_999)
         reader.take(at, at + 0.06)
-    assert reader.n_wasted <= REQUEST  # three may lie in a row by chance
+    assert reader.n_wasted <= REQUEST  # three may be adjacent by chance
 
 
 def patterns(rng: random.Random, n_blocks: int):
-    """Yield the reads of somebody who changes his mind, in blocks."""
+    """Yield the reads of a reader with changing patterns, in blocks."""
     for _ in range(rng.randrange(1, 12)):
         at, n = rng.randrange(n_blocks), rng.randrange(1, 60)
         kind = rng.choice(["sequence", "random", "pieces", "backwards", "gaps", "lengths"])
@@ -178,9 +178,9 @@ def patterns(rng: random.Random, n_blocks: int):
     st.sampled_from([8, WINDOW]),
     st.sampled_from([0, 1, 2, 2 * WINDOW]),
 )
-@example(9720, 3000, WINDOW, 2 * WINDOW)  # goes on with a run that was over, and not with all of its requests
-@example(7799, 3000, 8, 2 * WINDOW)  # a gap within what was asked for, where pieces were to come
-def test_whatever_is_read_less_than_a_window_and_a_twentieth_is_asked_for_in_vain(seed, n_blocks, most, pace):
+@example(9720, 3000, WINDOW, 2 * WINDOW)  # a run that was over continues, and not with all of its requests
+@example(7799, 3000, 8, 2 * WINDOW)  # a gap inside a requested range where strided reads were expected
+def test_any_pattern_wastes_less_than_a_window_and_a_twentieth(seed, n_blocks, most, pace):
     reader = Reader(n_blocks, most, pace)
     for start, stop in patterns(random.Random(seed), n_blocks):
         reader.take(start, stop)
@@ -193,7 +193,7 @@ def test_whatever_is_read_less_than_a_window_and_a_twentieth_is_asked_for_in_vai
 @pytest.mark.parametrize(
     ("pace", "most_wasted"), [(1, REQUEST), (2, 1.25 * WINDOW), (2 * WINDOW, 1.25 * WINDOW)]
 )
-def test_reading_on_elsewhere_is_read_ahead_too_however_often(pace, most_wasted):
+def test_reading_on_elsewhere_is_read_ahead_however_often(pace, most_wasted):
     n_segments = 10
     reader = Reader(3000, pace=pace)
     for number in range(n_segments):
@@ -203,21 +203,21 @@ def test_reading_on_elsewhere_is_read_ahead_too_however_often(pace, most_wasted)
     assert len(reader.asked) <= n_segments * (100 + WINDOW) / REQUEST
 
 
-def test_ranges_that_are_read_one_by_one_are_told_as_they_are():
+def test_consecutive_ranges_that_are_no_whole_blocks_are_read_ahead():
     reader = Reader(1000)
-    for number in range(100):  # not in whole blocks, as tables are
-        reader.tell(int(number * 2.6 * B), int((number + 1) * 2.6 * B))
+    for number in range(100):  # not in whole blocks, like the rows of a table
+        reader.observe(int(number * 2.6 * B), int((number + 1) * 2.6 * B))
     assert reader.n_waits <= 12
     assert reader.n_wasted <= WINDOW
 
 
-def test_no_window_reads_nothing_ahead():
+def test_a_window_of_zero_reads_nothing_ahead():
     reader = Reader(100, most=0)
     reader.take(0, 50)
     assert reader.asked == []
 
 
-def test_what_was_sent_for_a_reader_who_left_is_given_up_once_he_reads_on_elsewhere():
+def test_requests_of_a_reader_that_left_are_given_up_once_it_reads_elsewhere():
     reader = Reader(1000)
     reader.take(0, 20)
     left = reader.history.runs[0].number

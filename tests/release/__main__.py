@@ -1,8 +1,8 @@
-"""Build what is released, and prove that it works where nothing else is installed: `python -m tests.release`, or `make dist`.
+"""Build the release and test it in new environments: `python -m tests.release`, or `make dist`.
 
-The wheel and the sdist are left in dist/. The wheel of the sdist has to be that of the tree, byte for byte. It is installed into
-bare environments: with what it needs and no more, which has to say what is missing and where to get it; then with extras, where a
-program reads the simulated cloud and the command line runs. The types of the installed package are looked at by `mypy --strict`.
+The wheel and the sdist are written to dist/. The wheel built from the sdist must equal that of the tree, byte for byte.
+It is installed with its dependencies only, where errors must name the missing packages, and with extras, where a program
+and the command line read the simulated cloud. `mypy --strict` checks the types of the installed package.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(out: Path, folder: Path) -> Path:
-    """Make wheel and sdist in `out`, compare the wheel of the sdist with that of the tree; return the wheel."""
+    """Build wheel and sdist in `out`, compare the wheel of the sdist with that of the tree; return the wheel."""
     for old in [*out.glob("*.whl"), *out.glob("*.tar.gz")]:
         old.unlink()
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
-    run([*command, out, ROOT])  # the sdist of the tree, and the wheel of that
+    run([*command, out, ROOT])  # the sdist of the tree, and its wheel
     run([*command, folder / "of-tree", "--wheel", ROOT])
     (wheel,), (of_tree,), (sdist,) = (
         out.glob("*.whl"),
@@ -77,7 +77,7 @@ def build(out: Path, folder: Path) -> Path:
 
 
 def try_out(wheel: Path, folder: Path) -> None:
-    """Use the wheel in two environments; two cores have something to do, as pip mostly waits."""
+    """Test the wheel in two environments in parallel; pip mostly waits."""
     with ThreadPoolExecutor(2) as at_once:
         bare = at_once.submit(try_bare, wheel, folder)
         python = environment(folder / "extras", f"{wheel}[{EXTRAS}]")
@@ -88,7 +88,7 @@ def try_out(wheel: Path, folder: Path) -> None:
 
 
 def try_bare(wheel: Path, folder: Path) -> None:
-    """Prove that the wheel works with what it needs and no more, and names what is missing."""
+    """Check that the wheel works with its dependencies only, and names missing packages."""
     python = environment(folder / "bare", str(wheel))
     run([python, HERE / "smoke_bare.py"], cwd=folder)
     script = [python.parent / "cachedfs", "--help"]
@@ -97,7 +97,7 @@ def try_bare(wheel: Path, folder: Path) -> None:
 
 
 def check_types(python: Path, folder: Path) -> None:
-    """Prove that the installed package has the types that a user's program relies on."""
+    """Check that the installed package has the types that a user's program needs."""
     mypy = [
         sys.executable,
         "-m",
@@ -112,7 +112,7 @@ def check_types(python: Path, folder: Path) -> None:
 
 
 def environment(folder: Path, what: str) -> Path:
-    """Return the Python of a new environment with nothing but a wheel and what it needs."""
+    """Return the Python of a new environment with only a wheel and its dependencies."""
     run([sys.executable, "-m", "venv", "--without-pip", folder])
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", python]
@@ -121,11 +121,11 @@ def environment(folder: Path, what: str) -> Path:
 
 
 def run(command: Sequence[str | Path], cwd: Path = ROOT) -> str:
-    """Run a command in an environment that knows nothing of this checkout; return what it prints. Raises CalledProcessError."""
+    """Run a command without this checkout on the path; return its output. Raises CalledProcessError."""
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FSSPEC_"))
     }
-    environ["SOURCE_DATE_EPOCH"] = "1767225600"  # any, so that two builds are the same
+    environ["SOURCE_DATE_EPOCH"] = "1767225600"  # any value, so that two builds are equal
     done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=True)
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""Run where the package is installed with a few extras: a program and the command line read the simulated cloud."""
+"""Run with a few extras installed: a program and the command line read the simulated cloud."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""Run where only the package and what it needs is installed: local files are read, and what is missing is named."""
+"""Run with only the dependencies installed: local files are read, and missing packages are named."""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ import cachedfs.datasets
 
 
 def missing(use: Callable[[], object]) -> str:
-    """Return what is said of a library that is not installed."""
+    """Return the error message about a library that is not installed."""
     try:
         use()
     except ImportError as error:

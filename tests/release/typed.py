@@ -1,4 +1,4 @@
-"""What a user may write under `mypy --strict`; never run. An ignore that is not needed is an error: these calls must be found wrong."""
+"""Code that a user may write under `mypy --strict`; never run. An unneeded ignore is an error: these calls must be rejected."""
 
 from pathlib import Path
 from typing import IO, Any, assert_type

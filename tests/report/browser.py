@@ -1,4 +1,4 @@
-"""A real browser, headless: Chromium, asked over its own protocol."""
+"""A real browser: headless Chromium, controlled over its own protocol."""
 
 import asyncio
 import base64
@@ -19,13 +19,13 @@ CHROMIUM = next(
 
 
 class Page:
-    """One page that the browser shows."""
+    """A page that the browser shows."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     def look(self, url: str, script: str, *, width: int = 1200, picture: pathlib.Path | None = None):
-        """Open `url` in a window of a width; return the value of `script` there, and save what is seen to `picture`."""
+        """Open `url` in a window of a width; return the value of `script` there, and save a screenshot to `picture`."""
         return asyncio.run(self._look(url, script, width, picture))
 
     async def _look(self, url, script, width, picture):

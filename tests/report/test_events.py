@@ -1,4 +1,4 @@
-"""The event log: what is written, by which process, and what is left after a kill or a fork."""
+"""The event log: its content, one file per process, and what is left after a kill or a fork."""
 
 import contextlib
 import json
@@ -25,8 +25,8 @@ from tests.support import ROOT, MiB, forget, noise, until
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder that events go to, until the test is over."""
-    monkeypatch.setenv(event_log.VARIABLE, "")  # put back as it was
+    """A folder that receives events until the test is over."""
+    monkeypatch.setenv(event_log.VARIABLE, "")  # restored afterwards
     log_events(tmp_path / "events")
     yield tmp_path / "events"
     log_events(None)
@@ -39,14 +39,14 @@ def lines(folder):
     ]
 
 
-def test_nothing_is_written_unless_somebody_asks(cloud, tmp_path):
+def test_no_events_are_written_unless_enabled(cloud, tmp_path):
     assert event_log.current() is None
     cloud.put("key", b"data")
     CachedGCSFileSystem().cat_file(cloud.path("key"))
     assert "cachedfs-events" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_the_sums_of_events_are_those_of_stats_and_of_the_server(cloud, folder):
+def test_the_sums_of_events_equal_stats_and_the_server(cloud, folder):
     for number in range(5):
         cloud.put(f"d/{number}", noise(3 * MiB + number))
     fs = CachedGCSFileSystem(request_size=MiB)
@@ -68,19 +68,19 @@ def test_the_sums_of_events_are_those_of_stats_and_of_the_server(cloud, folder):
     assert summary.n_failed == 0
 
 
-def test_what_is_waited_for_is_told_by_name(cloud, folder):
+def test_a_wait_is_recorded_with_its_path(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
-    fs._source.runtime.drain(120)  # else it may come from the request, which takes a turn of the loop
+    fs._source.runtime.drain(120)  # else the block may come from the request, which takes a turn of the loop
     fs.cat_file(cloud.path("key"))
     (wait,) = [event for event in lines(folder) if event["kind"] == "wait"]
     assert wait["path"] == cloud.path("key")
 
 
 @pytest.fixture
-def later(monkeypatch):
-    """Move the clock of events by so many seconds."""
+def advance(monkeypatch):
+    """Advance the clock of events by some seconds."""
     shift = [0.0]
     moved = types.SimpleNamespace(
         monotonic=lambda: time.monotonic() + shift[0], time=time.time, sleep=time.sleep
@@ -94,7 +94,7 @@ def later(monkeypatch):
 
 
 def waits(folder):
-    """Return what was waited for while the clock was moved."""
+    """Return the waits during which the clock was advanced."""
     return [
         (event["path"], event["start"])
         for event in lines(folder)
@@ -102,7 +102,7 @@ def waits(folder):
     ]
 
 
-def test_waiting_for_an_object_that_is_not_cached_is_told(origin, folder, later, monkeypatch):
+def test_a_wait_for_an_uncached_object_is_recorded(origin, folder, advance, monkeypatch):
     origin.has_fingerprints = False
     origin.put("b/k", noise(3 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
@@ -110,31 +110,31 @@ def test_waiting_for_an_object_that_is_not_cached_is_told(origin, folder, later,
     with fs.open("b/k") as file:
         file.seek(2 * MiB)
         file.read(10)
-        monkeypatch.setattr(origin, "on_request", lambda: later(1000))
-        file.seek(0)  # before all that is on its way
+        monkeypatch.setattr(origin, "on_request", lambda: advance(1000))
+        file.seek(0)  # before every request in flight
         file.read(10)
     assert ("b/k", 0) in waits(folder)
 
 
-def test_waiting_for_what_another_process_fetches_is_told(origin, folder, later, monkeypatch):
+def test_a_wait_for_a_fetch_of_another_process_is_recorded(origin, folder, advance, monkeypatch):
     origin.put("b/k", noise(3 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.info("b/k")
     take, refused = BlockCache.take_lock, []
 
-    def taken_later(*given):
+    def taken_after_a_wait(*given):
         if not refused:
-            refused.append(later(1000))
+            refused.append(advance(1000))
             return False
         return take(*given)
 
-    monkeypatch.setattr(BlockCache, "take_lock", taken_later)
+    monkeypatch.setattr(BlockCache, "take_lock", taken_after_a_wait)
     with fs.open("b/k") as file:
         file.read(10)
     assert ("b/k", 0) in waits(folder)
 
 
-def test_a_read_of_what_is_here_writes_nothing(cloud, folder):
+def test_a_read_of_cached_data_writes_no_event(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
@@ -150,7 +150,7 @@ def test_a_read_of_what_is_here_writes_nothing(cloud, folder):
 
 @contextlib.contextmanager
 def forked(target):
-    """Give a child process that runs a function."""
+    """Yield a child process that runs a function."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         child = multiprocessing.get_context("fork").Process(target=target)
@@ -159,7 +159,7 @@ def forked(target):
     child.join()
 
 
-def test_every_process_has_a_file_of_its_own(cloud, folder):
+def test_every_process_has_its_own_file(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"), 0, 10)
@@ -168,10 +168,10 @@ def test_every_process_has_a_file_of_its_own(cloud, folder):
         pass
     heads = [event for event in lines(folder) if event["kind"] == "process"]
     assert len({head["pid"] for head in heads}) == len(heads) == 2
-    assert summary_of(read(folder)).counts["hits"] == 1  # the child's
+    assert summary_of(read(folder)).counts["hits"] == 1  # of the child
 
 
-def test_what_a_killed_process_wrote_is_read(cloud, folder):
+def test_events_of_a_killed_process_are_read(cloud, folder):
     cloud.put("key", noise(MiB))
 
     def read_and_wait():
@@ -185,7 +185,7 @@ def test_what_a_killed_process_wrote_is_read(cloud, folder):
     assert read(folder).n_cut == 0
 
 
-def test_nothing_is_lost_between_who_notes_and_who_writes(tmp_path):
+def test_no_event_is_lost_between_threads_and_the_writer(tmp_path):
     log = event_log.EventLog(str(tmp_path))
     interval = sys.getswitchinterval()
 
@@ -211,14 +211,14 @@ def test_nothing_is_lost_between_who_notes_and_who_writes(tmp_path):
     )
 
 
-def test_a_program_that_ends_writes_what_it_noted(tmp_path):
+def test_a_program_writes_its_events_at_exit(tmp_path):
     code = "from cachedfs.common import event_log\nevent_log.MIN_WAIT_S = 0\nwith event_log.waiting('b/k'):\n    pass"
     environ = {**os.environ, event_log.VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, check=True)
     assert [wait.path for wait in read(tmp_path).waits] == ["b/k"]
 
 
-def test_a_line_that_was_cut_off_is_passed_over(cloud, folder):
+def test_a_truncated_line_is_skipped(cloud, folder):
     cloud.put("key", noise(MiB))
     CachedGCSFileSystem().cat_file(cloud.path("key"))
     forget()
@@ -244,7 +244,7 @@ def test_a_file_is_bounded(tmp_path, n_together):
     assert 0 < len(records.waits) < 100
 
 
-def test_trouble_with_the_file_is_one_warning(cloud, tmp_path, monkeypatch, caplog):
+def test_an_unusable_file_is_one_warning(cloud, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv(event_log.VARIABLE, "")
     (tmp_path / "file").touch()
     log_events(tmp_path / "file")
@@ -258,7 +258,7 @@ def test_trouble_with_the_file_is_one_warning(cloud, tmp_path, monkeypatch, capl
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_switching_on_later_counts_from_there(cloud, tmp_path, monkeypatch):
+def test_events_enabled_later_count_from_there(cloud, tmp_path, monkeypatch):
     monkeypatch.setenv(event_log.VARIABLE, "")
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()

@@ -39,7 +39,7 @@ LOOK = """(() => {
 
 @pytest.fixture
 def run(cloud, tmp_path, monkeypatch):
-    """A run with events: five objects read twice, and one that is not there; gives what the server and `stats` counted."""
+    """A run with events: five objects read twice, and a missing one; yields the counts of the server and of `stats`."""
     monkeypatch.setenv(event_log.VARIABLE, "")
     for number in range(5):
         cloud.put(f"d{number % 2}/{number}", noise(2 * MiB + number))
@@ -86,7 +86,7 @@ def test_a_browser_shows_the_numbers_of_the_run(run, tmp_path):
     assert all(picture["width"] <= 360 and picture["letters"] >= 8 for picture in phone["pictures"])
 
 
-def test_the_page_is_alone_and_shows_names_as_they_are(run, tmp_path):
+def test_the_page_is_self_contained_and_escapes_names(run, tmp_path):
     page = tmp_path / "report.html"
     report(run[0], "-o", page)
     text = page.read_text(encoding="utf-8")
@@ -95,10 +95,9 @@ def test_the_page_is_alone_and_shows_names_as_they_are(run, tmp_path):
     assert "<b>none</b>" not in text
 
 
-def test_names_in_any_script_are_drawn_as_text_and_warn_of_nothing():
-    drawn = pictures(
-        summary_of(EventRecords()), [("照片/猫", 4 * MiB)]
-    )  # which the font that measures them lacks
+def test_names_in_any_script_are_drawn_as_text_without_warnings():
+    # The font used for measuring lacks these characters.
+    drawn = pictures(summary_of(EventRecords()), [("照片/猫", 4 * MiB)])
     assert "照片/猫" in drawn[-1].svg
 
 
@@ -112,7 +111,7 @@ def test_json_has_the_same_numbers_and_no_page(run, tmp_path, monkeypatch):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_looking_at_a_run_is_no_part_of_it(run, cloud):
+def test_making_a_report_adds_no_events(run, cloud):
     folder, _, _ = run
     program = "import sys; from cachedfs.cli import main; main(sys.argv[1:])"
     code = f"import os; os.environ['CACHEDFS_EVENTS'] = {str(folder)!r}; {program}"
@@ -120,7 +119,7 @@ def test_looking_at_a_run_is_no_part_of_it(run, cloud):
     assert json.loads(report(folder, "--json").stdout)["n_processes"] == 1
 
 
-def test_where_no_events_are_the_error_says_how_to_get_some(tmp_path, monkeypatch):
+def test_without_events_the_error_says_how_to_record_some(tmp_path, monkeypatch):
     monkeypatch.delenv(event_log.VARIABLE, raising=False)
     assert "CACHEDFS_EVENTS" in report(tmp_path, status=1).stderr
     assert "CACHEDFS_EVENTS" in report(status=2).stderr
@@ -141,15 +140,15 @@ def contrast(one, other):
 
 
 @pytest.mark.parametrize("name", COLOURS)
-def test_what_is_drawn_stands_out(name):
+def test_drawn_shapes_have_enough_contrast(name):
     assert contrast(COLOURS[name], BACKGROUND) >= 3  # WCAG 2.1, 1.4.11
 
 
-def test_what_is_written_stands_out():
+def test_text_has_enough_contrast():
     assert contrast(INK, BACKGROUND) >= 7  # 1.4.6
 
 
-# Of linear RGB, for who lacks one of the three cones: Machado, Oliveira and Fernandes, 2009.
+# Matrices in linear RGB for color blindness: Machado, Oliveira and Fernandes, 2009.
 BLIND = {
     "protan": (
         (0.152286, 1.052583, -0.204868),
@@ -166,7 +165,7 @@ BLIND = {
         (-0.078411, 0.930809, 0.147602),
         (0.004733, 0.691367, 0.303900),
     ),
-    "nobody": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "full color vision": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
 }
 TOGETHER = [("bytes", "hits", "waits"), ("bytes", "waits", "others", "idle")]  # in one picture
 
@@ -183,7 +182,7 @@ def lab(linear):
 
 @pytest.mark.parametrize("eyes", BLIND)
 @pytest.mark.parametrize("names", TOGETHER)
-def test_colours_of_one_picture_differ_for_every_eye(names, eyes):
+def test_colors_of_one_picture_differ_for_color_blind_readers(names, eyes):
     for one, other in itertools.combinations(names, 2):
         seen = []
         for name in (one, other):

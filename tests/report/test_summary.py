@@ -22,16 +22,16 @@ def sample(at, over_s, **counts):
     return SampleEvent(at, over_s, dict.fromkeys(COUNTS, 0) | counts)
 
 
-def test_nothing_is_a_report_too():
+def test_an_empty_log_gives_an_empty_report():
     summary = summary_of(EventRecords())
     assert (summary.elapsed_s, summary.n_requests, summary.bound_per_s) == (0.0, 0, None)
     assert summary.sentence == "Nothing happened."
 
 
-def test_waiting_is_shared_out_by_what_was_under_way():
-    # Asked at 10, answered at 12, all here at 15; a reader waited from 11 to 18, and from 13 to 14 as well.
+def test_waiting_is_divided_by_what_was_in_progress():
+    # Sent at 10, answered at 12, complete at 15; a reader waited from 11 to 18, and one from 13 to 14 as well.
     records = EventRecords(
-        # The second asks while the bytes of the first come: that is no waiting for an answer.
+        # The second is sent while bytes of the first arrive: that is no waiting for an answer.
         requests=(request(10.0, 2.0, 5.0, size=3_000_000), request(12.0, 2.0, 2.5, size=1)),
         waits=(WaitEvent(11.0, "b/k", 7.0), WaitEvent(13.0, "b/k", 1.0)),
         samples=(sample(20.0, 10.0, bytes_fetched=3_000_000),),
@@ -53,7 +53,7 @@ def test_waiting_is_shared_out_by_what_was_under_way():
         (1.0, 2.0, 0.9, "Reading does not limit"),
     ],
 )
-def test_the_sentence_names_what_took_the_waiting(wait_s, took_s, waited_s, begins):
+def test_the_conclusion_names_what_took_the_waiting(wait_s, took_s, waited_s, begins):
     records = EventRecords(
         requests=(request(0.0, wait_s, took_s, size=1),),
         waits=(WaitEvent(0.0, "b/k", waited_s),),
@@ -62,7 +62,7 @@ def test_the_sentence_names_what_took_the_waiting(wait_s, took_s, waited_s, begi
     assert summary_of(records).sentence.startswith(begins)
 
 
-def test_bins_hold_what_was_counted_where_it_was():
+def test_bins_contain_the_counts_of_their_time():
     records = EventRecords(
         requests=(request(0.0, 1.0, 3.0, size=400), request(2.0, 2.0, 2.0, status=503)),
         waits=(WaitEvent(0.0, "b/k", 1.0),),
@@ -88,7 +88,7 @@ amounts = st.floats(0.001, 100)
     st.lists(st.tuples(st.floats(0, 100), amounts, st.integers(0, 10**9)), min_size=1, max_size=20),
     st.integers(1, 70),
 )
-def test_no_byte_is_lost_or_made_by_the_bins(samples, n_bins):
+def test_bins_keep_the_total_number_of_bytes(samples, n_bins):
     records = EventRecords(samples=tuple(sample(at, over_s, bytes_fetched=n) for at, over_s, n in samples))
     summary = summary_of(records, n_bins=n_bins)
     total = sum(n for _, _, n in samples)
@@ -118,7 +118,7 @@ def test_an_unknown_format_is_an_error():
         parsed(['{"kind":"process","at":0,"format":2,"pid":1}'])
 
 
-def test_lines_that_are_not_ours_are_counted():
+def test_foreign_lines_are_counted():
     records = parsed(
         [
             "nonsense",
@@ -131,7 +131,7 @@ def test_lines_that_are_not_ours_are_counted():
     assert (records.n_cut, records.waits) == (4, (WaitEvent(1.0, "b/k", 2.0),))
 
 
-def test_lines_with_nothing_where_a_number_should_be_are_counted():
+def test_lines_without_a_required_number_are_counted():
     sums = {"kind": "sums", "of": 1, "at": 1.0, "over_s": 1.0, "bytes_per_s": "fast"} | dict.fromkeys(
         COUNTS, 0
     )
@@ -160,7 +160,7 @@ def test_lines_with_nothing_where_a_number_should_be_are_counted():
 
 @pytest.mark.parametrize("odd", [None, [], {}, "x", 1e308, -1e308, math.inf, math.nan, 10**400])
 @pytest.mark.parametrize("kind", ["request", "wait", "sums"])
-def test_a_damaged_line_ends_no_report(kind, odd):
+def test_a_damaged_line_does_not_stop_the_report(kind, odd):
     lines = {
         "request": {"method": "GET", "url": "u", "range": "", "status": 206, "ahead": False, "at": 1.0}
         | {"bytes": 1, "wait_s": 0.1, "took_s": 0.2},

@@ -1,6 +1,6 @@
-"""Google's discovery documents as a judge: is this request a documented one, and that reply?
+"""Check requests and replies of Drive against Google's discovery documents.
 
-The documents ship inside google-api-python-client.
+The documents are part of google-api-python-client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cachedfs.sim import Request
 
 __all__ = ["Api", "problems_of_reply", "problems_of_request"]
 
-_ROWS = 50  # of a page that are looked at: what shows the others is the same code
+_ROWS = 50  # items of a page that are checked: the others are made by the same code
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str,
@@ -28,7 +28,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "array": list,
     "object": dict,
 }
-# What the guides say of uploads, and of links that a reply gave, the documents leave out.
+# From the guides: upload sessions, and links in replies, are missing in the documents.
 _OF_UPLOADS = {"uploadType", "upload_id"}
 _OF_LINKS = {"source"}
 
@@ -57,7 +57,7 @@ class Api:
                     yield method["httpMethod"], re.compile(pattern), method
 
     def method(self, verb: str, path: str) -> dict[str, Any] | None:
-        """Return the method at an address; None when there is none. Names that are no parameters go first."""
+        """Return the method at an address, or None. Fixed path segments take precedence over parameters."""
         found = [m for v, pattern, m in self._methods if v == verb and pattern.fullmatch(path)]
         return min(found, key=lambda m: m["path"].count("{"), default=None)
 
@@ -81,7 +81,7 @@ class Api:
             yield f"{method['id']}: has no media"
 
     def reply(self, verb: str, path: str, value: Any) -> Iterator[str]:
-        """Yield what is wrong with the JSON that a method answered with."""
+        """Yield what is wrong with the JSON reply of a method."""
         method = self.method(verb, path)
         if method is None:
             yield f"{verb} {path}: no such method"
@@ -103,9 +103,9 @@ class Api:
             for row in value[:_ROWS]:
                 yield from self.value(schema["items"], row, f"{at}[]")
         elif kind == "object":
-            told = schema.get("properties", {}).get("kind", {}).get("default")
-            if told and value.get("kind", told) != told:
-                yield f"{at}: a {value['kind']} and no {told}"
+            expected_kind = schema.get("properties", {}).get("kind", {}).get("default")
+            if expected_kind and value.get("kind", expected_kind) != expected_kind:
+                yield f"{at}: a {value['kind']} and no {expected_kind}"
             for name, inner in value.items():
                 known = schema.get("properties", {}).get(name) or schema.get("additionalProperties")
                 yield from (self.value(known, inner, f"{at}.{name}") if known else [f"{at}: no field {name}"])
@@ -114,7 +114,7 @@ class Api:
 
 
 def _of_text(at: str, schema: Mapping[str, Any], text: str) -> Iterator[str]:
-    """Yield what is wrong with a string, or with a parameter, which is one too."""
+    """Yield what is wrong with a string or a parameter."""
     form, kind = schema.get("format"), schema.get("type")
     is_number = kind == "integer" or form in ("int64", "uint64", "int32", "uint32")
     if "enum" in schema and text not in schema["enum"]:
@@ -140,19 +140,19 @@ def _api_of(path: str) -> Api | None:
 
 
 def problems_of_request(request: Request) -> list[str]:
-    """Return what is undocumented in a request that a simulated Drive has in its log."""
+    """Return what is undocumented in a request in the log of a simulated Drive."""
     if request.path in ("/token", "/oauth2/v4/token", "/batch/drive/v2", "/batch/drive/v3"):
         return []
     api, verb = _api_of(request.path), request.headers.get("x-http-method-override", request.method)
     if api is None:
         return [f"{verb} {request.path}: no such address"]
-    if "upload_id" in request.query:  # the address that began the upload was judged
+    if "upload_id" in request.query:  # the address that began the upload was checked
         return [] if verb in ("PUT", "POST", "DELETE") else [f"{verb}: not for an upload"]
     return list(api.request(verb, request.path, request.query))
 
 
 def problems_of_reply(verb: str, target: str, status: int, kind: str, body: bytes) -> list[str]:
-    """Return what is undocumented in a reply; nothing where it is no JSON of the API."""
+    """Return what is undocumented in a reply; nothing if it is not JSON of the API."""
     path, _, query = target.partition("?")
     if not kind.startswith("application/json") or "alt=media" in query or (api := _api_of(path)) is None:
         return []

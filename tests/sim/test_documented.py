@@ -15,7 +15,7 @@ from tests.sim.discovery import Api, problems_of_reply, problems_of_request
 MiB = 1 << 20
 
 
-def test_a_session_asks_only_for_what_is_documented() -> None:
+def test_a_session_sends_only_documented_requests() -> None:
     with DriveServer() as server:
         server.put("data/sub/a.bin", os.urandom(9 * MiB))
         server.put("data/b.bin", b"b")
@@ -44,7 +44,7 @@ def test_a_session_asks_only_for_what_is_documented() -> None:
     assert kinds <= {request.kind for request in log}
 
 
-# The judge
+# The checker itself
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,9 @@ def test_a_session_asks_only_for_what_is_documented() -> None:
         ("GET", "/drive/v4/files", {}, "no such address"),
     ],
 )
-def test_the_judge_knows_requests(verb: str, path: str, query: dict[str, str], what: str | None) -> None:
+def test_the_checker_recognizes_wrong_requests(
+    verb: str, path: str, query: dict[str, str], what: str | None
+) -> None:
     problems = problems_of_request(Request(verb, path, query, {}))
     assert ([what in problem for problem in problems] == [True]) if what else problems == []
 
@@ -82,12 +84,12 @@ def test_the_judge_knows_requests(verb: str, path: str, query: dict[str, str], w
         ({"kind": "drive#item"}, "no drive#file"),
     ],
 )  # fmt: skip
-def test_the_judge_knows_replies(file: Any, what: str | None) -> None:
+def test_the_checker_recognizes_wrong_replies(file: Any, what: str | None) -> None:
     problems = list(Api("v2").reply("GET", "/drive/v2/files/x", file))
     assert ([what in problem for problem in problems] == [True]) if what else problems == []
 
 
-def test_the_judge_knows_errors() -> None:
+def test_the_checker_recognizes_wrong_errors() -> None:
     kind, body = "application/json", b'{"error": {"code": 404, "message": "m", "errors": []}}'
     assert problems_of_reply("GET", "/drive/v2/files/x", 404, kind, body) == []
     assert len(problems_of_reply("GET", "/drive/v2/files/x", 400, kind, body)) == 1

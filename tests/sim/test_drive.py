@@ -45,7 +45,7 @@ Reply = tuple[int, Any, bytes]
 def ask(
     server: DriveServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> Reply:
-    """Return status, headers and body of one request by a bare client."""
+    """Send one request with a bare client; return status, headers and body."""
     connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
     try:
         connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
@@ -59,7 +59,7 @@ def ask(
 
 
 def judge(verb: str, target: str, status: int, headers: Any, body: bytes) -> None:
-    """Fail unless a reply is what the discovery documents say; all that this file asks comes through here."""
+    """Fail unless a reply matches the discovery documents; every reply in this file is checked here."""
     if headers.get("Content-Encoding", headers.get("content-encoding")) == "gzip":
         body = gzip.decompress(body)
     kind = headers.get("Content-Type") or headers.get("content-type") or ""
@@ -67,7 +67,7 @@ def judge(verb: str, target: str, status: int, headers: Any, body: bytes) -> Non
 
 
 def ask_json(server: DriveServer, path: str, method: str = "GET", body: Any = None, **query: Any) -> Any:
-    """Return the JSON of a reply, with its status as `status` when it is an error."""
+    """Return the JSON of a reply, with its status as `status` if it is an error."""
     target = f"{path}?{urlencode(query)}" if query else path
     data = None if body is None else json.dumps(body).encode()
     status, _, text = ask(server, target, method, data, content_type="application/json")
@@ -81,7 +81,7 @@ def titles(server: DriveServer, q: str, **query: Any) -> list[str]:
 
 
 class Rewriting(httplib2.Http):
-    """An http object that takes what is meant for Google to the simulation."""
+    """An http object that sends requests for Google to the simulation."""
 
     endpoint_url = token = ""
 
@@ -99,7 +99,7 @@ class Rewriting(httplib2.Http):
 
 
 class Credentials:
-    """What PyDrive2 needs of credentials; the http objects they give lead to the simulation."""
+    """The credentials that PyDrive2 needs; their http objects send requests to the simulation."""
 
     access_token_expired, invalid, refresh_token = False, False, None
 
@@ -110,7 +110,7 @@ class Credentials:
     def authorize(self, _: Any) -> Rewriting:
         http = Rewriting()
         self._made.append(http)
-        http.redirect_codes = http.redirect_codes - {308}  # a 308 is no redirect to this API
+        http.redirect_codes = http.redirect_codes - {308}  # a 308 is not a redirect in this API
         http.endpoint_url = self.endpoint_url
         return http
 
@@ -161,7 +161,7 @@ def pyfs(auth: Any) -> Any:
 
 @pytest.fixture
 def gfs(server: DriveServer) -> Any:
-    """gdrive-fsspec's filesystem; its service is public, and leads to the simulation."""
+    """gdrive-fsspec's filesystem, with its public service replaced by the simulation."""
     core = pytest.importorskip("gdrive_fsspec.core")
     fs = core.GoogleDriveFileSystem(token="anon", skip_instance_cache=True)
     fs.srv.close()
@@ -293,7 +293,7 @@ def test_pydrive2_filesystem_works_on_a_shared_drive(server: DriveServer, auth: 
     assert server.requests[-1].query["driveId"] == drive_id
 
 
-def test_pydrive2_filesystem_waits_out_the_rate_limit(server: DriveServer, pyfs: Any) -> None:
+def test_pydrive2_filesystem_retries_after_the_rate_limit(server: DriveServer, pyfs: Any) -> None:
     server.put("a", b"x")
     server.fail(Fault(kind="list", status=403, reason="userRateLimitExceeded"))
     assert pyfs.ls("root") == ["root/a"]
@@ -393,7 +393,7 @@ def test_googleapiclient_v2_copies_moves_and_sees_revisions(server: DriveServer,
     with build(server, "v3") as v3:
         assert v3.revisions().get_media(fileId=item_id, revisionId=revisions[0]["id"]).execute() == b"one"
     in_v3 = ask(server, f"{V3}/{item_id}?alt=media&revisionId={revisions[0]['id']}")
-    assert in_v3[2] == b"two"  # no such parameter, and so it is ignored
+    assert in_v3[2] == b"two"  # no such parameter, so it is ignored
     copy = v2.files().copy(fileId=item_id, body={"parents": [{"id": folder}]}).execute()
     assert server.get("d/Copy of f") == b"two"
     v2.files().patch(fileId=copy["id"], addParents="root", removeParents=folder).execute()
@@ -435,7 +435,7 @@ def test_googleapiclient_follows_changes(server: DriveServer, v2: Any, v3: Any) 
     assert page["newStartPageToken"] == after
 
 
-def test_of_a_removed_or_trashed_folder_one_change_tells(server: DriveServer, v2: Any) -> None:
+def test_a_removed_or_trashed_folder_is_one_change(server: DriveServer, v2: Any) -> None:
     item_id, folder = server.put("d/f", b"x"), server.folder("d")
     first = v2.changes().getStartPageToken().execute()["startPageToken"]
     v2.files().trash(fileId=folder).execute()
@@ -474,7 +474,7 @@ def test_a_change_is_in_the_feed_after_a_delay_and_never_lost(server: DriveServe
         assert news(after)[0] == [seen]
 
 
-def test_the_delay_of_the_feed_is_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_delay_of_the_feed_is_in_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(Network, "now", lambda _: now[0])
     with DriveServer() as server:
@@ -485,7 +485,7 @@ def test_the_delay_of_the_feed_is_simulated_time(monkeypatch: pytest.MonkeyPatch
         assert ask_json(server, "/drive/v2/changes")["items"][-1]["fileId"] == item_id
 
 
-def test_a_rejected_token_of_the_feed_is_a_bad_request(server: DriveServer, v3: Any) -> None:
+def test_a_rejected_feed_token_is_a_bad_request(server: DriveServer, v3: Any) -> None:
     first = v3.changes().getStartPageToken().execute()["startPageToken"]
     server.put("f", b"x")
     server.expire_changes()
@@ -497,7 +497,7 @@ def test_a_rejected_token_of_the_feed_is_a_bad_request(server: DriveServer, v3: 
     assert (row["fileId"], row["file"].keys()) == (item_id, {"kind", "id", "name", "mimeType"})
 
 
-def test_a_shared_drive_has_a_feed_of_its_own(server: DriveServer, v2: Any) -> None:
+def test_a_shared_drive_has_its_own_feed(server: DriveServer, v2: Any) -> None:
     drive_id = server.share_drive("team")
     of_drive = {"driveId": drive_id, "supportsAllDrives": True}
     first = v2.changes().getStartPageToken(**of_drive).execute()["startPageToken"]
@@ -514,7 +514,7 @@ def test_a_shared_drive_has_a_feed_of_its_own(server: DriveServer, v2: Any) -> N
     assert ask_json(server, at, driveId="x", supportsAllDrives="true")["status"] == 404
 
 
-def test_what_was_moved_into_a_folder_that_is_then_removed_is_told_to_be_gone(
+def test_items_moved_into_a_folder_that_is_removed_are_reported_as_removed(
     server: DriveServer, v2: Any
 ) -> None:
     item_id, stays, folder = server.put("a/f", b""), server.put("b/g", b""), server.folder("b")
@@ -526,9 +526,7 @@ def test_what_was_moved_into_a_folder_that_is_then_removed_is_told_to_be_gone(
     assert stays not in [row["fileId"] for row in rows]
 
 
-def test_what_leaves_a_shared_drive_is_removed_in_its_feed_and_there_alone(
-    server: DriveServer, v2: Any
-) -> None:
+def test_items_leaving_a_shared_drive_are_removed_only_in_its_feed(server: DriveServer, v2: Any) -> None:
     drive_id = server.share_drive("team")
     item_id = server.put("f", b"", parent=drive_id)
     first = v2.changes().getStartPageToken().execute()["startPageToken"]
@@ -573,7 +571,7 @@ def test_googleapiclient_creates_once_with_a_generated_id(server: DriveServer, v
     v2.files().insert(body={"id": ids[1], "title": "folder", "mimeType": FOLDER}).execute()
 
 
-def test_googleapiclient_makes_no_document_of_a_generated_id(server: DriveServer, v2: Any) -> None:
+def test_googleapiclient_cannot_create_a_document_with_a_generated_id(server: DriveServer, v2: Any) -> None:
     ids = v2.files().generateIds(maxResults=2).execute()["ids"]
     error = ask_json(server, V2, "POST", {"id": ids[1], "title": "new", "mimeType": DOCUMENT})
     assert (error["status"], error["reason"]) == (400, "generatedIdNotSupported")
@@ -634,7 +632,7 @@ def test_googleapiclient_sends_batches_that_count_as_their_calls(server: DriveSe
     assert (entry.path, entry.kind, entry.units) == (f"/batch/drive/{version}", "batch", 4 * 5 + 50)
 
 
-def test_a_batch_has_100_calls_at_most_and_no_media() -> None:
+def test_a_batch_has_at_most_100_calls_and_no_media() -> None:
     def batch(*targets: str) -> tuple[int, bytes]:
         parts = "".join(
             f"--b\r\nContent-Type: application/http\r\n\r\nGET {t} HTTP/1.1\r\n\r\n\r\n" for t in targets
@@ -643,7 +641,7 @@ def test_a_batch_has_100_calls_at_most_and_no_media() -> None:
         return ask(server, "/batch/drive/v2", "POST", body, content_type=kind, accept_encoding="gzip")[::2]
 
     quota = Quota(units_per_user=1000, units_per_project=1e6)
-    with DriveServer(quota=quota, time_scale=1e-6) as server:  # nothing of the quota comes back meanwhile
+    with DriveServer(quota=quota, time_scale=1e-6) as server:  # the quota is not refilled meanwhile
         at = f"{V2}/{server.put('f', b'x')}"
         status, text = batch(*[at] * 100)  # 40 of them within the quota
         assert (status, text.count(b"HTTP/1.1 200 OK"), text.count(b"HTTP/1.1 403")) == (200, 40, 60)
@@ -655,7 +653,7 @@ def test_a_batch_has_100_calls_at_most_and_no_media() -> None:
         assert server.requests[-1].units == 0  # nothing of it was done
 
 
-def test_json_comes_packed_to_who_takes_gzip_and_says_so_twice(server: DriveServer) -> None:
+def test_json_is_compressed_for_clients_that_request_gzip_twice(server: DriveServer) -> None:
     at = f"{V2}/{server.put('f', b'x' * 1000)}"
     both = {"accept_encoding": "gzip, deflate", "user_agent": "me (gzip)"}
     for target, status in ((at, 200), (V2, 200), (f"{V2}/nothing", 404)):
@@ -668,7 +666,7 @@ def test_json_comes_packed_to_who_takes_gzip_and_says_so_twice(server: DriveServ
     assert ask(server, f"{V2}/{stored}?alt=media", **both)[2] == b"x" * 1000
 
 
-def test_any_method_may_come_as_a_post(server: DriveServer) -> None:
+def test_any_method_may_be_sent_as_a_post(server: DriveServer) -> None:
     item_id = server.put("f", b"x")
     as_method = {"content_type": "application/json", "x_http_method_override": "PATCH"}
     assert ask(server, f"{V2}/{item_id}", "POST", b'{"title": "g"}', **as_method)[0] == 200
@@ -709,10 +707,10 @@ def test_gdrive_fsspec_makes_and_removes(server: DriveServer, gfs: Any) -> None:
     assert server.find("a") == []
 
 
-# What a listing may do to its reader
+# Listings with surprises
 
 
-def test_a_title_is_asked_for_without_regard_to_case(server: DriveServer) -> None:
+def test_titles_are_searched_without_regard_to_case(server: DriveServer) -> None:
     server.put("Name", b"1")
     server.put("NAME", b"2")
     server.put("Name.txt", b"3")
@@ -723,7 +721,7 @@ def test_a_title_is_asked_for_without_regard_to_case(server: DriveServer) -> Non
     assert ask_json(server, V3, q="name='name'")["files"][0]["name"] == "Name"
 
 
-def test_names_hold_quotes_backslashes_and_slashes(server: DriveServer) -> None:
+def test_names_may_contain_quotes_backslashes_and_slashes(server: DriveServer) -> None:
     for name in ("it's", "a\\b", "a/b", "..", "ü 'x' \\", "line\nbreak"):
         item_id = server.add(name, b"x")
         escaped = name.replace("\\", "\\\\").replace("'", "\\'")
@@ -757,7 +755,7 @@ def test_queries_follow_the_grammar(server: DriveServer, q: str, expected: list[
 
 
 @pytest.mark.parametrize("q", ["title", "title=", "name='x'", "(title='x'", "(title='x' title='y')", "title='x' and", "'x' in owners", "title < 'x'", "x='y'", "title='x' title='y'"])  # fmt: skip
-def test_what_is_no_query_is_refused(server: DriveServer, q: str) -> None:
+def test_invalid_queries_are_refused(server: DriveServer, q: str) -> None:
     error = ask_json(server, V2, q=q)
     assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "q")
     assert (error["domain"], error["locationType"]) == ("global", "parameter")
@@ -769,7 +767,7 @@ def test_a_missing_folder_is_not_found(server: DriveServer) -> None:
     assert (error["status"], error["reason"], error["location"]) == (404, "notFound", "fileId")
 
 
-def test_pages_may_be_short_and_even_empty(server: DriveServer) -> None:
+def test_pages_may_be_short_or_empty(server: DriveServer) -> None:
     folder = server.folder("d")
     server.fill(folder, 5)
     server.short_pages(2)
@@ -798,7 +796,7 @@ def test_a_rejected_page_token_is_a_bad_request(server: DriveServer) -> None:
     assert (error["status"], error["reason"], error["location"]) == (400, "invalid", "pageToken")
 
 
-def test_what_is_deleted_between_two_pages_is_not_on_the_second(server: DriveServer) -> None:
+def test_an_item_deleted_between_two_pages_is_not_on_the_second(server: DriveServer) -> None:
     ids = [server.put(f"f{i}", b"") for i in range(4)]
     page = ask_json(server, V2, q="'root' in parents", maxResults=2)
     server.remove(ids[2])
@@ -806,7 +804,7 @@ def test_what_is_deleted_between_two_pages_is_not_on_the_second(server: DriveSer
     assert [item["id"] for item in rest["items"]] == [ids[3]]
 
 
-def test_a_query_for_several_folders_may_lose_some(server: DriveServer) -> None:
+def test_a_query_for_several_folders_may_omit_items(server: DriveServer) -> None:
     server.put("a/f", b"")
     server.put("b/g", b"")
     q = " or ".join(f"'{server.folder(name)}' in parents" for name in "ab")
@@ -816,7 +814,7 @@ def test_a_query_for_several_folders_may_lose_some(server: DriveServer) -> None:
     assert ([item["title"] for item in reply["items"]], reply["incompleteSearch"]) == (["f"], False)
 
 
-def test_listings_are_ordered_on_demand(server: DriveServer) -> None:
+def test_listings_are_ordered_on_request(server: DriveServer) -> None:
     for name in ("b", "A", "c"):
         server.put(name, b"")
     server.folder("z")
@@ -830,7 +828,7 @@ def test_listings_are_ordered_on_demand(server: DriveServer) -> None:
     assert ask_json(server, V2, orderBy="name")["location"] == "orderBy"
 
 
-def test_a_page_holds_100_by_default_and_1000_at_most(server: DriveServer) -> None:
+def test_a_page_has_100_items_by_default_and_at_most_1000(server: DriveServer) -> None:
     folder = server.folder("d")
     server.fill(folder, 1200, prefix="x", size=3)
     q = f"'{folder}' in parents"
@@ -850,7 +848,7 @@ def test_fields_are_those_of_the_discovery_documents() -> None:
         assert set(names) == schema["properties"].keys()
 
 
-def test_a_mask_keeps_what_it_names(server: DriveServer) -> None:
+def test_a_fields_mask_keeps_what_it_names(server: DriveServer) -> None:
     item_id = server.put("f", b"x")
     got = ask_json(
         server, f"{V2}/{item_id}", fields="id,labels/trashed,parents(id),capabilities(canDownload,canEdit)"
@@ -882,7 +880,7 @@ def test_masks_and_queries_are_values() -> None:
     assert parse_query("not 'a' in parents or title='x'", fields).parents() is None
 
 
-# What an item is
+# Items
 
 
 def test_folders_shortcuts_and_documents_have_no_content(server: DriveServer) -> None:
@@ -955,7 +953,7 @@ def test_children_of_a_trashed_folder_are_trashed(server: DriveServer) -> None:
     assert ask_json(server, f"{V2}/{item_id}")["status"] == 404
 
 
-def test_an_item_may_lie_in_two_folders(server: DriveServer) -> None:
+def test_an_item_may_be_in_two_folders(server: DriveServer) -> None:
     a, b = server.folder("a"), server.folder("b")
     item_id = server.put("a/f", b"x")
     server.edit(item_id, parents=[a, b])
@@ -967,13 +965,13 @@ def test_an_item_may_lie_in_two_folders(server: DriveServer) -> None:
     assert [ref["id"] for ref in server.item(item_id)["parents"]] == [b]
 
 
-def test_a_folder_is_not_put_into_itself(server: DriveServer) -> None:
+def test_a_folder_cannot_be_moved_into_itself(server: DriveServer) -> None:
     a, b = server.folder("a"), server.folder("a/b")
     assert ask_json(server, f"{V2}/{a}?addParents={b}", "PATCH", {})["status"] == 400
     assert ask_json(server, f"{V2}/root", "DELETE")["status"] == 403
 
 
-def test_items_of_a_shared_drive_are_seen_only_on_demand(server: DriveServer) -> None:
+def test_items_of_a_shared_drive_are_visible_only_on_request(server: DriveServer) -> None:
     drive_id = server.share_drive("team")
     item_id = server.put("d/f", b"x", parent=drive_id)
     folder = server.folder("d", parent=drive_id)
@@ -995,7 +993,7 @@ def test_items_of_a_shared_drive_are_seen_only_on_demand(server: DriveServer) ->
     assert {row["fileId"] for row in rows} == {item_id, folder}
 
 
-def test_who_is_no_member_of_a_shared_drive_sees_what_was_shared_and_not_the_drive(
+def test_a_non_member_sees_shared_items_of_a_shared_drive_only(
     server: DriveServer,
 ) -> None:
     drive_id = server.share_drive("theirs", member=False)
@@ -1017,8 +1015,8 @@ def test_who_is_no_member_of_a_shared_drive_sees_what_was_shared_and_not_the_dri
     for address in (V2, "/drive/v2/changes"):
         refused = ask_json(server, address, **both, corpora="drive", driveId=drive_id)
         assert (refused["status"], refused["reason"], refused["location"]) == (404, "notFound", "driveId")
-    told = ask_json(server, "/drive/v2/changes", **both)["items"]
-    assert {row["fileId"] for row in told} == {item_id, folder}
+    changed = ask_json(server, "/drive/v2/changes", **both)["items"]
+    assert {row["fileId"] for row in changed} == {item_id, folder}
 
 
 def test_a_folder_moved_into_a_shared_drive_takes_its_children_along(server: DriveServer) -> None:
@@ -1027,7 +1025,7 @@ def test_a_folder_moved_into_a_shared_drive_takes_its_children_along(server: Dri
     assert server.item(item_id)["driveId"] == drive_id
 
 
-def test_a_resource_key_opens_an_item(server: DriveServer) -> None:
+def test_a_resource_key_gives_access_to_an_item(server: DriveServer) -> None:
     item_id = server.put("f", b"x")
     server.edit(item_id, resourceKey="rk")
     for key, status in (("", 404), (f"{item_id}/no", 404), (f"a/b,{item_id}/rk", 200)):
@@ -1035,14 +1033,14 @@ def test_a_resource_key_opens_an_item(server: DriveServer) -> None:
     assert ask_json(server, V2)["items"][0]["resourceKey"] == "rk"
 
 
-def test_an_abusive_file_is_got_by_who_acknowledges(server: DriveServer) -> None:
+def test_an_abusive_file_is_downloaded_only_with_acknowledge_abuse(server: DriveServer) -> None:
     item_id = server.put("f", b"x")
     server.edit(item_id, abusive=True)
     assert ask_json(server, f"{V2}/{item_id}", alt="media")["reason"] == "cannotDownloadAbusiveFile"
     assert ask(server, f"{V2}/{item_id}?alt=media&acknowledgeAbuse=true")[2] == b"x"
 
 
-def test_capabilities_are_obeyed(server: DriveServer) -> None:
+def test_capabilities_are_enforced(server: DriveServer) -> None:
     item_id = server.put("f", b"x")
     revision = server.item(item_id)["headRevisionId"]
     names = ("canDownload", "canReadRevisions", "canEdit", "canDelete", "canCopy")
@@ -1057,7 +1055,7 @@ def test_capabilities_are_obeyed(server: DriveServer) -> None:
     assert server.item(item_id)["capabilities"]["canShare"] is True
 
 
-def test_edit_hides_a_field_that_is_none(server: DriveServer) -> None:
+def test_edit_removes_a_field_set_to_none(server: DriveServer) -> None:
     item_id = server.put("f", b"x")
     server.edit(item_id, sha1Checksum=None, description="d", title="g")
     item = server.item(item_id)
@@ -1065,7 +1063,7 @@ def test_edit_hides_a_field_that_is_none(server: DriveServer) -> None:
     assert server.get("g") == b"x"
 
 
-def test_what_others_share_lies_in_no_folder(server: DriveServer) -> None:
+def test_items_shared_by_others_are_in_no_folder(server: DriveServer) -> None:
     item_id, folder = server.shared_with_me("f", b"x"), server.shared_with_me("d")
     server.put("in", b"y", parent=folder)
     item = server.item(item_id)
@@ -1110,7 +1108,7 @@ def test_every_range_of_an_empty_file_is_refused(server: DriveServer) -> None:
     assert ask(server, f"{V2}/{item_id}?alt=media")[::2] == (200, b"")
 
 
-def test_a_reply_is_of_the_revision_it_began_with() -> None:
+def test_a_reply_is_of_the_revision_at_its_start() -> None:
     with DriveServer(Profile(stream_rate=1e6), time_scale=20) as server:
         item_id = server.put("f", b"a" * 300_000)
         connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
@@ -1141,7 +1139,7 @@ def begin(server: DriveServer, body: Any, item_id: str = "") -> str:
     return str(headers["Location"]).removeprefix(server.endpoint_url)
 
 
-def test_a_resumable_upload_says_what_it_has(server: DriveServer) -> None:
+def test_a_resumable_upload_reports_the_bytes_received(server: DriveServer) -> None:
     at, data = begin(server, {"title": "f"}), os.urandom(2 * CHUNK + 10)
     size = len(data)
     assert ask(server, at, "PUT", b"", content_range=f"bytes */{size}")[:1] == (308,)
@@ -1191,7 +1189,7 @@ def test_an_upload_replaces_the_content_and_keeps_the_id(server: DriveServer) ->
 # Budgets, errors, tokens
 
 
-def test_a_budget_allows_its_rate_and_no_more() -> None:
+def test_a_rate_limit_allows_its_rate_and_no_more() -> None:
     meter = Meter(Quota(creates_per_s=3.0))
     assert [meter.create("u", 0.0) for _ in range(4)] == [True, True, True, False]
     assert [meter.create("u", at) for at in (0.4, 0.4, 0.7)] == [True, False, True]
@@ -1200,7 +1198,7 @@ def test_a_budget_allows_its_rate_and_no_more() -> None:
     assert all(Meter(Quota()).create("u", 0.0) for _ in range(1000))
 
 
-def test_a_quota_in_units_is_of_a_user_and_of_a_project() -> None:
+def test_a_quota_in_units_is_per_user_and_per_project() -> None:
     meter = Meter(QUOTAS["units"])  # 5,416 units a second for a user, 16,666 for a project
 
     def downloads(user: str, at: float) -> int:
@@ -1214,7 +1212,7 @@ def test_a_quota_in_units_is_of_a_user_and_of_a_project() -> None:
     assert 26 <= downloads("a", 1.0) <= 27
 
 
-def test_a_quota_in_requests_is_of_a_user_and_of_a_project() -> None:
+def test_a_quota_in_requests_is_per_user_and_per_project() -> None:
     meter = Meter(QUOTAS["requests"])  # 200 a second
     assert [meter.charge("a", "p", 200, 0.0) for _ in range(201)] == [None] * 200 + ["user"]
     assert meter.charge("b", "p", 5, 0.0) == "project"
@@ -1230,7 +1228,7 @@ def test_profiles_have_the_published_quotas() -> None:
         DriveServer(quota="old")
 
 
-def test_what_a_request_costs_is_in_the_log(server: DriveServer) -> None:
+def test_the_log_contains_the_cost_of_each_request(server: DriveServer) -> None:
     item_id, document = server.put("f", b"x"), server.document("d", "text")
     at, costs = f"{V2}/{item_id}", list[int]()
     begun = begin(server, {"title": "up"})
@@ -1248,7 +1246,7 @@ def test_what_a_request_costs_is_in_the_log(server: DriveServer) -> None:
 
 
 @pytest.mark.parametrize(("status", "reason"), [(403, "userRateLimitExceeded"), (429, "rateLimitExceeded")])
-def test_one_users_quota_is_shared_by_all_who_sign_in_as_it(status: int, reason: str) -> None:
+def test_the_quota_of_a_user_is_shared_by_all_tokens(status: int, reason: str) -> None:
     quota = Quota(units_per_user=200, units_per_project=1e6, status=status)
     with DriveServer(quota=quota) as server:
         server.account("c", "another")
@@ -1267,13 +1265,13 @@ def test_one_users_quota_is_shared_by_all_who_sign_in_as_it(status: int, reason:
         assert ask(server, at, x_goog_user_project="other")[0] == 200
 
 
-def test_a_quota_counts_simulated_time() -> None:
+def test_a_quota_uses_simulated_time() -> None:
     with DriveServer(quota=Quota(requests_per_user=1.0), time_scale=1e6) as server:
-        # A minute is 60 microseconds, and no request over a socket is faster.
+        # A minute takes 60 microseconds, and no request over a socket is faster.
         assert {ask(server, V2)[0] for _ in range(5)} == {200}
 
 
-def test_too_many_creates_are_refused_and_nothing_is_made() -> None:
+def test_too_many_creates_are_refused_and_create_nothing() -> None:
     with DriveServer(quota=Quota(creates_per_s=1e-6)) as server:
         body = {"title": "d", "mimeType": FOLDER}
         replies = [ask_json(server, V2, "POST", body) for _ in range(3)]
@@ -1286,7 +1284,7 @@ def test_too_many_creates_are_refused_and_nothing_is_made() -> None:
         assert ask_json(server, f"{V2}/{item_id}", "PATCH", {"title": "g"})["title"] == "g"
 
 
-def test_of_a_file_what_is_asked_for_counts_and_not_what_is_sent() -> None:
+def test_requested_and_not_sent_bytes_count_for_the_quota_of_a_file() -> None:
     with DriveServer(quota=Quota(file_bytes=100.0)) as server:
         ids = [server.put(name, b"x" * 60) for name in "abc"]
 
@@ -1326,7 +1324,7 @@ def test_errors_of_the_profile_are_those_of_drive() -> None:
     }
 
 
-def test_a_bad_day_fails_and_stalls_as_often_as_said_and_is_over_sooner_on_a_faster_clock() -> None:
+def test_errors_and_stalls_of_a_profile_have_its_rate_and_clock() -> None:
     profile = dataclasses.replace(PROFILES["drive-bad"], quota=Quota(), stall_rate=0.5, error_rate=0.25)
     with DriveServer(profile, seed=5, time_scale=5e3) as server:
         at = f"{V2}/{server.put('f', b'x')}?alt=media"
@@ -1376,7 +1374,7 @@ def test_tokens_are_issued_expire_and_are_refused(server: DriveServer) -> None:
     assert ask(server, "/token", "POST", b"grant_type=x")[0] == 400
 
 
-def test_a_token_expires_by_itself_in_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_expires_in_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(Network, "now", lambda _: now[0])
     with DriveServer() as server:
@@ -1414,7 +1412,7 @@ def test_unknown_addresses_are_not_found(server: DriveServer) -> None:
     assert ask(server, V2, "POST", b"{")[0] == 400
 
 
-def test_what_drive_does_not_allow_is_refused(server: DriveServer) -> None:
+def test_operations_that_drive_does_not_allow_are_refused(server: DriveServer) -> None:
     a, b, item_id = server.folder("a"), server.folder("b"), server.put("f", b"x")
     drive_id, both = server.share_drive("team"), {"parents": [{"id": a}, {"id": b}]}
     assert ask_json(server, V2, "POST", both)["location"] == "parents"
@@ -1439,10 +1437,10 @@ def test_what_drive_does_not_allow_is_refused(server: DriveServer) -> None:
     assert server.find("up") == []
 
 
-# Where it runs
+# Ways to run
 
 
-def test_a_folder_of_the_disk_is_my_drive(tmp_path: Path) -> None:
+def test_a_folder_on_disk_is_served_as_my_drive(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "f.txt").write_bytes(b"from disk")
     with DriveServer(folder=tmp_path) as server:
@@ -1457,7 +1455,7 @@ def test_a_folder_of_the_disk_is_my_drive(tmp_path: Path) -> None:
     assert (tmp_path / "d" / "f.txt").read_bytes() == b"from disk"
 
 
-def test_a_child_process_serves_and_takes_commands(tmp_path: Path) -> None:
+def test_a_child_process_serves_and_accepts_commands(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"disk")
     with DriveServer("drive-typical", seed=3, time_scale=100, folder=tmp_path, process=True) as server:
         assert server.get("f") == b"disk"

@@ -28,7 +28,7 @@ from cachedfs.sim.network import Delay
 from cachedfs.sim.objects import list_page
 from tests.support import until
 
-# The class that GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false gives: the other asks for bucket layouts by gRPC over TLS.
+# The class for GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false; the other asks for bucket layouts by gRPC over TLS.
 gcsfs = pytest.importorskip("gcsfs.core")
 storage = pytest.importorskip("google.cloud.storage")
 obstore = pytest.importorskip("obstore")
@@ -85,7 +85,7 @@ Reply = tuple[int, Any, bytes]
 def ask(
     server: GCSServer, target: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> Reply:
-    """Return status, headers and body of one request by a bare client."""
+    """Send one request with a bare client; return status, headers and body."""
     connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
     try:
         connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
@@ -101,7 +101,7 @@ MEDIA = "/download/storage/v1/b/b/o/k?alt=media"
 # gcsfs
 
 
-def test_gcsfs_reads_what_was_put(server: GCSServer, fs: Any) -> None:
+def test_gcsfs_reads_objects(server: GCSServer, fs: Any) -> None:
     server.put("b", ODD, b"hello world")
     assert fs.cat_file(f"b/{ODD}", 2, 5) == b"llo"
     assert fs.cat_file(f"b/{ODD}", -5) == b"world"
@@ -146,10 +146,10 @@ def test_gcsfs_copies_moves_merges_and_removes(server: GCSServer, fs: Any) -> No
     assert fs.find("b") == ["b/c"]
 
 
-def test_gcsfs_batch_delete_tells_each_result(server: GCSServer, fs: Any) -> None:
+def test_gcsfs_batch_delete_reports_each_result(server: GCSServer, fs: Any) -> None:
     server.put("b", "dir/ü 1", b"")
     server.put("b", "two", b"")
-    out = fs.call("GET", "b/b")  # sets the session up
+    out = fs.call("GET", "b/b")  # opens the session
     assert out
     from fsspec.asyn import sync
 
@@ -347,7 +347,7 @@ def test_rclone_copies_there_and_back(server: GCSServer, tmp_path: Path) -> None
     assert (tmp_path / "out" / "ü x").read_bytes() == (tmp_path / "in" / "ü x").read_bytes()
 
 
-# Media, byte by byte
+# Media requests
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_any_range_of_an_empty_object_is_416(server: GCSServer) -> None:
     assert (status, headers["Content-Range"]) == (416, "bytes */0")
 
 
-def test_media_replies_say_which_version_they_are(server: GCSServer) -> None:
+def test_media_replies_state_their_version(server: GCSServer) -> None:
     generation = server.put("b", "k", b"hello", content_type="text/q")
     for target in (MEDIA, "/b/k"):
         status, headers, _ = ask(server, target, range="bytes=0-0")
@@ -394,14 +394,14 @@ def test_media_replies_say_which_version_they_are(server: GCSServer) -> None:
         assert headers["Last-Modified"].endswith("GMT")
 
 
-def test_gzip_objects_come_as_stored_to_who_accepts_gzip(server: GCSServer) -> None:
+def test_gzip_objects_are_sent_as_stored_to_clients_that_accept_gzip(server: GCSServer) -> None:
     packed = gzip.compress(b"hello" * 100)
     server.put("b", "k", packed, content_encoding="gzip")
     status, headers, body = ask(server, MEDIA, accept_encoding="gzip", range="bytes=0-9")
     assert (status, headers["Content-Encoding"], body) == (206, "gzip", packed[:10])
 
 
-def test_gzip_objects_come_unpacked_and_whole_to_who_does_not(server: GCSServer) -> None:
+def test_gzip_objects_are_decompressed_for_other_clients(server: GCSServer) -> None:
     server.put("b", "k", gzip.compress(b"hello" * 100), content_encoding="gzip")
     status, headers, body = ask(server, MEDIA, range="bytes=0-9")
     assert (status, body) == (200, b"hello" * 100)
@@ -425,7 +425,7 @@ def test_every_write_makes_a_larger_generation(server: GCSServer) -> None:
     assert made == sorted(set(made))
 
 
-def test_errors_are_worded_as_the_service_words_them(server: GCSServer) -> None:
+def test_errors_have_the_messages_of_the_service(server: GCSServer) -> None:
     assert ask(server, MEDIA)[2] == b"No such object: b/k"
     error = json.loads(ask(server, "/storage/v1/b/b/o/k")[2])["error"]
     assert (error["code"], error["errors"][0]["reason"]) == (404, "notFound")
@@ -440,7 +440,7 @@ def test_an_upload_with_a_wrong_checksum_is_refused(server: GCSServer) -> None:
     assert ask(server, "/b/k", "PUT", b"hello", x_goog_hash="crc32c=mnG7TA==")[0] == 200
 
 
-def test_a_multipart_body_may_end_in_line_ends_and_dashes(server: GCSServer) -> None:
+def test_a_multipart_body_may_end_in_line_breaks_and_dashes(server: GCSServer) -> None:
     data = b"a\r\n--=\n\r"
     for end in (b"\r\n", b"\n"):
         lines = [b"--=s=", b"Content-Type: application/json", b"", b'{"name": "k"}', b"--=s="]
@@ -450,7 +450,7 @@ def test_a_multipart_body_may_end_in_line_ends_and_dashes(server: GCSServer) -> 
         assert (status, ask(server, MEDIA)[2]) == (200, data)
 
 
-def test_a_resumable_upload_can_be_asked_continued_and_cancelled(server: GCSServer) -> None:
+def test_a_resumable_upload_can_be_queried_continued_and_cancelled(server: GCSServer) -> None:
     def begin() -> str:
         target = "/upload/storage/v1/b/b/o?uploadType=resumable&name=k"
         return str(ask(server, target, "POST", b"{}")[1]["Location"]).removeprefix(server.endpoint_url)
@@ -473,7 +473,7 @@ def test_a_resumable_upload_can_be_asked_continued_and_cancelled(server: GCSServ
     assert ask(server, at, "PUT", b"late")[0] == 404
 
 
-def test_listing_pages_go_on_where_they_stopped() -> None:
+def test_listing_pages_continue_where_they_stopped() -> None:
     names = sorted(["a/", "a/x", "a/y", "b", "b/c", "b0", "c/d", "é/1", "\U0001f600/1"])
     for delimiter in ("", "/"):
         whole = list_page(names, delimiter=delimiter)
@@ -488,7 +488,7 @@ def test_listing_pages_go_on_where_they_stopped() -> None:
 # The log, faults, tokens
 
 
-def test_the_log_knows_kind_key_and_bytes_as_soon_as_the_reply_is_read(server: GCSServer, fs: Any) -> None:
+def test_the_log_has_kind_key_and_bytes_when_the_reply_is_read(server: GCSServer, fs: Any) -> None:
     server.put("b", "k", b"0123456789")
     ask(server, MEDIA + "&userProject=p", range="bytes=2-5", authorization="Bearer t")
     [entry] = server.requests
@@ -517,8 +517,8 @@ def test_a_cancelled_request_is_in_the_log() -> None:
         assert (entry.kind, entry.status, entry.bytes_sent) == ("media", 0, 0)
 
 
-def test_a_body_that_nobody_reads_does_not_count_as_sent(server: GCSServer) -> None:
-    """Only what the system's buffers on both sides hold of it does."""
+def test_only_bytes_that_were_received_or_buffered_count_as_sent(server: GCSServer) -> None:
+    """The kernel buffers on both sides hold some bytes."""
     server.put("b", "k", bytes(8 << 20))
     connection = http.client.HTTPConnection(urlsplit(server.endpoint_url).netloc, timeout=60)
     try:
@@ -544,7 +544,7 @@ def test_peak_concurrency_counts_requests_that_overlap() -> None:
         assert server.peak_concurrency == 5
 
 
-def test_a_fault_strikes_the_nth_match_so_many_times(server: GCSServer) -> None:
+def test_a_fault_applies_to_the_nth_match_and_so_many_times(server: GCSServer) -> None:
     server.put("b", "k", b"x")
     server.put("b", "other", b"x")
     server.fail(Fault(kind="media", key="k", nth=2, times=2, status=429, headers={"Retry-After": "7"}))
@@ -555,7 +555,7 @@ def test_a_fault_strikes_the_nth_match_so_many_times(server: GCSServer) -> None:
     assert json.loads(replies[1][2])["error"]["errors"][0]["reason"] == "rateLimitExceeded"
 
 
-def test_a_fault_may_answer_with_a_page_of_html(server: GCSServer) -> None:
+def test_a_fault_may_answer_with_an_html_page(server: GCSServer) -> None:
     server.fail(Fault(status=502, html=True, times=None))
     status, headers, body = ask(server, MEDIA)
     assert (status, headers["Content-Type"], body[:9]) == (502, "text/html; charset=UTF-8", b"<!DOCTYPE")
@@ -576,7 +576,7 @@ def test_a_fault_drops_the_connection_in_the_middle_of_the_body(server: GCSServe
     assert len(caught.value.partial) == server.bytes_sent() == 70_000
 
 
-def test_a_fault_makes_a_complete_reply_too_short(server: GCSServer) -> None:
+def test_a_fault_shortens_a_complete_reply(server: GCSServer) -> None:
     server.put("b", "k", b"0123456789")
     server.fail(Fault(short_by=3))
     assert ask(server, MEDIA)[2] == b"0123456"
@@ -594,7 +594,7 @@ def test_a_fault_ends_a_connection_in_a_reset(server: GCSServer, after: int | No
     assert b"".join(received).endswith(b"0123456789" if after else b"")
 
 
-def test_a_fault_spoils_an_answer_whose_headers_stay(server: GCSServer) -> None:
+def test_a_fault_changes_the_body_and_keeps_the_headers(server: GCSServer) -> None:
     server.put("b", "k", b"0123456789")
     true = ask(server, MEDIA)[1]["x-goog-hash"]
     for fault, expected in (
@@ -609,7 +609,7 @@ def test_a_fault_spoils_an_answer_whose_headers_stay(server: GCSServer) -> None:
         server.heal()
 
 
-def test_a_fault_answers_for_other_bytes_than_those_asked_for(server: GCSServer) -> None:
+def test_a_fault_answers_with_another_range(server: GCSServer) -> None:
     server.put("b", "k", b"0123456789")
     server.fail(Fault(ignores_range=True))
     assert ask(server, MEDIA, range="bytes=2-3")[::2] == (200, b"0123456789")
@@ -632,7 +632,7 @@ def test_a_fault_redirects_to_another_path_or_to_the_same(server: GCSServer) -> 
     assert (status, headers["Location"]) == (302, MEDIA)
 
 
-def test_a_server_refuses_connections_until_it_is_told_not_to(server: GCSServer) -> None:
+def test_a_server_can_refuse_connections_for_a_while(server: GCSServer) -> None:
     server.put("b", "k", b"x")
     port = urlsplit(server.endpoint_url).port or 0
     with socket.create_connection(("127.0.0.1", port)) as open_one:
@@ -661,7 +661,7 @@ def test_a_fault_stalls_in_simulated_time(stall_after: int | None) -> None:
         assert entry.ended_s - entry.started_s >= 30
 
 
-def test_only_known_tokens_are_served(server: GCSServer) -> None:
+def test_only_known_tokens_are_accepted(server: GCSServer) -> None:
     server.put("b", "k", b"x")
     server.require_token("good", "better")
     assert ask(server, MEDIA, authorization="Bearer better")[0] == 200
@@ -673,7 +673,7 @@ def test_only_known_tokens_are_served(server: GCSServer) -> None:
     assert ask(server, MEDIA)[0] == 401
 
 
-# Where it runs
+# Ways to run
 
 
 def test_a_folder_is_served_from_disk_and_written_to_disk(tmp_path: Path) -> None:
@@ -697,7 +697,7 @@ def test_a_folder_is_served_from_disk_and_written_to_disk(tmp_path: Path) -> Non
         assert ask(server, "/b/../secret", "PUT", b"x")[0] == 400
 
 
-def test_a_child_process_serves_and_answers_for_its_log(tmp_path: Path) -> None:
+def test_a_child_process_serves_and_returns_its_log(tmp_path: Path) -> None:
     with GCSServer("table", seed=3, time_scale=50, process=True) as server:
         generation = server.put("b", ODD, b"data", content_encoding="x")
         fs = gcsfs.GCSFileSystem(token="anon", endpoint_url=server.endpoint_url, skip_instance_cache=True)
@@ -744,7 +744,7 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(tmp_path: Path) -> 
         assert process.wait(120) == 0
 
 
-def test_the_room_imports_nothing_else_of_the_package() -> None:
+def test_the_simulators_import_nothing_else_of_the_package() -> None:
     code = (
         "import sys, cachedfs; before = set(sys.modules)\n"
         "import cachedfs.sim\n"
@@ -764,14 +764,14 @@ def test_a_listing_costs_its_base_and_its_items() -> None:
         assert entry.ended_s - entry.started_s >= 2.5
 
 
-def test_a_request_that_the_profile_fails_does_nothing() -> None:
+def test_a_request_that_fails_by_the_profile_does_nothing() -> None:
     with GCSServer(Profile(error_rate=1.0)) as server:
         server.put("b", "k", b"x")
         assert ask(server, "/storage/v1/b/b/o/k", "DELETE")[0] == 503
         assert server.delete("b", "k")
 
 
-def test_nonsense_is_a_bad_request(server: GCSServer) -> None:
+def test_invalid_requests_are_bad_requests(server: GCSServer) -> None:
     server.put("b", "k", b"x")
     assert ask(server, MEDIA + "&ifGenerationMatch=new")[0] == 400
     assert ask(server, "/storage/v1/b/b/o?pageToken=%21")[0] == 400
@@ -796,4 +796,4 @@ def test_parallel_streams_share_the_bandwidth_of_the_profile() -> None:
         asyncio.run(fetch_all())
         entries = server.requests
         took = max(e.ended_s or 0 for e in entries) - min(e.started_s for e in entries)
-        assert took >= 1.0  # simulated seconds: 200 MB; how little more is measured by sim_loopback.py
+        assert took >= 1.0  # simulated seconds: 200 MB; sim_loopback.py measures it exactly

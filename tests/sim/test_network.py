@@ -26,21 +26,21 @@ def test_one_stream_runs_at_its_own_rate() -> None:
     assert link.due(stream, 60 * MB, now=1.25) == pytest.approx(2.0)
 
 
-def test_24_parallel_streams_share_the_aggregate() -> None:
+def test_24_parallel_streams_share_the_total_rate() -> None:
     link = table_link()
     streams = [link.open(8 << 20, now=0.0) for _ in range(24)]
     ends = [link.due(stream, 8 << 20, now=0.0) for stream in streams]
     assert ends == pytest.approx([(192 << 20) / (200 * MB)] * 24)
 
 
-def test_a_stream_that_ends_gives_its_share_to_the_others() -> None:
+def test_the_share_of_a_finished_stream_goes_to_the_others() -> None:
     link = Link(stream_rate=100.0, total_rate=100.0)
     short, long = link.open(50, now=0.0), link.open(100, now=0.0)
     assert link.due(short, 50, now=0.0) == pytest.approx(1.0)
     assert link.due(long, 100, now=0.0) == pytest.approx(1.5)
 
 
-def test_a_stream_that_is_closed_gives_its_share_to_the_others() -> None:
+def test_the_share_of_a_closed_stream_goes_to_the_others() -> None:
     link = Link(stream_rate=100.0, total_rate=100.0)
     cancelled, other = link.open(1000, now=0.0), link.open(100, now=0.0)
     link.close(cancelled, now=1.0)
@@ -48,7 +48,7 @@ def test_a_stream_that_is_closed_gives_its_share_to_the_others() -> None:
     assert link.n_active == 1
 
 
-def test_a_body_of_unknown_size_holds_its_share_until_it_is_closed() -> None:
+def test_a_body_of_unknown_size_keeps_its_share_until_it_is_closed() -> None:
     link = Link(stream_rate=100.0, total_rate=100.0)
     upload, other = link.open(math.inf, now=0.0), link.open(100, now=0.0)
     assert link.due(other, 100, now=0.0) == pytest.approx(2.0)
@@ -56,7 +56,7 @@ def test_a_body_of_unknown_size_holds_its_share_until_it_is_closed() -> None:
     assert link.due(other, 100, now=1.0) == pytest.approx(1.5)
 
 
-def test_late_wake_ups_do_not_add_up() -> None:
+def test_late_wake_ups_do_not_accumulate() -> None:
     link, now = table_link(), 0.0
     stream = link.open(6 * MB, now=0.0)
     for sent in range(100_000, 6_000_001, 100_000):
@@ -64,7 +64,7 @@ def test_late_wake_ups_do_not_add_up() -> None:
     assert now == pytest.approx(0.1 + 0.0005)
 
 
-def test_a_client_that_paused_catches_up_by_one_window_only() -> None:
+def test_a_client_that_paused_catches_up_by_at_most_one_window() -> None:
     link = table_link()
     stream = link.open(100 * MB, now=0.0)
     link.slip(stream, 6 * MB, now=1.0)  # 60 MB could have been sent by then, 6 MB were
@@ -83,7 +83,7 @@ def test_a_client_that_keeps_up_loses_nothing() -> None:
     jobs=st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 2)), min_size=1, max_size=12),
     total_rate=st.sampled_from([1e6, 5e6, 1e8]),
 )
-def test_no_schedule_beats_the_rates_or_leaves_the_link_idle(
+def test_no_schedule_exceeds_the_rates_or_leaves_the_link_idle(
     jobs: list[tuple[int, float]], total_rate: float
 ) -> None:
     link = Link(stream_rate=2e6, total_rate=total_rate)
@@ -95,24 +95,24 @@ def test_no_schedule_beats_the_rates_or_leaves_the_link_idle(
     for (size, start, _), end in zip(streams, ends, strict=True):
         assert end >= starts[-1] or size / 2e6 <= starts[-1] - start
         assert max(end - start, starts[-1] - start) >= size / min(2e6, total_rate) * (1 - 1e-9)
-    # Served one after the other at the slowest sharing, nothing takes longer than this.
+    # Served one after the other at the slowest share, nothing takes longer than this.
     assert max(ends) <= starts[-1] + sum(size for size, *_ in streams) / min(2e6, total_rate) + 1e-6
 
 
-def test_a_delay_has_the_median_and_95th_percentile_it_was_made_from() -> None:
+def test_a_delay_has_its_median_and_95th_percentile() -> None:
     delay, rng = Delay.from_p95(0.040, 0.100), random.Random(1)
     draws = sorted(delay.draw(rng) for _ in range(20_000))
     assert draws[10_000] == pytest.approx(0.040, rel=0.02)
     assert draws[19_000] == pytest.approx(0.100, rel=0.03)
 
 
-def test_off_waits_for_nothing() -> None:
+def test_the_profile_off_has_no_delays() -> None:
     verdict = PROFILES["off"].first_byte("list", new_connection=True, rng=random.Random(0))
     assert (verdict.wait_s, verdict.failed) == (0.0, False)
     assert not PROFILES["off"].is_paced
 
 
-def test_table_waits_45_ms_at_the_median_for_media_and_for_metadata() -> None:
+def test_the_profile_table_has_a_median_latency_of_45_ms() -> None:
     for kind in ("media", "metadata"):
         rng = random.Random(0)
         waits = [TABLE.first_byte(kind, new_connection=False, rng=rng).wait_s for _ in range(5000)]
@@ -120,20 +120,20 @@ def test_table_waits_45_ms_at_the_median_for_media_and_for_metadata() -> None:
         assert statistics.stdev(map(math.log, waits)) == pytest.approx(0.35, rel=0.03)
 
 
-def test_a_new_connection_costs_extra() -> None:
+def test_a_new_connection_has_an_additional_delay() -> None:
     profile = Profile(media=Delay(0.1), connection_s=0.05)
     verdict = profile.first_byte("media", new_connection=True, rng=random.Random(0))
     assert verdict.wait_s == pytest.approx(0.15)
 
 
-def test_errors_and_stalls_come_at_the_rate_of_the_profile() -> None:
+def test_errors_and_stalls_have_the_rate_of_the_profile() -> None:
     profile, rng = Profile(error_rate=0.1, stall_rate=0.2, stall_s=30), random.Random(0)
     verdicts = [profile.first_byte("media", new_connection=False, rng=rng) for _ in range(5000)]
     assert sum(v.failed for v in verdicts) == pytest.approx(500, abs=75)
     assert sum(v.wait_s == 30 for v in verdicts) == pytest.approx(1000, abs=100)
 
 
-def test_the_same_seed_gives_the_same_waits() -> None:
+def test_the_same_seed_gives_the_same_delays() -> None:
     runs = [
         [TABLE.first_byte("media", new_connection=False, rng=rng) for _ in range(5)]
         for rng in (random.Random(7), random.Random(7), random.Random(8))
@@ -148,7 +148,7 @@ def test_a_profile_survives_json(name: str) -> None:
     assert Profile.resolve(text) == PROFILES[name]
 
 
-def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
+def test_an_unknown_profile_is_an_error_with_the_known_names() -> None:
     with pytest.raises(ValueError, match="gcs-region"):
         Profile.resolve("fast")
 

@@ -31,12 +31,12 @@ from cachedfs.snapshot.exported_metadata import MetadataImport, age_kept, decode
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally, until
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # gcsfs to aiohttp
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # raised by gcsfs in aiohttp
 
 
 @pytest.fixture
 def machine(own_cache, tmp_path, monkeypatch):
-    """Go to another machine: `machine("b")` is a filesystem with a cache of its own and nothing in memory."""
+    """Go to another machine: `machine("b")` is a filesystem with its own cache and nothing in memory."""
 
     def go(name, place, **options):
         forget()
@@ -50,7 +50,7 @@ def machine(own_cache, tmp_path, monkeypatch):
 
 
 def filled(place, n, size=2000, folders=10):
-    """Return n objects that were just put, by path."""
+    """Put n objects; return them by path."""
     names = {f"data/{i % folders}/{i:05}.bin": noise(size, seed=i) for i in range(n)}
     return {place.path(name): place.put(name, content) for name, content in names.items()}
 
@@ -59,7 +59,7 @@ def read_all(fs, place, data):
     assert fs.cat(fs.find(place.path("data"))) == data
 
 
-def is_sound(place):
+def check_cache(place):
     cache = BlockCache([str(place.cache_dir)], explicit=True)
     report = cache.check()
     cache.close()
@@ -67,8 +67,8 @@ def is_sound(place):
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Have bundles of some 24 KB."""
+def small_bundles(monkeypatch):
+    """Make bundles of about 24 KB."""
     monkeypatch.setattr(archive, "LEAST", 16 * KiB)
     monkeypatch.setattr(archive, "MEAN", 8 * KiB)
 
@@ -80,7 +80,7 @@ SMALL = """
 """
 
 
-def test_an_export_behind_a_protocol_of_ours_is_not_cached_itself(cloud, machine):
+def test_an_export_through_a_cachedfs_url_is_not_cached_itself(cloud, machine):
     fs = machine("a", cloud)
     data = filled(cloud, 20)
     read_all(fs, cloud, data)
@@ -91,43 +91,43 @@ def test_an_export_behind_a_protocol_of_ours_is_not_cached_itself(cloud, machine
     assert fs.stats().blocks == 20
 
 
-# What it costs.
+# Cost in requests.
 
 
-def test_hundreds_of_small_objects_come_back_in_a_few_requests(cloud, machine, clock):
-    fs = machine("a", cloud, max_age=3600)  # long enough for a slow machine to do it all
+def test_hundreds_of_small_objects_are_imported_in_a_few_requests(cloud, machine, clock):
+    fs = machine("a", cloud, max_age=3600)  # longer than a slow machine needs
     data = filled(cloud, 200, size=1000)
     read_all(fs, cloud, data)
     target = cloud.url("carry", "gs://")
     cloud.asked()
     done = fs.export_cache(cloud.path("data"), target)
     assert (done.objects, done.blocks, done.bundles) == (200, 200, 1)
-    assert cloud.asked() == ["list", *["upload"] * 3]  # bundle, facts, manifest
+    assert cloud.asked() == ["list", *["upload"] * 3]  # bundle, metadata, manifest
     fs = machine("b", cloud, max_age=3600)
     got = fs.import_cache(target)
     assert (got.blocks, got.bytes, got.here, got.left, got.bad) == (200, done.bytes, 0, 0, ())
-    assert cloud.asked() == ["list", *["media"] * 4]  # manifest, index and blocks of the bundle, facts
+    assert cloud.asked() == ["list", *["media"] * 4]  # manifest, index and blocks of the bundle, metadata
     read_all(fs, cloud, data)
     assert fs.cat_file(cloud.path("data/3/00003.bin")) == data[cloud.path("data/3/00003.bin")]
     assert cloud.asked() == []
     clock(3601)
     read_all(fs, cloud, data)
     assert cloud.asked() == ["list"]
-    is_sound(cloud)
+    check_cache(cloud)
 
 
-def test_at_drive_a_session_costs_the_import_and_a_listing_of_each_folder_that_is_old(drive, machine, clock):
+def test_a_drive_session_after_an_import_lists_only_expired_folders(drive, machine, clock):
     fs = machine("a", drive)
     data = filled(drive, 40, folders=4)
     read_all(fs, drive, data)
     clock(3600)
-    read_all(fs, drive, data)  # asks for the changes: all of it is an hour younger then
+    read_all(fs, drive, data)  # polls the change feed, so all metadata is an hour younger
     target = drive.url("carry", "drive://")
     assert fs.export_cache(drive.path("data"), target).objects == 40
     drive.asked()
     fs = machine("b", drive)
     assert fs.import_cache(target).blocks == 40
-    # The way to the folder, and its names.
+    # The path of the folder, and the names in it.
     assert drive.asked() == ["get", *["list"] * 3, *["media"] * 4]
     read_all(fs, drive, data)
     assert drive.asked() == []
@@ -139,7 +139,7 @@ def test_at_drive_a_session_costs_the_import_and_a_listing_of_each_folder_that_i
     assert drive.asked() == ["change"]
 
 
-def test_run_again_nothing_is_sent_or_fetched_twice(cloud, machine, small):
+def test_a_second_export_or_import_transfers_nothing_twice(cloud, machine, small_bundles):
     fs = machine("a", cloud)
     data = filled(cloud, 100)
     read_all(fs, cloud, data)
@@ -154,20 +154,20 @@ def test_run_again_nothing_is_sent_or_fetched_twice(cloud, machine, small):
     data[cloud.path("data/5/new")] = fs.cat_file(cloud.path("data/5/new"))
     again = fs.export_cache(cloud.path("data"), target)
     assert again.objects == 101
-    assert 0 < again.sent < first.sent / 2  # the bundle that it is in, and perhaps the next
+    assert 0 < again.sent < first.sent / 2  # the bundle with the new block, and perhaps the next one
     names = [name for name in fs.ls(cloud.path("carry"), detail=False, refresh=True) if "blocks-" in name]
-    assert len(names) == again.bundles  # what no manifest names is removed
+    assert len(names) == again.bundles  # bundles that the manifest does not name are removed
     fs = machine("b", cloud)
     assert fs.import_cache(target).blocks == 101
     sent = cloud.server.bytes_sent()
     got = fs.import_cache(target)
     assert (got.blocks, got.bytes, got.here) == (0, 0, 101)
-    assert cloud.server.bytes_sent() - sent < first.sent / 4  # manifest, indexes, what is known
+    assert cloud.server.bytes_sent() - sent < first.sent / 4  # manifest, indexes and metadata
     fs.evict(cloud.path("data/5"))
     assert fs.import_cache(target).blocks == 11
 
 
-def test_nothing_of_it_asks_the_origin_offline(cloud, machine, tmp_path):
+def test_offline_export_and_import_send_no_request_to_the_origin(cloud, machine, tmp_path):
     data = filled(cloud, 20)
     read_all(machine("a", cloud), cloud, data)
     cloud.asked()
@@ -178,30 +178,32 @@ def test_nothing_of_it_asks_the_origin_offline(cloud, machine, tmp_path):
     assert cloud.asked() == []
 
 
-# Nothing is lost where an export is written.
+# An existing export is not lost.
 
 
-def test_what_is_no_export_of_this_origin_is_not_overwritten(cloud, machine, carried):
-    _, folder = carried
+def test_a_target_that_is_not_an_export_of_this_origin_is_not_overwritten(cloud, machine, exported):
+    _, folder = exported
     fs, before = machine("a", cloud), {path: path.read_bytes() for path in folder.iterdir()}
     cloud.put("data/0/new", b"new")
     fs.ls(cloud.path("data/0"), refresh=True)
     fs.cat_file(cloud.path("data/0/new"))
     page = json.loads((folder / manifest.NAME).read_bytes())
-    for content, told in [
+    for content, message in [
         (b'{"name": "my web page"}', "it is invalid"),
         (json.dumps(page | {"identity": "gs:elsewhere"}).encode(), "of an export from gs:elsewhere"),
     ]:
         (folder / manifest.NAME).write_bytes(content)
-        with pytest.raises(CacheError, match=rf"{manifest.NAME}.*{told}.*nothing was sent"):
+        with pytest.raises(CacheError, match=rf"{manifest.NAME}.*{message}.*nothing was sent"):
             fs.export_cache(cloud.path("data"), str(folder))
         assert {path: path.read_bytes() for path in folder.iterdir()} == before | {
             folder / manifest.NAME: content
         }
 
 
-def test_an_export_that_fails_at_its_manifest_leaves_that_before(cloud, machine, carried, monkeypatch):
-    data, folder = carried
+def test_an_export_that_fails_at_its_manifest_keeps_the_previous_export(
+    cloud, machine, exported, monkeypatch
+):
+    data, folder = exported
     fs, write = machine("a", cloud), LocalFileSystem.pipe_file
     cloud.put("data/0/new", b"new")
     fs.ls(cloud.path("data/0"), refresh=True)
@@ -224,7 +226,7 @@ def test_an_export_that_fails_at_its_manifest_leaves_that_before(cloud, machine,
     assert not [path for path in folder.iterdir() if "part" in path.name]
 
 
-def test_a_temporary_folder_without_room_is_named(cloud, machine, tmp_path, monkeypatch):
+def test_an_unusable_temporary_folder_is_named_in_the_error(cloud, machine, tmp_path, monkeypatch):
     read_all(machine("a", cloud), cloud, filled(cloud, 10))
     fs = machine("a", cloud)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
@@ -232,11 +234,11 @@ def test_a_temporary_folder_without_room_is_named(cloud, machine, tmp_path, monk
         fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
 
 
-# Nothing wrong is taken.
+# Damage is detected.
 
 
 @pytest.fixture
-def carried(cloud, machine, tmp_path, small):
+def exported(cloud, machine, tmp_path, small_bundles):
     """Objects, and the folder with an export of them in several bundles."""
     data = filled(cloud, 60)
     fs = machine("a", cloud)
@@ -245,11 +247,11 @@ def carried(cloud, machine, tmp_path, small):
     return data, tmp_path / "carry"
 
 
-def test_any_number_of_damaged_blocks_are_left_out(cloud, machine, tmp_path):
+def test_damaged_blocks_are_left_out_of_an_export(cloud, machine, tmp_path):
     data = filled(cloud, 30)
     fs = machine("a", cloud)
     read_all(fs, cloud, data)
-    fs = machine("a", cloud)  # nobody has looked at them yet
+    fs = machine("a", cloud)  # none of them was read in this process
     for block in sorted(cloud.cache_dir.glob("*/blocks/*/*"))[::3]:
         flip(block, 10)
     done = fs.export_cache(cloud.path("data"), str(tmp_path / "carry"))
@@ -259,8 +261,8 @@ def test_any_number_of_damaged_blocks_are_left_out(cloud, machine, tmp_path):
     read_all(fs, cloud, data)
 
 
-def test_a_wrong_byte_costs_one_block(cloud, machine, carried):
-    data, folder = carried
+def test_one_wrong_byte_loses_one_block(cloud, machine, exported):
+    data, folder = exported
     bundle = min(folder.glob("blocks-*"))
     flip(bundle, 100 + 700)
     fs = machine("b", cloud)
@@ -276,8 +278,8 @@ def test_a_wrong_byte_costs_one_block(cloud, machine, carried):
 
 
 @pytest.mark.parametrize("harm", ["cut off", "gone", "index"])
-def test_a_damaged_bundle_is_named_and_the_others_are_taken(cloud, machine, carried, harm):
-    data, folder = carried
+def test_a_damaged_bundle_is_named_and_the_others_are_imported(cloud, machine, exported, harm):
+    data, folder = exported
     bundle = max(folder.glob("blocks-*"))
     blocks = {b["name"]: b["blocks"] for b in json.loads((folder / manifest.NAME).read_bytes())["bundles"]}
     if harm == "gone":
@@ -293,11 +295,11 @@ def test_a_damaged_bundle_is_named_and_the_others_are_taken(cloud, machine, carr
     read_all(fs, cloud, data)
 
 
-def test_facts_that_cannot_be_kept_make_the_import_no_success(cloud, machine, carried, monkeypatch):
+def test_metadata_that_cannot_be_stored_makes_the_import_fail(cloud, machine, exported, monkeypatch):
     def full(*args, **options):
         raise CacheError("the disk is full")
 
-    data, folder = carried
+    data, folder = exported
     fs = machine("b", cloud)
     monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_records", full)
     monkeypatch.setattr(fs._source.runtime.cache.metadata, "keep_listings", full)
@@ -307,8 +309,8 @@ def test_facts_that_cannot_be_kept_make_the_import_no_success(cloud, machine, ca
     read_all(fs, cloud, data)
 
 
-def test_damaged_facts_are_asked_for(cloud, machine, carried):
-    data, folder = carried
+def test_damaged_metadata_is_requested_from_the_origin(cloud, machine, exported):
+    data, folder = exported
     flip(next(folder.glob("metadata-*")), 100)
     fs = machine("b", cloud)
     got = fs.import_cache(str(folder))
@@ -320,8 +322,8 @@ def test_damaged_facts_are_asked_for(cloud, machine, carried):
 
 
 @pytest.mark.parametrize("part", [manifest.NAME, "metadata-", "blocks-"])
-def test_no_byte_of_an_export_can_be_wrong_unnoticed(cloud, machine, carried, part):
-    data, folder = carried
+def test_every_wrong_byte_of_an_export_is_detected(cloud, machine, exported, part):
+    data, folder = exported
     path = min(folder.glob(f"{part}*"))
     content = path.read_bytes()
     for at in (700, len(content) - 23):  # of a bundle: in the first block, and in the last entry of the index
@@ -334,23 +336,23 @@ def test_no_byte_of_an_export_can_be_wrong_unnoticed(cloud, machine, carried, pa
         except (OriginUnavailable, ValueError):
             is_ok = False
         tally("bytes of exports changed")
-        assert not is_ok or part == manifest.NAME  # a time, or a blank
+        assert not is_ok or part == manifest.NAME  # the byte was in a time, or a blank
         assert fs.cat_file(name := cloud.path("data/3/00003.bin")) == data[name]
 
 
-def test_what_is_no_export_says_so(cloud, machine, tmp_path, carried):
+def test_a_folder_that_is_not_an_export_is_an_error(cloud, machine, tmp_path, exported):
     fs = machine("b", cloud)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ObjectNotFound, match="run export again"):
         fs.import_cache(str(tmp_path / "empty"))
-    for content, told in [
+    for content, message in [
         (b'{"kind": 3}', "not the manifest of an export"),
         (b'{"kind": "cachedfs export", "format": 1}', r"version of cachedfs before 0\.1\.0 .*export again"),
         (b'{"kind": "cachedfs export", "format": 4}', "another release"),
     ]:
-        (carried[1] / manifest.NAME).write_bytes(content)
-        with pytest.raises(OriginUnavailable, match=told):
-            fs.import_cache(str(carried[1]))
+        (exported[1] / manifest.NAME).write_bytes(content)
+        with pytest.raises(OriginUnavailable, match=message):
+            fs.import_cache(str(exported[1]))
     with pytest.raises(CacheError, match="is cached, so nothing was exported"):
         fs.export_cache((cloud.path("data"), cloud.path("more")), str(tmp_path / "none"))
     with pytest.raises(ValueError, match="no path was given"):
@@ -358,19 +360,21 @@ def test_what_is_no_export_says_so(cloud, machine, tmp_path, carried):
     assert not (tmp_path / "none").exists()
 
 
-def test_blocks_that_nobody_would_find_are_refused(cloud, machine, carried):
+def test_an_export_with_another_block_size_or_account_is_refused(cloud, machine, exported):
     with pytest.raises(ValueError, match=f"block_size={MiB}"):
-        machine("b", cloud, block_size=2 * MiB).import_cache(str(carried[1]))
+        machine("b", cloud, block_size=2 * MiB).import_cache(str(exported[1]))
     other = fsspec.filesystem("cachedfs", target_protocol="gs", target_options={"token": "google_default"})
     with pytest.raises(ValueError, match="as the account, that it was exported with"):
-        other.import_cache(str(carried[1]))
+        other.import_cache(str(exported[1]))
 
 
-# Never of another version than the present one.
+# Imported data is never older than `max_age` allows.
 
 
 @pytest.mark.parametrize("where", ["cloud", "drive"])
-def test_what_changed_since_is_served_anew_after_max_age(where, request, machine, clock, tmp_path):
+def test_objects_that_changed_since_the_export_are_read_anew_after_max_age(
+    where, request, machine, clock, tmp_path
+):
     place = request.getfixturevalue(where)
     data = filled(place, 30)
     fs = machine("a", place)
@@ -388,7 +392,7 @@ def test_what_changed_since_is_served_anew_after_max_age(where, request, machine
     read_all(fs, place, data)
 
 
-def test_facts_are_as_old_as_they_were(cloud, machine, clock, tmp_path):
+def test_imported_metadata_keeps_its_age(cloud, machine, clock, tmp_path):
     cloud.put("data/a", b"old")
     fs = machine("a", cloud)
     fs.cat_file(cloud.path("data/a"))
@@ -398,12 +402,12 @@ def test_facts_are_as_old_as_they_were(cloud, machine, clock, tmp_path):
     fs = machine("b", cloud)
     fs.import_cache(str(tmp_path / "carry"))
     assert fs.cat_file(cloud.path("data/a")) == b"old"
-    clock(25)  # 65 seconds after it was asked
+    clock(25)  # 65 seconds after the lookup
     assert fs.cat_file(cloud.path("data/a")) == b"new"
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_what_this_machine_wrote_since_is_not_forgotten(cloud, machine, clock, tmp_path, is_listed):
+def test_an_import_does_not_undo_writes_of_this_machine(cloud, machine, clock, tmp_path, is_listed):
     data = filled(cloud, 20)
     fs = machine("a", cloud, max_age=float("inf"))
     assert fs.cat(fs.find(cloud.path("data")) if is_listed else list(data)) == data
@@ -420,7 +424,7 @@ def test_what_this_machine_wrote_since_is_not_forgotten(cloud, machine, clock, t
     assert cloud.path("data/3/new") in fs.find(cloud.path("data"))
 
 
-def test_a_feed_of_this_machine_that_begins_later_confirms_nothing_of_it(drive, machine, clock, tmp_path):
+def test_a_later_change_feed_does_not_confirm_imported_metadata(drive, machine, clock, tmp_path):
     data = filled(drive, 30)
     fs = machine("a", drive)
     read_all(fs, drive, data)
@@ -436,18 +440,18 @@ def test_a_feed_of_this_machine_that_begins_later_confirms_nothing_of_it(drive, 
 
 @given(st.floats(0, 2e9), st.floats(0, 1e6), st.floats(-1e6, 1e6))
 @settings(max_examples=50)
-def test_nothing_becomes_younger_on_its_way(checked_at, age, later):
+def test_metadata_never_becomes_younger_by_an_import(checked_at, age, later):
     made_at = checked_at + age
-    now = made_at + later  # the clocks need not agree
+    now = made_at + later  # the clocks of the machines may differ
     at = age_kept(checked_at, made_at=made_at, now=now)
     assert at <= checked_at
     assert now - at >= age * (1 - 1e-6) - 1e-3
 
 
-# The bound.
+# The size limit.
 
 
-def test_what_has_no_room_stays_and_what_is_pinned_too(cloud, machine, tmp_path):
+def test_an_import_keeps_the_size_limit_and_pinned_blocks(cloud, machine, tmp_path):
     data = filled(cloud, 24, size=MiB, folders=1)
     fs = machine("a", cloud)
     read_all(fs, cloud, data)
@@ -462,13 +466,13 @@ def test_what_has_no_room_stays_and_what_is_pinned_too(cloud, machine, tmp_path)
     assert fs.cached_extent(cloud.path("pinned")) == [(0, 4 * MiB)]
     assert fs.stats().bytes_cached <= 12 * MiB
     again = fs.import_cache(str(tmp_path / "carry"))
-    assert again.here == got.blocks  # nor does the rest drive out what is here
+    assert again.here == got.blocks  # the rest does not displace blocks that are cached
     assert again.blocks <= 1
     read_all(fs, cloud, data)
-    is_sound(cloud)
+    check_cache(cloud)
 
 
-def test_a_bundle_is_not_held_in_memory(cloud, machine, tmp_path, monkeypatch):
+def test_a_bundle_is_never_whole_in_memory(cloud, machine, tmp_path, monkeypatch):
     monkeypatch.setattr(import_, "BATCH", MiB)
     monkeypatch.setattr(import_, "AT_ONCE", 2)
     monkeypatch.setattr(archive, "RUN", 2 * MiB)
@@ -488,10 +492,10 @@ def test_a_bundle_is_not_held_in_memory(cloud, machine, tmp_path, monkeypatch):
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    assert max(peaks) < 16 * MiB, peaks  # of a bundle of 32
+    assert max(peaks) < 16 * MiB, peaks  # a bundle has 32
 
 
-# Killed, interrupted, and several at once.
+# Kills, and several at once.
 
 EXPORT = (
     SMALL
@@ -527,7 +531,7 @@ def killed(place, *arguments):
     tally("exports and imports killed")
 
 
-def test_a_killed_export_is_none_and_goes_on(cloud, machine, small):
+def test_a_killed_export_is_not_complete_and_can_be_resumed(cloud, machine, small_bundles):
     data = filled(cloud, 100)
     read_all(machine("a", cloud), cloud, data)
     forget()
@@ -536,31 +540,31 @@ def test_a_killed_export_is_none_and_goes_on(cloud, machine, small):
     fs = machine("b", cloud)
     with pytest.raises(ObjectNotFound, match="no complete export"):
         fs.import_cache(target)
-    there = sum(info["size"] for info in fs.ls(cloud.path("carry"), refresh=True))
-    assert there > 60_000
+    n_before = sum(info["size"] for info in fs.ls(cloud.path("carry"), refresh=True))
+    assert n_before > 60_000
     done = machine("a", cloud).export_cache(cloud.path("data"), target)
     assert done.objects == 100
-    assert done.sent + there < done.bytes * 1.12  # what a zip file adds to small blocks
+    assert done.sent + n_before < done.bytes * 1.12  # what a zip file adds to small blocks
     assert machine("b", cloud).import_cache(target).blocks == 100
 
 
-def test_a_killed_import_leaves_a_sound_cache_and_goes_on(cloud, machine, carried):
-    data, folder = carried
+def test_a_killed_import_leaves_a_valid_cache_and_can_be_resumed(cloud, machine, exported):
+    data, folder = exported
     machine("b", cloud)
     forget()
     killed(cloud, "import", folder, 60_000)
-    is_sound(cloud)
+    check_cache(cloud)
     fs = machine("b", cloud)
-    there = fs.stats().blocks
+    n_before = fs.stats().blocks
     got = fs.import_cache(str(folder))
-    assert 0 < there == got.here
+    assert 0 < n_before == got.here
     assert got.blocks + got.here == 60
     cloud.asked()
     read_all(fs, cloud, data)
-    is_sound(cloud)
+    check_cache(cloud)
 
 
-def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small, monkeypatch):
+def test_two_concurrent_imports_fetch_each_bundle_once(cloud, machine, small_bundles, monkeypatch):
     data = filled(cloud, 100)
     fs = machine("a", cloud)
     read_all(fs, cloud, data)
@@ -583,10 +587,10 @@ def test_two_imports_at_once_fetch_each_bundle_once(cloud, machine, small, monke
     assert blocks + int(process.communicate(timeout=600)[0]) == 100
     assert cloud.server.bytes_sent() - sent < 1.3 * size
     read_all(fs, cloud, data)
-    is_sound(cloud)
+    check_cache(cloud)
 
 
-# Bundles, without any origin.
+# Bundles, without an origin.
 
 
 def entries(n, size=1000):
@@ -603,7 +607,7 @@ def index_of(some):
     return bundle, file.getvalue()[bundle.index_at :]
 
 
-def test_bundles_are_cut_by_what_is_in_them(small, monkeypatch):
+def test_bundles_are_cut_by_content(small_bundles, monkeypatch):
     all_of = entries(2000)
     cuts = list(archive.cut(all_of))
     assert [entry for each in cuts for entry in each] == all_of
@@ -619,7 +623,7 @@ def test_bundles_are_cut_by_what_is_in_them(small, monkeypatch):
 
 
 def test_a_bundle_is_a_zip_file_of_block_files():
-    """Another name or comment here is another format: raise `manifest.FORMAT`, and say so in docs/cache-format.md."""
+    """If a name or comment changes, the format changes: raise `manifest.FORMAT` and update docs/cache-format.md."""
     some, file = entries(2), io.BytesIO()
     archive.write(file, [(entry, bytes(entry.size)) for entry in some])
     with zipfile.ZipFile(file) as opened:
@@ -636,7 +640,7 @@ def test_a_bundle_is_a_zip_file_of_block_files():
     assert (bundle.size, bundle.blocks) == (len(file.getvalue()), 2)
 
 
-def test_an_index_says_what_was_put_in():
+def test_the_index_of_a_bundle_round_trips():
     some = entries(3000)
     bundle, index = index_of(some)
     assert archive.entries_of(bundle, index, "gs||", MiB) == some
@@ -645,14 +649,14 @@ def test_an_index_says_what_was_put_in():
             archive.entries_of(bundle, index, identity, block_size)
 
 
-def test_an_index_of_more_blocks_than_the_manifest_says_is_refused_before_it_is_parsed(monkeypatch):
+def test_an_index_with_too_many_blocks_is_refused_before_parsing(monkeypatch):
     bundle, index = index_of(entries(3000))
     monkeypatch.setattr(archive, "zipfile", None)
     with pytest.raises(BadBundle, match="does not have 1000 blocks"):
         archive.entries_of(dataclasses.replace(bundle, blocks=1000), index, "gs||", MiB)
 
 
-def test_a_damaged_index_is_refused_or_means_the_same():
+def test_a_damaged_index_is_refused_or_equivalent():
     some = entries(12)
     bundle, index = index_of(some)
     refused = []
@@ -660,7 +664,8 @@ def test_a_damaged_index_is_refused_or_means_the_same():
         flipped = [index[:at] + bytes([index[at] ^ change]) + index[at + 1 :] for change in (1, 104, 255)]
         for changed in (*flipped, index[:at], index[:at] + b"x" + index[at:], index[:at] + index[at + 1 :]):
             try:
-                assert archive.entries_of(bundle, changed, "gs||", MiB) == some  # a date, or a checksum
+                # The byte was in a date or a checksum.
+                assert archive.entries_of(bundle, changed, "gs||", MiB) == some
             except BadBundle:
                 refused.append(at)
     assert len(refused) > 5 * len(index)
@@ -668,7 +673,7 @@ def test_a_damaged_index_is_refused_or_means_the_same():
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 3 * MiB))
 @settings(max_examples=50)
-def test_runs_have_every_wanted_block_once(wanted, size):
+def test_runs_contain_every_wanted_block_once(wanted, size):
     some = entries(len(wanted), size)
     found = [
         (at, entry) for _, inside in archive.runs(zip(some, wanted, strict=True)) for at, entry in inside
@@ -682,10 +687,10 @@ def test_runs_have_every_wanted_block_once(wanted, size):
         assert span.size <= archive.RUN
 
 
-# Metadata and manifest, without any origin.
+# Metadata and manifest, without an origin.
 
 
-def test_rows_come_back_and_equal_rows_are_the_same_file():
+def test_metadata_rows_round_trip_and_equal_rows_make_the_same_file():
     rows = [["object", "b/\udcff\n", 1.5, "{}"], [], [None, {"a": 1}]]
     name, data = encoded_rows(rows)
     assert list(decoded_rows(io.BytesIO(data))) == rows
@@ -706,21 +711,20 @@ def test_rows_come_back_and_equal_rows_are_the_same_file():
         gzip.compress(b"1" * 100_000 + b"\n", mtime=0),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(data):
+def test_invalid_metadata_rows_are_refused(data):
     with pytest.raises(BadBundle):
         list(decoded_rows(io.BytesIO(data)))
 
 
-def test_a_row_longer_than_an_export_writes_is_refused_before_it_is_decoded(monkeypatch):
-    data = gzip.compress(
-        b"[" + b"[]," * (11 << 20) + b"[]]\n"
-    )  # 33 MB that take 900 when decoded, and 33 kB packed
+def test_a_row_that_is_too_long_is_refused_before_decoding(monkeypatch):
+    # 33 kB compressed, 33 MB of text, 900 MB decoded.
+    data = gzip.compress(b"[" + b"[]," * (11 << 20) + b"[]]\n")
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(BadBundle, match="too long"):
         list(decoded_rows(io.BytesIO(data)))
 
 
-def test_a_manifest_of_more_values_than_bundles_is_refused_before_it_is_decoded(monkeypatch):
+def test_a_manifest_with_too_many_values_is_refused_before_decoding(monkeypatch):
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(BadBundle, match="too many bundles"):
         manifest.Manifest.decode(b"[" + b"[]," * manifest.MOST_BUNDLES * 2 + b"[]]")
@@ -733,9 +737,9 @@ def metadata(tmp_path):
     cache.close()
 
 
-def test_details_that_are_too_deep_to_be_read_are_refused(metadata):
+def test_details_that_are_nested_too_deeply_are_refused(metadata):
     details = {}
-    for _ in range(300):  # json takes more, and who reads them later is deeper in calls
+    for _ in range(300):  # json accepts more, but a later reader is deeper in calls
         details = {"a": [details]}
     deep = json.dumps(["file", 1, "x", None, details])
     with pytest.raises(BadBundle, match="is invalid"):
@@ -743,7 +747,7 @@ def test_details_that_are_too_deep_to_be_read_are_refused(metadata):
 
 
 @pytest.mark.parametrize("is_too_large", [False, True])
-def test_a_listing_too_large_for_memory_is_asked_for(metadata, monkeypatch, is_too_large):
+def test_a_listing_that_is_too_large_for_memory_is_not_imported(metadata, monkeypatch, is_too_large):
     monkeypatch.setattr(exported_metadata, "_MAX_LISTING", 4000)
     now = time.time()
     info = json.dumps(["file", 1, "x", None, {"many": [0] * 30 if is_too_large else []}])
@@ -775,7 +779,7 @@ ROWS = st.lists(
 
 @given(ROWS)
 @settings(max_examples=200)
-def test_rows_that_nobody_exported_are_refused_or_harmless(tmp_path_factory, rows):
+def test_arbitrary_rows_are_refused_or_harmless(tmp_path_factory, rows):
     cache = BlockCache([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
     with contextlib.suppress(BadBundle):
         MetadataImport(cache.metadata, "gs||", 1e9).take(iter(json.loads(json.dumps(rows))))
@@ -798,6 +802,6 @@ def test_rows_that_nobody_exported_are_refused_or_harmless(tmp_path_factory, row
     )
 )
 @settings(max_examples=60)
-def test_a_manifest_that_nobody_wrote_is_refused(found):
+def test_an_arbitrary_manifest_is_refused(found):
     with pytest.raises(BadBundle):
         manifest.Manifest.decode(json.dumps(found).encode())

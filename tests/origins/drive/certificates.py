@@ -19,7 +19,7 @@ def private_key() -> tuple[rsa.RSAPrivateKey, str]:
 
 
 def certify(path: Path, *hosts: str) -> None:
-    """Write key and certificate of a server of these names, who vouches for itself."""
+    """Write key and self-signed certificate of a server with these names."""
     key, pem = private_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     now = datetime.now(UTC)

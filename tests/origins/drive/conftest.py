@@ -18,9 +18,9 @@ from cachedfs.sim import DriveServer
 from tests.origins.drive.certificates import private_key
 from tests.sim.discovery import problems_of_request
 
-# A busy machine may seem to hang, and a request that it held up is not to be sent a second time.
+# A busy machine may seem to hang, and must not cause a second request.
 PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001, hedge_least_s=3600.0, hedge_early_s=3600.0)
-QUICK = dataclasses.replace(PATIENT, stall_s=0.3)  # where a request does hang
+QUICK = dataclasses.replace(PATIENT, stall_s=0.3)  # for requests that do hang
 _numbers = itertools.count()
 
 
@@ -44,7 +44,7 @@ def server(shared_server: DriveServer) -> Iterator[DriveServer]:
     shared_server.heal()
     shared_server.short_pages(None)
     shared_server.require_no_token()
-    # Whatever a test was about: all that we asked since its last look is in Google's description of the API.
+    # Every request since the last reset must be in Google's description of the API.
     assert [problem for request in asked for problem in problems_of_request(request)] == []
 
 
@@ -58,13 +58,13 @@ def folder(server: DriveServer) -> str:
 
 @pytest.fixture
 def root(folder: str) -> str:
-    """Where an origin sees that folder."""
+    """The path of that folder for an origin."""
     return f"My Drive/{folder}"
 
 
 @pytest.fixture
 async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]:
-    """What makes origins; they are closed in the end."""
+    """A function that creates origins; they are closed at the end."""
     made: list[DriveOrigin] = []
 
     def make_origin(

@@ -1,4 +1,4 @@
-"""Refusals and failures of Drive: which error each becomes, and which requests are tried again."""
+"""Errors of Drive: which exception each becomes, and which requests are retried."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.origins.drive.conftest import QUICK
 
 MakeOrigin = Callable[..., DriveOrigin]
 TOKEN = "ya29.very-secret"
-# Of a network's or a proxy's own, or cut; the last is another resource of Drive.
+# From a network or a proxy, or truncated; the last one is another resource of Drive.
 NO_LISTS = [
     "",
     " ",
@@ -54,8 +54,8 @@ def path(server: DriveServer, folder: str, root: str) -> str:
     return f"{root}/a.bin"
 
 
-async def asked(origin: DriveOrigin, kind: str, path: str, pinned: ObjectInfo | None = None) -> Any:
-    """Ask one question that is answered over the kind's transport: aiohttp for media, else threads."""
+async def ask(origin: DriveOrigin, kind: str, path: str, pinned: ObjectInfo | None = None) -> Any:
+    """Send one request over the transport of this kind: aiohttp for media, else threads."""
     if kind == "media":
         return (await read(origin, path, Range(0, 100), pinned))[0]
     return await origin.lookup(path, ObjectInfo("x", "directory", id=pinned.details["above"]))  # type: ignore[union-attr]
@@ -68,7 +68,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def pinned(make: MakeOrigin, server: DriveServer, path: str, root: str) -> ObjectInfo:
-    """The file, with the id of its folder; asking costs nothing of what is counted."""
+    """The file, with the id of its folder; the lookup is not counted."""
     origin = make()
     info = await origin.lookup(path)
     info.details["above"] = (await origin.lookup(root)).id  # type: ignore[index]
@@ -105,7 +105,7 @@ REFUSED = [
     ("kind", "status", "reason", "error", "says", "code"),
     [(kind, *refused) for kind, refused in zip(itertools.cycle(["media", "list"]), REFUSED, strict=False)],
 )
-async def test_a_refusal_is_an_error_of_its_kind_and_not_repeated(
+async def test_a_refusal_becomes_its_error_and_is_not_retried(
     make: MakeOrigin,
     server: DriveServer,
     path: str,
@@ -122,13 +122,13 @@ async def test_a_refusal_is_an_error_of_its_kind_and_not_repeated(
     whole = ObjectInfo(pinned.path, "file", pinned.size, pinned.fingerprint, pinned.id, dict(pinned.details))
     whole.details["canReadRevisions"] = False  # type: ignore[index]
     with pytest.raises(error, match=rf"drive://{path}(?s:.*)({says})") as caught:
-        await asked(origin, kind, path, whole)
+        await ask(origin, kind, path, whole)
     assert TOKEN not in str(caught.value)
     assert code in (None, caught.value.errno)
     assert server.count(kind) == 1
 
 
-async def test_a_download_quota_in_the_words_of_version_2(
+async def test_the_download_quota_message_of_version_2_is_recognized(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo
 ) -> None:
     item = {"domain": "usageLimits", "reason": "quotaExceeded", "location": "quota.download"}
@@ -144,11 +144,11 @@ async def test_a_bad_request_is_a_value_error(
 ) -> None:
     server.fail(Fault(kind=kind, status=400, times=None))
     with pytest.raises(ValueError, match=f"drive://{path}: Drive did not accept"):
-        await asked(make(), kind, path, pinned)
+        await ask(make(), kind, path, pinned)
     assert server.count(kind) == 1
 
 
-# What may pass
+# Temporary failures
 PASSING: list[dict[str, Any]] = [
     *({"status": status} for status in (408, 429, 500, 502, 504)),
     {"status": 503, "html": True},
@@ -162,22 +162,22 @@ PASSING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=str)
-async def test_what_may_pass_is_tried_again(
+async def test_temporary_failures_are_retried(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
 ) -> None:
     for nth in (1, 2):
         server.fail(Fault(kind=kind, nth=nth, **fault))
-    answer = await asked(make(), kind, path, pinned)
+    answer = await ask(make(), kind, path, pinned)
     assert answer == DATA[:100] or answer.size == len(DATA)
     assert server.count(kind) == 3
 
 
 @pytest.mark.parametrize("fault", [{}, {"stall_after": 50}], ids=str)
-async def test_a_stalled_answer_is_asked_for_again(
+async def test_a_stalled_answer_is_requested_again(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
 ) -> None:
     server.fail(Fault(kind=kind, stall_s=60.0, **fault))
-    answer = await asked(make(QUICK), kind, path, pinned)
+    answer = await ask(make(QUICK), kind, path, pinned)
     assert answer == DATA[:100] or answer.size == len(DATA)
     assert server.count(kind) >= 2  # a busy machine may stall once more
 
@@ -187,7 +187,7 @@ async def test_a_stalled_answer_is_asked_for_again(
     [{"status": 503}, {"status": 502, "html": True}, {"close_before": True}, {"short_by": 20}],
     ids=str,
 )
-async def test_six_tries_and_no_more(
+async def test_at_most_six_tries(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
 ) -> None:
     origin, n_requests = make(token=TOKEN), 0
@@ -199,14 +199,14 @@ async def test_six_tries_and_no_more(
     origin.on_request = count
     server.fail(Fault(kind=kind, times=None, **fault))
     with pytest.raises(OriginUnavailable, match=rf"drive://{path}: .* failed after 6 tries in .*") as caught:
-        await asked(origin, kind, path, pinned)
+        await ask(origin, kind, path, pinned)
     assert n_requests == server.count(kind) == 6
     assert TOKEN not in str(caught.value)
     assert "html" not in str(caught.value).lower()
 
 
 @pytest.mark.parametrize("kind", ["media", "list"])
-async def test_a_circle_of_redirects_is_told_at_once(
+async def test_a_redirect_loop_fails_at_once(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
 ) -> None:
     origin = make(token=TOKEN)
@@ -215,28 +215,28 @@ async def test_a_circle_of_redirects_is_told_at_once(
     with pytest.raises(
         OriginUnavailable, match=rf"drive://{path}: .* after 1 try .*redirects in a (loop|circle)"
     ):
-        await asked(origin, kind, path, pinned)
+        await ask(origin, kind, path, pinned)
     assert server.count(kind) <= 6
 
 
-async def test_a_rate_limit_that_stays_is_origin_unavailable(
+async def test_a_lasting_rate_limit_is_origin_unavailable(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
 ) -> None:
     server.fail(Fault(kind=kind, status=403, reason="userRateLimitExceeded", times=None))
     with pytest.raises(OriginUnavailable, match=r"6 tries.*403"):
-        await asked(make(), kind, path, pinned)
+        await ask(make(), kind, path, pinned)
     assert server.count(kind) == 6
 
 
-async def test_a_wait_that_is_asked_for_and_too_long_is_not_waited(
+async def test_a_retry_after_that_is_too_long_is_an_error(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
 ) -> None:
     server.fail(Fault(kind=kind, status=429, headers={"Retry-After": "3600"}))
     with pytest.raises(OriginUnavailable, match="1 try"):
-        await asked(make(), kind, path, pinned)
+        await ask(make(), kind, path, pinned)
 
 
-def test_a_wait_that_is_asked_for_is_waited_at_least() -> None:
+def test_a_retry_after_is_respected() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     verdict = api.failure(
         429, {"retry-after": "7"}, b"", url="drive://x", doing="reading", pinned=False, now=now
@@ -262,28 +262,28 @@ NOT_DRIVES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "fault"), NOT_DRIVES, ids=str)
-async def test_an_answer_that_is_not_drives_is_tried_again_and_believed_by_nobody(
+async def test_an_answer_that_is_not_from_drive_is_retried_and_never_used(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str, fault: dict[str, Any]
 ) -> None:
     server.fail(Fault(kind=kind, **fault))
-    answer = await asked(make(), kind, path, pinned)
+    answer = await ask(make(), kind, path, pinned)
     assert answer == DATA[:100] or answer.size == len(DATA)
     assert server.count(kind) == 2
     server.fail(Fault(kind=kind, times=None, **fault))
     with pytest.raises(OriginUnavailable, match=rf"drive://{path}: .* failed after 6 tries"):
-        await asked(make(), kind, path, pinned)
+        await ask(make(), kind, path, pinned)
 
 
 @pytest.mark.parametrize("status", [302, 307])
-async def test_an_absence_that_another_address_tells_is_not_believed(
+async def test_an_absence_reported_by_another_host_is_not_believed(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, status: int
 ) -> None:
     missing = "/drive/v2/files/missing"  # answers as Drive does
     server.fail(Fault(kind="list", redirect=missing, status=status))
-    assert (await asked(make(), "list", path, pinned)).size == len(DATA)
+    assert (await ask(make(), "list", path, pinned)).size == len(DATA)
     server.fail(Fault(kind="list", redirect=missing, status=status, times=None))
     with pytest.raises(OriginUnavailable, match="redirect"):
-        await asked(make(), "list", path, pinned)
+        await ask(make(), "list", path, pinned)
 
 
 @pytest.mark.parametrize(
@@ -298,19 +298,19 @@ async def test_an_absence_that_another_address_tells_is_not_believed(
         ("drive#generatedIds", {}),
     ],
 )
-def test_a_resource_that_lacks_what_drive_always_sends_is_none(kind: str, body: dict[str, Any]) -> None:
+def test_a_resource_without_the_required_fields_is_unusable(kind: str, body: dict[str, Any]) -> None:
     with pytest.raises(RetryableError, match=f"no complete {kind}"):
         api.resource_of(200, json.dumps({"kind": kind, **body}).encode(), kind)
 
 
-def test_an_answer_without_content_is_one_to_a_delete_only() -> None:
+def test_only_a_delete_may_be_answered_without_content() -> None:
     assert api.resource_of(204, b"", None) == {}
     for status, kind in ((200, None), (204, "drive#file")):
         with pytest.raises(RetryableError, match="answer"):
             api.resource_of(status, b"", kind)
 
 
-async def test_a_service_that_is_not_there_is_origin_away(
+async def test_a_service_that_refuses_connections_is_unreachable(
     make: MakeOrigin, pinned: ObjectInfo, kind: str
 ) -> None:
     with socket.socket() as unused:
@@ -318,7 +318,7 @@ async def test_a_service_that_is_not_there_is_origin_away(
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         origin = make(policy=RetryPolicy(base_s=0.001, cap_s=0.001, connect_s=0.2), endpoint_url=url)
         with pytest.raises(OriginUnreachable, match=r"drive://.*endpoint"):
-            await asked(origin, kind, "My Drive/x", pinned)
+            await ask(origin, kind, "My Drive/x", pinned)
 
 
 async def test_refused_tokens_are_access_denied(
@@ -327,11 +327,11 @@ async def test_refused_tokens_are_access_denied(
     server.require_token("another")
     for origin in (make(token=TOKEN), make()):
         with pytest.raises(AccessDenied, match=rf"drive://{path}") as caught:
-            await asked(origin, kind, path, pinned)
+            await ask(origin, kind, path, pinned)
         assert TOKEN not in str(caught.value)
 
 
-async def test_every_request_carries_the_token_and_is_counted(
+async def test_every_request_has_the_token_and_is_counted(
     make: MakeOrigin, server: DriveServer, path: str, root: str
 ) -> None:
     origin, n_requests = make(token=TOKEN), 0
@@ -350,7 +350,7 @@ async def test_every_request_carries_the_token_and_is_counted(
     assert n_requests == len(server.requests)
 
 
-async def test_after_aclose_an_origin_connects_again(make: MakeOrigin, path: str) -> None:
+async def test_an_origin_reconnects_after_aclose(make: MakeOrigin, path: str) -> None:
     origin = make()
     assert (await read(origin, path))[0] == DATA
     await origin.aclose()
@@ -359,7 +359,7 @@ async def test_after_aclose_an_origin_connects_again(make: MakeOrigin, path: str
     await origin.aclose()
 
 
-# Pure parts
+# Without requests
 @pytest.mark.parametrize(
     "body",
     [b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}', b"text", b"notFound"],
@@ -378,7 +378,7 @@ async def test_after_aclose_an_origin_connects_again(make: MakeOrigin, path: str
         (599, False, RetryReason),
     ],
 )
-def test_every_status_means_something(status: int, pinned: bool, kind: type, body: bytes) -> None:
+def test_every_status_maps_to_an_error_or_a_retry(status: int, pinned: bool, kind: type, body: bytes) -> None:
     def verdict_of(body: bytes) -> Any:
         now = datetime.now(UTC)
         return api.failure(status, {}, body, url="drive://x", doing="reading", pinned=pinned, now=now)
@@ -387,7 +387,7 @@ def test_every_status_means_something(status: int, pinned: bool, kind: type, bod
     assert isinstance(said, kind)
     if not isinstance(said, RetryReason):
         assert str(said).startswith("drive://x: ")
-    # Of somebody else only that we are not signed in is believed.
+    # From a proxy, only a 401 is believed.
     not_drives = verdict_of(body)
     assert isinstance(not_drives, AccessDenied if status == 401 else RetryReason)
     assert "<html>" not in str(not_drives)
@@ -397,7 +397,7 @@ def test_every_status_means_something(status: int, pinned: bool, kind: type, bod
     ("given", "near"),
     [("tokn", "token"), ("trash", "trash_only"), ("client_jsn", "client_json"), ("endpoint", "endpoint_url")],
 )
-def test_an_unknown_option_is_told_with_the_nearest(given: str, near: str) -> None:
+def test_an_unknown_option_is_an_error_with_the_nearest_name(given: str, near: str) -> None:
     with pytest.raises(ValueError, match=rf"{given}.*did you mean {near}\?"):
         DriveOptions.of({given: 1})
 
@@ -410,13 +410,13 @@ def test_a_switch_may_be_a_word_of_the_environment(text: str, value: bool) -> No
         DriveOptions.of({"trash_only": "perhaps"})
 
 
-def test_options_that_are_none_are_not_given() -> None:
+def test_options_set_to_none_are_ignored() -> None:
     options = DriveOptions.of({"token": None, "endpoint_url": None, "trash_only": None})
     assert options == DriveOptions()
     assert DriveOptions.of({"endpoint_url": "http://h/"}).endpoint_url == "http://h"
 
 
-def test_a_fingerprint_is_of_the_content_and_not_of_the_version() -> None:
+def test_a_fingerprint_depends_on_the_content_and_not_on_the_version() -> None:
     item = {"id": "i", "title": "t", "mimeType": "x/y", "fileSize": "3", "md5Checksum": "m", "version": "1"}
     info = api.item_info(item, "My Drive/t")
     assert (info.fingerprint, info.size) == ("i-m-3", 3)

@@ -35,7 +35,6 @@ from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins import tokens
 from cachedfs.origins.drive import held, transport
 from cachedfs.origins.drive.auth import OPTIONS, DriveAuth, describe, sign_in
 from cachedfs.origins.drive.transport import Unreachable, send
@@ -59,7 +58,7 @@ def has_no_secret(text: str) -> bool:
 
 @contextlib.contextmanager
 def refused(kind: type[Exception], *words: str) -> Iterator[None]:
-    """Expect an error that holds the words, and no secret, in it or in what is printed as its cause."""
+    """Expect an error that contains the words, and no secret, in it or in its printed causes."""
     with pytest.raises(kind) as caught:
         yield
     for word in words:
@@ -71,7 +70,7 @@ def refused(kind: type[Exception], *words: str) -> Iterator[None]:
 
 
 class Google(http.server.ThreadingHTTPServer):
-    """POST /token gives tokens; everything else asks for the newest one, by its path."""
+    """POST /token issues tokens; every other path requires the newest one."""
 
     daemon_threads = True
 
@@ -88,7 +87,7 @@ class Google(http.server.ThreadingHTTPServer):
         self.valid: str | None = None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are part of the tests."""
+        """Clients that disconnect are part of the tests."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -131,7 +130,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/moved":
             return self.reply(302, {}, {"Location": self.server.url + "/public"})
         if self.path == "/last":
-            self.close_connection = True  # and says nothing about it
+            self.close_connection = True  # without saying so
             return self.reply(200, {})
         if self.path != "/public" and sent != f"Bearer {self.server.valid}":
             return self.reply(401, {"error": "invalid"})
@@ -146,7 +145,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def google_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
     with Google() as server:
-        # For an authorized user google-auth asks its own endpoint, whatever the JSON says.
+        # For an authorized user, google-auth always asks its own endpoint.
         monkeypatch.setattr(google.oauth2.credentials, "_GOOGLE_OAUTH2_TOKEN_ENDPOINT", server.token_uri)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -157,7 +156,7 @@ def google_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
 
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials, caches or proxies of the machine that runs the tests."""
+    """Remove the credentials, caches and proxies of the machine that runs the tests."""
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -239,7 +238,7 @@ def saved_file(home: Any, text: str, profile: str = "default") -> Any:
 
 
 class Slow:
-    """Credentials of a library for which nobody answers, as soon as `go_on` is set."""
+    """Credentials of a library whose renewal fails once `go_on` is set."""
 
     can_renew = True
 
@@ -260,7 +259,7 @@ class Slow:
         self.n_renewed += 1
         self.begun.set()
         assert self.go_on.wait(120)
-        raise OSError("nobody answers")
+        raise OSError("no answer")
 
     def scopes(self) -> list[str] | None:
         return None
@@ -268,7 +267,7 @@ class Slow:
 
 def held_by(source: Slow) -> Any:
     return held.SharedCredentials(
-        held.FoundToken(source, "somebody", "sign in"), connect_s=60.0, stall_s=60.0
+        held.FoundToken(source, "the test", "sign in"), connect_s=60.0, stall_s=60.0
     )
 
 
@@ -279,7 +278,7 @@ def auth_by(source: Slow) -> GoogleAuth:
 
 
 class TestServiceAccount:
-    async def test_a_key_signs_in_however_it_is_given(
+    async def test_a_key_signs_in_in_every_form(
         self, key: dict[str, str], google_server: Google, tmp_path: Any
     ) -> None:
         path = tmp_path / "key.json"
@@ -300,17 +299,17 @@ class TestServiceAccount:
             assert describe(gauth) == "service account robot@p.iam.gserviceaccount.com"
             assert await sent_by(gauth) == {"authorization": f"Bearer TOKEN-{number}"}
 
-    async def test_the_key_asks_for_the_drive_scope_and_for_the_user_it_acts_for(
+    async def test_the_key_requests_the_drive_scope_and_the_delegated_user(
         self, key: dict[str, str], google_server: Google
     ) -> None:
         gauth = signed_in(use_service_account=True, client_json=key, client_user_email="ann@example.org")
         assert describe(gauth).endswith("for ann@example.org")
         await sent_by(gauth)
-        locks = google_server.grants[0]["assertion"].split(".")[1]
-        said = json.loads(base64.urlsafe_b64decode(locks + "=="))
+        claims = google_server.grants[0]["assertion"].split(".")[1]
+        said = json.loads(base64.urlsafe_b64decode(claims + "=="))
         assert (said["scope"], said["sub"]) == ("https://www.googleapis.com/auth/drive", "ann@example.org")
 
-    def test_nothing_is_asked_before_a_token_is_needed(
+    def test_no_request_is_sent_before_a_token_is_needed(
         self, key: dict[str, str], google_server: Google
     ) -> None:
         signed_in(token=key)
@@ -323,9 +322,7 @@ class TestServiceAccount:
         with refused(ValueError, "damaged"):
             signed_in(token={"type": "service_account"})
 
-    def test_what_is_no_key_is_refused_for_a_service_account(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
+    def test_an_invalid_service_account_key_is_refused(self, google_server: Google, tmp_path: Any) -> None:
         with refused(ValueError, "client_json", "service account"):
             signed_in(use_service_account=True, client_json=authorized_user(google_server))
         with refused(ValueError, "nowhere.json", "no such file"):
@@ -333,7 +330,7 @@ class TestServiceAccount:
 
 
 class TestSavedSignIn:
-    async def test_credentials_that_pydrive2_saved_are_found_renewed_and_saved_back(
+    async def test_credentials_saved_by_pydrive2_are_found_renewed_and_saved_again(
         self, google_server: Google, tmp_path: Any
     ) -> None:
         path = saved_file(tmp_path, saved_json(google_server))
@@ -350,7 +347,7 @@ class TestSavedSignIn:
         assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
         assert len(google_server.grants) == 1
 
-    def test_the_folder_is_that_of_pydrive2(
+    def test_the_folder_of_saved_credentials_is_that_of_pydrive2(
         self, google_server: Google, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spec = pytest.importorskip("pydrive2.fs.spec")
@@ -361,7 +358,7 @@ class TestSavedSignIn:
         ours = signed_in(client_id=CLIENT, client_secret="SECRET", profile="work")
         assert "work.json" in describe(ours)
 
-    async def test_a_token_that_another_process_renewed_is_used(
+    async def test_a_token_renewed_by_another_process_is_used(
         self, google_server: Google, tmp_path: Any
     ) -> None:
         path = saved_file(tmp_path, saved_json(google_server))
@@ -371,7 +368,7 @@ class TestSavedSignIn:
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-theirs"}
         assert google_server.grants == []
 
-    async def test_a_folder_that_cannot_be_written_does_not_matter(
+    async def test_a_credentials_folder_may_be_read_only(
         self, google_server: Google, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
     ) -> None:
         saved_file(tmp_path, saved_json(google_server))
@@ -401,7 +398,7 @@ class TestSavedSignIn:
         with refused(AccessDenied, "GDriveFileSystem", "other.json"):
             signed_in(client_json_file_path=str(tmp_path / "other.json"))
 
-    async def test_a_revoked_sign_in_is_access_denied_with_the_way_out(
+    async def test_a_revoked_sign_in_is_access_denied_and_says_what_to_do(
         self, google_server: Google, tmp_path: Any
     ) -> None:
         path = saved_file(tmp_path, saved_json(google_server))
@@ -412,13 +409,11 @@ class TestSavedSignIn:
         gauth = signed_in(client_id=CLIENT)
         with refused(AccessDenied, "invalid_grant", f"remove {path}", "GDriveFileSystem"):
             await sent_by(gauth)
-        # Signed in again at the service: nothing of the refusal sticks.
+        # After a new sign-in at the service, the refusal is forgotten.
         google_server.refusal = None
         assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_a_token_endpoint_in_trouble_is_asked_again(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
+    async def test_a_failing_token_endpoint_is_retried(self, google_server: Google, tmp_path: Any) -> None:
         saved_file(tmp_path, saved_json(google_server))
         google_server.refusal = (503, {"error": "backend"})
         gauth = signed_in(client_id=CLIENT)
@@ -427,7 +422,7 @@ class TestSavedSignIn:
         google_server.refusal = None
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    def test_the_secrets_of_a_client_are_no_sign_in(self) -> None:
+    def test_client_secrets_are_not_credentials(self) -> None:
         with refused(ValueError, "client_id="):
             signed_in(client_json={"installed": {"client_id": CLIENT, "client_secret": "SECRET"}})
 
@@ -441,12 +436,12 @@ class TestGoogleAuthCredentials:
         gauth = signed_in(credentials=unscoped)
         assert describe(gauth) == "service account robot@p.iam.gserviceaccount.com"
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-2"}
-        nobody = signed_in(credentials=google.auth.credentials.AnonymousCredentials())
-        assert await sent_by(nobody) == {}
+        anonymous = signed_in(credentials=google.auth.credentials.AnonymousCredentials())
+        assert await sent_by(anonymous) == {}
 
-    async def test_the_project_that_pays_is_sent_along(self, google_server: Google) -> None:
+    async def test_the_quota_project_is_sent(self, google_server: Google) -> None:
         credentials = user_credentials(google_server).with_quota_project("payer")
-        credentials.expiry = ago(60)  # google-auth forgets it in the copy
+        credentials.expiry = ago(60)  # google-auth drops it in the copy
         headers = await sent_by(signed_in(credentials=credentials))
         assert headers == {"authorization": "Bearer TOKEN-1", "x-goog-user-project": "payer"}
 
@@ -467,10 +462,10 @@ class TestGoogleAuthCredentials:
             signed_in(token={"type": "authorized_user", "client_secret": "SECRET"})
 
     @pytest.mark.parametrize("option", ["token", "client_json_file_path", "client_json"])
-    async def test_what_google_auth_saves_of_a_user_is_an_authorized_user(
+    async def test_a_user_saved_by_google_auth_is_an_authorized_user(
         self, google_server: Google, tmp_path: Any, option: str
     ) -> None:
-        """The `token.json` of Google's own examples, which says nothing of its type."""
+        """The `token.json` of Google's examples, which does not state its type."""
         saved = user_credentials(google_server).to_json()
         assert "type" not in json.loads(saved)
         path = tmp_path / "token.json"
@@ -481,10 +476,10 @@ class TestGoogleAuthCredentials:
         assert path.read_text() == saved
 
     @pytest.mark.parametrize("options", [{}, {"token": "google_default"}, {"token": "", "client_id": None}])
-    async def test_colab_signs_in_and_stays_signed_in(
+    async def test_a_colab_sign_in_lasts_longer_than_its_token(
         self, google_server: Google, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
     ) -> None:
-        """`authenticate_user` of google.colab makes what `google.auth.default` returns."""
+        """`authenticate_user` of google.colab sets what `google.auth.default` returns."""
         credentials = user_credentials(google_server, expired_s=-3000)
 
         def default(scopes: list[str]) -> Any:
@@ -499,7 +494,7 @@ class TestGoogleAuthCredentials:
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
         assert gauth.access_token_expired is False  # or PyDrive2 would open a browser
 
-    async def test_a_file_in_the_environment_is_the_default(
+    async def test_the_file_named_in_the_environment_is_the_default(
         self, key: dict[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, google_server: Google
     ) -> None:
         path = tmp_path / "adc.json"
@@ -509,13 +504,13 @@ class TestGoogleAuthCredentials:
         assert "robot@" in describe(gauth)
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    def test_without_any_credentials_the_error_names_three_ways_out(self) -> None:
+    def test_without_any_credentials_the_error_names_three_solutions(self) -> None:
         with refused(
             AccessDenied,
             "GOOGLE_APPLICATION_CREDENTIALS",
             "authenticate_user()",
             "gcloud auth",
-            "--client-id-file=client.json",  # gcloud's own client gets no scope of Drive's
+            "--client-id-file=client.json",  # the client of gcloud gets no Drive scope
             "service account",
         ):
             signed_in()
@@ -552,7 +547,7 @@ class TestToken:
         with refused(ValueError, os.path.expanduser(token), "no such file", "'anon'"):
             signed_in(token=token)
 
-    def test_what_is_no_token_is_a_value_error(self, tmp_path: Any) -> None:
+    def test_an_invalid_token_is_a_value_error(self, tmp_path: Any) -> None:
         (tmp_path / "text.json").write_text("SECRET")
         with refused(ValueError, "text.json", "not JSON"):
             signed_in(token=str(tmp_path / "text.json"))
@@ -587,7 +582,7 @@ class TestOptions:
             ({"client_json": "SECRET"}, ["client_json", "JSON"]),
         ],
     )
-    def test_options_that_cannot_be_are_named(self, options: dict[str, Any], words: list[str]) -> None:
+    def test_impossible_options_are_named(self, options: dict[str, Any], words: list[str]) -> None:
         with refused(ValueError, *words):
             signed_in(**options)
 
@@ -604,7 +599,7 @@ class TestExistingGoogleAuth:
         made.credentials = credentials
         return made
 
-    async def test_it_is_used_and_left_as_it_is(self, google_server: Google) -> None:
+    async def test_an_existing_googleauth_is_used_and_not_changed(self, google_server: Google) -> None:
         credentials = OAuth2Credentials.from_json(saved_json(google_server))
         theirs = self.gauth(credentials)
         ours = signed_in(google_auth=theirs)
@@ -612,13 +607,13 @@ class TestExistingGoogleAuth:
         assert await sent_by(ours) == {"authorization": "Bearer TOKEN-1"}
         assert theirs.credentials is credentials
         assert theirs.http_timeout is None
-        assert credentials.access_token == "TOKEN-1"  # theirs is renewed with it
+        assert credentials.access_token == "TOKEN-1"  # its own token is renewed, too
 
-    async def test_google_auth_credentials_in_it_work(self, google_server: Google) -> None:
+    async def test_google_auth_credentials_in_a_googleauth_work(self, google_server: Google) -> None:
         ours = signed_in(google_auth=self.gauth(user_credentials(google_server)))
         assert await sent_by(ours) == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_a_subclass_makes_its_own_http_objects(self, google_server: Google) -> None:
+    async def test_a_subclass_of_googleauth_creates_its_own_http_objects(self, google_server: Google) -> None:
         class Mine(GoogleAuth):  # type: ignore[misc]
             def Get_Http_Object(self) -> Any:
                 mine = httplib2.Http(ca_certs="mine")
@@ -630,7 +625,7 @@ class TestExistingGoogleAuth:
             assert made.transport().ca_certs == "mine"
             assert made.transport().timeout == 30.0
 
-    async def test_credentials_of_their_own_kind_sign_in_their_own_way(self, google_server: Google) -> None:
+    async def test_credentials_of_another_class_sign_in_in_their_own_way(self, google_server: Google) -> None:
         class Adapter:
             access_token_expired, invalid, refresh_token = False, False, None
 
@@ -651,11 +646,13 @@ class TestExistingGoogleAuth:
             assert await made.headers() == {"authorization": "Bearer TOKEN-x"}
             assert not await made.renew(await made.headers())
 
-    def test_one_that_is_not_signed_in_is_access_denied(self) -> None:
+    def test_a_googleauth_that_is_not_signed_in_is_access_denied(self) -> None:
         with refused(AccessDenied, "LocalWebserverAuth()"):
             signed_in(google_auth=self.gauth(None))
 
-    def test_one_with_saved_credentials_loads_them(self, google_server: Google, tmp_path: Any) -> None:
+    def test_a_googleauth_with_saved_credentials_loads_them(
+        self, google_server: Google, tmp_path: Any
+    ) -> None:
         path = tmp_path / "saved.json"
         path.write_text(saved_json(google_server))
         settings = {
@@ -666,7 +663,7 @@ class TestExistingGoogleAuth:
         theirs = GoogleAuth(settings={**GoogleAuth.DEFAULT_SETTINGS, **settings})
         assert CLIENT in describe(signed_in(google_auth=theirs))
 
-    def test_pydrive2_itself_works_on_it(self, google_server: Google) -> None:
+    def test_pydrive2_itself_works_with_the_same_googleauth(self, google_server: Google) -> None:
         gauth = signed_in(token=authorized_user(google_server))
         endpoint = {"api_endpoint": google_server.url}
         gauth.service = googleapiclient.discovery.build(
@@ -679,13 +676,11 @@ class TestExistingGoogleAuth:
 
 
 class TestRenewal:
-    async def test_a_token_that_expires_soon_is_renewed_before_it_is_used(
-        self, google_server: Google
-    ) -> None:
+    async def test_a_token_that_expires_soon_is_renewed_before_use(self, google_server: Google) -> None:
         gauth = signed_in(credentials=user_credentials(google_server, expired_s=-200))
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_it_is_still_used_when_it_cannot_be_renewed_yet(self, google_server: Google) -> None:
+    async def test_an_expiring_token_is_used_if_it_cannot_be_renewed_yet(self, google_server: Google) -> None:
         google_server.refusal = (500, {"error": "backend"})
         credentials = OAuth2Credentials.from_json(saved_json(google_server, expired_s=-200))
         gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
@@ -698,9 +693,7 @@ class TestRenewal:
             credentials.token_expiry = ago(1)
             assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
 
-    async def test_a_token_of_short_life_is_not_renewed_for_every_request(
-        self, google_server: Google
-    ) -> None:
+    async def test_a_short_lived_token_is_not_renewed_for_every_request(self, google_server: Google) -> None:
         google_server.expires_in = 120
         with drive_auth(signed_in(credentials=user_credentials(google_server))) as made:
             for _ in range(5):
@@ -708,7 +701,7 @@ class TestRenewal:
         assert len(google_server.grants) <= 2
 
     @pytest.mark.parametrize("kind", ["google-auth", "oauth2client"])
-    async def test_a_refused_token_is_renewed_once_for_all_who_ask(
+    async def test_a_refused_token_is_renewed_once_for_all_callers(
         self, google_server: Google, kind: str
     ) -> None:
         options: dict[str, Any] = (
@@ -720,16 +713,10 @@ class TestRenewal:
             stale = await made.headers()
             assert all(await asyncio.gather(*(made.renew(stale) for _ in range(10))))
             assert await made.headers() == {"authorization": "Bearer TOKEN-1"}
-            assert await made.renew(stale)  # late: it is another one already
+            assert await made.renew(stale)  # late: the token was replaced already
         assert len(google_server.grants) == 1
 
-    async def test_ten_who_find_it_expired_wait_for_one_renewal(self, google_server: Google) -> None:
-        with drive_auth(signed_in(credentials=user_credentials(google_server))) as made:
-            all_headers = await asyncio.gather(*(made.headers() for _ in range(10)))
-        assert all_headers == [{"authorization": "Bearer TOKEN-1"}] * 10
-        assert len(google_server.grants) == 1
-
-    async def test_those_who_wait_for_a_token_that_does_not_come_share_its_failure(self) -> None:
+    async def test_callers_that_wait_for_the_same_renewal_share_its_failure(self) -> None:
         source = Slow(lasts_s=-1.0)
         with drive_auth(auth_by(source)) as made:
             for ask in (made.headers, lambda: made.renew({"authorization": "Bearer old"})):
@@ -739,12 +726,12 @@ class TestRenewal:
                 await asyncio.to_thread(source.begun.wait, 60)
                 source.go_on.set()
                 failures = await asyncio.gather(*waiting, return_exceptions=True)
-                assert [str(failure) for failure in failures] == ["OSError: nobody answers"] * 8
+                assert [str(failure) for failure in failures] == ["OSError: no answer"] * 8
         assert source.n_renewed == 2
 
-    async def test_while_one_asks_for_another_token_all_others_use_the_one_that_still_works(self) -> None:
+    async def test_a_valid_token_is_used_while_another_caller_renews_it(self) -> None:
         class Hindered(Slow):
-            """Nothing shows yet that the thread which shall ask is at work."""
+            """Blocks the thread that is to renew the token before it says so."""
 
             def lasts_s(self) -> float:
                 if threading.current_thread() is not readers:
@@ -761,7 +748,7 @@ class TestRenewal:
             assert await asyncio.gather(*asking) == [{"authorization": "Bearer old"}] * 8
         assert source.n_renewed == 1
 
-    def test_threads_that_wait_for_a_token_that_does_not_come_share_its_failure(self) -> None:
+    def test_threads_that_wait_for_the_same_renewal_share_its_failure(self) -> None:
         source = Slow(lasts_s=-1.0)
         credentials = held_by(source)
 
@@ -774,31 +761,12 @@ class TestRenewal:
             failures = threads.map(ask, range(8))
             assert source.all_wait.wait(120)
             source.go_on.set()
-            assert list(failures) == ["OSError: nobody answers"] * 8
+            assert list(failures) == ["OSError: no answer"] * 8
         assert source.n_renewed == 1
-        ask(0)  # who comes later asks again
+        ask(0)  # a later caller tries again
         assert source.n_renewed == 2
 
-    def test_a_long_silence_for_a_token_that_still_works_is_not_followed_by_another(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class Silent(Slow):
-            def renew(self, http: Any) -> None:
-                nonlocal now
-                now += 30.0
-                super().renew(http)
-
-        now = 1000.0
-        monkeypatch.setattr(tokens, "time", types.SimpleNamespace(monotonic=lambda: now))
-        source = Silent(lasts_s=200.0)
-        source.go_on.set()
-        credentials = held_by(source)
-        for n_renewed in (1, 1, 2):
-            assert credentials.fresh_headers(None) == {"authorization": "Bearer old"}
-            assert source.n_renewed == n_renewed
-            now += 16.0
-
-    async def test_no_network_is_unreachable(self, google_server: Google) -> None:
+    async def test_a_token_server_without_network_is_unreachable(self, google_server: Google) -> None:
         credentials = user_credentials(google_server)
         credentials._token_uri = f"http://127.0.0.1:{closed_port()}/token"
         with pytest.raises(RetryableError) as caught:
@@ -840,7 +808,7 @@ def closed_port() -> int:
 
 @pytest.fixture
 def tls_server(tmp_path: Any) -> Iterator[tuple[str, str]]:
-    """Return the URL of a server that says hello over TLS, and the file of its own certificate."""
+    """Return the URL of a server that answers hello over TLS, and its certificate file."""
     path = tmp_path / "server.pem"
     certify(path, "localhost")
 
@@ -877,7 +845,7 @@ def anon() -> Iterator[Any]:
 
 @pytest.fixture
 def hasty() -> Iterator[Any]:
-    """For what never answers."""
+    """Short time limits, for servers that never answer."""
     with drive_auth(sign_in({"token": "anon"}, connect_s=0.2, stall_s=0.2)) as made:
         yield made.transport()
 
@@ -889,7 +857,7 @@ class TestTransport:
         assert caught.value.trouble.is_unreachable
         assert isinstance(caught.value.__cause__, Unreachable)
 
-    def test_a_name_without_address_is_unreachable(self, anon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unresolved_name_is_unreachable(self, anon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def unresolved(*_: Any, **__: Any) -> None:
             raise socket.gaierror(-2, "Name or service not known")
 
@@ -900,7 +868,7 @@ class TestTransport:
             assert caught.value.trouble.is_unreachable
 
     @pytest.mark.parametrize("scheme", ["http", "https"])
-    def test_a_connect_has_its_own_time(
+    def test_a_connect_has_its_own_time_limit(
         self, anon: Any, monkeypatch: pytest.MonkeyPatch, scheme: str
     ) -> None:
         given = []
@@ -918,7 +886,7 @@ class TestTransport:
         assert caught.value.trouble.is_unreachable
         assert given == [1.5]
 
-    def test_a_request_that_is_given_up_while_it_connects_leaves_no_socket(
+    def test_a_request_that_is_canceled_while_connecting_leaves_no_socket(
         self, anon: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         connect, made = socket.create_connection, []
@@ -937,23 +905,23 @@ class TestTransport:
         assert caught.value.trouble.is_unreachable
         assert [sock.fileno() for sock in made] == [-1]
 
-    def test_a_handshake_that_never_comes_is_unreachable(self, hasty: Any) -> None:
+    def test_a_tls_handshake_without_an_answer_is_unreachable(self, hasty: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError) as caught:
             send(hasty, "GET", f"https://127.0.0.1:{silent.getsockname()[1]}/x")
         assert caught.value.trouble.is_unreachable
 
-    def test_a_service_that_is_silent_has_failed_but_is_there(self, hasty: Any) -> None:
+    def test_a_service_that_accepts_and_stays_silent_is_not_unreachable(self, hasty: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError) as caught:
             send(hasty, "GET", f"http://127.0.0.1:{silent.getsockname()[1]}/x")
         assert not caught.value.trouble.is_unreachable
         assert "timed out" in caught.value.trouble.reason
 
     @pytest.mark.parametrize(("scheme", "kind"), [("http", "_Plain"), ("https", "_Secure")])
-    def test_a_body_may_take_long_as_long_as_it_goes_on(
+    def test_sending_a_body_may_take_longer_than_the_time_limit(
         self, monkeypatch: pytest.MonkeyPatch, scheme: str, kind: str
     ) -> None:
         class Uplink:
-            """A way out of 100 kB a second; as in Python, the limit is for all that one `sendall` is given."""
+            """An uplink of 100 kB a second; as in Python, the limit is for all bytes of one `sendall`."""
 
             def settimeout(self, timeout: float) -> None:
                 self.timeout = timeout
@@ -975,7 +943,7 @@ class TestTransport:
         assert sent.endswith(b"\r\n\r\n" + body)
         connection.close()
 
-    def test_tls_proves_who_is_there(self, tls_server: tuple[str, str]) -> None:
+    def test_tls_certificates_are_verified(self, tls_server: tuple[str, str]) -> None:
         url, its_certificate = tls_server
         with drive_auth(sign_in({"token": "anon"}, connect_s=50.0, stall_s=60.0)) as made:
             with pytest.raises(RetryableError, match="CERTIFICATE_VERIFY_FAILED") as caught:
@@ -987,7 +955,7 @@ class TestTransport:
             (connection,) = made.transport().connections.values()
             assert connection.sock.gettimeout() == 60.0
 
-    def test_who_the_system_trusts_is_trusted_unless_httplib2_is_told_otherwise(
+    def test_certificates_trusted_by_the_system_are_trusted(
         self, tls_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         url, its_certificate = tls_server
@@ -1000,46 +968,48 @@ class TestTransport:
         with again as made, pytest.raises(RetryableError, match="CERTIFICATE_VERIFY_FAILED"):
             send(made.transport(), "GET", url)
 
-    def test_where_the_system_trusts_nobody_the_authorities_of_certifi_are_trusted(
+    def test_without_system_certificates_those_of_certifi_are_trusted(
         self, tls_server: tuple[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "none").mkdir()
         monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
         monkeypatch.setenv("SSL_CERT_FILE", tls_server[1])
-        assert len(transport.trusted().get_ca_certs()) < 2  # its own only
+        assert len(transport.trusted().get_ca_certs()) < 2  # only this certificate
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
         assert len(transport.trusted().get_ca_certs()) > 50
 
-    def test_what_speaks_no_tls_has_failed(self, anon: Any, google_server: Google) -> None:
+    def test_a_server_without_tls_is_an_error(self, anon: Any, google_server: Google) -> None:
         with pytest.raises(RetryableError) as caught:
             send(anon, "GET", google_server.url.replace("http:", "https:"))
         assert not caught.value.trouble.is_unreachable
 
     @pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
-    def test_308_is_an_answer(self, anon: Any, google_server: Google, method: str) -> None:
+    def test_status_308_is_not_followed_as_a_redirect(
+        self, anon: Any, google_server: Google, method: str
+    ) -> None:
         answer = send(anon, method, f"{google_server.url}/308", b"" if method == "GET" else b"part")
         assert answer.status == 308
         assert answer.headers["range"] == "bytes=0-9"
         assert len(google_server.asked) == 1
 
-    def test_redirects_of_downloads_are_followed_without_the_token(self, google_server: Google) -> None:
+    def test_redirected_downloads_are_followed_without_the_token(self, google_server: Google) -> None:
         with drive_auth(signed_in(token="TOKEN-bare")) as made:
             response, body = made.transport().request(f"{google_server.url}/moved")
             assert (response.status, json.loads(body)) == (200, {"you": "", "items": []})
-            with pytest.raises(RetryableError, match="redirected"):  # no question to Drive is
+            with pytest.raises(RetryableError, match="redirected"):  # API requests are never redirected
                 send(made.transport(), "GET", f"{google_server.url}/moved")
 
-    def test_a_body_that_is_cut_has_failed(self, anon: Any, google_server: Google) -> None:
+    def test_a_truncated_body_is_an_error(self, anon: Any, google_server: Google) -> None:
         with pytest.raises(RetryableError, match="IncompleteRead"):
             send(anon, "GET", f"{google_server.url}/short")
         assert send(anon, "GET", f"{google_server.url}/public").status == 200  # on another connection
 
-    def test_a_request_that_creates_is_never_sent_twice(self, anon: Any, google_server: Google) -> None:
+    def test_a_post_is_never_sent_twice(self, anon: Any, google_server: Google) -> None:
         with pytest.raises(RetryableError, match="without an answer"):
             send(anon, "POST", f"{google_server.url}/hang-up", b"{}")
         assert len(google_server.asked) == 1
 
-    def test_a_connection_that_the_service_left_is_replaced_before_it_is_used(
+    def test_a_connection_closed_by_the_service_is_replaced_before_use(
         self, anon: Any, google_server: Google
     ) -> None:
         assert send(anon, "POST", f"{google_server.url}/last", b"{}").status == 200
@@ -1051,7 +1021,7 @@ class TestTransport:
         assert send(anon, "POST", f"{google_server.url}/public", b"{}").status == 200
         assert len(google_server.asked) == 2
 
-    def test_a_body_that_is_a_file_is_sent_again_from_where_it_was(self, google_server: Google) -> None:
+    def test_a_file_body_is_sent_again_from_its_start_position(self, google_server: Google) -> None:
         body = io.BytesIO(b"--part")
         body.seek(2)
         gauth = signed_in(credentials=user_credentials(google_server, expired_s=-3000))
@@ -1060,7 +1030,7 @@ class TestTransport:
             assert send(made.transport(), "PUT", f"{google_server.url}/private", body, headers).status == 200
         assert [sent for *_, sent in google_server.asked] == ["Bearer TOKEN-old", "Bearer TOKEN-1"]
 
-    def test_errors_of_credentials_that_are_not_held_are_ours_too(self) -> None:
+    def test_errors_of_foreign_credentials_become_cachedfs_errors(self) -> None:
         class Refusing:
             def __init__(self, error: Exception) -> None:
                 self.error = error
@@ -1077,15 +1047,15 @@ class TestTransport:
         assert caught.value.trouble.is_unreachable
         for status, is_final in ((404, True), (403, True), (429, False), (500, False)):
             answer = types.SimpleNamespace(status=status, data=b"SECRET")
-            told = google.auth.exceptions.TransportError("the metadata server says", answer)
-            wrapped = google.auth.exceptions.RefreshError(told)
-            wrapped.__cause__ = told
+            cause = google.auth.exceptions.TransportError("the metadata server says", answer)
+            wrapped = google.auth.exceptions.RefreshError(cause)
+            wrapped.__cause__ = cause
             with refused(AccessDenied if is_final else RetryableError, "the metadata server says"):
                 send(Refusing(wrapped), "GET", "https://x/")
         with pytest.raises(ValueError, match="a mistake"):
             send(Refusing(ValueError("a mistake")), "GET", "https://x/")
 
-    def test_a_fork_has_http_objects_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_forked_child_creates_its_own_http_objects(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with drive_auth(signed_in(token="anon")) as made:
             before = made.transport()
             monkeypatch.setattr(os, "getpid", lambda: -1)

@@ -20,7 +20,7 @@ from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 
 MakeOrigin = Callable[..., DriveOrigin]
-BOM = b"\xef\xbb\xbf"  # with which Drive begins the plain text of a document
+BOM = b"\xef\xbb\xbf"  # Drive begins the plain text of a document with it
 SHEET = "application/vnd.google-apps.spreadsheet"
 FORM = "application/vnd.google-apps.form"
 DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
@@ -47,16 +47,16 @@ def exported(server: DriveServer) -> list[str]:
         ({"document": "docx"}, DOCX),
         ({"document": ".DOCX", "spreadsheet": "csv"}, DOCX),
         ({"application/vnd.google-apps.document": "text/html"}, "text/html"),
-        ('{"document": "docx"}', DOCX),  # as the environment has it
+        ('{"document": "docx"}', DOCX),  # as an environment variable has it
     ],
 )
-async def test_a_type_is_an_ending_or_a_mime_type_for_all_kinds_or_for_one(
+async def test_export_types_are_extensions_or_mime_types_for_all_kinds_or_one(
     make: MakeOrigin, server: DriveServer, folder: str, root: str, export: Any, mime: str
 ) -> None:
     server.document(f"{folder}/doc", "text")
     data, info, start, stop = await read(make(export=export), f"{root}/doc")
     assert (data, start, stop, info.size) == (b"text", 0, 4, 4)
-    assert info.fingerprint is None  # two exports of one document differ: nothing of them can be kept
+    assert info.fingerprint is None  # two exports of one document differ: nothing of them may be cached
     assert exported(server) == [mime]
     assert server.count("media") == 0
 
@@ -71,12 +71,12 @@ async def test_a_type_is_an_ending_or_a_mime_type_for_all_kinds_or_for_one(
         ('{"document": ', "export=.*dictionary.*str"),
     ],
 )
-def test_what_is_no_kind_and_no_type_is_told_when_the_filesystem_is_made(export: Any, words: str) -> None:
+def test_an_unknown_kind_or_type_is_an_error_of_the_constructor(export: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DriveOptions.of({"export": export})
 
 
-async def test_a_kind_that_no_type_is_asked_for_is_refused_with_the_way_out(
+async def test_a_kind_without_an_export_type_is_refused_with_the_solution(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.document(f"{folder}/sheet", "1,2", mime=SHEET)
@@ -85,7 +85,7 @@ async def test_a_kind_that_no_type_is_asked_for_is_refused_with_the_way_out(
     assert exported(server) == []
 
 
-async def test_what_drive_does_not_make_is_told_with_what_it_makes(
+async def test_an_unsupported_type_is_an_error_with_the_supported_ones(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.document(f"{folder}/doc", "text")
@@ -96,7 +96,7 @@ async def test_what_drive_does_not_make_is_told_with_what_it_makes(
         await read(make(export="csv"), f"{root}/form")
 
 
-async def test_more_than_10_mb_is_not_exported_and_said_so(
+async def test_a_document_above_10_mb_is_an_error(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.document(f"{folder}/doc", "x" * ((10 << 20) + 1))
@@ -107,7 +107,7 @@ async def test_more_than_10_mb_is_not_exported_and_said_so(
 @pytest.mark.parametrize(
     "want", [None, Range(0, 4), Range(3, 99), Range(50, 60), Range(2, 2), Suffix(3), Suffix(99)]
 )
-async def test_a_part_is_cut_from_one_whole_export(
+async def test_a_range_is_cut_from_one_whole_export(
     make: MakeOrigin, server: DriveServer, folder: str, root: str, want: Any
 ) -> None:
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
@@ -131,7 +131,7 @@ async def test_an_empty_document_is_no_bytes(
 
 
 @pytest.mark.parametrize("how", ["shortcut", "shared drive", "shared with me", "id", "resource key"])
-async def test_a_document_is_exported_wherever_it_lies(
+async def test_a_document_is_exported_from_every_kind_of_path(
     make: MakeOrigin, server: DriveServer, folder: str, root: str, how: str
 ) -> None:
     parent = server.share_drive("Docs of a team") if how == "shared drive" else "root"
@@ -152,7 +152,7 @@ async def test_a_document_is_exported_wherever_it_lies(
     assert (await read(make(export="txt"), path))[0] == BOM + b"text"
 
 
-async def test_what_was_known_of_a_document_does_not_keep_its_newest_state_away(
+async def test_cached_metadata_does_not_hide_the_newest_content(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.document(f"{folder}/sheet", "old", mime=SHEET)
@@ -179,7 +179,7 @@ async def test_what_was_known_of_a_document_does_not_keep_its_newest_state_away(
     ],
     ids=["503", "429", "reset", "cut", "a page of the network"],
 )
-async def test_an_export_that_breaks_is_asked_for_again_from_its_start(
+async def test_an_export_that_breaks_is_requested_again_from_its_start(
     make: MakeOrigin, server: DriveServer, folder: str, root: str, fault: Any
 ) -> None:
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
@@ -188,7 +188,7 @@ async def test_an_export_that_breaks_is_asked_for_again_from_its_start(
     assert len(exported(server)) == 2
 
 
-async def test_an_export_that_is_long_in_the_making_is_waited_for_and_asked_for_once(
+async def test_a_slow_export_is_waited_for_and_requested_once(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     """Drive sends nothing before the conversion is done."""
@@ -200,7 +200,7 @@ async def test_an_export_that_is_long_in_the_making_is_waited_for_and_asked_for_
     assert len(exported(server)) == 1
 
 
-async def test_an_export_that_never_comes_is_unavailable_in_the_end(
+async def test_an_export_without_an_answer_is_origin_unavailable(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
@@ -219,7 +219,7 @@ async def test_a_document_whose_download_is_switched_off_is_access_denied(
         await read(make(export="pdf"), f"{root}/doc")
 
 
-async def test_the_option_changes_nothing_else(
+async def test_the_option_does_not_affect_other_files(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     origin = make(export="pdf")
@@ -234,14 +234,14 @@ async def test_the_option_changes_nothing_else(
 
 
 # As a filesystem
-def test_a_handle_is_one_export_with_seek_and_lines(
+def test_an_open_file_is_one_export_with_seek_and_lines(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str, tmp_path: Any
 ) -> None:
     id = server.document(f"{folder}/sheet", "a,b\n1,2\n", mime=SHEET)
     path = f"{root}/sheet"
     assert fs.info(path)["size"] is None
     with fs.open(path) as file:
-        server.remove(id)  # what a handle reads is what it opened
+        server.remove(id)  # an open file stays with the export it opened
         assert file.size == 8
         assert file.readlines() == [b"a,b\n", b"1,2\n"]
         file.seek(-2, io.SEEK_END)
@@ -255,7 +255,7 @@ def test_a_handle_is_one_export_with_seek_and_lines(
     assert (tmp_path / "sheet.csv").read_bytes() == b"a,b\n1,2\n"
 
 
-def test_the_option_travels(fs: DriveFileSystem) -> None:
+def test_the_option_is_pickled(fs: DriveFileSystem) -> None:
     again = pickle.loads(pickle.dumps(fs))
     assert again.origin.account.options.exports == {"spreadsheet": "text/csv"}
     assert json.loads(fs.to_json(include_password=False))["export"] == {"spreadsheet": "csv"}

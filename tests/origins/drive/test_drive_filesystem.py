@@ -1,4 +1,4 @@
-"""The filesystem `drive://` without a cache: the suites of fsspec, and what they do not cover."""
+"""The filesystem `drive://` without a cache: the test suites of fsspec, and what they do not cover."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fs(options: dict[str, Any]) -> Iterator[DriveFileSystem]:
     DriveFileSystem.clear_instance_cache()
 
 
-# fsspec's suites
+# Test suites of fsspec
 class Fixtures(suites.AbstractFixtures):
     @pytest.fixture(scope="class")
     @classmethod
@@ -99,7 +99,7 @@ class TestOpen(suites.AbstractOpenTests, Fixtures):
 @pytest.mark.parametrize(
     ("suite", "least"), [(TestCopy, 14), (TestGet, 14), (TestPut, 14), (TestPipe, 1), (TestOpen, 1)]
 )
-def test_the_suites_of_fsspec_bring_as_many_tests_as_ever(suite: type, least: int) -> None:
+def test_the_fsspec_suites_have_as_many_tests_as_before(suite: type, least: int) -> None:
     n_tests = sum(name.startswith("test_") for name, _ in inspect.getmembers(suite, inspect.isfunction))
     assert n_tests >= least
 
@@ -132,14 +132,14 @@ def test_opening_and_reading_a_small_file_is_one_lookup_and_one_request(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a.bin", DATA)
-    assert not fs.exists(f"{root}/other")  # remembers the way
+    assert not fs.exists(f"{root}/other")  # caches the parent folders
     server.reset()
     with fs.open(f"{root}/a.bin") as file:
         assert file.read() == DATA
     assert [r.kind for r in server.requests] == ["list", "media"]
 
 
-def test_opening_what_cannot_be_read_fails_at_once(
+def test_opening_an_unreadable_path_fails_at_once(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.folder(f"{folder}/sub")
@@ -159,7 +159,7 @@ def test_opening_what_cannot_be_read_fails_at_once(
         fs.open(f"{root}/a", "r+b")
 
 
-def test_a_handle_stays_with_the_version_that_it_opened(
+def test_an_open_file_stays_with_its_version(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", DATA)
@@ -180,7 +180,7 @@ def test_cat_file_slices_as_python_does(
         assert fs.cat_file(f"{root}/a", start, end) == DATA[start:end]
 
 
-def test_cat_and_cat_ranges_return_what_failed(
+def test_cat_and_cat_ranges_return_exceptions_on_request(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", b"aa")
@@ -194,7 +194,7 @@ def test_cat_and_cat_ranges_return_what_failed(
     assert isinstance(bad, FileNotFoundError)
 
 
-# Looking
+# Listing
 @pytest.fixture
 def tree(server: DriveServer, folder: str) -> None:
     for name in ("a.txt", "b.bin", "sub/c.txt", "sub/deep/d.txt"):
@@ -241,7 +241,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "reason", "error"), REFUSALS)
-def test_who_may_not_ask_is_told_so_by_every_question(
+def test_every_lookup_without_access_raises_the_access_error(
     fs: DriveFileSystem, server: DriveServer, root: str, status: int, reason: str, error: type[Exception]
 ) -> None:
     server.fail(Fault(status=status, reason=reason, times=None))
@@ -256,12 +256,12 @@ def test_who_may_not_ask_is_told_so_by_every_question(
     ):
         with pytest.raises(error, match="drive://My Drive"):
             act()
-    told: list[Exception] = []
-    assert list(fs.walk(root, on_error=told.append)) == [(root, [], [])]
-    assert [type(each) for each in told] == [SignInRefused if status == 401 else error]
+    recorded: list[Exception] = []
+    assert list(fs.walk(root, on_error=recorded.append)) == [(root, [], [])]
+    assert [type(each) for each in recorded] == [SignInRefused if status == 401 else error]
 
 
-def test_a_folder_below_that_cannot_be_listed_is_an_error_of_walk_and_find(
+def test_a_subfolder_that_cannot_be_listed_is_an_error_of_walk_and_find(
     fs: DriveFileSystem, server: DriveServer, tree: None, root: str
 ) -> None:
     below = server.find(f"{root.removeprefix('My Drive/')}/sub")[0]["id"]
@@ -274,9 +274,9 @@ def test_a_folder_below_that_cannot_be_listed_is_an_error_of_walk_and_find(
     ):
         with pytest.raises(AccessDenied, match="which account signs in"):
             act()
-    told: list[Exception] = []
-    assert len(list(fs.walk(root, on_error=told.append))) == 3
-    assert len(told) == 1
+    recorded: list[Exception] = []
+    assert len(list(fs.walk(root, on_error=recorded.append))) == 3
+    assert len(recorded) == 1
 
 
 def test_walk_can_be_pruned(fs: DriveFileSystem, tree: None, root: str) -> None:
@@ -287,7 +287,7 @@ def test_walk_can_be_pruned(fs: DriveFileSystem, tree: None, root: str) -> None:
     assert seen == [root, f"{root}/empty"]
 
 
-def test_walk_is_finite_where_shortcuts_form_a_cycle(
+def test_walk_ends_when_shortcuts_form_a_cycle(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/a", b"")
@@ -299,7 +299,7 @@ def test_walk_is_finite_where_shortcuts_form_a_cycle(
     assert next(iter(fs.walk(f"{root}/sub/up")))[1] == ["sub"]
 
 
-def test_the_top_can_be_walked_and_found(
+def test_walk_and_find_work_at_the_top(
     fs: DriveFileSystem, server: DriveServer, tree: None, root: str
 ) -> None:
     server.put("x", b"1", parent=server.share_drive(f"Team {next(_numbers)}"))
@@ -310,7 +310,7 @@ def test_the_top_can_be_walked_and_found(
     assert next(iter(fs.walk("", maxdepth=1)))[0] == ""
 
 
-def test_what_things_are(fs: DriveFileSystem, tree: None, root: str) -> None:
+def test_exists_isfile_and_isdir(fs: DriveFileSystem, tree: None, root: str) -> None:
     assert fs.exists(f"{root}/a.txt")
     assert not fs.exists(f"{root}/none")
     assert fs.isfile(f"{root}/a.txt")
@@ -330,7 +330,7 @@ def test_what_things_are(fs: DriveFileSystem, tree: None, root: str) -> None:
         fs.sign(f"{root}/a.txt")
 
 
-def test_a_path_that_means_nothing_is_said_to(fs: DriveFileSystem) -> None:
+def test_an_invalid_path_is_an_error_with_a_hint(fs: DriveFileSystem) -> None:
     for path in ("My Drive//a", "drive://id:", "shared:", "somewhere/a", "My Drive/\udcff"):
         for ask in (fs.info, fs.ls, fs.cat_file, fs.exists, fs.open):
             with pytest.raises(ValueError, match=r"drive://"):
@@ -338,7 +338,7 @@ def test_a_path_that_means_nothing_is_said_to(fs: DriveFileSystem) -> None:
 
 
 # Writing
-def test_files_are_written_appended_to_and_made(
+def test_files_are_written_appended_to_and_created(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     with fs.open(f"{root}/new/a", "wb") as file:
@@ -365,7 +365,7 @@ def test_files_are_written_appended_to_and_made(
     assert len(server.find(f"{folder}/new/a")) == 1
 
 
-def test_an_append_that_cannot_read_does_not_empty_the_file(
+def test_an_append_to_an_unreadable_file_does_not_empty_it(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", DATA)
@@ -376,7 +376,7 @@ def test_an_append_that_cannot_read_does_not_empty_the_file(
     assert server.get(f"{folder}/a") == DATA
 
 
-def test_an_append_to_what_changed_meanwhile_is_an_error_and_drops_nobody_s_bytes(
+def test_an_append_to_a_file_that_changed_is_an_error_and_loses_no_bytes(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", b"one")
@@ -395,7 +395,7 @@ def test_an_append_to_what_changed_meanwhile_is_an_error_and_drops_nobody_s_byte
     assert server.get(f"{folder}/new") == b"theirs"
 
 
-def test_an_append_begins_with_one_version_of_a_file_that_is_replaced_while_it_is_opened(
+def test_an_append_starts_with_one_version_of_a_file_replaced_meanwhile(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.edit(server.put(f"{folder}/a", b"old"), capabilities={"canReadRevisions": False})
@@ -419,7 +419,7 @@ class FullDisk(io.BytesIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_cannot_be_kept_until_it_is_sent_is_not_sent_in_part(
+def test_a_file_that_cannot_be_buffered_is_not_sent_in_part(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     file = fs.open(f"{root}/a", "wb")
@@ -435,7 +435,7 @@ def test_what_cannot_be_kept_until_it_is_sent_is_not_sent_in_part(
 
 
 def test_a_file_being_written_is_not_in_memory(server: DriveServer, folder: str, root: str) -> None:
-    """Written, and appended to: a piece and what carries it are in memory, whatever the size."""
+    """When it is written or appended to, one piece is in memory, whatever the size."""
     code = """
         import fsspec, sys, tracemalloc
         from cachedfs.origins.drive import filesystem, upload
@@ -458,7 +458,7 @@ def test_a_file_being_written_is_not_in_memory(server: DriveServer, folder: str,
     assert int(server.find(f"{folder}/a")[0]["fileSize"]) == 25 << 20
 
 
-def test_a_write_that_fails_is_an_error_of_close(
+def test_a_failed_write_is_an_error_of_close(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", status=403, reason="storageQuotaExceeded"))
@@ -471,7 +471,7 @@ def test_a_write_that_fails_is_an_error_of_close(
 
 
 @pytest.mark.parametrize("mode", ["w", "wb"])
-def test_a_writer_that_fails_sends_nothing(
+def test_a_failing_writer_sends_nothing(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str, mode: str
 ) -> None:
     def write() -> None:
@@ -500,7 +500,7 @@ def test_a_transaction_writes_all_or_nothing(
     assert server.find(f"{folder}/c") == []
 
 
-def test_a_transaction_writes_what_is_whole_and_not_the_file_that_was_given_up_in_it(
+def test_a_transaction_skips_a_file_that_was_discarded_in_it(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     with fs.transaction:
@@ -531,7 +531,7 @@ def test_removing_trees_and_globs(fs: DriveFileSystem, server: DriveServer, tree
     assert not fs.exists(root)
 
 
-def test_one_failing_removal_does_not_stop_before_the_others_ended(
+def test_a_failed_removal_does_not_stop_the_others(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     for i in range(5):
@@ -582,7 +582,7 @@ def test_mv_and_cp(fs: DriveFileSystem, server: DriveServer, tree: None, folder:
     assert fs.ls(f"{root}/globbed", detail=False) == [f"{root}/globbed/c.txt", f"{root}/globbed/moved.txt"]
 
 
-def test_copies_are_items_of_their_own_also_of_what_a_shortcut_leads_to(
+def test_copies_are_new_items_also_from_a_shortcut(
     fs: DriveFileSystem, server: DriveServer, tree: None, folder: str, root: str
 ) -> None:
     (a,) = server.find(f"{folder}/a.txt")
@@ -590,7 +590,7 @@ def test_copies_are_items_of_their_own_also_of_what_a_shortcut_leads_to(
     server.shortcut(f"{folder}/way", server.folder(f"{folder}/sub"))
     server.shortcut(f"{folder}/gone", "nothing")
     old = server.put(f"{folder}/there", b"old")
-    for target in ("copy", "there"):  # new, and over another, which goes into the trash
+    for target in ("copy", "there"):  # new, and over another file, which is moved to the trash
         fs.cp(f"{root}/link", f"{root}/{target}")
         (live,) = (item for item in server.find(f"{folder}/{target}") if not item["labels"]["trashed"])
         assert (live["mimeType"], live["md5Checksum"]) == (a["mimeType"], a["md5Checksum"])
@@ -606,9 +606,9 @@ def test_copies_are_items_of_their_own_also_of_what_a_shortcut_leads_to(
     assert server.count("media") == server.count("upload") == 0
 
 
-# From and to the disk
+# Upload and download
 class Counting(Callback):
-    """Counts what it is told, its branches too."""
+    """Counts its updates, and those of its branches."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -619,7 +619,7 @@ class Counting(Callback):
         return self.branches[-1]
 
 
-def test_trees_travel_with_callbacks(
+def test_trees_are_transferred_with_callbacks(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str, tmp_path: Path
 ) -> None:
     for name in ("a", "sub/b"):
@@ -643,7 +643,7 @@ def test_trees_travel_with_callbacks(
     assert buffer.getvalue() == DATA
 
 
-def test_putting_a_file_tells_of_every_piece(
+def test_putting_a_file_reports_every_piece(
     fs: DriveFileSystem,
     server: DriveServer,
     folder: str,
@@ -654,19 +654,19 @@ def test_putting_a_file_tells_of_every_piece(
     monkeypatch.setattr("cachedfs.origins.drive.upload.PIECE", 256 << 10)
     monkeypatch.setattr("cachedfs.origins.drive.upload._ONE_REQUEST", 1000)
     (tmp_path / "a").write_bytes(bytes(700_000))
-    told = []
+    recorded = []
 
-    class Told(Callback):
+    class Recording(Callback):
         def call(self, hook_name: str | None = None, **kwargs: Any) -> None:
-            told.append(self.value)
+            recorded.append(self.value)
 
-    callback = Told()
+    callback = Recording()
     fs.put_file(tmp_path / "a", f"{root}/a", callback=callback)
-    assert sorted({*told}) == [0, 262_144, 524_288, 700_000]
+    assert sorted({*recorded}) == [0, 262_144, 524_288, 700_000]
     assert (callback.size, callback.value) == (700_000, 700_000)
 
 
-def test_a_file_that_cannot_be_got_leaves_nothing_and_keeps_what_was_there(
+def test_a_failed_download_leaves_no_partial_file(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str, tmp_path: Path
 ) -> None:
     server.put(f"{folder}/a", DATA)
@@ -684,7 +684,7 @@ def test_a_file_that_cannot_be_got_leaves_nothing_and_keeps_what_was_there(
 
 
 # Instances
-def test_an_instance_travels_as_its_arguments(
+def test_an_instance_is_pickled_as_its_arguments(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", DATA)
@@ -703,7 +703,7 @@ def test_an_instance_travels_as_its_arguments(
 
 
 @pytest.mark.parametrize("name", ["google_auth", "credentials"])
-def test_live_credentials_do_not_travel(options: dict[str, Any], name: str) -> None:
+def test_live_credentials_cannot_be_pickled(options: dict[str, Any], name: str) -> None:
     class Live:
         pass
 
@@ -714,12 +714,12 @@ def test_live_credentials_do_not_travel(options: dict[str, Any], name: str) -> N
             travel(fs)
 
 
-def test_an_unknown_option_is_told_with_the_nearest() -> None:
+def test_an_unknown_option_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"'tokne' is unknown; did you mean token\?"):
         fsspec.filesystem("drive", tokne="anon")
 
 
-async def test_an_asynchronous_instance_runs_on_this_loop(
+async def test_an_asynchronous_instance_runs_on_the_callers_loop(
     options: dict[str, Any], server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", DATA)
@@ -735,7 +735,7 @@ async def test_an_asynchronous_instance_runs_on_this_loop(
     await fs.origin.aclose()
 
 
-async def test_an_asynchronous_instance_that_is_dropped_closes_its_connections(
+async def test_a_dropped_asynchronous_instance_closes_its_connections(
     options: dict[str, Any], server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", DATA)
@@ -776,7 +776,7 @@ def in_a_child(fs: DriveFileSystem, path: str, answers: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_after_a_fork_an_instance_is_refused_and_a_new_one_works(
+def test_an_instance_from_before_a_fork_is_refused_in_the_child(
     fs: DriveFileSystem, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", DATA)
@@ -817,7 +817,7 @@ SCRIPT = """
 """
 
 
-def test_nothing_is_left_open(server: DriveServer, folder: str, root: str) -> None:
+def test_connections_and_threads_are_closed(server: DriveServer, folder: str, root: str) -> None:
     server.put(f"{folder}/a", DATA)
     ended = subprocess.run(
         [sys.executable, "-X", "dev", "-c", textwrap.dedent(SCRIPT), server.endpoint_url, f"{root}/a"],
@@ -833,7 +833,7 @@ def test_nothing_is_left_open(server: DriveServer, folder: str, root: str) -> No
     assert "never awaited" not in ended.stderr
 
 
-def test_a_service_that_stays_away_is_an_error_and_no_hang(
+def test_a_service_that_stays_unreachable_is_an_error(
     fs: DriveFileSystem, server: DriveServer, root: str
 ) -> None:
     server.fail(Fault(kind="list", status=503, headers={"Retry-After": "999"}, times=None))

@@ -1,6 +1,7 @@
 """The contract of an origin at the real Google Drive: `CACHEDFS_LIVE_DRIVE="My Drive/scratch" pytest -m live`.
 
-The account is the one of `FSSPEC_DRIVE_TOKEN` and the like, or what google-auth finds. A folder is made, and put in the trash.
+The account is that of `FSSPEC_DRIVE_TOKEN` and similar variables, or of google-auth. The test creates a folder and
+moves it to the trash.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ pytestmark = [
 
 @dataclass
 class RealFolder:
-    """One folder of a real Drive, by a filesystem of its own."""
+    """One folder of a real Drive, accessed by its own filesystem."""
 
     fs: DriveFileSystem
     root: str

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Folder:
-    """One folder of the simulated Drive, reached around the origin."""
+    """One folder of the simulated Drive, changed without the origin."""
 
     server: DriveServer
     root: str
@@ -73,7 +73,7 @@ class TestContract(OriginContract):
 
 
 class TestContractWithoutRevisions(OriginContract):
-    """As a reader of somebody else's files: only a second look proves a version."""
+    """Files of another owner: only a second lookup proves a version."""
 
     missing_folder_is_an_error = True
 

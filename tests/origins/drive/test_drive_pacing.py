@@ -21,14 +21,14 @@ from tests.origins.contract import read
 from tests.origins.drive.conftest import PATIENT
 from tests.support import until
 
-pytestmark = pytest.mark.usefixtures("real_pace")
+pytestmark = pytest.mark.usefixtures("default_rate_limits")
 MakeOrigin = Callable[..., DriveOrigin]
 STALLED = RetryPolicy(base_s=0.001, cap_s=0.001, hedge_least_s=0.1, hedge_early_s=0.1)
 LATE = Fault(kind="media", stall_s=3600)
 
 
 class Books:
-    """The records of one machine; what was told to them, and a way to set them."""
+    """The rate limits that all processes of one machine share."""
 
     def __init__(self) -> None:
         self.books: dict[str, ProcessRecord] = {}
@@ -47,7 +47,7 @@ def books() -> Books:
 
 @pytest.fixture
 def origins(server: DriveServer, books: Books) -> Iterator[Callable[..., DriveOrigin]]:
-    """What makes origins that share the records of one machine, as those of several processes do."""
+    """A function that creates origins with shared rate limits, like those of several processes."""
 
     def make(policy: RetryPolicy = PATIENT) -> DriveOrigin:
         return DriveOrigin(
@@ -64,7 +64,7 @@ def origins(server: DriveServer, books: Books) -> Iterator[Callable[..., DriveOr
     return make
 
 
-# What is counted
+# Costs
 @pytest.mark.parametrize(
     ("method", "address", "kind"),
     [
@@ -83,12 +83,12 @@ def origins(server: DriveServer, books: Books) -> Iterator[Callable[..., DriveOr
         ("DELETE", "/drive/v2/files/abc", "edit"),
     ],
 )
-def test_what_a_request_counts_as(method: str, address: str, kind: str) -> None:
+def test_requests_have_the_costs_of_their_kinds(method: str, address: str, kind: str) -> None:
     assert api.kind_of(method, f"https://www.googleapis.com{address}") == kind
 
 
-class Told(RateLimiter):
-    """A pacer that remembers what it was asked, and lets everything pass."""
+class RecordingRateLimiter(RateLimiter):
+    """Records all requests and lets them pass."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -103,12 +103,12 @@ class Told(RateLimiter):
         self.refused += [kind] * refused
 
 
-async def test_every_request_has_its_turn_and_refusals_are_told(
+async def test_every_request_takes_a_turn_and_reports_refusals(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", b"a" * 100)
     origin = make()
-    origin.account.rate_limiter = rate_limiter = Told()
+    origin.account.rate_limiter = rate_limiter = RecordingRateLimiter()
     server.reset()
     server.fail(Fault(kind="media", status=429))
     server.fail(Fault(kind="media", nth=2, status=503))
@@ -126,8 +126,8 @@ async def test_every_request_has_its_turn_and_refusals_are_told(
     assert sorted(rate_limiter.refused) == ["download", "list"]
 
 
-# The pace
-async def test_a_budget_that_is_used_up_is_waited_for_by_all_who_share_it(
+# Rates
+async def test_all_processes_wait_for_a_used_up_budget(
     origins: Any, server: DriveServer, folder: str, root: str, books: Books
 ) -> None:
     server.put(f"{folder}/a", b"a")
@@ -135,7 +135,7 @@ async def test_a_budget_that_is_used_up_is_waited_for_by_all_who_share_it(
     info = await one.lookup(f"{root}/a")
     await read(other, f"{root}/a", None, info)
     server.reset()
-    # Somebody else has taken all that may be sent in the next 0.3 seconds.
+    # Another process has taken all that may be sent in the next 0.3 seconds.
     began = asyncio.get_running_loop().time()
     now = one.account.rate_limiter._requests._clock()
     used = LimitState(rung=1.0, share=1 / 8, free_at=now + 0.3, cut_at=now)
@@ -147,7 +147,7 @@ async def test_a_budget_that_is_used_up_is_waited_for_by_all_who_share_it(
     await other.aclose()
 
 
-async def test_refusals_in_bulk_are_learnt_by_all_and_kept_for_later(
+async def test_refusals_in_bulk_are_shared_and_kept_for_later(
     origins: Any, server: DriveServer, folder: str, root: str, books: Books, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "cachedfs.origins")
@@ -166,7 +166,7 @@ async def test_refusals_in_bulk_are_learnt_by_all_and_kept_for_later(
     assert books.pace("drive|requests").rung == 1
 
 
-async def test_refused_creations_slow_creations_alone(
+async def test_refused_creations_slow_down_only_creations(
     origins: Any, server: DriveServer, root: str, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limit, "CREATES", (rate_limit.RateLimit(300.0), rate_limit.RateLimit(200.0)))
@@ -178,7 +178,7 @@ async def test_refused_creations_slow_creations_alone(
     await origin.aclose()
 
 
-async def test_items_are_made_at_three_a_second(origins: Any, server: DriveServer, root: str) -> None:
+async def test_items_are_created_at_three_a_second(origins: Any, server: DriveServer, root: str) -> None:
     origin, loop = origins(), asyncio.get_running_loop()
     began = loop.time()
     for i in range(4):
@@ -188,7 +188,7 @@ async def test_items_are_made_at_three_a_second(origins: Any, server: DriveServe
     await origin.aclose()
 
 
-async def test_who_stops_waiting_for_a_turn_keeps_nobody_back(books: Books) -> None:
+async def test_a_canceled_wait_for_a_turn_delays_no_other(books: Books) -> None:
     rate_limiter = RateLimiter("drive", books)
     now = rate_limiter._requests._clock()
     blocked = LimitState(rung=1.0, share=1 / 32, free_at=now + 1, cut_at=now)
@@ -203,7 +203,7 @@ async def test_who_stops_waiting_for_a_turn_keeps_nobody_back(books: Books) -> N
     assert await asyncio.wait_for(rate_limiter.spend("get"), 60)
 
 
-# What stalls
+# Stalls
 @pytest.fixture
 async def file(origin: DriveOrigin, server: DriveServer, folder: str, root: str) -> ObjectInfo:
     server.put(f"{folder}/a", bytes(range(256)) * 100)
@@ -212,7 +212,7 @@ async def file(origin: DriveOrigin, server: DriveServer, folder: str, root: str)
     return info
 
 
-async def test_a_stalled_read_is_asked_for_once_more(
+async def test_a_stalled_read_is_sent_a_second_time(
     make: MakeOrigin, server: DriveServer, file: ObjectInfo
 ) -> None:
     server.fail(LATE)
@@ -230,17 +230,17 @@ async def test_a_stalled_read_is_asked_for_once_more(
     assert {r.headers["range"] for r in server.requests} == {"bytes=3-499", "bytes=0-25599"}
 
 
-async def test_a_stalled_answer_about_an_item_is_asked_for_once_more(
+async def test_a_stalled_lookup_is_sent_a_second_time(
     make: MakeOrigin, origin: DriveOrigin, server: DriveServer, file: ObjectInfo, root: str
 ) -> None:
-    above = await origin.lookup(root)  # of one who sends nothing twice, however busy the machine is
+    above = await origin.lookup(root)  # from an origin that sends nothing twice, even on a busy machine
     server.reset()
     server.fail(Fault(kind="list", stall_s=3600))
     assert (await asyncio.wait_for(make(STALLED).lookup(file.path, above), 60)).size == file.size
     assert server.count("list") == 2
 
 
-async def test_what_changes_things_is_never_sent_twice_for_being_late(
+async def test_changes_are_never_sent_twice_because_they_are_late(
     make: MakeOrigin, server: DriveServer, root: str
 ) -> None:
     origin = make(STALLED)
@@ -250,7 +250,7 @@ async def test_what_changes_things_is_never_sent_twice_for_being_late(
     assert server.count("upload") == 1
 
 
-async def test_a_read_that_ends_leaves_no_second_request(
+async def test_a_finished_read_leaves_no_second_request(
     make: MakeOrigin, server: DriveServer, file: ObjectInfo
 ) -> None:
     origin = make(STALLED)

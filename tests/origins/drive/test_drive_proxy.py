@@ -32,7 +32,7 @@ from tests.origins.drive.certificates import certify
 from tests.support import ROOT
 
 GOOGLE = ("www.googleapis.com", "oauth2.googleapis.com")
-# What a user runs: Google's own addresses, which this network does not know.
+# What a user runs, with Google's addresses, which are not reachable here.
 PROGRAM = """
 import json, sys
 import cachedfs, fsspec, httplib2
@@ -45,7 +45,7 @@ print(json.dumps(found))
 
 
 class Proxy(socketserver.ThreadingTCPServer):
-    """Connects to whatever is asked for, which is always the simulated Drive, with a certificate of Google's names."""
+    """Tunnels every connection to the simulated Drive, which has a certificate for Google's names."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -59,7 +59,7 @@ class Proxy(socketserver.ThreadingTCPServer):
         self.asked: list[str] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are no news."""
+        """Ignore clients that disconnect."""
 
 
 class Tunnel(socketserver.StreamRequestHandler):
@@ -123,7 +123,7 @@ def key(pem: str) -> dict[str, str]:
     return {"type": "service_account", "private_key": pem, "client_email": robot, "token_uri": uri}
 
 
-def test_a_proxy_that_wants_a_name_serves_tokens_names_and_bytes(
+def test_a_proxy_with_a_password_serves_tokens_listings_and_bytes(
     server: DriveServer, proxy: Proxy, tmp_path: Path, key: dict[str, str]
 ) -> None:
     for item in server.find("small") + server.find("big"):
@@ -144,7 +144,7 @@ def test_a_proxy_that_wants_a_name_serves_tokens_names_and_bytes(
     assert "pass" not in ran.stderr
 
 
-async def test_a_proxy_that_refuses_is_named_with_its_answer(
+async def test_the_error_of_a_proxy_that_refuses_has_its_answer(
     make: Any, server: DriveServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", f"http://me:mistaken@127.0.0.1:{proxy.server_address[1]}")
@@ -154,12 +154,12 @@ async def test_a_proxy_that_refuses_is_named_with_its_answer(
     for ask in (origin.lookup("My Drive/a"), read(origin, "My Drive/a", None, known)):
         with pytest.raises(OriginUnreachable, match="407 Proxy Authentication Required") as caught:
             await ask
-        told = "".join(traceback.format_exception(caught.value))
-        assert "mistaken" not in told
+        printed = "".join(traceback.format_exception(caught.value))
+        assert "mistaken" not in printed
     assert server.count() == 0
 
 
-async def test_who_is_not_trusted_is_asked_once_and_the_error_says_where_trust_comes_from(
+async def test_an_untrusted_certificate_is_one_try_and_the_error_names_the_settings(
     make: Any, server: DriveServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", f"http://me:pass%20word@127.0.0.1:{proxy.server_address[1]}")
@@ -180,14 +180,14 @@ async def test_who_is_not_trusted_is_asked_once_and_the_error_says_where_trust_c
     "given",
     ["socks5://u:pw@proxy:1080", "https://proxy:1080", "proxy:1080", "http://proxy", "http://proxy:x1080"],
 )
-async def test_what_is_no_http_proxy_is_said_before_anything_is_sent(
+async def test_a_proxy_that_is_not_http_is_an_error_before_anything_is_sent(
     make: Any, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", given)
     origin: DriveOrigin = make(endpoint_url="https://www.googleapis.invalid")
     with pytest.raises(ValueError, match=r"https_proxy.*only HTTP proxies.*http://HOST:PORT") as caught:
         await origin.lookup("My Drive/a")
-    assert "1080" not in str(caught.value)  # it may hold a password
+    assert "1080" not in str(caught.value)  # it may contain a password
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ async def test_what_is_no_http_proxy_is_said_before_anything_is_sent(
         ("http://10.0.0.1", "", True),
     ],
 )
-def test_this_machine_and_what_no_proxy_names_are_asked_directly(
+def test_local_addresses_and_no_proxy_are_connected_directly(
     monkeypatch: pytest.MonkeyPatch, url: str, no_proxy: str, used: bool
 ) -> None:
     for name in ("http_proxy", "https_proxy"):
@@ -212,7 +212,7 @@ def test_this_machine_and_what_no_proxy_names_are_asked_directly(
     assert (proxy_of(url) is not None) == used
 
 
-async def test_a_simulated_drive_is_reached_whatever_the_proxy(
+async def test_a_simulated_drive_is_reached_without_the_proxy(
     make: Any, server: DriveServer, monkeypatch: pytest.MonkeyPatch, folder: str, root: str
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")

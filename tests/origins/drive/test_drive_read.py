@@ -50,7 +50,7 @@ def proof(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def file(server: DriveServer, folder: str, root: str, proof: str) -> File:
-    """A file, and a read of it, whose version has to be proven in that way."""
+    """A file and a read of it whose version must be proven in this way."""
     id = server.put(f"{folder}/a", OLD)
     if proof == "second look":
         server.edit(id, capabilities={"canReadRevisions": False})
@@ -61,7 +61,7 @@ def asked(server: DriveServer) -> list[tuple[str, str | None]]:
     return [(request.kind, request.headers.get("range")) for request in server.requests]
 
 
-# Which proof
+# Choice of the proof
 @pytest.mark.parametrize(
     ("size", "span", "details", "proof"),
     [
@@ -79,8 +79,8 @@ def test_how_a_version_is_proven(size: int, span: tuple[int, int], details: Any,
     assert proof_of(ObjectInfo("a", size=size, details=details), Range(*span)) == proof
 
 
-# What it costs
-async def test_a_pinned_read_is_one_request_and_a_second_look_one_more(
+# Cost in requests
+async def test_a_pinned_read_is_one_request_and_a_second_lookup_one_more(
     origin: DriveOrigin, server: DriveServer, file: File, proof: str
 ) -> None:
     pinned = await origin.lookup(file.path)
@@ -105,7 +105,7 @@ async def test_a_pinned_read_is_one_request_and_a_second_look_one_more(
         (Suffix(1 << 40), "bytes=0-63999"),
     ],
 )
-async def test_a_range_is_never_unbounded(
+async def test_every_range_has_an_end(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str, want: Any, sent: str
 ) -> None:
     server.put(f"{folder}/a", OLD)
@@ -113,7 +113,7 @@ async def test_a_range_is_never_unbounded(
     assert [headers for kind, headers in asked(server) if kind == "media"] == [sent]
 
 
-async def test_nothing_is_asked_for_no_bytes(
+async def test_an_empty_range_sends_no_request(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/empty", b"")
@@ -123,8 +123,8 @@ async def test_nothing_is_asked_for_no_bytes(
     assert asked(server) == [("get", None)]
 
 
-# Replaced
-async def test_replaced_before_the_request(origin: DriveOrigin, file: File, proof: str) -> None:
+# Replaced files
+async def test_a_file_replaced_before_the_request(origin: DriveOrigin, file: File, proof: str) -> None:
     pinned = await origin.lookup(file.path)
     file.replace()
     if proof == "revision":
@@ -135,7 +135,7 @@ async def test_replaced_before_the_request(origin: DriveOrigin, file: File, proo
 
 
 @pytest.mark.parametrize("size", [0, 5, 30_000, 63_999, 64_001])
-async def test_replaced_by_a_shorter_or_a_longer_one(
+async def test_a_file_replaced_by_a_shorter_or_longer_one(
     origin: DriveOrigin, server: DriveServer, file: File, size: int
 ) -> None:
     server.edit(file.id, capabilities={"canReadRevisions": False})
@@ -150,7 +150,7 @@ async def test_replaced_by_a_shorter_or_a_longer_one(
     ]
 
 
-async def test_a_file_replaced_before_its_first_byte_by_one_that_is_proven_otherwise(
+async def test_a_file_replaced_by_one_with_another_proof_before_its_first_byte(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", OLD)
@@ -165,7 +165,9 @@ async def test_a_file_replaced_before_its_first_byte_by_one_that_is_proven_other
     assert (await read(origin, f"{root}/a"))[0] == large
 
 
-async def test_replaced_while_the_body_comes(origin: DriveOrigin, server: DriveServer, file: File) -> None:
+async def test_a_file_replaced_while_its_body_is_received(
+    origin: DriveOrigin, server: DriveServer, file: File
+) -> None:
     pinned = await origin.lookup(file.path)
     server.fail(Fault(kind="media", close_after=20_000))
     got = b""
@@ -177,7 +179,7 @@ async def test_replaced_while_the_body_comes(origin: DriveOrigin, server: DriveS
     assert file.old.startswith(got)
 
 
-async def test_replaced_in_the_middle_of_a_resumed_body(
+async def test_a_file_replaced_while_its_body_is_resumed(
     origin: DriveOrigin, server: DriveServer, file: File, proof: str
 ) -> None:
     pinned = await origin.lookup(file.path)
@@ -201,7 +203,7 @@ async def test_replaced_in_the_middle_of_a_resumed_body(
 
 
 @pytest.mark.parametrize("nth", range(1, 8))
-async def test_a_read_unpinned_is_one_whole_version_at_whatever_moment(
+async def test_an_unpinned_read_is_one_whole_version_at_any_time(
     origin: DriveOrigin, server: DriveServer, file: File, nth: int
 ) -> None:
     await origin.lookup(file.path)
@@ -225,7 +227,7 @@ async def test_a_read_unpinned_is_one_whole_version_at_whatever_moment(
         assert info.fingerprint is not None
 
 
-async def test_headers_of_a_replaced_file_are_asked_again_unpinned(
+async def test_the_headers_of_a_replaced_file_are_requested_again_unpinned(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.put(f"{folder}/a", OLD)
@@ -234,7 +236,7 @@ async def test_headers_of_a_replaced_file_are_asked_again_unpinned(
     server.reset()
     done = False
 
-    def grow() -> None:  # after the lookup, before the media
+    def grow() -> None:  # after the lookup, before the media request
         nonlocal done
         if server.count("list") == 1 and not done:
             done = True
@@ -245,8 +247,8 @@ async def test_headers_of_a_replaced_file_are_asked_again_unpinned(
     assert (data, info.size) == (NEW[:100], len(NEW) * 2)
 
 
-# Proofs that fail
-async def test_wrong_bytes_of_the_right_version_are_never_given(
+# Failed proofs
+async def test_wrong_bytes_of_the_right_version_are_never_returned(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", OLD)
@@ -264,7 +266,7 @@ async def test_wrong_bytes_of_the_right_version_are_never_given(
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_a_revision_that_cannot_be_had_is_given_up_for_a_second_look(
+async def test_an_unavailable_revision_is_replaced_by_a_second_lookup(
     origin: DriveOrigin, server: DriveServer, file: File, proof: str, status: int
 ) -> None:
     if proof != "revision":
@@ -283,9 +285,9 @@ async def test_a_revision_that_cannot_be_had_is_given_up_for_a_second_look(
         await read(origin, file.path, file.want, pinned)
 
 
-# The second look
+# The second lookup
 @pytest.fixture
-def looked_at(server: DriveServer, folder: str, root: str) -> File:
+def looked_up_again(server: DriveServer, folder: str, root: str) -> File:
     id = server.put(f"{folder}/b", OLD)
     server.edit(id, capabilities={"canReadRevisions": False})
     return File(server, f"{folder}/b", f"{root}/b", id, SPAN)
@@ -300,52 +302,52 @@ async def assert_nothing_is_left(origin: DriveOrigin, before: set[Any]) -> None:
         slots.release()
 
 
-async def test_a_second_look_that_fails_is_the_error_and_leaves_nothing(
-    make: MakeOrigin, server: DriveServer, looked_at: File
+async def test_a_failed_second_lookup_is_the_error_and_leaves_nothing(
+    make: MakeOrigin, server: DriveServer, looked_up_again: File
 ) -> None:
     origin = make(concurrency=3)
-    pinned = await origin.lookup(looked_at.path)
+    pinned = await origin.lookup(looked_up_again.path)
     before = asyncio.all_tasks()
     server.fail(Fault(kind="get", status=503, times=None))
-    with pytest.raises(OriginUnavailable, match=f"drive://{looked_at.path}.*6 tries"):
-        await read(origin, looked_at.path, SPAN, pinned)
+    with pytest.raises(OriginUnavailable, match=f"drive://{looked_up_again.path}.*6 tries"):
+        await read(origin, looked_up_again.path, SPAN, pinned)
     await assert_nothing_is_left(origin, before)
     server.heal()
     server.fail(Fault(kind="get", status=404))
     with pytest.raises(ObjectChanged, match="removed"):
-        await read(origin, looked_at.path, SPAN, pinned)
+        await read(origin, looked_up_again.path, SPAN, pinned)
     await assert_nothing_is_left(origin, before)
 
 
-async def test_a_second_look_that_is_slow_is_waited_for(
-    make: MakeOrigin, server: DriveServer, looked_at: File
+async def test_a_slow_second_lookup_is_waited_for(
+    make: MakeOrigin, server: DriveServer, looked_up_again: File
 ) -> None:
     origin = make()
-    pinned = await origin.lookup(looked_at.path)
+    pinned = await origin.lookup(looked_up_again.path)
     server.fail(Fault(kind="get", stall_s=0.1))
     got = b""
-    async with origin.read(looked_at.path, SPAN, pinned) as reply:
+    async with origin.read(looked_up_again.path, SPAN, pinned) as reply:
         n_looks = None
         async for piece in reply:
             if n_looks is None:
                 n_looks = [r.ended_s is not None for r in server.requests if r.kind == "get"]
             got += piece
-    assert n_looks == [True, True]  # My Drive's own, and the second look
-    assert got == looked_at.old
+    assert n_looks == [True, True]  # the lookup of My Drive, and the second lookup
+    assert got == looked_up_again.old
 
 
-async def test_a_read_that_is_left_or_cancelled_during_its_second_look_leaves_nothing(
-    make: MakeOrigin, server: DriveServer, looked_at: File
+async def test_a_read_cancelled_during_its_second_lookup_leaves_nothing(
+    make: MakeOrigin, server: DriveServer, looked_up_again: File
 ) -> None:
     origin = make(concurrency=3)
-    pinned = await origin.lookup(looked_at.path)
+    pinned = await origin.lookup(looked_up_again.path)
     before = asyncio.all_tasks()
     server.fail(Fault(kind="get", stall_s=0.2, times=None))
-    async with origin.read(looked_at.path, SPAN, pinned):
+    async with origin.read(looked_up_again.path, SPAN, pinned):
         pass
     await assert_nothing_is_left(origin, before)
     for n_steps in (1, 5, 20, 60):
-        task = asyncio.ensure_future(read(origin, looked_at.path, SPAN, pinned))
+        task = asyncio.ensure_future(read(origin, looked_up_again.path, SPAN, pinned))
         for _ in range(n_steps):
             await asyncio.sleep(0)
         task.cancel()
@@ -354,18 +356,18 @@ async def test_a_read_that_is_left_or_cancelled_during_its_second_look_leaves_no
         await assert_nothing_is_left(origin, before)
 
 
-async def test_a_body_that_breaks_while_it_is_held_back_is_resumed(
-    origin: DriveOrigin, server: DriveServer, looked_at: File
+async def test_a_body_that_breaks_while_it_is_buffered_is_resumed(
+    origin: DriveOrigin, server: DriveServer, looked_up_again: File
 ) -> None:
-    pinned = await origin.lookup(looked_at.path)
+    pinned = await origin.lookup(looked_up_again.path)
     before = asyncio.all_tasks()
     server.fail(Fault(kind="get", stall_s=0.1))
     server.fail(Fault(kind="media", close_after=10_000))
-    assert (await read(origin, looked_at.path, SPAN, pinned))[0] == looked_at.old
+    assert (await read(origin, looked_up_again.path, SPAN, pinned))[0] == looked_up_again.old
     assert asyncio.all_tasks() == before
 
 
-async def test_what_is_held_back_is_bounded(
+async def test_the_buffer_of_unproven_bytes_is_bounded(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     origin = make(policy=RetryPolicy(stall_s=5))
@@ -383,7 +385,7 @@ async def test_what_is_held_back_is_bounded(
     server.remove(server.find(f"{folder}/big")[0]["id"])
 
 
-# Bodies that break
+# Broken bodies
 async def test_a_body_is_resumed_where_it_broke(
     origin: DriveOrigin, server: DriveServer, file: File, proof: str
 ) -> None:
@@ -409,13 +411,13 @@ async def test_a_stalled_body_is_resumed(
     assert server.count("media") >= 2  # a busy machine may stall once more
 
 
-async def test_a_refusal_that_comes_in_pieces_keeps_its_reason(
+async def test_a_refusal_received_in_pieces_keeps_its_reason(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/a", OLD)
     info = await origin.lookup(f"{root}/a")
     server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", stall_after=60, stall_s=0.1))
-    assert (await read(origin, f"{root}/a", pinned=info))[0] == OLD  # tried again, and not denied for good
+    assert (await read(origin, f"{root}/a", pinned=info))[0] == OLD  # retried, and not denied for good
     server.fail(Fault(kind="media", status=403, reason="downloadQuotaExceeded", stall_after=60, stall_s=0.1))
     with pytest.raises(QuotaExceeded, match="the download quota of this file is used up"):
         await read(origin, f"{root}/a", pinned=info)
@@ -432,8 +434,8 @@ async def test_a_body_that_always_breaks_is_origin_unavailable(
     assert server.count("media") == 6
 
 
-# Answers that are not what was asked
-async def test_a_whole_body_in_place_of_a_range_is_cut(
+# Wrong answers
+async def test_a_whole_body_instead_of_a_range_is_cut(
     origin: DriveOrigin, server: DriveServer, file: File
 ) -> None:
     pinned = await origin.lookup(file.path)
@@ -442,7 +444,7 @@ async def test_a_whole_body_in_place_of_a_range_is_cut(
 
 
 @pytest.mark.parametrize("size", [10, 63_999, 64_001, 100_000])
-async def test_a_page_of_the_network_is_never_taken_for_a_file(
+async def test_an_html_page_is_never_taken_for_a_file(
     origin: DriveOrigin, server: DriveServer, file: File, size: int
 ) -> None:
     pinned = await origin.lookup(file.path)
@@ -470,28 +472,28 @@ async def test_a_body_longer_than_announced_is_cut(
 
 
 async def test_a_wrong_content_range_is_never_used(
-    origin: DriveOrigin, server: DriveServer, looked_at: File
+    origin: DriveOrigin, server: DriveServer, looked_up_again: File
 ) -> None:
-    pinned = await origin.lookup(looked_at.path)
+    pinned = await origin.lookup(looked_up_again.path)
     server.reset()
     for nth, text in enumerate((f"bytes 11-59999/{len(OLD)}", "", f"bytes 0-5/{len(OLD)}"), 1):
         body = OLD[11:60_000].decode()
         server.fail(Fault(kind="media", nth=nth, status=206, body=body, headers={"Content-Range": text}))
-    assert (await read(origin, looked_at.path, SPAN, pinned))[0] == looked_at.old
+    assert (await read(origin, looked_up_again.path, SPAN, pinned))[0] == looked_up_again.old
     assert server.count("media") == 4
 
 
-async def test_another_total_is_object_changed(
-    origin: DriveOrigin, server: DriveServer, looked_at: File
+async def test_another_total_size_is_object_changed(
+    origin: DriveOrigin, server: DriveServer, looked_up_again: File
 ) -> None:
-    pinned = await origin.lookup(looked_at.path)
+    pinned = await origin.lookup(looked_up_again.path)
     headers = {"Content-Range": f"bytes 10-59999/{len(OLD) + 1}"}
     server.fail(Fault(kind="media", status=206, body="x", headers=headers))
     with pytest.raises(ObjectChanged, match="64001 bytes now"):
-        await read(origin, looked_at.path, SPAN, pinned)
+        await read(origin, looked_up_again.path, SPAN, pinned)
 
 
-async def test_416_for_bytes_that_are_there_is_tried_again(
+async def test_416_for_existing_bytes_is_retried(
     origin: DriveOrigin, server: DriveServer, file: File
 ) -> None:
     pinned = await origin.lookup(file.path)
@@ -499,7 +501,7 @@ async def test_416_for_bytes_that_are_there_is_tried_again(
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
 
 
-async def test_removed_before_and_while_it_is_read(
+async def test_a_removed_file_is_changed_for_a_pinned_read_and_missing_otherwise(
     origin: DriveOrigin, server: DriveServer, file: File
 ) -> None:
     pinned = await origin.lookup(file.path)
@@ -510,7 +512,7 @@ async def test_removed_before_and_while_it_is_read(
         await read(origin, file.path, file.want)
 
 
-async def test_many_reads_at_once_are_right_while_the_file_is_replaced(
+async def test_many_concurrent_reads_are_right_while_the_file_is_replaced(
     make: MakeOrigin, server: DriveServer, file: File
 ) -> None:
     origin = make(concurrency=4)

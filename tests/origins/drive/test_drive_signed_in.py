@@ -1,4 +1,4 @@
-"""Sign-in in Colab: renewal of an expired token, with requests in flight and in a worker process."""
+"""Sign-in in Colab: renewal of an expired token, with concurrent requests and in a worker process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import ROOT
 
 ACCOUNTS = "/computeMetadata/v1/instance/service-accounts/"
 
-# The module that Colab's machines have: what it does ends at the machine's metadata server.
+# The module that Colab machines have; it ends in requests to the metadata server of the machine.
 COLAB = """
 import os, urllib.request
 
@@ -28,7 +28,7 @@ def authenticate_user(clear_output=True, project_id=None):
     urllib.request.urlopen(f"http://{os.environ['GCE_METADATA_HOST']}/user-said-yes", data=b"").close()
 """
 
-# A notebook: sign-in, an epoch during which the hour ends, and a worker process.
+# A notebook: sign-in, an epoch in which the token expires, and a worker process.
 NOTEBOOK = """
 import json, multiprocessing, os, sys, threading, urllib.request
 import fsspec
@@ -66,13 +66,13 @@ if __name__ == "__main__":
     process.start()
     in_worker = mine.recv()
     process.join()
-    told = {name.rpartition("/")[2]: data.decode() for name, data in found.items()}
-    print(json.dumps({"said": said, "found": told, "worker": in_worker}))
+    contents = {name.rpartition("/")[2]: data.decode() for name, data in found.items()}
+    print(json.dumps({"said": said, "found": contents, "worker": in_worker}))
 """
 
 
 class Metadata(http.server.ThreadingHTTPServer):
-    """The metadata server of a Colab machine: it has no token before the user said yes, and one for an hour then."""
+    """The metadata server of a Colab machine: it has no token before the user consents, and then one for an hour."""
 
     daemon_threads = True
 
@@ -80,7 +80,7 @@ class Metadata(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.drive, self.lock = drive, threading.Lock()
         self.signed_in, self.token, self.n_tokens = False, "", 0
-        self.asked: dict[str, int] = {}  # how often a token was, in each part of the notebook
+        self.asked: dict[str, int] = {}  # how often a token was requested, in each part of the notebook
         self.part = "before"
 
     def new_part(self, part: str) -> None:
@@ -146,7 +146,7 @@ def metadata(server: DriveServer) -> Iterator[Metadata]:
 
 
 def in_colab(tmp_path: Path, metadata: Metadata, endpoint_url: str) -> dict[str, Any]:
-    """Return what the notebook printed, run as a new process of a machine where nobody is signed in."""
+    """Return the output of the notebook, run as a new process without any credentials."""
     module = tmp_path / "colab" / "google" / "colab"
     module.mkdir(parents=True)
     (module / "__init__.py").touch()
@@ -173,7 +173,7 @@ def in_colab(tmp_path: Path, metadata: Metadata, endpoint_url: str) -> dict[str,
     return dict(json.loads(ran.stdout))
 
 
-def test_in_colab_authenticate_user_is_all_and_lasts_longer_than_its_token(
+def test_authenticate_user_of_colab_lasts_longer_than_its_token(
     server: DriveServer, metadata: Metadata, tmp_path: Path
 ) -> None:
     server.fill(server.folder("epoch"), 64)
@@ -185,7 +185,7 @@ def test_in_colab_authenticate_user_is_all_and_lasts_longer_than_its_token(
     assert "auth.authenticate_user()" in said
     assert seen["found"] == {f"f{i:06d}": f"f{i:06d}\nf{i:06d}\n"[:16] for i in range(32, 64)}
     assert seen["worker"] == "f000000\nf000000\n"
-    # One token when the user said yes, one more when it had expired, whoever found that out; a worker asks for itself.
+    # One token after the consent, and one when it had expired, whichever caller found that; a worker gets its own.
     assert {part: n for part, n in metadata.asked.items() if part != "before"} == {
         "user-said-yes": 1,
         "an-hour-passes": 1,

@@ -39,7 +39,7 @@ MB = 1 << 20
 BIG = bytes(range(256)) * (20 * MB // 256)
 UPLOAD = "cachedfs.origins.drive.upload"
 APPS = "application/vnd.google-apps."
-PIECES = 700_000  # three of 256 KiB
+PIECES = 700_000  # three pieces of 256 KiB
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def write(writer: DriveWriter, path: str, data: bytes, **options: Any) -> 
 
 
 def changes(server: DriveServer) -> list[tuple[str, str]]:
-    """What was not only asked: method and kind."""
+    """Return method and kind of the requests that change something."""
     return [(r.method, r.kind) for r in server.requests if r.method != "GET"]
 
 
@@ -64,7 +64,7 @@ def md5(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-# How bytes travel
+# Sending bytes
 @pytest.mark.parametrize("size", [0, 1, 5 * MB - 1, 5 * MB])
 async def test_up_to_5_mb_is_one_request(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, size: int
@@ -81,7 +81,7 @@ async def test_up_to_5_mb_is_one_request(
     ("size", "n_pieces"),
     [(5 * MB + 1, 1), (PIECE - 1, 1), (PIECE, 1), (PIECE + 1, 2), (2 * PIECE, 2), (20 * MB, 3)],
 )
-async def test_more_is_sent_in_pieces_of_8_mib(
+async def test_larger_files_are_sent_in_pieces_of_8_mib(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, size: int, n_pieces: int
 ) -> None:
     await write(writer, f"{root}/a", BIG[:size])
@@ -93,10 +93,10 @@ async def test_more_is_sent_in_pieces_of_8_mib(
     assert len(changes(server)) == 1 + n_pieces
 
 
-async def test_a_connection_lost_in_a_piece_goes_on_where_it_broke(
+async def test_a_connection_lost_in_a_piece_is_resumed_where_it_broke(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
-    server.fail(Fault(kind="upload", nth=3, close_before=True))  # the second piece is not taken
+    server.fail(Fault(kind="upload", nth=3, close_before=True))  # the second piece is not received
     await write(writer, f"{root}/a", BIG)
     assert server.get(f"{folder}/a") == BIG
     size = len(BIG)
@@ -121,7 +121,7 @@ class Expiring(google.auth.credentials.Credentials):  # type: ignore[misc]  # un
         self.token, self.expiry = f"token-{self.n_refreshed}", None
 
 
-async def test_an_upload_goes_on_with_another_token_when_its_own_has_expired(
+async def test_an_upload_continues_with_a_new_token_when_its_own_expired(
     make: Callable[..., DriveOrigin], server: DriveServer, folder: str, root: str
 ) -> None:
     credentials = Expiring()
@@ -129,7 +129,7 @@ async def test_an_upload_goes_on_with_another_token_when_its_own_has_expired(
     server.fail(Fault(kind="upload", nth=3, status=401))  # the second piece
     await origin.call("pipe_file", f"{root}/a", BIG)
     assert server.get(f"{folder}/a") == BIG
-    assert credentials.n_refreshed == 2  # to begin with, and then
+    assert credentials.n_refreshed == 2  # at the start, and after the 401
     sent = [r.headers["authorization"] for r in server.requests if "content-range" in r.headers]
     assert sent == ["Bearer token-1"] * 2 + ["Bearer token-2"] * 2
 
@@ -138,14 +138,14 @@ async def test_a_piece_whose_answer_was_lost_is_not_sent_again(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", nth=2, lose=True))
-    server.fail(Fault(kind="upload", nth=5, lose=True))  # the last one: the file is made
+    server.fail(Fault(kind="upload", nth=5, lose=True))  # the last one: the file is created
     await write(writer, f"{root}/a", BIG)
     (found,) = server.find(f"{folder}/a")
     assert found["md5Checksum"] == md5(BIG)
     assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG)
 
 
-async def test_a_piece_that_is_kept_in_part_is_gone_on_with(
+async def test_a_piece_that_was_stored_in_part_is_continued(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.accept_only(MB)
@@ -154,20 +154,20 @@ async def test_a_piece_that_is_kept_in_part_is_gone_on_with(
     assert pieces(server)[1] == f"bytes {MB}-{MB + PIECE - 1}/{len(BIG)}"
 
 
-async def test_an_upload_that_goes_on_little_by_little_is_never_given_up(
+async def test_an_upload_with_slow_progress_is_never_given_up(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
     n_lost, kept = 2 * RetryPolicy().tries, 256 << 10
     server.accept_only(kept, times=n_lost)
-    for number in range(n_lost):  # each piece, and not the question after it
+    for number in range(n_lost):  # each piece, and not the status request after it
         server.fail(Fault(kind="upload", nth=2 + 2 * number, lose=True))
     await write(writer, f"{root}/a", BIG[: 16 * kept])
     assert server.get(f"{folder}/a") == BIG[: 16 * kept]
     assert sum(not span.startswith("bytes */") for span in pieces(server)) == n_lost + 1
 
 
-async def test_a_service_that_keeps_nothing_is_unavailable_in_the_end(
+async def test_an_upload_without_progress_is_origin_unavailable(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", nth=2, status=308, body="", times=None))
@@ -176,7 +176,7 @@ async def test_a_service_that_keeps_nothing_is_unavailable_in_the_end(
     assert len(pieces(server)) == 11
 
 
-async def test_a_service_that_has_all_and_makes_nothing_is_unavailable_in_the_end(
+async def test_a_complete_upload_that_creates_nothing_is_origin_unavailable(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     all_of_it = {"Range": f"bytes=0-{9 * MB - 1}"}
@@ -187,7 +187,7 @@ async def test_a_service_that_has_all_and_makes_nothing_is_unavailable_in_the_en
 
 
 @pytest.mark.parametrize("status", [404, 410])
-async def test_an_upload_that_was_forgotten_begins_again_once(
+async def test_an_upload_session_that_was_lost_is_restarted_once(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, status: int
 ) -> None:
     server.fail(Fault(kind="upload", nth=3, status=status))
@@ -198,7 +198,7 @@ async def test_an_upload_that_was_forgotten_begins_again_once(
     assert len(begun) == 2
 
 
-async def test_an_upload_that_was_forgotten_after_it_made_the_file_is_done(
+async def test_a_session_lost_after_it_created_the_file_is_a_success(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", nth=3, close_after=0))
@@ -208,7 +208,7 @@ async def test_an_upload_that_was_forgotten_after_it_made_the_file_is_done(
     assert found["md5Checksum"] == md5(BIG[: 9 * MB])
 
 
-async def test_the_beginning_is_tried_again(
+async def test_the_first_request_of_an_upload_is_retried(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", status=503, html=True))
@@ -221,7 +221,7 @@ async def test_the_beginning_is_tried_again(
     ("kind", "body"),
     [("create", ""), ("copy", "{}"), ("upload", "<html>"), ("update", '{"kind": "drive#fileList"}')],
 )
-async def test_a_change_is_done_only_where_drive_names_the_item(
+async def test_a_change_succeeds_only_if_drive_returns_the_item(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, kind: str, body: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
@@ -231,7 +231,7 @@ async def test_a_change_is_done_only_where_drive_names_the_item(
         "upload": lambda: write(writer, f"{root}/new", b"1"),
         "update": lambda: writer.move(f"{root}/a", f"{root}/new"),
     }[kind]
-    server.fail(Fault(kind=kind, status=200, body=body))  # and nothing done
+    server.fail(Fault(kind=kind, status=200, body=body))  # nothing was done
     await act()
     assert len(server.find(f"{folder}/new")) == 1
     server.trash(server.find(f"{folder}/new")[0]["id"])
@@ -252,7 +252,7 @@ async def test_an_empty_answer_to_a_listing_makes_no_second_folder(
 
 
 @pytest.mark.parametrize("size", [10, 9 * MB])
-async def test_other_bytes_than_were_sent_are_an_error(
+async def test_an_upload_with_another_checksum_is_an_error(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, size: int
 ) -> None:
     wrong = json.dumps({"kind": "drive#file", "id": "x", "md5Checksum": md5(b"other")})
@@ -262,24 +262,24 @@ async def test_other_bytes_than_were_sent_are_an_error(
 
 
 @pytest.fixture
-def wrong_on_the_way(monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is sent is not what is meant, of which this is the checksum."""
+def corrupted_upload(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Corrupt uploads: the expected checksum is this one, of other bytes."""
     monkeypatch.setattr(UploadContent, "md5", lambda self: md5(b"meant"))
     return md5(b"meant")
 
 
-async def test_a_new_file_of_wrong_bytes_is_removed_again(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+async def test_a_new_file_with_wrong_bytes_is_removed(
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, corrupted_upload: str
 ) -> None:
     with pytest.raises(
-        CachedFSError, match=rf"{root}/a: .*{md5(b'sent')} instead of {wrong_on_the_way}.*removed"
+        CachedFSError, match=rf"{root}/a: .*{md5(b'sent')} instead of {corrupted_upload}.*removed"
     ):
         await write(writer, f"{root}/a", b"sent")
     assert [item["labels"]["trashed"] for item in server.find(f"{folder}/a")] == [True]
 
 
-async def test_a_file_overwritten_with_wrong_bytes_is_what_it_was_before(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+async def test_a_file_overwritten_with_wrong_bytes_is_restored(
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, corrupted_upload: str
 ) -> None:
     id = server.put(f"{folder}/a", b"before")
     with pytest.raises(CachedFSError, match=rf"{root}/a: Drive holds other bytes.*is what it was before"):
@@ -287,8 +287,8 @@ async def test_a_file_overwritten_with_wrong_bytes_is_what_it_was_before(
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"before")
 
 
-async def test_wrong_bytes_that_cannot_be_taken_back_are_told(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+async def test_wrong_bytes_that_cannot_be_undone_are_reported(
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, corrupted_upload: str
 ) -> None:
     server.put(f"{folder}/a", b"before")
     server.fail(Fault(kind="delete", status=403, reason="insufficientFilePermissions"))
@@ -297,18 +297,17 @@ async def test_wrong_bytes_that_cannot_be_taken_back_are_told(
     assert server.get(f"{folder}/a") == b"sent"
 
 
-async def test_what_somebody_else_wrote_over_a_new_file_is_not_taken_back(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str, wrong_on_the_way: str
+async def test_a_new_file_that_another_writer_may_have_changed_is_not_removed(
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, corrupted_upload: str
 ) -> None:
-    server.fail(
-        Fault(kind="upload", close_after=0)
-    )  # it arrives, and another machine may write before we ask
+    # It arrives, and another machine may write before the next lookup.
+    server.fail(Fault(kind="upload", close_after=0))
     with pytest.raises(CachedFSError, match=rf"{root}/a: .*from another writer, and are left"):
         await write(writer, f"{root}/a", b"sent")
     assert server.get(f"{folder}/a") == b"sent"
 
 
-async def test_ids_are_asked_for_once_for_a_hundred_creates(
+async def test_ids_are_requested_once_for_a_hundred_creates(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await asyncio.gather(*(write(writer, f"{root}/{i}", b"") for i in range(100)))
@@ -318,7 +317,7 @@ async def test_ids_are_asked_for_once_for_a_hundred_creates(
     assert server.requests[-1].method == "POST"
 
 
-async def test_a_file_from_the_disk_is_never_in_memory_as_a_whole(
+async def test_a_file_from_disk_is_never_in_memory_as_a_whole(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str, tmp_path: Path
 ) -> None:
     (tmp_path / "big").write_bytes(BIG)
@@ -339,7 +338,7 @@ async def test_a_file_from_the_disk_is_never_in_memory_as_a_whole(
     assert server.find(f"{folder}/a")[0]["md5Checksum"] == md5(BIG)
 
 
-def test_the_checksum_of_a_file_is_counted_in_pieces(tmp_path: Path) -> None:
+def test_the_checksum_of_a_file_is_computed_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "big"
     path.write_bytes(BIG)
     with path.open("rb") as file:
@@ -350,9 +349,9 @@ def test_the_checksum_of_a_file_is_counted_in_pieces(tmp_path: Path) -> None:
     assert peak < 2.5 * PIECE
 
 
-# Each request, lost once: on its way, or its answer
+# Each request is lost once: before it arrives, or its answer
 LOST: dict[str, tuple[Callable[[DriveWriter, str], Awaitable[object]], dict[str, bytes | None], int]] = {
-    # What is done; what is there afterwards, None for what is not any more; how many requests that takes.
+    # The action; the expected files, None for absent ones; the number of requests.
     "a new file": (lambda w, at: write(w, f"{at}-new", b"new"), {"new": b"new"}, 5),
     "a big one": (lambda w, at: write(w, f"{at}-new", BIG[:PIECES]), {"new": BIG[:PIECES]}, 8),
     "over one": (lambda w, at: write(w, f"{at}-a", b"new"), {"a": b"new"}, 4),
@@ -395,7 +394,7 @@ async def test_each_request_may_be_lost_once(
 
 
 def _costs(lost: Request, is_done: bool) -> int:
-    """Return how many requests more it takes: the same again, and for some a question first, or afterwards."""
+    """Return the number of additional requests: the same one again, and for some a lookup before or after it."""
     makes = lost.kind in ("create", "copy") or (lost.method, lost.query.get("uploadType")) == (
         "POST",
         "multipart",
@@ -404,8 +403,8 @@ def _costs(lost: Request, is_done: bool) -> int:
     return 2 if (is_done and makes) or (is_piece and not is_done) else 1
 
 
-# As many new items as Drive takes
-async def test_many_new_items_wait_for_their_turn_and_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+# Rate of new items
+async def test_many_new_items_wait_for_their_turn_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "cachedfs.origins")
     now, running, peak = 0.0, 0, 0
     creates = CreationLimit(clock=lambda: now)
@@ -432,7 +431,7 @@ async def test_many_new_items_wait_for_their_turn_and_are_told_of(caplog: pytest
     )
 
 
-async def test_who_gives_up_waiting_for_a_turn_keeps_nobody_from_theirs() -> None:
+async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
     creates, answered = CreationLimit(clock=time.monotonic), asyncio.Event()
 
     async def one() -> None:
@@ -450,7 +449,7 @@ async def test_who_gives_up_waiting_for_a_turn_keeps_nobody_from_theirs() -> Non
     assert creates._n_waiting == 0
 
 
-async def test_a_drive_that_makes_nothing_at_all_is_unavailable_in_the_end(
+async def test_a_drive_that_creates_nothing_is_origin_unavailable(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=None))
@@ -459,19 +458,19 @@ async def test_a_drive_that_makes_nothing_at_all_is_unavailable_in_the_end(
     assert server.count("upload") == 6
 
 
-async def test_an_overwrite_waits_for_no_turn(
+async def test_an_overwrite_does_not_wait_for_a_turn(
     origin: DriveOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.put(f"{folder}/a", b"old")
     async with contextlib.AsyncExitStack() as lookup_slots:
-        for _ in range(8):  # all that there are
+        for _ in range(8):  # all turns
             await lookup_slots.enter_async_context(origin.account.creates.turn())
         await write(DriveWriter(origin.account, origin.tree), f"{root}/a", b"new")
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
 
-# What is written to
-async def test_an_overwrite_keeps_the_id_and_makes_one_revision(
+# Targets of writes
+async def test_an_overwrite_keeps_the_id_and_creates_one_revision(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, origin: DriveOrigin
 ) -> None:
     id = server.put(f"{folder}/a", b"1")
@@ -486,7 +485,7 @@ async def test_an_overwrite_keeps_the_id_and_makes_one_revision(
     assert len(revisions["items"]) == 3
 
 
-async def test_an_exclusive_create_refuses_what_exists(
+async def test_an_exclusive_create_refuses_an_existing_file(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await write(writer, f"{root}/a", b"1", exclusive=True)
@@ -541,19 +540,18 @@ async def test_folders_documents_and_tops_are_not_overwritten(
     assert changes(server) == []
 
 
-async def test_many_files_in_a_new_folder_make_one_folder(
+async def test_many_files_in_a_new_folder_create_one_folder(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await asyncio.gather(*(write(writer, f"{root}/new/er/{i}", b"%d" % i) for i in range(20)))
     assert len(server.find(f"{folder}/new")) == len(server.find(f"{folder}/new/er")) == 1
     assert [server.get(f"{folder}/new/er/{i}") for i in range(20)] == [b"%d" % i for i in range(20)]
     assert server.count("create") == 2
-    assert (
-        server.count("get") <= 25
-    )  # the way, asked by each; that the folder stands, by none of those who waited for it
+    # Each looks up the path; those that wait for the folder do not look it up again.
+    assert server.count("get") <= 25
 
 
-async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
+async def test_a_new_folder_that_queries_do_not_find_yet_is_not_created_again(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await writer.make_folder(f"{root}/new", exist_ok=True)
@@ -564,7 +562,7 @@ async def test_a_folder_that_no_query_finds_yet_is_not_made_again(
     assert len(server.find(f"{folder}/new")) == 1
 
 
-async def test_a_file_in_a_folder_that_was_out_of_sight_for_a_moment_is_not_made_again(
+async def test_a_file_in_a_briefly_invisible_folder_is_not_created_again(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/a", b"1")
@@ -576,7 +574,7 @@ async def test_a_file_in_a_folder_that_was_out_of_sight_for_a_moment_is_not_made
 
 
 @pytest.mark.parametrize("how", ["there", "removed", "renamed"])
-async def test_a_file_that_no_query_finds_yet_is_not_made_again(
+async def test_a_new_file_that_queries_do_not_find_yet_is_not_created_again(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, how: str
 ) -> None:
     await write(writer, f"{root}/a", b"1")
@@ -592,7 +590,7 @@ async def test_a_file_that_no_query_finds_yet_is_not_made_again(
     assert [(item["md5Checksum"], item["id"] == made["id"]) for item in live] == [(md5(b"2"), how == "there")]
 
 
-async def test_two_writes_of_one_path_make_one_file(
+async def test_concurrent_writes_of_one_path_create_one_file(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     await asyncio.gather(*(write(writer, f"{root}/a", b"%d" % i) for i in range(5)))
@@ -600,14 +598,14 @@ async def test_two_writes_of_one_path_make_one_file(
     assert writer._places._busy == {}
 
 
-# A folder that went elsewhere
+# Folders that were moved or removed
 @pytest.mark.parametrize("how", ["trashed", "removed"])
 @pytest.mark.parametrize("what", ["write", "make_folder", "copy", "move"])
-async def test_nothing_lands_in_a_folder_that_is_gone(
+async def test_nothing_is_written_into_a_removed_folder(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, how: str, what: str
 ) -> None:
     server.put(f"{folder}/source", b"data")
-    await write(writer, f"{root}/sub/deep/first", b"")  # remembers the way
+    await write(writer, f"{root}/sub/deep/first", b"")  # caches the parent folders
     gone = server.folder(f"{folder}/sub")
     server.trash(gone) if how == "trashed" else server.remove(gone)
     path = f"{root}/sub/deep/a"
@@ -625,13 +623,13 @@ async def test_nothing_lands_in_a_folder_that_is_gone(
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("what", ["write", "make_folder", "copy", "move", "remove"])
-async def test_nothing_follows_a_folder_that_was_renamed_elsewhere(
+async def test_no_change_follows_a_folder_that_was_renamed(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, depth: int, what: str
 ) -> None:
     server.put(f"{folder}/source", b"data")
-    await write(writer, f"{root}/sub/deep/first", b"old")  # remembers the way
+    await write(writer, f"{root}/sub/deep/first", b"old")  # caches the parent folders
     server.edit(server.folder(f"{folder}/sub" + "/deep" * depth), title="elsewhere")
-    server.put(f"{folder}/sub/deep/first", b"new")  # another folder has the name now
+    server.put(f"{folder}/sub/deep/first", b"new")  # another folder has this name now
     moved = f"{folder}/sub/elsewhere" if depth else f"{folder}/elsewhere/deep"
     if what == "write":
         await write(writer, f"{root}/sub/deep/a", b"data")
@@ -648,18 +646,18 @@ async def test_nothing_follows_a_folder_that_was_renamed_elsewhere(
         assert server.get(f"{folder}/sub/deep/a") == b"data"
 
 
-async def test_a_remembered_way_is_asked_about_beside_the_question(
+async def test_cached_parent_folders_are_confirmed_in_parallel_with_the_lookup(
     writer: DriveWriter, server: DriveServer, root: str
 ) -> None:
     await write(writer, f"{root}/sub/deep/first", b"")
     server.reset()
     await write(writer, f"{root}/sub/deep/second", b"")
     kinds = sorted(request.kind for request in server.requests)
-    assert kinds == ["get", "get", "get", "list", "upload"]  # three folders on the way, the name, the file
+    assert kinds == ["get", "get", "get", "list", "upload"]  # three parent folders, the name, the file
 
 
 # Removing
-async def test_all_items_of_a_name_are_removed_and_go_to_the_trash(
+async def test_all_items_of_a_name_are_moved_to_the_trash(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     for i in range(3):
@@ -670,7 +668,7 @@ async def test_all_items_of_a_name_are_removed_and_go_to_the_trash(
         await writer.remove(f"{root}/a")
 
 
-async def test_of_several_items_of_a_name_the_one_that_counts_is_removed_last(
+async def test_of_several_items_of_a_name_the_visible_one_is_removed_last(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     days = {}
@@ -695,7 +693,7 @@ async def test_without_trash_items_are_deleted(
     assert server.find(f"{folder}/a") == []
 
 
-async def test_what_somebody_else_removed_first_is_removed(
+async def test_an_item_that_another_client_removed_first_counts_as_removed(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     for options, kind in (({"trash_only": False}, "delete"), ({}, "update")):
@@ -709,7 +707,7 @@ async def test_what_somebody_else_removed_first_is_removed(
             server.remove(item["id"])
 
 
-async def test_a_folder_goes_in_one_request_with_all_in_it(
+async def test_a_folder_is_removed_with_its_content_in_one_request(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, origin: DriveOrigin
 ) -> None:
     for name in ("sub/a", "sub/deep/b"):
@@ -735,7 +733,7 @@ async def test_a_shortcut_is_removed_and_not_its_target(
     assert server.find(f"{folder}/link")[0]["labels"]["trashed"] is True
 
 
-async def test_a_folder_that_holds_something_is_not_empty(
+async def test_rmdir_of_a_folder_with_content_is_an_error(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.put(f"{folder}/sub/a", b"")
@@ -750,7 +748,7 @@ async def test_a_folder_that_holds_something_is_not_empty(
 
 
 @pytest.mark.parametrize(("older", "error"), [("folder", "not empty"), ("file", "this is a file")])
-async def test_an_empty_folder_is_not_removed_with_what_is_hidden_behind_its_name(
+async def test_rmdir_keeps_items_that_are_hidden_by_the_folders_name(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, older: str, error: str
 ) -> None:
     hidden = server.put(f"{folder}/{'sub/kept' if older == 'folder' else 'sub'}", b"1")
@@ -761,7 +759,7 @@ async def test_an_empty_folder_is_not_removed_with_what_is_hidden_behind_its_nam
     assert changes(server) == []
 
 
-async def test_all_empty_folders_of_a_name_are_removed(
+async def test_rmdir_removes_all_empty_folders_of_a_name(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     for _ in range(2):
@@ -797,7 +795,7 @@ async def test_a_file_is_written_and_removed_by_its_id(
         await write(writer, "id:none", b"")
 
 
-async def test_what_is_in_the_trash_is_not_written_or_removed_by_its_id(
+async def test_an_item_in_the_trash_is_not_changed_by_its_id(
     make: MakeOrigin, server: DriveServer, folder: str
 ) -> None:
     server.trash(id := server.put(f"{folder}/a", b"old"))
@@ -809,7 +807,7 @@ async def test_what_is_in_the_trash_is_not_written_or_removed_by_its_id(
     assert changes(server) == []
 
 
-async def test_what_goes_into_the_trash_while_it_is_written_is_not_written(
+async def test_a_file_moved_to_the_trash_during_a_write_is_an_error(
     writer: DriveWriter, server: DriveServer, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = server.put(f"{folder}/a", b"old")
@@ -859,7 +857,7 @@ async def test_a_copy_onto_a_folder_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["document", "spreadsheet", "presentation", "form"])
-async def test_a_document_of_googles_own_is_copied_without_an_id_given_out_beforehand(
+async def test_native_documents_are_copied_without_a_generated_id(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, kind: str
 ) -> None:
     server.document(f"{folder}/doc", "text", mime=f"{APPS}{kind}")
@@ -872,7 +870,7 @@ async def test_a_document_of_googles_own_is_copied_without_an_id_given_out_befor
 @pytest.mark.parametrize(
     "fault", [{"lose": True}, {"close_before": True}, {"status": 503}], ids=["lost", "cut", "503"]
 )
-async def test_a_document_that_may_have_been_copied_is_not_copied_again_but_told_of(
+async def test_a_document_that_may_have_been_copied_is_reported_and_not_copied_again(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, fault: Any
 ) -> None:
     server.document(f"{folder}/doc", "text")
@@ -889,7 +887,7 @@ async def test_a_document_that_may_have_been_copied_is_not_copied_again_but_told
 
 
 @pytest.mark.parametrize("status", [403, 429])
-async def test_a_document_whose_copy_was_refused_for_its_rate_is_copied_in_the_end(
+async def test_a_copy_of_a_document_refused_for_its_rate_is_retried(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, status: int
 ) -> None:
     server.document(f"{folder}/doc", "text")
@@ -901,7 +899,7 @@ async def test_a_document_whose_copy_was_refused_for_its_rate_is_copied_in_the_e
 
 # Moving
 @pytest.mark.parametrize("what", ["copy", "move"])
-async def test_what_is_copied_or_moved_goes_to_a_name_and_not_onto_an_id(
+async def test_a_copy_or_move_onto_an_id_is_refused(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, what: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
@@ -926,7 +924,7 @@ async def test_a_move_keeps_the_id(
         with pytest.raises(ObjectNotFound):
             await origin.lookup(f"{root}/{gone}")
     assert (await origin.lookup(f"{root}/new/dir/in")).size == 1
-    await writer.move(f"{root}/new/b", f"{root}/new/B")  # a name of other case
+    await writer.move(f"{root}/new/b", f"{root}/new/B")  # a name in another case
     assert server.find(f"{folder}/new/B")[0]["id"] == id
 
 
@@ -947,10 +945,10 @@ async def test_a_move_replaces_a_file_and_refuses_a_folder(
 
 @pytest.mark.parametrize("is_undone", [True, False])
 @pytest.mark.parametrize("what", ["copy", "move"])
-async def test_what_may_not_take_the_place_of_another_leaves_both_where_they_were_or_says_where_they_are(
+async def test_a_copy_or_move_that_cannot_replace_its_target_is_undone_or_reported(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, what: str, is_undone: bool
 ) -> None:
-    """Who may write in a folder may not always remove there what is another's."""
+    """A user who may write in a folder may not always remove items of others from it."""
     server.put(f"{folder}/a", b"1")
     there = server.put(f"{folder}/sub/b", b"2")
     # A move: moved, removed, moved back; a copy: removed, and removed itself.
@@ -966,7 +964,7 @@ async def test_what_may_not_take_the_place_of_another_leaves_both_where_they_wer
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-async def test_a_move_without_an_answer_says_that_it_may_have_been_done(
+async def test_a_move_without_an_answer_is_reported_as_possibly_done(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, is_done: bool
 ) -> None:
     server.put(f"{folder}/a", b"1")
@@ -990,7 +988,7 @@ async def test_a_folder_is_not_moved_into_itself(
 
 
 @pytest.mark.parametrize("what", ["copy", "move"])
-async def test_who_makes_a_folder_for_a_target_waits_for_nobody_who_waits_for_it(
+async def test_changes_that_need_the_same_new_folder_do_not_deadlock(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, what: str
 ) -> None:
     server.put(f"{folder}/a", b"1")
@@ -1003,9 +1001,7 @@ async def test_who_makes_a_folder_for_a_target_waits_for_nobody_who_waits_for_it
 
 
 # Folders
-async def test_folders_are_made_and_refused(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str
-) -> None:
+async def test_make_folder_options(writer: DriveWriter, server: DriveServer, folder: str, root: str) -> None:
     await writer.make_folder(f"{root}/a/b/c", exist_ok=True)
     made = await writer.make_folder(f"{root}/a/b/c", exist_ok=True)
     assert made.id == server.folder(f"{folder}/a/b/c")
@@ -1023,7 +1019,7 @@ async def test_folders_are_made_and_refused(
     assert server.find(f"{folder}/none") == []
 
 
-async def test_a_file_is_no_folder_by_its_id_either(
+async def test_an_id_of_a_file_is_not_accepted_as_a_folder(
     writer: DriveWriter, server: DriveServer, folder: str, origin: DriveOrigin
 ) -> None:
     id = server.put(f"{folder}/a", b"1")
@@ -1042,7 +1038,7 @@ async def test_a_file_is_no_folder_by_its_id_either(
             await to.change(method, what, "x", "putting it into a file", resource, params)
 
 
-async def test_a_wide_slash_becomes_a_slash_again(
+async def test_a_wide_slash_in_a_path_becomes_a_slash_in_the_title(
     writer: DriveWriter, server: DriveServer, root: str, origin: DriveOrigin
 ) -> None:
     await write(writer, f"{root}/a／b", b"1")
