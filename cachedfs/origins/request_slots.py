@@ -50,8 +50,8 @@ def speculative() -> Iterator[None]:
 class ConcurrencyWindow:
     """How many requests should be in flight, learned from finished requests.
 
-    A round is as many finished requests as the window has. After a round in which all slots were in use the window
-    grows by half. If the next round is not faster, it goes back and stays for _PAUSE rounds. A refusal ("too many
+    A round is as many finished requests as the window has. After a round in which the window was full it grows
+    by half. If the next round is not faster, it goes back and stays for _PAUSE rounds. A refusal ("too many
     requests", "service unavailable") halves it.
     """
 
@@ -63,7 +63,7 @@ class ConcurrencyWindow:
     n: int = 0  # requests finished in this round
     total: int = 0  # bytes of this round
     started: float = 0.0
-    was_full: bool = False  # all slots were in use during this round
+    was_full: bool = False  # as many requests as the window has were in flight during this round
 
     def __post_init__(self) -> None:
         self.size = min(FIRST_AT_ONCE, self.most)
@@ -100,6 +100,11 @@ class _Slots(asyncio.Semaphore):
         super().__init__(size)
         self.size = size
         self._to_remove = 0
+
+    @property
+    def n_used(self) -> int:
+        """Slots in use now."""
+        return self.size + self._to_remove - self._value
 
     def resize(self, size: int) -> None:
         change, self.size = size - self.size, size
@@ -138,7 +143,7 @@ class RequestSlots:
     def mine(self) -> asyncio.Semaphore:
         """The semaphore for the running task, to be held while the answer is being read."""
         slots = self._speculative if is_speculative() else self._demand
-        self._window.was_full |= slots.locked()
+        self._window.was_full |= slots.n_used + 1 >= self.window
         return slots
 
     def finished(self, n_bytes: int) -> None:
