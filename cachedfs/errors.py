@@ -8,6 +8,7 @@ raised in a worker process reaches its parent unchanged.
 from __future__ import annotations
 
 import errno as _errno
+import re
 from typing import Any
 
 __all__ = [
@@ -23,17 +24,34 @@ __all__ = [
     "OriginUnavailable",
     "OriginUnreachable",
     "QuotaExceeded",
+    "RequestRejected",
     "SignInRefused",
 ]
 
 
+_USER = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
+# Protocols whose paths may contain "?" and "#".
+NAMED_PROTOCOLS = ("gs", "gcs", "drive", "file", "memory", "s3", "s3a", "abfs", "az")
+_QUERY = re.compile(
+    "(" + "".join(f"(?<!{each})" for each in NAMED_PROTOCOLS) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]"
+)
+
+
+def public_text(text: str) -> str:
+    """Return a message with its URLs stripped of what may be secret; a removed query or fragment shows as "?..."."""
+    return _QUERY.sub(r"\1?...", _USER.sub("", text)) if "://" in text else text
+
+
 class CachedFSError(OSError):
-    """Base class of all errors that cachedfs raises for an origin or an object. `errno` is set."""
+    """Base class of all errors that cachedfs raises for an origin or an object. `errno` is set.
+
+    The message shows URLs without user name, password and query, which may be secret.
+    """
 
     code = _errno.EIO
 
     def __init__(self, message: str) -> None:
-        super().__init__(self.code, message)
+        super().__init__(self.code, public_text(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message,)
@@ -83,6 +101,12 @@ class NotDownloadable(CachedFSError):
     """The object has no bytes to download, like a native Google Drive document (ENOTSUP)."""
 
     code = _errno.ENOTSUP
+
+
+class RequestRejected(CachedFSError, ValueError):
+    """The origin rejected the request as invalid (400), such as a name that it does not allow. `errno` is EINVAL."""
+
+    code = _errno.EINVAL
 
 
 class ObjectChanged(CachedFSError):

@@ -19,6 +19,7 @@ CASES = [
     (errors.OriginUnreachable, OSError, errno.EHOSTUNREACH),
     (errors.ChecksumMismatch, OSError, errno.EHOSTUNREACH),
     (errors.QuotaExceeded, OSError, errno.EDQUOT),
+    (errors.RequestRejected, ValueError, errno.EINVAL),
 ]
 
 

@@ -26,6 +26,7 @@ from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
+from cachedfs.common.urls import stored_path
 from cachedfs.errors import CacheError
 
 __all__ = ["BlockCache"]
@@ -235,7 +236,7 @@ class BlockCache:
 
         Pinned blocks are dropped too. Returns the number of bytes freed. Raises CacheError.
         """
-        return self._own.writable().evict(identity, path)
+        return self._own.writable().evict(identity, path and stored_path(path))
 
     def packed(self, key: ObjectKey, index: int) -> bytes | None:
         """Return the bytes of a block's file (data and trailer), reread from disk and checked; None if it is absent.
@@ -266,11 +267,11 @@ class BlockCache:
 
         Raises CacheError.
         """
-        self._own.writable().pin(identity, paths, wanted=True)
+        self._own.writable().pin(identity, tuple(map(stored_path, paths)), wanted=True)
 
     def unpin(self, identity: str, *paths: str) -> None:
         """Remove the pins of `paths`. Raises CacheError."""
-        self._own.writable().pin(identity, paths, wanted=False)
+        self._own.writable().pin(identity, tuple(map(stored_path, paths)), wanted=False)
 
     def pins(self) -> list[tuple[str, str]]:
         """Return (identity, path) of every pin."""
@@ -282,7 +283,7 @@ class BlockCache:
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths with cached blocks, sorted: `path` itself and everything below it."""
-        return self._own.asked(lambda rows: rows.paths_below(identity, path), [])
+        return self._own.asked(lambda rows: rows.paths_below(identity, stored_path(path)), [])
 
     def held(self) -> list[CachedPath]:
         """Return what is cached of each path, for all origins, sorted by path. Scans the rows of all blocks."""

@@ -19,6 +19,7 @@ from cachedfs.cache.mapped_files import MappedFiles
 from cachedfs.cache.shared_memory import ChangeCounters
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.types import Changes, ObjectInfo
+from cachedfs.common.urls import is_url, stored_path
 
 __all__ = ["MetadataStore", "follow", "overtaken"]
 
@@ -87,6 +88,13 @@ def follow(
     rows.advance_feed(identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items)))
 
 
+def _at(path: str, record: MetadataRecord) -> MetadataRecord:
+    """Return the entry at another form of its path."""
+    if path == record.path:
+        return record
+    return record._replace(path=path, info=record.info and replace(record.info, path=path))
+
+
 class MetadataStore:
     """The shared metadata: rows of the SQLite index, and change counters in shared memory.
 
@@ -103,12 +111,15 @@ class MetadataStore:
     def lookup(self, identity: str, path: str) -> MetadataRecord | None:
         """Return the newest metadata of `path`; the caller compares its change counter with the current one."""
         self._own.look()
-        return self._own.asked(lambda rows: rows.lookup(identity, path), None)
+        stored = stored_path(path)
+        found = self._own.asked(lambda rows: rows.lookup(identity, stored), None)
+        return found if found is None or stored == path else _at(path, found)
 
     def keep_records(self, facts: Sequence[MetadataRecord]) -> None:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
         if not facts:
             return
+        facts = [_at(stored_path(fact.path), fact) for fact in facts]
         with self._own.writing("metadata cannot be stored") as rows:
             rows.keep_records(facts)
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
@@ -153,6 +164,8 @@ class MetadataStore:
         """
         with self._own.writing("listings cannot be kept") as rows:
             for folder, infos in listings.items():
+                if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
+                    continue  # names in it contain secrets
                 mark = folder_marks[folder]
                 rows.keep_listing(
                     identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks, watch=watch

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["PACKAGES", "WarnOnce", "public_text", "public_url"]
+from cachedfs.errors import NAMED_PROTOCOLS, public_text
+
+__all__ = ["PACKAGES", "WarnOnce", "public_text", "public_url", "without_secrets"]
 
 
 PACKAGES = (
@@ -25,9 +27,9 @@ PACKAGES = (
     "snapshot",
 )
 
-_NAMES = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
-_NAMED = ("gs", "gcs", "drive", "file")  # protocols whose paths may contain "?" and "#"
-_QUERY = re.compile("(" + "".join(f"(?<!{each})" for each in _NAMED) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]")
+_SECRETS = re.compile(
+    r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"
+)
 
 logger = logging.getLogger("cachedfs.cache")
 _NOTHING, _SLOWER, _NOT_STORED = range(3)
@@ -42,17 +44,14 @@ def public_url(url: str) -> str:
         return url
     # Not with urlsplit, which rejects invalid host names, such as the first folder inside an archive may look like.
     scheme, _, rest = url.partition("://")
-    visible = rest if scheme.endswith(_NAMED) else rest.partition("?")[0].partition("#")[0]
+    visible = rest if scheme.endswith(NAMED_PROTOCOLS) else rest.partition("?")[0].partition("#")[0]
     netloc, slash, path = visible.partition("/")
     return f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
 
 
-def public_text(text: str) -> str:
-    """Return a message whose URLs are stripped as by `public_url`.
-
-    A removed query or fragment shows as "?...".
-    """
-    return _QUERY.sub(r"\1?...", _NAMES.sub("", text)) if "://" in text else text
+def without_secrets(text: str) -> str:
+    """Return a library's message as by `public_text`, with tokens, signatures and passwords replaced by `***`."""
+    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", public_text(text))
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from fsspec.registry import known_implementations
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
+from cachedfs.common.logging import without_secrets
+
 __all__ = [
     "GCS_PROTOCOLS",
     "ORIGINS",
@@ -22,6 +25,7 @@ __all__ = [
     "is_url",
     "jsonable",
     "protocols_of",
+    "stored_path",
     "strip",
     "target_of",
 ]
@@ -30,6 +34,10 @@ GCS_PROTOCOLS = ("gs", "gcs")
 ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short protocols
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _LOCAL = ("file", "local")
+_USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
+_SIGNED = re.compile(
+    r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
+)
 # Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.
 _NOTHING = re.compile(r"(?:/\.?)+(?=/|$)")
 _SLASHED = (*GCS_PROTOCOLS, "drive")  # protocols whose paths are just names joined by slashes
@@ -101,6 +109,22 @@ def is_url(name: str) -> bool:
     return _SCHEME.match(name) is not None
 
 
+def stored_path(path: str) -> str:
+    """Return a path as the cache stores it: in a complete URL, the user and a signed query are hashes of them.
+
+    The stored path of a stored path is itself, and a path below a folder has the folder's stored path in front.
+    """
+    if not is_url(path):
+        return path
+    path = _USER.sub(lambda found: _hash(found[0]) + "@", path, count=1)
+    head, mark, query = path.partition("?")
+    return f"{head}?{_hash(query)}" if mark and _SIGNED.search(query) else path
+
+
+def _hash(text: str) -> str:
+    return "-" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 def is_pattern(path: str) -> bool:
     """Return whether a path is a glob pattern.
 
@@ -134,7 +158,9 @@ def _rule_of(protocol: str) -> Callable[[str], str]:
 
 # Option names that indicate a credential, in any filesystem.
 _SECRET = re.compile(
-    r"(?i)(?:^|[_-])(token|password|passwd|passphrase|secret|credentials?|authorization|key|cookie)(?:$|[_-])"
+    r"(?i)(?:^|[_-])"
+    r"(token|password|passwd|passphrase|secret|credentials?|auth|authorization|signature|key|cookie|connection_string)"
+    r"(?:$|[_-])"
 )
 # Values of `token` that are not secret.
 _OPEN_TOKENS = frozenset({"anon", "google_default", "cloud", "cache", "browser"})
@@ -160,9 +186,11 @@ def jsonable(value: Any, name: str, include_password: bool) -> Any:
     """Return an option in the form in which fsspec writes it to JSON.
 
     Unlike fsspec's own encoder, it accepts None. `name` is used in error messages. Without `include_password`, tokens,
-    secrets and credentials are left out, at any depth. Raises TypeError for a live object, such as a credentials
-    object.
+    secrets and credentials are left out, at any depth, also from URLs. Raises TypeError for a live object, such as a
+    credentials object.
     """
+    if isinstance(value, str) and not include_password:
+        return without_secrets(value)
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from cachedfs.cache.index.metadata_records import FeedConfirmation, FeedSnapshot, MetadataRecord, hash_of
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.common.urls import stored_path
 from cachedfs.origins.registry import is_whole, names_a_version, with_known_details
 
 __all__ = ["MetadataCache", "MetadataEntry", "folder_of", "key_of"]
@@ -56,7 +57,7 @@ def key_of(info: ObjectInfo | None, identity: str, block_size: int) -> ObjectKey
     """
     if info is None or info.fingerprint is None or info.kind != "file" or info.size is None:
         return None
-    return ObjectKey(identity, info.path, info.fingerprint, block_size)
+    return ObjectKey(identity, stored_path(info.path), info.fingerprint, block_size)
 
 
 def folder_of(path: str) -> str:

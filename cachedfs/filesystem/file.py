@@ -12,6 +12,7 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
+from cachedfs.common.logging import public_text
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import ObjectChanged, OriginUnavailable
@@ -100,7 +101,7 @@ class CachedFile(SharedFile, io.BufferedReader):
         return _reopen, (self.fs, self.path, self.tell(), self._object().fingerprint)
 
     def __repr__(self) -> str:
-        return f"<CachedFile {self.full_name!r}>"
+        return f"<CachedFile {public_text(self.full_name)!r}>"
 
     def _object(self) -> ObjectInfo:
         info: ObjectInfo = self.raw.info  # type: ignore[attr-defined]  # our RawReader

@@ -5,9 +5,11 @@ Only the HTTP headers here have inclusive ends. Everywhere else the end of a ran
 
 from __future__ import annotations
 
+import email.utils
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
@@ -19,6 +21,7 @@ __all__ = [
     "clipped",
     "content_range",
     "describe",
+    "http_date",
     "number",
     "range_header",
     "subject_of",
@@ -39,15 +42,24 @@ def content_range(text: str) -> tuple[int, int, int | None]:
 
     The size is None where N is `*`. Raises ValueError for anything else.
     """
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", text.strip())
+    found = re.fullmatch(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", text.strip())
     if not found:
         raise ValueError(f"the answer has no usable Content-Range: {text!r}")
     return int(found[1]), int(found[2]) + 1, number(found[3])
 
 
-def number(text: str | None) -> int | None:
-    """Return the number in a header, or None if it is not a number."""
-    return int(text) if text is not None and text.isdigit() else None
+def number(text: object) -> int | None:
+    """Return the number that a header or a JSON text is: up to 18 ASCII digits; None for anything else."""
+    return int(text) if isinstance(text, str) and re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def http_date(text: str | None) -> datetime | None:
+    """Return the time in a header, in UTC where it names no zone; None if it is not a time."""
+    try:
+        at = email.utils.parsedate_to_datetime(text or "")
+        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+    except (ValueError, TypeError, LookupError, OverflowError):  # as of a zone of a million hours
+        return None
 
 
 Alone = Callable[[str], AbstractAsyncContextManager[None]]

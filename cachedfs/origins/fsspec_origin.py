@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from cachedfs.common.logging import public_text, public_url
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.urls import stored_path
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, clipped, describe, range_header, subject_of
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
@@ -53,8 +55,10 @@ def _first(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as JSON values and datetimes; anything else becomes its text."""
-    if value is None or isinstance(value, (str, bool, int, float, datetime)):
+    """Return `value` as JSON values and datetimes; anything else becomes its text. URLs lose their secrets."""
+    if isinstance(value, str):
+        return value if stored_path(value) == value else public_url(value)
+    if value is None or isinstance(value, (bool, int, float, datetime)):
         return value
     if isinstance(value, Mapping):
         return {str(name): jsonable(item) for name, item in value.items()}
@@ -109,7 +113,7 @@ class FsspecOrigin:
         """Return the object or folder that `path` is now, with one `info`."""
         inner = await self.filesystem()
         path = plain_path(inner, path)
-        with mapped(self.url(path), "looking it up"):
+        with mapped(self.url(path), "looking it up", is_read=True):
             return self._described(path, await self.ask("info", path))
 
     def spare_s(self) -> float:
@@ -126,16 +130,17 @@ class FsspecOrigin:
         """Yield the children of `folder` with one `ls`, or everything below it with one `find`."""
         inner = await self.filesystem()
         folder = plain_path(inner, folder)
-        with mapped(self.url(folder), "listing it"):
+        with mapped(self.url(folder), "listing it", is_read=True):
             if deep:
                 # Keep the names: for a file, fsspec's own `find` returns an empty info.
                 found = list((await self.ask("find", folder, detail=True, withdirs=True)).items())
             else:
                 found = [(info["name"], info) for info in await self.ask("ls", folder, detail=True)]
-        for name, info in found:
-            path = plain_path(inner, name)
-            if path != folder:  # fsspec lists an object as its own only child
-                yield self._described(path, info)
+            named = [(plain_path(inner, name), info) for name, info in found]
+            # fsspec lists an object as its own only child.
+            infos = [self._described(path, info) for path, info in named if path != folder]
+        for child in infos:
+            yield child
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
         """Return None: there is no change feed."""
@@ -155,8 +160,8 @@ class FsspecOrigin:
             await close_session(inner)
 
     def url(self, path: str) -> str:
-        """Return the URL that errors show for `path`."""
-        return path if "://" in path else f"{self._protocol}://{path}"
+        """Return the URL that errors show for `path`, without secrets."""
+        return public_text(path if "://" in path else f"{self._protocol}://{path}")
 
     async def ask(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the inner filesystem as one request, in one slot."""
@@ -176,7 +181,10 @@ class FsspecOrigin:
         evidence = fingerprint(info)
         if evidence is None:
             self._warn(path)
-        return ObjectInfo(path, "file", info.get("size"), evidence, details=details)
+        size = info.get("size")
+        if size is not None and size < 0:
+            raise ValueError(f"a size of {size}")
+        return ObjectInfo(path, "file", size, evidence, details=details)
 
     def _warn(self, path: str) -> None:
         if self._has_warned:
@@ -281,7 +289,7 @@ class _Read:
 
     async def _bytes(self, start: int | None, stop: int | None) -> bytes:
         try:
-            with mapped(self._url, self._doing):
+            with mapped(self._url, self._doing, is_read=True):
                 data = await self._origin.ask("cat_file", self._path, start=start, end=stop)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise self._changed("it is gone") from error

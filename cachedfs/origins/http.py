@@ -20,9 +20,17 @@ import aiohttp
 from yarl import URL
 
 from cachedfs.errors import ChecksumMismatch, OriginUnavailable, OriginUnreachable
-from cachedfs.origins.origin_errors import object_of
+from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_log import LoggedRequest
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason, foreign, untrusted
+from cachedfs.origins.retry import (
+    BodyRate,
+    RetryableError,
+    RetryAttempts,
+    RetryPolicy,
+    RetryReason,
+    foreign,
+    untrusted,
+)
 
 if TYPE_CHECKING:
     from cachedfs.origins.hedging import HedgedRequests
@@ -36,6 +44,7 @@ MOST_REDIRECTS = 5  # Google's services need none
 _GOOD = frozenset({200, 206, 416})
 _OVERLOADED = 503
 _ERROR_BODY = 64 << 10
+_LONGEST_BODY = 256 << 20  # of JSON and exports, which are kept in memory; Google's have up to some 20 MB
 _KIND = "download"  # as the rate limiter counts these requests
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
 
@@ -70,33 +79,37 @@ class HTTPResponse:
 
     def __init__(self, response: aiohttp.ClientResponse, logged: LoggedRequest) -> None:
         self._response, self._logged = response, logged
+        self._rate = BodyRate()
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         self.other_host = other_host(response)  # where redirects led; None for the host that was asked
 
     async def read_some(self) -> bytes:
-        """Return the next bytes of the body, empty at its end; raise RetryableError if it breaks."""
+        """Return the next bytes of the body, empty at its end; raise RetryableError if it breaks or trickles."""
+        began = time.monotonic()
         with _retryable_errors():
             data = await self._response.content.readany()
         self._logged.size += len(data)
+        if data:
+            self._rate = self._rate.after(len(data), time.monotonic() - began)
         return data
 
     async def read_all(self) -> bytes:
-        """Return the whole body; raise RetryableError if it breaks."""
-        with _retryable_errors():
-            data = await self._response.read()
-        self._logged.size += len(data)
+        """Return the whole body; raise RetryableError if it breaks, or is longer than any answer."""
+        data = await self._start(_LONGEST_BODY + 1)
+        if len(data) > _LONGEST_BODY:
+            raise RetryableError(foreign("the answer does not end"))
         return data
 
     async def read_error(self) -> bytes:
         """Return the start of an error response's body, up to 64 KiB; raise RetryableError if it breaks."""
+        return await self._start(_ERROR_BODY)
+
+    async def _start(self, size: int) -> bytes:
         data = bytearray()
-        with _retryable_errors():
-            # One `read` returns only the bytes that have arrived.
-            while piece := await self._response.content.read(_ERROR_BODY - len(data)):
-                data += piece
-        self._logged.size += len(data)
-        return bytes(data)
+        while len(data) < size and (piece := await self.read_some()):
+            data += piece
+        return bytes(data[:size])
 
     @property
     def size(self) -> int:
@@ -141,22 +154,17 @@ class HTTPClient:
         rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
         self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
 
-    async def json(
-        self, request: HTTPRequest, is_answer: Callable[[dict[str, Any]], bool] | None = None
-    ) -> dict[str, Any]:
-        """Return the JSON object that the service answers to `request`, after retries.
+    async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
+        """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
 
-        An answer that `is_answer` rejects is from another server, such as a proxy, and is retried.
+        An answer that `parse` fails on is from another server, such as a proxy, and is retried.
         """
 
-        async def attempt() -> dict[str, Any]:
+        async def attempt() -> T:
             async with self.exchange(request) as exchange:
                 found = object_of(await exchange.read_all())
-            if is_answer is not None and not is_answer(found):
-                raise RetryableError(
-                    foreign("the answer is JSON without the fields that the service always sends")
-                )
-            return found
+            with well_formed():
+                return parse(found)
 
         return await self.retried(attempt, request, self.new_tries())
 
@@ -333,11 +341,13 @@ def _retryable_errors() -> Iterator[None]:
     except aiohttp.ClientHttpProxyError as error:  # its text contains the proxy's URL and password
         why = f"the proxy does not connect: {error.status} {error.message}"
         raise RetryableError(RetryReason(why, is_unreachable=True)) from None
+    except aiohttp.RedirectClientError as error:
+        raise RetryableError(foreign(f"redirected to no address: {_text(error)}")) from error
     except aiohttp.InvalidURL:
         raise
     except aiohttp.TooManyRedirects as error:
         raise RetryableError(RetryReason("the service redirects in a loop", is_final=True)) from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeError) as error:  # the last: of a host's name
         raise RetryableError(RetryReason(_text(error))) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from cachedfs.common.logging import without_secrets
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -20,9 +20,11 @@ from cachedfs.errors import (
     ObjectNotFound,
     OriginUnavailable,
     OriginUnreachable,
+    RequestRejected,
     SignInRefused,
 )
-from cachedfs.origins.retry import RetryableError, RetryReason, retry_after_s
+from cachedfs.origins.base import number
+from cachedfs.origins.retry import RetryableError, RetryReason, foreign, retry_after_s
 
 __all__ = [
     "error_of",
@@ -31,9 +33,12 @@ __all__ = [
     "is_failure",
     "mapped",
     "object_of",
+    "size_of",
+    "text_of",
     "token_server_away",
     "translate",
     "trouble_of",
+    "well_formed",
     "without_secrets",
 ]
 
@@ -41,6 +46,9 @@ __all__ = [
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may use the same quota"
+_DEEPEST = 32  # levels in the JSON of an answer; Google's have up to six
+_LONGEST_TEXT = 2048  # characters of a library's message, which may quote a whole answer
+_IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 def trouble_of(
@@ -98,7 +106,40 @@ def object_of(text: bytes) -> dict[str, Any]:
         raise RetryableError(RetryReason("the answer is not JSON")) from error
     if not isinstance(found, dict):
         raise RetryableError(RetryReason("the answer is JSON, but not an object"))
-    return found
+    level: list[Any] = [found]
+    for _ in range(_DEEPEST):
+        values = (each.values() if type(each) is dict else each for each in level)
+        level = [value for each in values for value in each if type(value) in (dict, list)]
+        if not level:
+            return found
+    raise RetryableError(RetryReason("the answer is JSON that is nested too deep"))
+
+
+@contextmanager
+def well_formed(said: str = "the answer lacks what the service always sends") -> Iterator[None]:
+    """Raise RetryableError in place of the errors that parsing an impossible answer raises."""
+    try:
+        yield
+    except _IMPOSSIBLE as error:
+        if isinstance(error, OSError):  # some are ValueErrors too
+            raise
+        raise RetryableError(foreign(f"{said} ({_text(error)})")) from error
+
+
+def text_of(value: Any) -> str:
+    """Return a JSON value that has to be a text, with valid characters only."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in place of a text")
+    value.encode()
+    return value
+
+
+def size_of(value: Any) -> int:
+    """Return a JSON value that has to be a size: a number, or its digits as a text."""
+    size = number(str(value))
+    if size is None:
+        raise ValueError(f"{str(value)[:40]!r} in place of a size")
+    return size
 
 
 _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...] = (
@@ -107,12 +148,13 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...
     ((IsADirectoryError,), IsAFolder),
     ((ConnectionError, socket.gaierror), OriginUnreachable),
     ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an unusable answer
+    ((LookupError, ArithmeticError, RecursionError), CachedFSError),  # a library expected another answer
 )
 # Names of base classes in aiohttp, requests and google-auth; the most specific first.
 _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
     (frozenset({"ClientConnectorError", "TransportError"}), OriginUnreachable),
     (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
-    (frozenset({"RequestException", "ClientResponseError"}), OriginUnavailable),
+    (frozenset({"RequestException", "ClientError", "HttpError"}), OriginUnavailable),
     (frozenset({"GoogleAuthError", "NoCredentialsError"}), SignInRefused),
 )
 _BY_STATUS: dict[int, type[CachedFSError]] = {
@@ -134,27 +176,37 @@ _ADVICE: dict[type[CachedFSError], str] = {
 }
 
 
-_SECRETS = re.compile(
-    r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"
-)
-
-
-def without_secrets(text: str) -> str:
-    """Return a library's message with tokens, signatures and passwords replaced by `***`."""
-    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", text)
-
-
 @contextmanager
-def mapped(url: str, doing: str) -> Iterator[None]:
-    """Turn exceptions of libraries into errors of cachedfs that name `url` and the operation."""
+def mapped(url: str, doing: str, *, is_read: bool = False) -> Iterator[None]:
+    """Turn exceptions of libraries into errors of cachedfs that name `url` and the operation.
+
+    `is_read`: the operation has no arguments of the caller's own. So every exception is about the answer.
+    """
     try:
         yield
     except Exception as error:  # `translate` returns an exception it does not know as it is
         translated = translate(error, url, doing)
+        if (
+            translated is error
+            and is_read
+            and isinstance(error, _IMPOSSIBLE)
+            and not isinstance(error, OSError)
+        ):
+            translated = CachedFSError(f"{url}: the origin failed ({doing}: {_text(error)})")
         if translated is error:
             raise
-        # A traceback prints the cause too: drop it if its message contains a secret.
-        raise translated from (error if str(error) == without_secrets(str(error)) else None)
+        # A traceback prints the causes too: drop them if a message contains a secret.
+        raise translated from (None if _has_secrets(error) else error)
+
+
+def _has_secrets(error: BaseException | None) -> bool:
+    seen: list[BaseException] = []
+    while error is not None and not any(error is known for known in seen):
+        if str(error) != without_secrets(str(error)):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def translate(error: Exception, url: str, doing: str) -> Exception:
@@ -205,6 +257,8 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
         return OriginUnavailable
     if (status := _status_of(error)) is not None:
         return _BY_STATUS.get(status, OriginUnavailable if status >= 500 else CachedFSError)
+    if isinstance(error, ValueError) and str(error).startswith("Bad Request: "):  # as gcsfs says it
+        return RequestRejected
     names = {base.__name__ for base in type(error).__mro__}
     for known, kind in _BY_NAME:
         if names & known:
@@ -230,13 +284,13 @@ def _status_of(error: Exception) -> int | None:
     own = "status" if hasattr(error, "status") else "code"
     for holder, name in ((error, own), (response, "status_code")):
         value = getattr(holder, name, None)
-        if isinstance(value, (int, str)) and str(value).isdigit() and 400 <= int(value) < 600:
-            return int(value)
+        if (status := number(str(value))) is not None and 400 <= status < 600:
+            return status
     return None
 
 
 def _text(error: Exception) -> str:
-    name, text = type(error).__name__, without_secrets(str(error))
+    name, text = type(error).__name__, without_secrets(str(error))[:_LONGEST_TEXT]
     return f"{name}: {text}" if text else name
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ChecksumMismatch
-from cachedfs.origins.base import Reply, describe
+from cachedfs.origins.base import Reply, describe, number
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.retry import RetryableError, RetryReason
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["WHOLE", "RangeNotSatisfiable", "ResumableRead", "reaches"]
 
 WHOLE = 8 << 20  # most bytes held back until their checksum is verified: one request of the reader
+
+_MOST_HELD = 64 << 20  # most bytes held back until a body of no stated length has ended
 
 
 class RangeNotSatisfiable(RetryableError):
@@ -52,6 +54,7 @@ class ResumableRead(ABC):
         self._body: HTTPResponse | None = None
         self._arrived = 0  # offset of the next byte to receive
         self._offset = 0  # offset of the body's next byte; before `_arrived` if the server ignored the range
+        self._ends_at: int | None = None  # where the body has to end, until its length is known to be that
         # Received bytes that were not returned yet. Invariant: `_proof` is None whenever a piece is returned.
         self._held: deque[bytes] = deque()
         self._proof: StatedChecksum | None = None  # checksum of the whole object, until it is verified
@@ -96,7 +99,7 @@ class ResumableRead(ABC):
             with mapped(self._url, self._doing):
                 try:
                     await self._prove()
-                    return self._held.popleft() if self._held else self._checked(await self._take())
+                    return self._checked(self._held.popleft() if self._held else await self._take())
                 except RetryableError as failed:
                     await self._attempt.aclose()
                     await self._resume(Range(self._arrived, self.stop), failed)
@@ -125,13 +128,15 @@ class ResumableRead(ABC):
         """Return the piece; raise ChecksumMismatch if it completes a body with another checksum than stated."""
         if self._running is not None:
             self._running.add(piece)
-            if self._arrived == self.stop and (wrong := self._running.contradiction()):
+            if self._arrived == self.stop and not self._held and (wrong := self._running.contradiction()):
                 raise ChecksumMismatch(f"{self._url}: {self._doing} failed: {wrong}. Read it again")
         return piece
 
     async def _prove(self) -> None:
         """Hold bytes back until their checksum is verified; raise RetryableError if it is wrong."""
         if self._proof is None:
+            if self._ends_at is not None and self._arrived < self.stop:
+                self._held += await self._rest(self._ends_at)
             return
         self._total = self._total or RunningChecksum(self._proof)
         while self._arrived < self.stop:
@@ -143,6 +148,38 @@ class ResumableRead(ABC):
             await self._doubt()
             raise RetryableError(RetryReason(wrong, is_checksum=True))
         self._proof = None
+
+    def _receive(self, body: HTTPResponse, offset: int, stop: int) -> None:
+        """Begin to receive a body, which must have the bytes from `offset` to `stop` and no others.
+
+        HTTP ensures the length that the headers state. A proxy that compresses a range states none.
+        """
+        length = None if "Transfer-Encoding" in body.headers else number(body.headers.get("Content-Length"))
+        if length not in (None, stop - offset):
+            raise RetryableError(RetryReason(f"the answer has {length} bytes instead of {stop - offset}"))
+        self._body, self._offset = body, offset
+        self._ends_at = stop if length is None else None
+
+    async def _rest(self, ends_at: int) -> list[bytes]:
+        """Return the rest of the body, once it has ended where it has to; else drop it and raise RetryableError."""
+        assert self._body is not None
+        began, pieces = self._arrived, list[bytes]()
+        try:
+            if self.stop - began > _MOST_HELD:
+                raise RetryableError(RetryReason("the answer does not state its length", is_final=True))
+            while self._arrived < self.stop:
+                pieces.append(await self._take())
+            while self._offset <= ends_at and (piece := await self._body.read_some()):
+                self._offset += len(piece)
+            if self._offset != ends_at:
+                raise RetryableError(
+                    RetryReason(f"the body ended at byte {self._offset} instead of {ends_at}")
+                )
+        except BaseException:  # a cancellation too
+            self._arrived = began
+            raise
+        self._ends_at = None
+        return pieces
 
     @abstractmethod
     async def _doubt(self) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import email.utils
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
+from typing import NamedTuple
+
+from cachedfs.origins.base import http_date, number
 
 __all__ = [
+    "BodyRate",
     "RetryAttempts",
     "RetryPolicy",
     "RetryReason",
@@ -18,6 +21,10 @@ __all__ = [
     "retry_after_s",
     "untrusted",
 ]
+
+
+_RATE_OVER_S = 60.0
+_LEAST_BYTES_PER_S = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +40,27 @@ class RetryPolicy:
     export_s: float = 300.0  # `stall_s` of an export: Drive converts the document before it sends
     hedge_least_s: float = 2.0  # no request is late (and hedged) before this,
     hedge_early_s: float = 5.0  # or before this while too few latencies are known
+
+
+class BodyRate(NamedTuple):
+    """How fast a body arrives: bytes and seconds of waiting since the last check."""
+
+    n_bytes: int = 0
+    waited_s: float = 0.0
+
+    def after(self, n_bytes: int, waited_s: float) -> BodyRate:
+        """Return the rate after more bytes; raise RetryableError if less than 1 KiB/s came in 60 s of waiting.
+
+        `waited_s` is the time spent waiting for these bytes. A reader that pauses does not make a body slow.
+        """
+        rate = BodyRate(self.n_bytes + n_bytes, self.waited_s + waited_s)
+        if rate.waited_s < _RATE_OVER_S:
+            return rate
+        if rate.n_bytes < _LEAST_BYTES_PER_S * rate.waited_s:
+            raise RetryableError(
+                RetryReason(f"only {rate.n_bytes} bytes of the body came in {rate.waited_s:.0f} s")
+            )
+        return BodyRate()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,14 +120,10 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
     """
     if text is None:
         return None
-    if text.strip().isdigit():
-        return float(text)
-    try:
-        at = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return max(0.0, (at - now).total_seconds())
+    if (seconds := number(text.strip())) is not None:
+        return float(seconds)
+    at = http_date(text)
+    return None if at is None else max(0.0, (at - now).total_seconds())
 
 
 class RetryAttempts:

@@ -263,7 +263,8 @@ EXCEPTIONS: dict[tuple[str, str, str], Any] = {
     **{(cloud, moment, "short body for ever"): EITHER for cloud in CLOUDS for moment in ("range", "handle")},
     # The headers state the length of a range.
     **{
-        ("gs", moment, "long body for ever"): OriginUnavailable
+        (cloud, moment, "long body for ever"): OriginUnavailable
+        for cloud in CLOUDS
         for moment, operation in MOMENTS.items()
         if operation.group == "media"
     },

@@ -432,7 +432,7 @@ def test_errors_become_cachedfs_errors(error: Exception, kind: type[Exception]) 
 
 
 @pytest.mark.parametrize(
-    "error", [FileExistsError("x"), NotImplementedError(), ValueError("x"), KeyError("x")]
+    "error", [FileExistsError("x"), NotImplementedError(), ValueError("x"), TypeError("x")]
 )
 def test_errors_about_the_call_are_not_converted(error: Exception) -> None:
     assert translate(error, "s3://b/k", "writing") is error

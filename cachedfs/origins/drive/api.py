@@ -6,8 +6,9 @@ handle-errors, shortcuts, enable-shareddrives, manage-downloads.
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import chain, product
 from typing import Any
@@ -23,10 +24,11 @@ from cachedfs.errors import (
     ObjectChanged,
     ObjectNotFound,
     QuotaExceeded,
+    RequestRejected,
     SignInRefused,
 )
-from cachedfs.origins.origin_errors import error_of, object_of, trouble_of
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.origin_errors import error_of, object_of, size_of, text_of, trouble_of, well_formed
+from cachedfs.origins.retry import RetryableError, RetryReason, foreign
 
 __all__ = [
     "ANY_DRIVE",
@@ -47,6 +49,7 @@ __all__ = [
     "changes_url",
     "child_query",
     "children_query",
+    "confirm",
     "dangling_info",
     "drive_of",
     "drive_params",
@@ -87,14 +90,6 @@ FIELDS = (
 ITEM_FIELDS = f"kind,{FIELDS}"
 LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,items({FIELDS})"
 CHANGE_FIELDS = f"kind,nextPageToken,newStartPageToken,items(type,fileId,driveId,deleted,file({FIELDS}))"
-# What a resource has in every answer, beside its kind: at least one of these.
-_ALWAYS = {
-    "drive#file": {"id"},
-    "drive#changeList": {"nextPageToken", "newStartPageToken"},
-    "drive#startPageToken": {"startPageToken"},
-    "drive#generatedIds": {"ids"},
-}
-_OF_IDS = frozenset({"drive#fileList", "drive#driveList"})  # each of their items has an id
 _NATIVE = "application/vnd.google-apps."
 _THIRD_PARTY = f"{_NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _SLASH = "\uff0f"  # "／", as rclone shows it
@@ -279,7 +274,7 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
     capabilities = item.get("capabilities") or {}
     details["canDownload"] = bool(capabilities.get("canDownload", True))
     details["canReadRevisions"] = bool(capabilities.get("canReadRevisions", False))
-    size = int(item["fileSize"]) if "fileSize" in item and not is_native(item["mimeType"]) else None
+    size = size_of(item["fileSize"]) if "fileSize" in item and not is_native(item["mimeType"]) else None
     return ObjectInfo(path, "file", size, _fingerprint(item, size), id=item["id"], details=details)
 
 
@@ -351,16 +346,81 @@ def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
             raise RetryableError(RetryReason(f"the answer is not Drive's: {status} in place of 204"))
         return {}
     found = object_of(body)
-    needed, rows = _ALWAYS.get(kind), found.get("items", [])
-    has_all = needed is None or not needed.isdisjoint(found)
-    if kind in _OF_IDS:
-        has_all = isinstance(rows, list) and all(isinstance(row, dict) and "id" in row for row in rows)
-    if found.get("kind") != kind or not has_all:
-        raise RetryableError(RetryReason(f"the answer is not Drive's: no complete {kind}"))
+    with well_formed(f"the answer is not Drive's: no complete {kind}"):
+        if found["kind"] != kind:
+            raise ValueError(f"it is {found['kind']!r}")
+        if kind in _CHECKS:
+            _CHECKS[kind](found)
     return found
 
 
+def confirm(item: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item in the answer to a change; raise RetryableError unless it is as it was `asked` to be."""
+    for name, value in asked.items():
+        if item.get(name) != value:
+            raise RetryableError(
+                foreign(f"the answer to a change has the {name} {item.get(name)!r} instead of {value!r}")
+            )
+    return dict(item)
+
+
+def _check_item(item: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or the like for an item that Drive never sends, as do the four below."""
+    for text in (item["id"], item["title"], item["mimeType"], item.get("md5Checksum") or ""):
+        text_of(text)
+    if item["id"] == "":
+        raise ValueError("an item without id")
+    for parent in item.get("parents", ()):
+        text_of(parent["id"])
+    item_info(item, "")
+    rank(item)
+    is_trashed(item)
+    for name in ("targetId", "targetMimeType", "targetResourceKey"):
+        text_of((shortcut_target(item) or {}).get(name, ""))
+
+
+def _check_drives(page: Mapping[str, Any]) -> None:
+    for drive in page.get("items", ()):
+        text_of(drive["id"]), text_of(drive["name"])
+    text_of(page.get("nextPageToken", ""))
+
+
+def _check_items(page: Mapping[str, Any]) -> None:
+    for item in page.get("items", ()):
+        _check_item(item)
+    text_of(page.get("nextPageToken", ""))
+
+
+def _check_changes(page: Mapping[str, Any]) -> None:
+    for entry in page.get("items", ()):
+        if entry.get("file"):
+            _check_item(entry["file"])
+        text_of(change_of(entry).id)
+    text_of(page["newStartPageToken"] if "newStartPageToken" in page else page["nextPageToken"])
+
+
+def _check_ids(found: Mapping[str, Any]) -> None:
+    if not [text_of(id) for id in found["ids"] if id]:
+        raise ValueError("no ids")
+
+
+_CHECKS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "drive#file": _check_item,
+    "drive#fileList": _check_items,
+    "drive#driveList": _check_drives,
+    "drive#changeList": _check_changes,
+    "drive#startPageToken": lambda found: text_of(found["startPageToken"]),
+    "drive#generatedIds": _check_ids,
+}
+
+
 # Failures
+class DriveFileExists(CachedFSError, FileExistsError):
+    """Drive has an item with this id already."""
+
+    code = errno.EEXIST
+
+
 class DriveOutOfSight(AccessDenied):
     """The account is not a member of the shared drive; items of it that were shared with the account still exist."""
 
@@ -396,9 +456,9 @@ def failure(
             "drive://id:ID,resourcekey=KEY"
         )
     if status == 400:
-        return ValueError(f"{url}: Drive did not accept the request ({doing}: {said})")
+        return RequestRejected(f"{url}: Drive did not accept the request ({doing}: {said})")
     if status == 409:
-        return FileExistsError(f"{url}: exists already ({doing}: {said})")
+        return DriveFileExists(f"{url}: exists already ({doing}: {said})")
     if status == 401:
         return SignInRefused(
             f"{url}: access denied; the token of this account is not accepted: it has expired or was revoked, so sign in "

@@ -19,6 +19,7 @@ from yarl import URL
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
+from cachedfs.errors import OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
@@ -293,6 +294,7 @@ class DriveConnection:
             params,
             headers=headers,
             is_pinned=is_pinned,
+            asked={} if id == api.ROOT else {"id": id},
         )
 
     async def about(self) -> dict[str, Any]:
@@ -304,7 +306,7 @@ class DriveConnection:
 
     async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
         """Return what the account may do with an item, under Drive's own names."""
-        params = {"fields": "kind,id,capabilities", **api.ANY_DRIVE}
+        params = {"fields": "kind,id,title,mimeType,capabilities", **api.ANY_DRIVE}
         address = api.file_url(self.base, str(info.id))
         item = await self.json(
             "GET", address, info.path, "looking up permissions", params, headers=key_of(info)
@@ -357,7 +359,7 @@ class DriveConnection:
             if (after := page.get("newStartPageToken")) is not None:
                 return str(after), entries
             params["pageToken"] = page["nextPageToken"]
-        raise ValueError(f"{api.url_of(path)}: too many changes to list")
+        raise RequestRejected(f"{api.url_of(path)}: too many changes to list")
 
     async def _all(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
         """Return the items of all pages; if Drive forgets the listing in the middle, list again once."""
@@ -369,17 +371,23 @@ class DriveConnection:
     async def _pages(
         self, url: str, path: str, doing: str, params: Mapping[str, str], **options: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
-        token: str | None = None
+        token, seen = "", set[str]()
         while True:
             more = {"pageToken": token} if token else {}
             try:
                 page = await self.json("GET", url, path, doing, {**params, **more}, **options)
-            except ValueError as error:
+            except RequestRejected as error:
                 raise PageRejected(str(error)) if token else error from None
             yield page
             # A page may be short, or empty, before the end: only the token tells. Without one, the first would come again.
-            if not (token := page.get("nextPageToken")):
+            if not (token := page.get("nextPageToken", "")):
                 return
+            if token in seen:
+                raise OriginUnavailable(
+                    f"{api.url_of(path)}: {doing} does not end: Drive names a page as the next one that came before. "
+                    "Try again later"
+                )
+            seen.add(token)
 
     async def new_id(self) -> str:
         """Return an unused id for a new item, so that a repeated create makes one item."""
@@ -411,9 +419,19 @@ class DriveConnection:
         tried: Tried = self.retried
         if method == "POST" and resource is not None:
             tried = self.created if "id" in resource else self.created_once
+        id, _, action = (what or "").partition("/")
+        asked = {"id": id} if id and action != "copy" else {}
+        asked |= {
+            name: (resource or {})[name] for name in ("id", "title", "mimeType") if name in (resource or {})
+        }
         kind = None if method == "DELETE" else "drive#file"
         return await self.json(
-            method, address, path, doing, given, kind=kind, body=resource, headers=headers, tried=tried
+            *(method, address, path, doing, given),
+            kind=kind,
+            body=resource,
+            headers=headers,
+            tried=tried,
+            asked={} if kind is None else asked,
         )
 
     async def json(
@@ -429,11 +447,12 @@ class DriveConnection:
         headers: Mapping[str, str] = {},
         is_pinned: bool = False,
         tried: Tried | None = None,
+        asked: Mapping[str, Any] = {},
     ) -> dict[str, Any]:
         """Return the answer to a request about `path`, after retries by `tried`, one of the three methods below.
 
         `kind` is the kind of resource that Drive answers with, which `params` must name in `fields`; None means no
-        content.
+        content. `asked` is what the resource has to have.
         """
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
@@ -444,7 +463,7 @@ class DriveConnection:
             found = api.resource_of(answer.status, answer.body, kind)
             if found.get("incompleteSearch"):
                 raise RetryableError(RetryReason("Drive searched only a part"))
-            return found
+            return api.confirm(found, asked)
 
         return await (tried or self.retried)(attempt, ask)
 
@@ -558,7 +577,7 @@ def _unless_made(trouble: RetryReason) -> RetryReason:
     return dataclasses.replace(trouble, is_final=True, remedy=remedy)
 
 
-class PageRejected(ValueError):
+class PageRejected(RequestRejected):
     """A listing cannot continue: Drive has forgotten its page token."""
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from cachedfs.common.checksums import StatedChecksum
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import AccessDenied, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.errors import (
+    AccessDenied,
+    IsAFolder,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+    RequestRejected,
+)
 from cachedfs.origins.base import clipped, content_range, number
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
@@ -126,9 +133,9 @@ class DriveMediaRead(ResumableRead):
         ask = self._to.export(info, self._path, mime)
         try:
             data = await self._to.client.retried(partial(self._whole, ask, mime), ask, self._tries)
-        except ValueError as error:
+        except RequestRejected as error:
             kind = kind_of(info)
-            raise ValueError(
+            raise RequestRejected(
                 f"{self._url}: Drive does not export a {kind} as {mime} (but as {types_of(kind)}): {error}"
             ) from error
         span = clipped(self._want, len(data))
@@ -164,11 +171,12 @@ class DriveMediaRead(ResumableRead):
         try:
             if body.status == 416:
                 await self._look()  # shorter by now: that is the answer
-            self._offset = self._start_of(body.status, body.headers, span)
+            start = self._start_of(body.status, body.headers, span)
+            assert self.info.size is not None
+            self._receive(body, start, self.info.size if body.status == 200 else span.stop)
         except BaseException:  # a cancellation too: the body is open, and nobody else closes it
             await self._attempt.aclose()
             raise
-        self._body = body
         if self._by == "second look":
             self._second_look = asyncio.ensure_future(self._look())
             self._attempt.push_async_callback(self._drop_look, self._second_look)
@@ -177,6 +185,9 @@ class DriveMediaRead(ResumableRead):
         """Return the offset in the file where the body starts; raise an error if the headers are wrong."""
         if status == 416:
             raise RangeNotSatisfiable(RetryReason("no byte of the file is in the range"))
+        encoding = headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":  # it was not asked for
+            raise RetryableError(RetryReason(f"the answer is encoded as {encoding}: something repacked it"))
         if status == 200:
             # A network's own page is no file, and a checksum is the only other thing to tell them apart.
             length = number(headers.get("Content-Length"))

@@ -25,7 +25,7 @@ from google.auth import exceptions as google_errors
 from oauth2client import client as oauth2client
 
 from cachedfs.errors import AccessDenied, CachedFSError, SignInRefused
-from cachedfs.origins.origin_errors import token_server_away, without_secrets
+from cachedfs.origins.origin_errors import token_server_away, well_formed, without_secrets
 from cachedfs.origins.retry import RetryableError, RetryReason, untrusted
 
 __all__ = [
@@ -90,8 +90,11 @@ def send(
     Raises RetryableError if another attempt may succeed or the answer came through a redirect, and AccessDenied if the
     account gets no token.
     """
-    with troubled():
-        response, content = http.request(url, method=method, body=body, headers=dict(headers or {}))
+    try:
+        with well_formed(), troubled():
+            response, content = http.request(url, method=method, body=body, headers=dict(headers or {}))
+    except MemoryError as error:
+        raise RetryableError(RetryReason("the answer states an impossible length")) from error
     if getattr(response, "previous", None) is not None:  # what came is of another address
         raise RetryableError(RetryReason("the request was redirected, and Drive redirects none"))
     return Answer(response.status, {name.lower(): str(text) for name, text in response.items()}, content)

@@ -18,6 +18,7 @@ from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.client import DriveConnection
+    from cachedfs.origins.drive.transport import Answer
     from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["PIECE", "UploadContent", "UploadMismatch", "upload"]
@@ -100,7 +101,7 @@ async def _at_once(
 
     async def attempt() -> dict[str, Any]:
         answer = await to.send(ask, _method(into), body)
-        return api.resource_of(answer.status, answer.body, "drive#file")
+        return _item_of(answer, into or resource.get("id"))
 
     return await (to.created if into is None else to.retried)(attempt, ask)
 
@@ -134,16 +135,16 @@ async def _in_one_session(
         return answer.headers["location"]
 
     address = await (to.created if into is None else to.retried)(begin, ask)
-    start, item = 0, None
+    start, item, id = 0, None, into or resource.get("id")
     while item is None:
         # A piece that arrives is progress: the next one has all tries again.
-        start, item = await _piece(to, path, address, content, start)
+        start, item = await _piece(to, path, address, content, start, id)
         content.sent(start)
     return item
 
 
 async def _piece(
-    to: DriveConnection, path: str, address: str, content: UploadContent, start: int
+    to: DriveConnection, path: str, address: str, content: UploadContent, start: int, id: str | None
 ) -> tuple[int, dict[str, Any] | None]:
     """Send one piece; return where the next one starts, or the finished item.
 
@@ -156,7 +157,7 @@ async def _piece(
         ask = to.ask(address, path, f"sending bytes {start} to {stop}", {})
         try:
             if has_failed:
-                kept, item = await _progress(to, ask, b"", f"bytes */{content.size}", start)
+                kept, item = await _progress(to, ask, b"", f"bytes */{content.size}", start, id)
                 if item is not None:
                     return kept, item
                 if kept > most:  # not only again what it forgot meanwhile
@@ -166,7 +167,8 @@ async def _piece(
             if start >= content.size:
                 raise RetryableError(RetryReason("the service has all bytes and makes no file of them"))
             data = await asyncio.to_thread(content.piece, start, stop)
-            reached, item = await _progress(to, ask, data, f"bytes {start}-{stop - 1}/{content.size}", start)
+            span = f"bytes {start}-{stop - 1}/{content.size}"
+            reached, item = await _progress(to, ask, data, span, start, id)
             if item is None and reached <= start:
                 raise RetryableError(RetryReason(f"the service kept nothing after byte {reached}"))
             return reached, item
@@ -176,7 +178,7 @@ async def _piece(
 
 
 async def _progress(
-    to: DriveConnection, ask: HTTPRequest, data: bytes, span: str, start: int
+    to: DriveConnection, ask: HTTPRequest, data: bytes, span: str, start: int, id: str | None
 ) -> tuple[int, dict[str, Any] | None]:
     """Send bytes, or ask (`bytes */N`) how many have arrived; return what the service has, or the finished item."""
     from dataclasses import replace
@@ -187,9 +189,13 @@ async def _progress(
     if answer.status in _FORGOTTEN:
         raise _SessionForgotten
     if answer.status != 308:
-        return start, api.resource_of(answer.status, answer.body, "drive#file")
+        return start, _item_of(answer, id)
     last = number(answer.headers.get("range", "").rpartition("-")[2])
     return (0 if last is None else last + 1), None
+
+
+def _item_of(answer: Answer, id: str | None) -> dict[str, Any]:
+    return api.confirm(api.resource_of(answer.status, answer.body, "drive#file"), {"id": id} if id else {})
 
 
 def _ask(

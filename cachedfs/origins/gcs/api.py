@@ -6,17 +6,23 @@ Written from cloud.google.com/storage/docs: json_api/v1, request-endpoints, stat
 from __future__ import annotations
 
 import dataclasses
-import email.utils
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, SignInRefused
-from cachedfs.origins.base import clipped, content_range, number, range_header
-from cachedfs.origins.origin_errors import error_of, trouble_of
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    ObjectChanged,
+    ObjectNotFound,
+    RequestRejected,
+    SignInRefused,
+)
+from cachedfs.origins.base import clipped, content_range, http_date, number, range_header
+from cachedfs.origins.origin_errors import error_of, size_of, text_of, trouble_of
 from cachedfs.origins.retry import RetryReason, foreign
 
 __all__ = [
@@ -34,10 +40,12 @@ __all__ = [
     "list_url",
     "media_url",
     "metadata_url",
+    "next_token",
     "object_info",
     "object_path",
     "plain_path",
     "read_headers",
+    "resource_of",
     "url_of",
 ]
 
@@ -166,7 +174,7 @@ def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
         "contentType": headers.get("Content-Type"),
         "contentEncoding": None if encoding == "identity" else encoding,
         "storageClass": headers.get("x-goog-storage-class"),
-        "mtime": _http_date(headers.get("Last-Modified")),
+        "mtime": http_date(headers.get("Last-Modified")),
     }
     return {name: value for name, value in names.items() if value is not None}
 
@@ -178,21 +186,15 @@ def _all(headers: Mapping[str, str], name: str) -> list[str]:
     return [part for line in lines for part in line.split(",")]
 
 
-def _http_date(text: str | None) -> datetime | None:
-    try:
-        return email.utils.parsedate_to_datetime(text) if text else None
-    except ValueError:
-        return None
-
-
-# Metadata and listings
+# Metadata and listings; the functions raise ValueError, TypeError and the like for JSON that the service never sends
 def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
     """Return the object that a resource describes; its details are those that gcsfs shows."""
     details = {name: value for name, value in resource.items() if name not in ("name", "size")}
     for name, at in (("mtime", "updated"), ("ctime", "timeCreated")):
         if at in resource:
             details[name] = datetime.fromisoformat(resource[at])
-    return ObjectInfo(path, "file", int(resource.get("size", 0)), resource["generation"], details=details)
+    generation = text_of(resource["generation"])
+    return ObjectInfo(path, "file", size_of(resource["size"]), generation, details=details)
 
 
 def folder_info(path: str) -> ObjectInfo:
@@ -204,7 +206,7 @@ def folder_info(path: str) -> ObjectInfo:
 def bucket_info(resource: Mapping[str, Any]) -> ObjectInfo:
     """Return the bucket that a resource describes."""
     details = {name: value for name, value in resource.items() if name not in ("name", "size", "type")}
-    return ObjectInfo(resource["name"], "directory", details=details)
+    return ObjectInfo(text_of(resource["name"]), "directory", details=details)
 
 
 def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -214,14 +216,30 @@ def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[Obje
     an empty name, such as the one in `a` for `a//b`, is `a/`: see `cachedfs.metadata.listings`.
     """
     for name in page.get("prefixes", ()):
-        yield folder_info(f"{bucket}/{name.removesuffix('/')}")
+        yield folder_info(f"{bucket}/{_below(prefix, name).removesuffix('/')}")
     for resource in page.get("items", ()):
-        name = resource["name"]
-        if name.endswith("/") and int(resource.get("size", 0)) == 0:
+        name = _below(prefix, resource["name"])
+        if name.endswith("/") and size_of(resource["size"]) == 0:
             if name != prefix:
                 yield folder_info(f"{bucket}/{name.rstrip('/')}")
         else:
             yield object_info(resource, f"{bucket}/{name}")
+
+
+def _below(prefix: str, name: Any) -> str:
+    if not text_of(name).startswith(prefix):
+        raise ValueError(f"a listing of {prefix!r} has {name!r}")
+    return str(name)
+
+
+def next_token(page: Mapping[str, Any], seen: Collection[str]) -> str | None:
+    """Return the token of the next page; None after the last one.
+
+    Raises ValueError for a token in `seen`: the listing would never end.
+    """
+    if (token := page.get("nextPageToken")) in seen:
+        raise ValueError("a page names itself, or one before it, as the next one")
+    return text_of(token) if token else None
 
 
 # Recognizing the service's own answers
@@ -246,6 +264,13 @@ def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
     except (ValueError, TypeError, KeyError, RecursionError):
         is_text = 0 < len(text) <= _LONGEST_WORDS and not text.startswith(("<", "{", "["))
         return is_text and (text.startswith(_ABSENT) or "X-GUploader-UploadID" in headers)
+
+
+def resource_of(found: Any, kind: str, name: str | None = None) -> Mapping[str, Any]:
+    """Return JSON that `is_resource`; raise ValueError for any other."""
+    if not is_resource(found, kind, name):
+        raise ValueError(f"it is no {kind or 'resource'} {name or ''}")
+    return found  # type: ignore[no-any-return]  # which is a mapping
 
 
 def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
@@ -282,5 +307,5 @@ def failure(
         kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
         return kind(f"{url}: access denied; {_HINT_403} ({doing}: {answer})")
     if status == 400:
-        return ValueError(f"{url}: the service did not accept the request ({doing}: {answer})")
+        return RequestRejected(f"{url}: the service did not accept the request ({doing}: {answer})")
     return CachedFSError(f"{url}: the service gave an unexpected answer ({doing}: {answer})")

@@ -18,7 +18,8 @@ from requests.exceptions import ProxyError
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum, has_crc32c, stated_of
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http import other_host
-from cachedfs.origins.retry import foreign
+from cachedfs.origins.origin_errors import size_of, text_of, well_formed
+from cachedfs.origins.retry import RetryableError, foreign
 
 __all__ = ["CheckedGCSFileSystem", "ForeignResponse"]
 
@@ -32,7 +33,10 @@ class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no 
 
     @property
     def session(self) -> Any:
-        return _CheckedSession(super().session, self.__dict__.setdefault("_uploads", {}))
+        state = self.__dict__
+        return _CheckedSession(
+            super().session, state.setdefault("_uploads", {}), state.setdefault("_copies", {})
+        )
 
 
 class _Upload:
@@ -69,8 +73,9 @@ class _Upload:
 class _CheckedSession:
     """An aiohttp session for gcsfs that checks every answer."""
 
-    def __init__(self, session: Any, uploads: dict[str, _Upload]) -> None:
+    def __init__(self, session: Any, uploads: dict[str, _Upload], copies: dict[str, int]) -> None:
         self._session, self._uploads = session, uploads
+        self._copies = copies  # bytes that an unfinished copy has, by its address
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -83,7 +88,7 @@ class _CheckedSession:
         """Send a request and yield its answer; raise ForeignResponse if it is not the service's own."""
         if method == "DELETE":
             self._uploads.pop(url, None)  # cancels an upload
-        async with self._session.request(method=method, url=url, **options) as answer:
+        async with self._answer(method, url, options) as answer:
             if host := other_host(answer):
                 _refuse(f"redirected to {host}, which answered {answer.status}")
             if answer.method != method.upper():
@@ -91,9 +96,19 @@ class _CheckedSession:
             if answer.status in (404, 410):
                 if not api.is_absence(answer.headers, await answer.read()):
                     _refuse(f"somebody answered {answer.status}, not in the words of the service")
-            elif answer.status < 400 and not _is_media(url, options):
+            elif answer.status >= 400:
+                _check_error(await answer.read())
+            elif not _is_media(url, options):
                 self._check(method, url, answer, await answer.read(), options)
             yield answer
+
+    @asynccontextmanager
+    async def _answer(self, method: str, url: str, options: Mapping[str, Any]) -> AsyncIterator[Any]:
+        try:
+            async with self._session.request(method=method, url=url, **options) as answer:
+                yield answer
+        except UnicodeError as error:
+            _refuse(f"the answer cannot be read ({error})")
 
     def _check(self, method: str, url: str, answer: Any, body: bytes, options: Mapping[str, Any]) -> None:
         """Raise ForeignResponse unless a success is the service's own answer to this request."""
@@ -117,7 +132,43 @@ class _CheckedSession:
             if answer.content_type != "multipart/mixed":
                 _refuse("a batch was answered with something else")
         elif "fields" not in params:
-            _check_resource(_json(body), url)
+            self._check_resource(_json(body), url, params)
+
+    def _check_resource(self, found: Any, url: str, params: Mapping[str, Any]) -> None:
+        """Raise ForeignResponse unless JSON is the service's, about the object that the address names."""
+        _, is_object, name = url.partition("?")[0].removesuffix("/compose").rpartition("/o/")
+        try:
+            with well_formed():
+                if api.is_resource(found, "rewriteResponse"):
+                    found = self._rewritten(found, url, "rewriteToken" in params)
+                    if found is None:
+                        return
+                kind, wanted = ("object", unquote(name)) if is_object else ("", None)
+                api.resource_of(found, kind, wanted)
+                if is_object:
+                    api.object_info(found, "")
+                elif found["kind"] == "storage#objects":
+                    list(api.children(found, "", params.get("prefix") or ""))
+                elif found["kind"] == "storage#buckets":
+                    list(map(api.bucket_info, found.get("items", ())))
+                api.next_token(found, [params.get("pageToken") or ""])
+        except RetryableError as error:
+            _refuse(str(error))
+
+    def _rewritten(self, found: Mapping[str, Any], url: str, is_resumed: bool) -> Any:
+        """Return the resource of a copy; None if more requests are needed, each of which has to copy more."""
+        size, copied = size_of(found["objectSize"]), size_of(found["totalBytesRewritten"])
+        before = self._copies.get(url, -1) if is_resumed else -1
+        if found["done"] is True:
+            self._copies.pop(url, None)
+            if size_of(found["resource"]["size"]) != size:
+                raise ValueError(f"a copy has {found['resource']['size']} bytes instead of {size}")
+            return found["resource"]
+        if found["done"] is not False or copied <= before:
+            raise ValueError("a copy makes no progress")
+        text_of(found["rewriteToken"])
+        self._copies[url] = copied
+        return None
 
     def _check_chunk(self, upload: _Upload, answer: Any, body: bytes, range_: str, data: bytes) -> None:
         """Raise ForeignResponse unless the answer to a part of an upload says which bytes were received."""
@@ -138,15 +189,18 @@ class _CheckedSession:
         upload.sum = upload.with_more(data[: received - start])
 
 
-def _check_resource(found: Any, url: str) -> None:
-    """Raise ForeignResponse unless JSON is the service's, about the object that the address names."""
-    _, is_object, name = url.partition("?")[0].removesuffix("/compose").rpartition("/o/")
-    if api.is_resource(found, "rewriteResponse") and not found.get("done"):
-        return
-    if api.is_resource(found, "rewriteResponse"):
-        found = found.get("resource")
-    if not api.is_resource(found, "object" if is_object else "", unquote(name) if is_object else None):
-        _refuse("the answer lacks what the service always sends")
+def _check_error(body: bytes) -> None:
+    """Raise ForeignResponse for an error in JSON that gcsfs cannot read."""
+    try:
+        error = json.loads(body.decode("utf-8", "replace"))["error"]
+    except RecursionError:
+        _refuse("an error was answered in JSON that is nested too deep")
+    except (ValueError, TypeError, LookupError):
+        return  # gcsfs takes it for a text
+    if isinstance(error, dict):
+        code, message = error.get("code", 0), error.get("message", "")
+        if not (isinstance(code, (int, str)) and isinstance(message, str)):
+            _refuse("an error was answered without code and message")
 
 
 def _is_media(url: str, options: Mapping[str, Any]) -> bool:

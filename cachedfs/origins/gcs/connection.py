@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.common.types import Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.base import describe
+from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
 
 if TYPE_CHECKING:
@@ -30,31 +30,44 @@ class GCSConnection:
         bucket, key, generation = self._inner.split_path(path)
         return bucket, key, generation
 
-    async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> Any:
+    async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> ObjectInfo:
         params = {"fields": api.FIELDS, "generation": generation}
         address = api.metadata_url(self._inner._location, bucket, key)
-        return await self.client.json(
-            self._ask(address, params, path, "looking it up"),
-            partial(api.is_resource, kind="object", name=key),
-        )
 
-    async def bucket(self, bucket: str) -> Any:
+        def parse(found: dict[str, Any]) -> ObjectInfo:
+            return api.object_info(api.resource_of(found, "object", key), path)
+
+        return await self.client.json(self._ask(address, params, path, "looking it up"), parse)
+
+    async def bucket(self, bucket: str) -> ObjectInfo:
         address = api.bucket_url(self._inner._location, bucket)
-        is_bucket = partial(api.is_resource, kind="bucket", name=bucket)
-        return await self.client.json(self._ask(address, {}, bucket, "looking it up"), is_bucket)
+
+        def parse(found: dict[str, Any]) -> ObjectInfo:
+            return api.bucket_info(jsonable(api.resource_of(found, "bucket", bucket)))
+
+        return await self.client.json(self._ask(address, {}, bucket, "looking it up"), parse)
 
     async def pages(
         self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the pages of a listing, requesting each one when it is needed."""
-        address, token = api.list_url(self._inner._location, bucket), None
+    ) -> AsyncGenerator[list[ObjectInfo], None]:
+        """Yield the objects and folders in each page of a listing, requesting the page when it is needed.
+
+        With a `limit` also the folder itself, where it is an object.
+        """
+        address, seen = api.list_url(self._inner._location, bucket), set[str]()
+        token: str | None = None
+
+        def parse(found: dict[str, Any]) -> tuple[list[ObjectInfo], str | None]:
+            page = api.resource_of(found, "objects")
+            return list(api.children(page, bucket, "" if limit else prefix)), api.next_token(page, seen)
+
         while True:
             params = api.list_params(prefix, deep=deep, token=token, **limit)
-            ask = self._ask(address, params, path, "listing it")
-            page = await self.client.json(ask, partial(api.is_resource, kind="objects"))
-            yield page
-            if not (token := page.get("nextPageToken")):  # without a token the first page would come again
+            infos, token = await self.client.json(self._ask(address, params, path, "listing it"), parse)
+            yield infos
+            if token is None:  # without a token the first page would come again
                 return
+            seen.add(token)
 
     def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> HTTPRequest:
         """Return the request for bytes of generation `pin`, or of the current one if it is None."""

@@ -130,7 +130,7 @@ class GCSOrigin:
             if not key:
                 return await self._lookup_bucket(connection, bucket)
             try:
-                return api.object_info(await connection.metadata(path, bucket, key, generation), path)
+                return await connection.metadata(path, bucket, key, generation)
             except ObjectNotFound:
                 prefix = f"{key.rstrip('/')}/"
                 if generation is None and await self._has_children(connection, path, bucket, prefix):
@@ -139,7 +139,7 @@ class GCSOrigin:
 
     async def _lookup_bucket(self, connection: GCSConnection, bucket: str) -> ObjectInfo:
         try:
-            return api.bucket_info(jsonable(await connection.bucket(bucket)))
+            return await connection.bucket(bucket)
         except AccessDenied:
             # Permission to read objects does not include reading the bucket's metadata.
             await self._has_children(connection, bucket, bucket, "")
@@ -147,8 +147,8 @@ class GCSOrigin:
 
     async def _has_children(self, connection: GCSConnection, path: str, bucket: str, prefix: str) -> bool:
         async with aclosing(connection.pages(path, bucket, prefix, deep=True, limit=1)) as pages:
-            async for page in pages:
-                if page.get("items"):
+            async for infos in pages:
+                if infos:
                     return True
         return False
 
@@ -175,12 +175,12 @@ class GCSOrigin:
             while True:
                 try:
                     with mapped(api.url_of(folder), "listing it"):
-                        page = await anext(pages, None)
+                        infos = await anext(pages, None)
                 except ObjectNotFound as error:
                     raise NoSuchBucket(error.message) from None
-                if page is None:
+                if infos is None:
                     return
-                for info in api.children(page, bucket, prefix):
+                for info in infos:
                     yield info
 
     async def _buckets(self) -> tuple[ObjectInfo, ...]:

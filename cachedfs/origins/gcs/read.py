@@ -56,7 +56,7 @@ class GCSMediaRead(ResumableRead):
 
         async def attempt() -> None:
             try:
-                self._offset = (await self._headers(request, remaining, self.info)).offset
+                await self._headers(request, remaining, self.info)
             except RetryableError as failed:
                 await self._check_absence(failed)
                 raise
@@ -89,7 +89,6 @@ class GCSMediaRead(ResumableRead):
             await self._open_unversioned()
             return
         self._settle(_merged(pinned, head.info(self._path)), head.span)
-        self._offset = head.offset
         stated = stated_of(head.details) or stated_of(self.info.details)
         if head.span.size == head.size and stated is not None:
             if head.size <= WHOLE:
@@ -122,7 +121,7 @@ class GCSMediaRead(ResumableRead):
         `pinned` is the pinned version.
         """
         await self._attempt.aclose()
-        self._body = body = await self._attempt.enter_async_context(self._connection.client.exchange(request))
+        body = await self._attempt.enter_async_context(self._connection.client.exchange(request))
         if body.status == 416:
             await self._attempt.aclose()
             raise RangeNotSatisfiable(RetryReason("no byte of the object is in the range"))
@@ -134,6 +133,7 @@ class GCSMediaRead(ResumableRead):
                 and head.generation in (None, pinned.fingerprint)
             ):
                 raise ValueError(f"the answer is of an object of {head.size} bytes, not {pinned.size}")
+            self._receive(body, head.offset, head.size if body.status == 200 else head.span.stop)
         except ValueError as error:
             await self._attempt.aclose()
             raise RetryableError(RetryReason(str(error))) from error

@@ -1052,7 +1052,7 @@ class TestTransport:
             wrapped.__cause__ = cause
             with refused(AccessDenied if is_final else RetryableError, "the metadata server says"):
                 send(Refusing(wrapped), "GET", "https://x/")
-        with pytest.raises(ValueError, match="a mistake"):
+        with pytest.raises(RetryableError, match="a mistake"):
             send(Refusing(ValueError("a mistake")), "GET", "https://x/")
 
     def test_a_forked_child_creates_its_own_http_objects(self, monkeypatch: pytest.MonkeyPatch) -> None:
