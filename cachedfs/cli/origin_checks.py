@@ -17,7 +17,7 @@ from cachedfs.cli.monitoring import bytes_of
 from cachedfs.cli.output import message_of, rate
 from cachedfs.cli.urls import locate
 from cachedfs.common.executor import DaemonThreadPool
-from cachedfs.common.text import per_cent
+from cachedfs.common.text import counted, per_cent
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -272,7 +272,7 @@ def limits(measured: Measured) -> str:
     texts = [f"Small objects one by one: {1 / first_s:,.0f} a second; {at_once}"]
     if measured.n_to_fill is not None:
         speed = rate(measured.all_per_s or 0, 1)
-        texts.append(f"The link gives {speed}; {measured.n_to_fill} requests at a time fill it.")
+        texts.append(f"The link gives {speed}; {counted(measured.n_to_fill, 'request')} at a time fill it.")
     elif measured.one_per_s is not None:
         needed = max(1, math.ceil(125e6 / measured.one_per_s))
         texts.append(f"{needed} requests at a time would fill a link of 1 Gbit/s, {10 * needed} one of 10.")

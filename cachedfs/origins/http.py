@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import aiohttp
 from yarl import URL
 
-from cachedfs.errors import ChecksumMismatch, OriginUnavailable, OriginUnreachable
+from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_log import LoggedRequest
 from cachedfs.origins.retry import (
@@ -182,11 +182,7 @@ class HTTPClient:
         """Wait before the next attempt; raise OriginUnavailable when there is none left."""
         wait_s = tries.next_wait_s(failed.trouble)
         if wait_s is None:
-            kind: type[OriginUnavailable] = OriginUnavailable
-            if failed.trouble.is_unreachable:
-                kind = OriginUnreachable
-            elif failed.trouble.is_checksum:
-                kind = ChecksumMismatch
+            kind = OriginUnreachable if failed.trouble.is_unreachable else OriginUnavailable
             raise kind(
                 f"{request.subject}: {request.doing} failed after {tries.summary()}; the last time: {failed}. "
                 f"{failed.trouble.remedy}"

@@ -146,7 +146,7 @@ class ResumableRead(ABC):
             self._held.clear()
             self._arrived, self._total = self.start, None
             await self._doubt()
-            raise RetryableError(RetryReason(wrong, is_checksum=True))
+            raise RetryableError(RetryReason(wrong))
         self._proof = None
 
     def _receive(self, body: HTTPResponse, offset: int, stop: int) -> None:

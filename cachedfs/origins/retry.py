@@ -73,7 +73,6 @@ class RetryReason:
     is_final: bool = False  # another attempt would fail the same way
     is_rate: bool = False  # there were too many requests
     is_absence: bool = False  # a 404 that may be from another server
-    is_checksum: bool = False  # the bytes received have another checksum than the origin states
     remedy: str = "Check the network and the endpoint, or try again later"  # advice for when retries fail
 
 

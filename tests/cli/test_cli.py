@@ -1017,7 +1017,7 @@ def test_doctor_finds_all_well(cloud):
     assert list(checks)[-7:] == of_origin
     assert str(cloud.cache_dir) in checks["cache directory"]["found"]
     assert re.search(r"\b8\.4 MB in \d+ ms", checks["one request"]["found"])
-    assert "concurrency=" in checks["settings"]["found"]
+    assert "at a time" in checks["settings"]["found"]
     assert json_of("stats")["blocks"] == 0, "past the cache"
 
 

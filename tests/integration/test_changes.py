@@ -41,7 +41,7 @@ class Steps:
         before = (
             (Runtime, "_count_request"),
             (InflightRequest, "feed"),
-            (MetadataCache, "learn"),
+            (MetadataCache, "store"),
             (MetadataStore, "keep_listings"),
         )
         for owner, name in before:

@@ -548,7 +548,7 @@ EXAMPLES: dict[type[World], list[tuple[str, Odd]]] = {
 @pytest.mark.filterwarnings("ignore:.*does not say when an object has changed")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httplib2 leaves sockets open
 @pytest.mark.parametrize("cls", [GCSWorld, DriveWorld, WebWorld])
-def test_odd_answers_give_right_bytes_or_an_error_that_names_the_url(cls, no_pace, no_hurry):
+def test_odd_answers_give_right_bytes_or_an_error_that_names_the_url(cls, no_rate_limits, no_hedging):
     with running(cls) as (one, kinds):
         pairs = [(call, kind) for call in kinds for kind in kinds[call]]
 
