@@ -126,7 +126,7 @@ class Runtime(event_log.CounterSource):
         future = None
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-            return future.result()
+            return _result(future)
         except concurrent.futures.CancelledError:
             raise OriginUnavailable("the process is exiting: the read was canceled") from None
         except BaseException:  # usually KeyboardInterrupt: cancel the work on the loop
@@ -372,6 +372,19 @@ class Runtime(event_log.CounterSource):
         for origin in self._origins.values():
             with contextlib.suppress(Exception):  # the other origins must still be closed
                 await origin.aclose()
+
+
+def _result(future: concurrent.futures.Future[T]) -> T:
+    """Return the result of `future` when it is there.
+
+    Looks once a second, because CPython does not notice a Ctrl-C that comes just before a thread begins to wait.
+    """
+    while True:
+        try:
+            return future.result(1.0)
+        except TimeoutError:
+            if future.done():
+                return future.result()  # which may be a TimeoutError of its own
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
