@@ -37,7 +37,7 @@ __all__ = [
     "main",
 ]
 
-BATCH = 64  # files in one call
+BATCH = 128  # files in one call
 MAX_AGE_S = 3600  # the first pass may take longer than the default of 60 s
 SHARD = 128  # images in a shard, about 14 MB
 TRIES = 3  # attempts of each PyDrive2 call
