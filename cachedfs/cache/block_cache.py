@@ -211,7 +211,7 @@ class BlockCache:
 
     def put(
         self,
-        given: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
+        blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
         plan: FutureUseSource | None = None,
@@ -223,13 +223,13 @@ class BlockCache:
         never visible in part.
         """
         try:
-            self._own.writable().put(given, bounds, instead_of=self._layers.rejected, plan=plan)
+            self._own.writable().put(blocks, bounds, unusable=self._layers.rejected, plan=plan)
         except CacheError as error:
             self._own.cannot_store = error.message
             self._complaints.not_stored(error.message)
             raise
         self._own.cannot_store = None
-        self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in given)
+        self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in blocks)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
         """Drop the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).

@@ -2,8 +2,10 @@
 
 Storing a block: add its row (a reservation, in the transaction that also makes space), write a temporary file,
 rename it. Evicting: unlink the file, then delete the row. A crash between two steps leaves at worst a row without a
-file, so the cache size is never undercounted. There is no lock here: the index serializes transactions, and files
-are written outside of them.
+file, so the cache size is not undercounted. One exception: if the index is replaced while blocks are written, a crash
+before `_count_lost` leaves their files uncounted until a repair.
+
+No mutex is needed: SQLite serializes the transactions, and block files are written outside of them.
 """
 
 from __future__ import annotations
@@ -74,47 +76,47 @@ class BlockWriter:
 
     def put(
         self,
-        given: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
+        blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
-        instead_of: Container[str] = (),
+        unusable: Container[str] = (),
         plan: FutureUseSource | None = None,
     ) -> None:
         """Store the blocks that are not cached yet; each is then there in full, or not at all.
 
-        `instead_of` holds paths of existing but unusable files. `plan` is the prefetch plan that the blocks belong to.
+        `unusable` holds paths of existing but unusable files. `plan` is the prefetch plan that the blocks belong to.
         If the index turns out to be damaged, `put` tries once more, because the second transaction replaces it.
         """
         try:
-            self._put(given, bounds, instead_of, plan)
+            self._put(blocks, bounds, unusable, plan)
         except CacheError:
             if not self._is_index_damaged():
                 raise
-            self._put(given, bounds, instead_of, plan)
+            self._put(blocks, bounds, unusable, plan)
 
     def _put(
         self,
-        given: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
+        blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
-        instead_of: Container[str],
+        unusable: Container[str],
         plan: FutureUseSource | None,
     ) -> None:
-        with self._explained("blocks cannot be stored"):
+        with self._as_cache_error("blocks cannot be stored"):
             self._index.database.limit_wal(wal_pages_of(bounds))
-            unique = {key.name: (key, data) for key, data in given}
+            unique = {key.name: (key, data) for key, data in blocks}
             waiting = [
-                _NewBlock(key, data, lambda place: self.room.path(place) in instead_of)
+                _NewBlock(key, data, lambda place: self.room.path(place) in unusable)
                 for key, data in unique.values()
-                if not self._is_here(key, instead_of)
+                if not self._is_cached(key, unusable)
             ]
             while waiting:
                 waiting = self._put_some(waiting, bounds, plan)
 
     def evict(self, identity: str | None, path: str | None) -> int:
-        """Drop the blocks of a path and everything below it, of an origin, or all; return the bytes freed."""
+        """Evict the blocks of a path and of all below it, of an origin, or all blocks; return the bytes freed."""
         freed = last = 0
         now_s = time.time()
-        with self._explained("blocks cannot be dropped"):
+        with self._as_cache_error("blocks cannot be dropped"):
             while True:
                 with self._writing(now_s) as rows:
                     found = rows.blocks_of(identity, path, after=last, limit=_DROPPED_AT_ONCE)
@@ -127,23 +129,26 @@ class BlockWriter:
 
     def allowance(self, bounds: CacheBounds) -> int:
         """Return how many bytes blocks and local copies may use; the first call records the automatic size."""
-        with self._explained("the cache limit cannot be determined"), self._writing(time.time()) as rows:
+        with self._as_cache_error("the cache limit cannot be determined"), self._writing(time.time()) as rows:
             self.allowed = self.room.allowance(rows, bounds)
         return self.allowed
 
     def discard(self, key: ObjectKey, index: int) -> None:
-        """Drop a damaged block. Never raises: without its file the block is a miss."""
+        """Remove a damaged block. Never raises.
+
+        If the index cannot be used, only the file is removed. Without its file the block is a miss.
+        """
         try:
             self._discard(key, index)
-        except CacheError:  # the index cannot be used: remove the file only
+        except CacheError:
             with contextlib.suppress(OSError, ValueError):
                 self._directory.verify()
                 self._directory.unlink_block(block_file.place(key.digest, index))
 
     def _discard(self, key: ObjectKey, index: int) -> None:
-        """Drop one block; keep the row if another process is writing a replacement."""
+        """Remove one block; keep its row if another process may be writing a replacement."""
         now_s = time.time()
-        with self._explained("a damaged block cannot be removed"), self._writing(now_s) as rows:
+        with self._as_cache_error("a damaged block cannot be removed"), self._writing(now_s) as rows:
             was_there = self._directory.unlink_block(block_file.place(key.digest, index))
             block = rows.block(key, index)
             if block is not None and not self.room.remove(rows, block, now_s) and was_there:
@@ -151,7 +156,7 @@ class BlockWriter:
                 rows.release_block(block.id)
 
     def pin(self, identity: str, paths: Sequence[str], *, wanted: bool) -> None:
-        with self._explained("the pin cannot be stored"), self._writing(time.time()) as rows:
+        with self._as_cache_error("the pin cannot be stored"), self._writing(time.time()) as rows:
             for path in paths:
                 rows.pin(identity, path, wanted)
 
@@ -159,7 +164,7 @@ class BlockWriter:
         """Reserve space for `size` bytes and return the private file that uses it."""
         name = f"{os.getpid():08x}{os.urandom(4).hex()}"
         owner_lock = int(name, 16)
-        with self._explained(f"a file of {size} bytes cannot be kept"):
+        with self._as_cache_error(f"a file of {size} bytes cannot be kept"):
             self._index.database.limit_wal(wal_pages_of(bounds))
             self._locks.take(owner_lock)
             try:
@@ -172,11 +177,11 @@ class BlockWriter:
                 raise
 
     def clear_plan_slot(self, plan_slot: int) -> None:
-        with self._explained("the share of a plan cannot be noted"), self._writing(time.time()) as rows:
+        with self._as_cache_error("the share of a plan cannot be noted"), self._writing(time.time()) as rows:
             self.room.clear_plan_slot(rows, plan_slot)
 
     def check(self, *, repair: bool) -> fsck.CheckReport:
-        with self._explained("the cache cannot be checked"):
+        with self._as_cache_error("the cache cannot be checked"):
             return fsck.check(
                 self._index, self._directory, self.room, self._locks, repair=repair, now_s=time.time()
             )
@@ -184,7 +189,7 @@ class BlockWriter:
     def rebuild(self) -> None:
         """Delete all block rows and count the files again."""
         now_s = time.time()
-        with self._explained("the index cannot be rebuilt"), self._writing(now_s) as rows:
+        with self._as_cache_error("the index cannot be rebuilt"), self._writing(now_s) as rows:
             rows.forget_blocks()
             fsck.count_all(rows, self._directory, now_s)
 
@@ -195,8 +200,8 @@ class BlockWriter:
             return False
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Turn every error of disk and index into a CacheError that says what failed, and why."""
+    def _as_cache_error(self, what: str) -> Iterator[None]:
+        """Raise each error of disk or index as a CacheError that says `what` failed; first recreate deleted folders."""
         try:
             self._directory.make_again_if_gone()
             yield
@@ -207,12 +212,13 @@ class BlockWriter:
 
     @contextlib.contextmanager
     def _writing(self, now_s: float) -> Iterator[IndexRows]:
+        """Run a write transaction. First count the files if the index is new, and remove abandoned temporary files."""
         with self._index.writing() as rows:
             fsck.count_if_fresh(rows, self._directory, now_s)
             self.room.set_aside = fsck.clear_away(self._directory, self._locks, now_s)
             yield rows
 
-    def _is_here(self, key: BlockKey, unusable: Container[str]) -> bool:
+    def _is_cached(self, key: BlockKey, unusable: Container[str]) -> bool:
         path = self.room.path(block_file.place(key.object.digest, key.index))
         return os.path.exists(path) and path not in unusable
 
@@ -221,13 +227,16 @@ class BlockWriter:
     def _put_some(
         self, waiting: list[_NewBlock], bounds: CacheBounds, plan: FutureUseSource | None
     ) -> list[_NewBlock]:
-        """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored."""
+        """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
+
+        If the cache is far over its limit, evict one step, write nothing, and return all blocks.
+        """
         now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
         reserved: list[_NewBlock] = []
         try:
             with self._writing(now_s) as rows:
                 batch, rest = self._choose(rows, waiting, bounds, now_s)
-                if self._came_down(rows, self.allowed or 0, now_s):
+                if self._evict_one_step(rows, self.allowed or 0, now_s):
                     return waiting
                 size = sum(block.size for block in batch)
                 hashes = [block.object.hash64(block.index) for block in batch]
@@ -235,7 +244,9 @@ class BlockWriter:
                     reserved = batch
                     self._reserve(rows, reserved, now_s)
             if batch and not reserved:
-                raise CacheError(f"{self._directory.root} is full of blocks that other processes are writing")
+                raise CacheError(
+                    f"Cannot store blocks in {self._directory.root}: other processes are writing blocks that fill it"
+                )
             # A crash here leaves rows without files, counted until they are evicted.
             self._write_all(reserved, deadline)
             # A crash here leaves blocks without rows uncounted until a repair.
@@ -254,7 +265,7 @@ class BlockWriter:
         wanted = [block for block in waiting if self._is_ours_to_write(rows, block, now_s)]
         self.allowed = allowed = self.room.allowance(rows, bounds)
         fixed = self._fixed(rows, sum(block.size for block in wanted), allowed)
-        _refuse_unfitting(rows, wanted, allowed, fixed)
+        _check_fit(rows, wanted, allowed, fixed)
         total = 0
         for n, block in enumerate(wanted):
             total += block.size
@@ -277,7 +288,10 @@ class BlockWriter:
         row = rows.block(block.object, block.index)
         if row is None:
             return True
-        if not block.replaces if self._exists(block) else self.room.is_being_written(row, now_s):
+        if self._exists(block):
+            if not block.replaces:
+                return False
+        elif self.room.is_being_written(row, now_s):
             return False
         rows.remove_block(row.id)  # left by a crash, or by a deleted or damaged file
         return True
@@ -300,8 +314,11 @@ class BlockWriter:
             if not fits or self.room.fileless == before:
                 return fits
 
-    def _came_down(self, rows: IndexRows, allowed: int, now_s: float) -> bool:
-        """Evict some blocks if far too many are cached, as after the size was lowered; False if not so."""
+    def _evict_one_step(self, rows: IndexRows, allowed: int, now_s: float) -> bool:
+        """Evict about _DROPPED_AT_ONCE blocks if the cache is over its limit by more than that.
+
+        This happens after `cache_size` was lowered. Return whether it did: the caller then commits and calls again.
+        """
         n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
         step = _DROPPED_AT_ONCE * used // max(n_blocks, 1)
         if used - allowed <= step:
@@ -366,7 +383,9 @@ class BlockWriter:
                 os.close(fd)
             # A crash here leaves a row without a file, and a temporary file that the next writer removes.
             if time.monotonic() > deadline:
-                raise CacheError("the disk is too slow to keep blocks")
+                raise CacheError(
+                    f"writing blocks took more than {_WRITE_WITHIN_S:.0f} s: set cache_dir to a faster disk"
+                )
             self._directory.move_into_place(temp, self.room.path(block.place))
         except BaseException:  # an interrupt too must not leave a partial file
             with contextlib.suppress(OSError):
@@ -381,21 +400,24 @@ class BlockWriter:
     # Local copies
 
     def _reserve_lease(self, name: str, size: int, bounds: CacheBounds) -> None:
-        fits = None
-        while fits is None:
+        while True:
             now_s = time.time()
             with self._writing(now_s) as rows:
                 allowed = self.room.allowance(rows, bounds)
-                if self._came_down(rows, allowed, now_s):
+                if self._evict_one_step(rows, allowed, now_s):
                     continue
                 fits = size <= allowed - self._fixed(rows, size, allowed) and self._make_room(
                     rows, size, bounds, now_s, is_staged=False
                 )
                 if fits:
                     rows.add_lease(name, size)
+            break
         # A crash here leaves a row without a file, removed when its lock is found free.
         if not fits:
-            raise CacheError(f"{self._directory.root} has no room for a file of {size} bytes")
+            raise CacheError(
+                f"{self._directory.root} has no room for a local copy of {size} bytes: "
+                "raise cache_size, lower keep_free, or unpin paths"
+            )
 
     def _give_back(self, name: str) -> None:
         with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
@@ -403,7 +425,7 @@ class BlockWriter:
         self._locks.drop(int(name, 16))
 
 
-def _refuse_unfitting(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
+def _check_fit(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
     """Raise CacheError if a block, or all pinned blocks together, can never fit."""
     largest = max((block.size for block in wanted), default=0)
     if largest > allowed:
@@ -413,4 +435,7 @@ def _refuse_unfitting(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fi
         )
     pinned = sum(block.size for block in wanted if rows.is_pinned(block.object.identity, block.object.path))
     if max(largest, pinned) > allowed - fixed:
-        raise CacheError(f"{fixed} of the {allowed} bytes that the cache may hold now are pinned or in use")
+        raise CacheError(
+            f"{fixed} of the {allowed} bytes that the cache may hold now are pinned or in use: "
+            "unpin paths, raise cache_size, or close local copies"
+        )

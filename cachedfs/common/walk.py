@@ -1,4 +1,4 @@
-"""A filesystem base class: errors are raised, walks end despite cycles, and an existing name is no pattern."""
+"""Base class for filesystems: raise errors, do not loop in `walk`, and allow names that contain wildcards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no suc
 
 
 class CycleSafeWalk(AsyncFileSystem):
-    """Base class: lookups raise all errors but absence, and `walk` does not loop.
+    """Filesystem base class with three differences from fsspec.
 
-    A shortcut to a folder that contains it is listed but not entered. Folders are compared by the `id` in their `info`.
-    Origins without ids, such as GCS, have no shortcuts.
-
-    `cat`, `get`, `copy`, `mv` and `rm` expand a path such as `report [1].txt` as a pattern only if nothing has this
-    name.
+    - `exists`, `isfile` and `isdir` return False only if the path does not exist, and raise every other error.
+    - `walk` lists a shortcut to a folder that contains it, but does not enter it. Folders are compared by the `id` in
+      their `info`. Origins without ids, such as GCS, have no shortcuts.
+    - `cat`, `get`, `copy`, `mv` and `rm` expand a path such as `report [1].txt` as a pattern only if nothing has this
+      name.
     """
 
     async def _walk(
@@ -83,15 +83,15 @@ class CycleSafeWalk(AsyncFileSystem):
     async def _kind_of(self, path: Any) -> str | None:
         """Return the type of the item at a path, or None if there is none.
 
-        Other errors are raised; fsspec would hide them.
+        Other errors are raised. fsspec's `isfile` and `isdir` would return False.
         """
         try:
             return str((await self._info(path))["type"])
         except ABSENT:
             return None
 
-    def _is_known(self, path: str) -> bool:
-        """Return whether a path is known to exist, without a request."""
+    def _exists_in_cache(self, path: str) -> bool:
+        """Return whether the metadata cache shows that a path exists; send no request."""
         return False
 
     async def _expand_path(
@@ -117,11 +117,12 @@ class CycleSafeWalk(AsyncFileSystem):
         return sorted(found)
 
     async def _is_literal(self, path: str) -> bool:
-        """Return whether a pattern is known to be a name, or must be one if it exists.
+        """Return whether an object or folder has this pattern as its name.
 
-        A pattern without "[" matches the object of its own name, so its matches tell.
+        A pattern without "[" matches its own name, so no request is sent for it: the caller finds the name among the
+        matches.
         """
-        if self._is_known(path):
+        if self._exists_in_cache(path):
             return True
         with contextlib.suppress(OSError):  # raised again by the listing that the pattern needs
             return "[" in path and await self._exists(path)
@@ -130,9 +131,9 @@ class CycleSafeWalk(AsyncFileSystem):
     async def _copy(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        if isinstance(path2, str) and (names := await self._named(path1, recursive, maxdepth)):
+        if isinstance(path2, str) and (names := await self._names_of_literal(path1, recursive, maxdepth)):
             into = path2.endswith("/") or await self._isdir(path2)
-            path1, path2 = _literal(path1, path2, names, into=into)
+            path1, path2 = _arguments_for_name(path1, path2, names, into=into)
         await super()._copy(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
 
     async def _get(
@@ -144,14 +145,19 @@ class CycleSafeWalk(AsyncFileSystem):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        if not isinstance(lpath, list) and (names := await self._named(rpath, recursive, maxdepth)):
+        if not isinstance(lpath, list) and (
+            names := await self._names_of_literal(rpath, recursive, maxdepth)
+        ):
             lpath = os.fspath(lpath)
             into = lpath.endswith(("/", os.sep)) or LocalFileSystem().isdir(lpath)
-            rpath, lpath = _literal(rpath, make_path_posix(lpath), names, into=into)
+            rpath, lpath = _arguments_for_name(rpath, make_path_posix(lpath), names, into=into)
         return await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, **kwargs)
 
-    async def _named(self, path: Any, recursive: bool, maxdepth: int | None) -> list[str]:
-        """Return the names that an existing path with wildcard characters stands for; [] for any other path."""
+    async def _names_of_literal(self, path: Any, recursive: bool, maxdepth: int | None) -> list[str]:
+        """Return the paths to copy if `path` contains wildcards but is the name of something that exists; else [].
+
+        Without `recursive`, only the name of a file counts.
+        """
         if not isinstance(path, str) or not is_pattern(name := self._strip_protocol(path)):
             return []
         names = await self._expand_path(path, recursive, maxdepth)
@@ -170,10 +176,11 @@ def _but_for_absence(error: OSError) -> None:
         raise error
 
 
-def _literal(source: str, target: Any, names: list[str], *, into: bool) -> tuple[Any, Any]:
-    """Return the arguments with which fsspec copies `source` as a name; `into`: the target is a folder.
+def _arguments_for_name(source: str, target: Any, names: list[str], *, into: bool) -> tuple[Any, Any]:
+    """Return the source and the target to pass to fsspec, so that it copies `source` as a name and not as a pattern.
 
-    For a pattern with a single match, fsspec takes any target for a folder.
+    `names` are the paths to copy. With `into`, the target is a folder that receives the copy. A single name is passed
+    in a list: if a pattern matches one name, fsspec takes every target for a folder.
     """
     if into and not source.endswith("/"):
         target = f"{target.rstrip('/')}/{names[0].rpartition('/')[2]}"

@@ -127,7 +127,10 @@ class SpeculativeRequest(NamedTuple):
 
 
 class FetchQueue:
-    """Sends speculative requests without delaying the reads that callers wait for.
+    """Sends speculative requests, in request slots of their own.
+
+    They slow down the reads that callers wait for, by a factor of at most about COURTESY (FEWEST requests may always
+    run).
 
     Limits: `concurrency` speculative requests per origin, the capacity of the link, MEMORY, and the request rate
     of the origin. Owners take turns. Use it on the event loop thread only, except for `link_stats` and `bytes_per_s`.

@@ -22,7 +22,8 @@ from cachedfs.origins.request_slots import is_speculative
 
 __all__ = ["OVERDUE_S", "Fetcher"]
 
-OVERDUE_S = 30.0  # longest wait for another process's fetch; only a stopped process takes longer
+# After this wait for another process's fetch, fetch the block here too: that process may be stopped.
+OVERDUE_S = 30.0
 PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go on
 
 
@@ -46,9 +47,10 @@ class Fetcher:
     ) -> dict[int, InflightRequest]:
         """Fetch the blocks that no request fetches yet; return the in-flight request of each block.
 
-        Adjacent blocks share a request. Bodies are read up to the byte `demand` until a reader wants more, or to their
-        end if it is None. `overdue` blocks are fetched without their fetch lock: a process stopped by SIGSTOP or
-        Ctrl-Z keeps its locks.
+        Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more; without
+        it, the whole body is read. `overdue` blocks are fetched even if another process holds their fetch lock, because
+        that process may be stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if `offline` is
+        set.
 
         A block is missing from the result if another process fetches it, or if it has just been stored. Each fetch lock
         is held until the block is stored or given up.
@@ -57,7 +59,7 @@ class Fetcher:
         assert info is not None
         assert info.size is not None
         inflight_requests: dict[int, InflightRequest] = {}
-        free = []
+        not_requested = []
         for index in indexes:
             inflight = runtime.inflight_requests.get(key.name(index))
             if inflight is not None and inflight.covers(index * key.block_size):
@@ -65,20 +67,22 @@ class Fetcher:
             elif self.source.config.offline and not runtime.cache.has(key, index):
                 raise self.source.offline(entry.path)
             elif inflight is None:
-                free.append(index)
-        locked = [index for index in free if self._take_fetch_lock(key, index, is_overdue=index in overdue)]
+                not_requested.append(index)
+        to_fetch = [
+            index for index in not_requested if self._take_fetch_lock(key, index, is_overdue=index in overdue)
+        ]
         for bytes_ in merge(
-            locked, key.block_size, size=info.size, request_size=self.source.config.request_size
+            to_fetch, key.block_size, size=info.size, request_size=self.source.config.request_size
         ):
             inflight = self._launch_one(entry, key, info, bytes_, demand=demand)
             inflight_requests.update(dict.fromkeys(covering(bytes_, key.block_size), inflight))
         return inflight_requests
 
     def _take_fetch_lock(self, key: ObjectKey, index: int, *, is_overdue: bool) -> bool:
-        """Take the fetch lock of a block.
+        """Return whether this process should fetch the block, and take its fetch lock if it is free.
 
-        Return False if another process fetches the block or it is cached already. An overdue block is fetched without
-        the lock. At worst it is fetched twice.
+        False if another process fetches it, or if it is cached. An overdue block is fetched without the lock, at worst
+        once by each process that waits for it.
         """
         cache = self.source.runtime.cache
         if not cache.take_lock(key.hash64(index)) and not is_overdue:
@@ -105,7 +109,7 @@ class Fetcher:
         self._stop_paused_requests(entry.path)
         self.source.runtime.active_requests.add(inflight)
         self.source.runtime.spawn(
-            self.run_request(inflight, partial(self._pinned, inflight, entry.path, info, bytes_))
+            self.run_request(inflight, partial(self._read_version, inflight, entry.path, info, bytes_))
         )
         return inflight
 
@@ -116,9 +120,9 @@ class Fetcher:
         wanted: Iterable[range],
         keep: deque[InflightRequest],
     ) -> None:
-        """Queue speculative requests for blocks that a reader will probably read next.
+        """Queue a speculative request for each range of blocks in `wanted`, in this order.
 
-        The requests are added to `keep`.
+        `keep` is their owner: a request is appended to it when it is sent. `forget_speculative(keep)` ends them.
         """
         origin = partial(self.source.origin, entry.path)
         for blocks in wanted:
@@ -128,9 +132,9 @@ class Fetcher:
             )
 
     def forget_speculative(self, keep: deque[InflightRequest]) -> None:
-        """Drop the queued requests of `keep` and stop its sent ones at the end of their current block.
+        """Drop the queued requests of `keep`, and end the sent ones after their current block.
 
-        A request without any bytes yet ends at once, so that a busy service is not retried for no reader.
+        Cancel those that have received no byte and that no caller has waited for, so that they are not retried either.
         """
         self.source.runtime.fetch_queue.withdraw(keep)
         while keep:
@@ -139,7 +143,8 @@ class Fetcher:
                 continue
             if inflight.is_speculative and not inflight.is_wanted:
                 inflight.give_up()
-            else:  # belongs to another reader, which may be about to wait for it
+            else:
+                # A caller waits for it or may soon: do not cancel it. If it needs more bytes, want() continues it.
                 inflight.stop_at_block()
 
     def _send_speculative(
@@ -166,9 +171,9 @@ class Fetcher:
         return list(inflight_requests)
 
     def launch_uncached(self, entry: MetadataEntry, position: int) -> InflightRequest:
-        """Send a request from `position` on for an object without a fingerprint.
+        """Request the bytes from `position` on of an object that cannot be cached, as it has no fingerprint.
 
-        Only one open file uses it.
+        The request is not in `runtime.inflight_requests`, so only the open file that launched it reads from it.
         """
         info = entry.info
         assert info is not None
@@ -177,7 +182,10 @@ class Fetcher:
         return self._launch_one(entry, None, info, bytes_)
 
     def _stop_paused_requests(self, path: str) -> None:
-        """Stop paused requests if a new request would have to wait for their slots."""
+        """End all paused requests if as many requests are active as callers may wait for at the origin of `path`.
+
+        A paused request keeps its slot, and a new request would have to wait for it.
+        """
         if is_speculative():
             return  # speculative requests have slots of their own
         inflight_requests = [
@@ -229,7 +237,10 @@ class Fetcher:
             ):
                 self.source.runtime.give_up(inflight.key.name(index), inflight.key.hash64(index))
 
-    async def _pinned(self, inflight: InflightRequest, path: str, info: ObjectInfo, bytes_: Range) -> None:
+    async def _read_version(
+        self, inflight: InflightRequest, path: str, info: ObjectInfo, bytes_: Range
+    ) -> None:
+        """Read `bytes_` of the object version `info`; raise ObjectChanged if the origin announces other bytes."""
         if inflight.stopped and inflight.demand <= inflight.start:
             return  # stopped before it started
         origin, sent_at = self.source.origin(path), time.monotonic()
@@ -238,10 +249,11 @@ class Fetcher:
             if (reply.start, reply.stop) != (bytes_.start, bytes_.stop):
                 # Accepting other bytes would make readers wait for the missing ones and request them for ever.
                 raise ObjectChanged(
-                    f"{self.source.url(path)}: bytes {reply.start} to {reply.stop} were received instead of {bytes_.start} to "
-                    f"{bytes_.stop}: it was replaced while it was read; open it again"
+                    f"{self.source.url(path)}: bytes {reply.start} to {reply.stop} were announced instead of "
+                    f"{bytes_.start} to {bytes_.stop}: the object was probably replaced while it was read; "
+                    "open it again"
                 )
-            await self._pump(inflight, reply)
+            await self._read_body(inflight, reply)
         # Only speculative requests are timed: others may have been paused, or have waited for a slot.
         if inflight.is_speculative and inflight.filled == inflight.stop:
             took_s, size = time.monotonic() - started_at, bytes_.size
@@ -252,6 +264,10 @@ class Fetcher:
     async def fetch_unknown(
         self, inflight: InflightRequest, path: str, want: Range | Suffix, learned: list[MetadataEntry]
     ) -> None:
+        """Read `want` of an object whose metadata is unknown, and store the metadata from the response headers.
+
+        Appends the new entry to `learned`, or an entry for its absence before it raises ObjectNotFound.
+        """
         now, mark = time.time(), self.source.metadata.mark(path)
         self._stop_paused_requests(path)
         try:
@@ -268,7 +284,7 @@ class Fetcher:
                 self.source.metadata.store(
                     path, reply.info, checked_at=now, mark=mark, is_read=True, before_publish=announce
                 )
-                await self._pump(inflight, reply)
+                await self._read_body(inflight, reply)
         except ObjectNotFound:
             if not learned:
                 learned.append(self.source.metadata.store(path, None, checked_at=now, mark=mark))
@@ -283,18 +299,18 @@ class Fetcher:
                 runtime.cache.take_lock(key.hash64(index))
                 runtime.inflight_requests[key.name(index)] = inflight
 
-    async def _pump(self, inflight: InflightRequest, reply: Reply) -> None:
+    async def _read_body(self, inflight: InflightRequest, reply: Reply) -> None:
         """Read the body as far as readers want it, and pass each complete block to the cache writer."""
         runtime, key, info = self.source.runtime, inflight.key, inflight.info
         assert info is not None
         size = key.block_size if key is not None else self.source.config.block_size
         index = counted = -(-inflight.start // size)
-        unchecked: list[FetchedBlock] = []  # not stored before the checksum of the whole body is checked
+        unstored: list[FetchedBlock] = []  # complete blocks not yet passed to the cache writer
         try:
             async for data in reply:
                 while key is not None and counted * size < inflight.filled + len(data):
-                    # Before a reader can use the block. One block at a time: touching new pages of a mapped file takes
-                    # time, and the first byte would wait for it.
+                    # Record the miss before feed() lets a reader use the block. One block at a time: each record may
+                    # cause a page fault in a mapped file, and many at once would delay the first byte.
                     if runtime.inflight_requests.get(key.name(counted)) is inflight:
                         runtime.cache.missed(key, counted, self.source.config.bounds, of=info.size)
                     counted += 1
@@ -307,22 +323,24 @@ class Fetcher:
                     if runtime.inflight_requests.get(key.name(index)) is inflight:
                         pieces, bounds = inflight.views(bytes_), self.source.config.bounds
                         block = FetchedBlock(BlockKey(key, index), pieces, bytes_.size, inflight, bounds)
-                        unchecked.append(block)
+                        unstored.append(block)
                     index += 1
+                # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
+                # A body that ends early cannot be verified: its blocks are stored.
                 if not reply.is_checked_at_end:
-                    self._store(unchecked)
+                    self._store(unstored)
                 if not await inflight.wait_for_demand(PATIENCE_S):
                     break
                 await runtime.wait_for_space(inflight)
         except ChecksumMismatch as error:
             inflight.error = error  # first: a reader that finds no bytes then looks for it
             inflight.release()
-            for block in unchecked:
+            for block in unstored:
                 runtime.give_up(block.key.name, block.key.hash64)
-            unchecked.clear()
+            unstored.clear()
             raise
         finally:
-            self._store(unchecked)
+            self._store(unstored)
 
     def _store(self, blocks: list[FetchedBlock]) -> None:
         """Pass blocks to the cache writer, and clear the list."""

@@ -226,7 +226,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         except ABSENT:
             return None
 
-    def _is_known(self, path: str) -> bool:
+    def _exists_in_cache(self, path: str) -> bool:
         entry = self._source.fresh(path)
         return entry is not None and entry.info is not None
 
@@ -270,7 +270,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         single = isinstance(path, str | os.PathLike)
         paths = [path] if single else list(path)
         names = list(dict.fromkeys(map(self._strip_object, paths)))
-        if recursive or kwargs or any(is_pattern(name) and not self._is_known(name) for name in names):
+        if recursive or kwargs or any(is_pattern(name) and not self._exists_in_cache(name) for name in names):
             return self._run(self._cat(path, recursive=recursive, on_error=on_error, **kwargs))
         raises = on_error != "return" if single else on_error == "raise"
         datas = self._read_many([(name, None, None) for name in names], raises=raises)

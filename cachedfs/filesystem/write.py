@@ -100,7 +100,7 @@ class WriteMethods(CycleSafeWalk):
 
     def _expire_listing(self, path: str, recursive: bool) -> None:
         """Expire the listings that decide what is removed: an older one may be incomplete."""
-        if is_pattern(path) and not self._is_known(path):
+        if is_pattern(path) and not self._exists_in_cache(path):
             self.invalidate_cache(before_magic(path))
         elif recursive:
             self.invalidate_cache(path)

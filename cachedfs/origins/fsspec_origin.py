@@ -166,7 +166,7 @@ class FsspecOrigin:
     async def ask(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the inner filesystem as one request, in one slot."""
         inner = await self._inner.get()
-        async with self._slots.mine:
+        async with self._slots.semaphore():
             self.on_request()
             with logged_request(method, self.url(str(args[0])), _range_of(options)) as logged:
                 answer = await invoke(inner, method, *args, **options)

@@ -195,7 +195,7 @@ class HTTPClient:
 
         Raises RetryableError, or the final error.
         """
-        async with self._slots.mine:
+        async with self._slots.semaphore():
             exchange = await self._send(request)
             try:
                 yield exchange

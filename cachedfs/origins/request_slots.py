@@ -1,4 +1,4 @@
-"""Limits on the requests in flight at one origin, which adapt to its throughput and its refusals."""
+"""Concurrency limits for one origin, adapted to its throughput and to refusals such as 429 and 503."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ __all__ = [
 ]
 
 SPECULATIVE_FACTOR = 2  # times the window, for speculative requests
-_LEAST = 4  # requests in flight that refusals leave
-_GROWTH = 1.5  # of the window, while throughput grows
+_LEAST = 4  # the smallest window that refusals leave
+_GROWTH = 1.5  # the factor by which the window grows
 _GAIN = 1.05  # a larger window must increase throughput by this factor
-_PAUSE = 8  # rounds until a larger window is tried again
-_REQUEST = (
-    64 << 10
-)  # bytes that a request counts beside its body: for small objects, requests are the throughput
+_PAUSE = 8  # rounds to wait before the window may grow again
+# Bytes added per request when throughput is computed: with small objects the request rate counts, not the bytes.
+_REQUEST = 64 << 10
 
-_is_speculative = ContextVar("cachedfs_is_ahead", default=False)
+_is_speculative = ContextVar("cachedfs_is_speculative", default=False)
 
 
 def is_speculative() -> bool:
@@ -48,11 +47,11 @@ def speculative() -> Iterator[None]:
 
 @dataclasses.dataclass(slots=True)
 class ConcurrencyWindow:
-    """How many requests should be in flight, learned from finished requests.
+    """The number of requests to keep in flight, adapted to finished requests.
 
-    A round is as many finished requests as the window has. After a round in which the window was full it grows
-    by half. If the next round is not faster, it goes back and stays for _PAUSE rounds. A refusal ("too many
-    requests", "service unavailable") halves it.
+    A round ends when `size` requests have finished. If the window was full in a round, it grows by half. If the next
+    round is not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as
+    429 or 503, halves it.
     """
 
     most: int
@@ -63,7 +62,7 @@ class ConcurrencyWindow:
     n: int = 0  # requests finished in this round
     total: int = 0  # bytes of this round
     started: float = 0.0
-    was_full: bool = False  # as many requests as the window has were in flight during this round
+    was_full: bool = False  # `size` requests of one kind, speculative or not, were in flight in this round
 
     def __post_init__(self) -> None:
         self.size = min(FIRST_AT_ONCE, self.most)
@@ -84,7 +83,7 @@ class ConcurrencyWindow:
         self._begin(now)
 
     def refused(self, sent_at: float, now: float) -> None:
-        """Record a refusal; one sent before the window last changed says nothing about the window of now."""
+        """Halve the window after a refusal; ignore one of a request sent before this round began."""
         if sent_at >= self.started:
             self.size, self.before, self.pause = max(min(_LEAST, self.most), self.size // 2), 0, _PAUSE
             self._begin(now)
@@ -130,7 +129,7 @@ class RequestSlots:
 
     def __init__(self, concurrency: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._window, self._clock = ConcurrencyWindow(concurrency), clock
-        self.most = (1 + SPECULATIVE_FACTOR) * concurrency
+        self.max_requests = (1 + SPECULATIVE_FACTOR) * concurrency
         self._demand = _Slots(self.window)
         self._speculative = _Slots(SPECULATIVE_FACTOR * self.window)
 
@@ -139,9 +138,11 @@ class RequestSlots:
         """The present number of slots for waiting callers."""
         return self._window.size
 
-    @property
-    def mine(self) -> asyncio.Semaphore:
-        """The semaphore for the running task, to be held while the answer is being read."""
+    def semaphore(self) -> asyncio.Semaphore:
+        """Return the semaphore that the running task takes for one request, and note whether the window is full.
+
+        The task holds it until it has read the body.
+        """
         slots = self._speculative if is_speculative() else self._demand
         self._window.was_full |= slots.n_used + 1 >= self.window
         return slots
@@ -152,7 +153,7 @@ class RequestSlots:
         self._resize()
 
     def refused(self, sent_at: float) -> None:
-        """Record that the service refused a request, sent at the time `sent_at` of `now`, as one too many."""
+        """Record that the service refused a request as one too many; `sent_at` is when it was sent, by `now()`."""
         self._window.refused(sent_at, self._clock())
         self._resize()
 

@@ -297,10 +297,10 @@ async def test_a_reader_never_waits_for_a_speculative_slot():
     slots = RequestSlots(1)
     async with contextlib.AsyncExitStack() as stack:
         with speculative():
-            await stack.enter_async_context(slots.mine)
-            await stack.enter_async_context(slots.mine)
-            assert slots.mine.locked()
-        assert not slots.mine.locked()
+            await stack.enter_async_context(slots.semaphore())
+            await stack.enter_async_context(slots.semaphore())
+            assert slots.semaphore().locked()
+        assert not slots.semaphore().locked()
 
 
 async def test_link_stats_contain_only_measured_values(queue):

@@ -70,24 +70,24 @@ def test_a_small_limit_is_never_exceeded():
 async def test_slots_follow_the_window_down_as_requests_end_and_up_at_once():
     slots = RequestSlots(8, clock=lambda: 0.0)
     for _ in range(8):
-        await slots.mine.acquire()
-    waiting = asyncio.ensure_future(slots.mine.acquire())
+        await slots.semaphore().acquire()
+    waiting = asyncio.ensure_future(slots.semaphore().acquire())
     slots.refused(sent_at=0.0)
     assert slots.window == 4
     for _ in range(4):
-        slots.mine.release()
+        slots.semaphore().release()
     await asyncio.sleep(0)
     assert not waiting.done()
-    slots.mine.release()
+    slots.semaphore().release()
     await asyncio.sleep(0)
     assert waiting.done()
 
 
 async def test_speculative_requests_have_twice_as_many_slots_of_their_own():
     slots = RequestSlots(2)
-    await slots.mine.acquire()
-    await slots.mine.acquire()
+    await slots.semaphore().acquire()
+    await slots.semaphore().acquire()
     with speculative():
         for _ in range(4):
-            await asyncio.wait_for(slots.mine.acquire(), 10)
-        assert slots.mine.locked()
+            await asyncio.wait_for(slots.semaphore().acquire(), 10)
+        assert slots.semaphore().locked()

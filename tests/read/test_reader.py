@@ -96,7 +96,7 @@ def test_an_answer_with_other_bytes_than_requested_is_an_error(fs, origin):
         assert file.read(10) == data[:10]
         origin.objects["b/k"] = (1, data[: 15 * MiB + 5])  # shorter, under the same version
         file.seek(15 * MiB)
-        with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 were received"):
+        with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 were announced"):
             file.read(10)
 
 

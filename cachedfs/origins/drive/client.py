@@ -161,7 +161,7 @@ class DriveAccount:
         client = client_of(timeout=timeout_of(policy), hedge=self.new_hedge())
         # A second request would be a second conversion, and its wait says nothing of the service.
         exports = client_of(timeout=timeout_of(dataclasses.replace(policy, stall_s=policy.export_s)))
-        threads = DaemonThreadPool(self.lookup_slots.most, "cachedfs-drive")
+        threads = DaemonThreadPool(self.lookup_slots.max_requests, "cachedfs-drive")
         return DriveConnection(self.options, auth, session, client, exports, threads, self)
 
     def new_hedge(self) -> HedgedRequests:
@@ -537,7 +537,7 @@ class DriveConnection:
     async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
         loop, on_air = asyncio.get_running_loop(), list[Any]()
         try:
-            async with self._account.lookup_slots.mine:
+            async with self._account.lookup_slots.semaphore():
                 self._account.count()
                 with logged_request(method, url, headers.get("Range", "")) as told:
                     answer = await loop.run_in_executor(

@@ -80,7 +80,7 @@ class GCSOrigin:
         # gcsfs creates itself another session when it needs one. With a shared session, a burst of writes, which our
         # slots do not limit, would take all connections, and waiting for one would look like a lost network.
         inner._session = None
-        can_wait = 0 < getattr(session.connector, "limit", 0) < self._slots.most
+        can_wait = 0 < getattr(session.connector, "limit", 0) < self._slots.max_requests
         client = HTTPClient(
             session,
             GCSAuth(inner.credentials, self._policy),

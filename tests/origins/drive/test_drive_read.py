@@ -295,7 +295,7 @@ def looked_up_again(server: DriveServer, folder: str, root: str) -> File:
 
 async def assert_nothing_is_left(origin: DriveOrigin, before: set[Any]) -> None:
     assert asyncio.all_tasks() == before
-    slots = origin.account.media_slots.mine
+    slots = origin.account.media_slots.semaphore()
     for _ in range(3):
         await asyncio.wait_for(slots.acquire(), 60)
     for _ in range(3):
