@@ -156,3 +156,13 @@ def gate(fs: CachedFileSystem, origin: FakeOrigin, *, is_open: bool) -> None:
         (origin.gate.set if is_open else origin.gate.clear)()
 
     fs._source.runtime.run(act())
+
+
+class FakeClock:
+    """A clock in seconds that stands still; tests set `now`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -198,7 +198,7 @@ def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only
                 await each.location.fs._get_file(each.path, each.local, callback=callback)
                 done.files += 1
                 done.bytes += callback.value
-        except Exception as error:
+        except Exception as error:  # of any kind: errors of an object are recorded, others raised
             common.url = each.location.text
             if isinstance(error, OSError) and error.errno in NOT_A_NAME:
                 error = no_local_name(each.url, error.strerror)

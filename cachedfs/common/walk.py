@@ -45,7 +45,7 @@ class CycleSafeWalk(AsyncFileSystem):
         raised, where fsspec treats the folder as empty: an expired sign-in must not look like a dataset without files.
         """
         if on_error == "omit":
-            on_error = _but_for_absence
+            on_error = _raise_unless_absent
         if above is None:
             with contextlib.suppress(OSError):  # raised again by the walk below
                 above = frozenset({(await self._info(path)).get("id")} - {None})
@@ -170,7 +170,7 @@ class CycleSafeWalk(AsyncFileSystem):
             yield level
 
 
-def _but_for_absence(error: OSError) -> None:
+def _raise_unless_absent(error: OSError) -> None:
     """Raise an error of listing a folder, unless the folder does not exist."""
     if not isinstance(error, ABSENT):
         raise error

@@ -80,15 +80,16 @@ class ConcurrencyWindow:
         else:
             self.before, self.pause = 0, max(0, self.pause - 1)
         self.rate = rate
-        self._begin(now)
+        self.begin(now)
 
     def refused(self, sent_at: float, now: float) -> None:
         """Halve the window after a refusal; ignore one of a request sent before this round began."""
         if sent_at >= self.started:
             self.size, self.before, self.pause = max(min(_LEAST, self.most), self.size // 2), 0, _PAUSE
-            self._begin(now)
+            self.begin(now)
 
-    def _begin(self, now: float) -> None:
+    def begin(self, now: float) -> None:
+        """Begin a round."""
         self.n, self.total, self.started, self.was_full = 0, 0, now, False
 
 
@@ -144,6 +145,10 @@ class RequestSlots:
         The task holds it until it has read the body.
         """
         slots = self._speculative if is_speculative() else self._demand
+        if not (self._demand.n_used or self._speculative.n_used):
+            self._window.begin(
+                self._clock()
+            )  # a round has no pause in it, which would look like a slow service
         self._window.was_full |= slots.n_used + 1 >= self.window
         return slots
 

@@ -91,7 +91,7 @@ class ResumableRead(ABC):
 
     @property
     def is_checked_at_end(self) -> bool:
-        """Whether iteration raises ChecksumMismatch instead of yielding the last bytes of a wrong body."""
+        """True if iteration raises ChecksumMismatch instead of yielding the last bytes of a wrong body."""
         return self._running is not None
 
     async def __anext__(self) -> bytes:

@@ -43,7 +43,7 @@ class RetryPolicy:
 
 
 class BodyRate(NamedTuple):
-    """How fast a body arrives: bytes and seconds of waiting since the last check."""
+    """Bytes of a body, and the seconds spent waiting for them, since its rate was last checked."""
 
     n_bytes: int = 0
     waited_s: float = 0.0

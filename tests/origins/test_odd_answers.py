@@ -40,6 +40,7 @@ from cachedfs.sim.gcs import GCSService
 from cachedfs.sim.messages import Call, Response, Route
 from cachedfs.sim.network import PROFILES, Network
 from cachedfs.sim.objects import DataBody
+from tests.fakes import FakeClock
 from tests.support import forget
 
 DATA, NEW = random.Random(1).randbytes(3000), random.Random(2).randbytes(2000)
@@ -565,17 +566,9 @@ def test_odd_answers_give_right_bytes_or_an_error_that_names_the_url(cls, no_rat
 # A body that trickles
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    clock = FakeClock()
     monkeypatch.setattr(http, "time", types.SimpleNamespace(monotonic=clock))
     return clock
 
@@ -585,7 +578,7 @@ class Trickle:
 
     status, headers, history = 200, types.MappingProxyType({}), ()
 
-    def __init__(self, clock: Clock, size: int, every_s: float) -> None:
+    def __init__(self, clock: FakeClock, size: int, every_s: float) -> None:
         self.url = URL("http://host")
         self.content, self._clock, self._size, self._every_s = self, clock, size, every_s
 

@@ -83,6 +83,20 @@ async def test_slots_follow_the_window_down_as_requests_end_and_up_at_once():
     assert waiting.done()
 
 
+async def test_a_pause_between_requests_is_no_part_of_a_round():
+    now = 1000.0
+    slots = RequestSlots(128, clock=lambda: now)
+    for window in (49, 74):
+        for _ in range(slots.window):
+            await slots.semaphore().acquire()
+        now += 1.0
+        for _ in range(slots.window):
+            slots.semaphore().release()
+            slots.finished(100)
+        now += 3600.0
+        assert slots.window == window
+
+
 async def test_speculative_requests_have_twice_as_many_slots_of_their_own():
     slots = RequestSlots(2)
     await slots.semaphore().acquire()

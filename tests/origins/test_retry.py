@@ -10,24 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason, delay, retry_after_s
+from tests.fakes import FakeClock
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
-def tries(clock: Clock, **policy: float) -> RetryAttempts:
+def tries(clock: FakeClock, **policy: float) -> RetryAttempts:
     return RetryAttempts(RetryPolicy(**policy), clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
 
 
@@ -58,7 +51,7 @@ def test_retry_after_is_seconds_or_a_date(text: str | None, expected: float | No
     assert retry_after_s(text, NOW) == expected
 
 
-def test_the_policy_limits_the_number_of_tries(clock: Clock) -> None:
+def test_the_policy_limits_the_number_of_tries(clock: FakeClock) -> None:
     each = tries(clock, tries=6)
     waits = [each.next_wait_s(RetryReason("503")) for _ in range(6)]
     assert None not in waits[:5]
@@ -67,12 +60,12 @@ def test_the_policy_limits_the_number_of_tries(clock: Clock) -> None:
     assert each.summary() == "6 tries in 3.0 s"
 
 
-def test_a_service_that_asks_for_an_hour_is_not_waited_for(clock: Clock) -> None:
+def test_a_service_that_asks_for_an_hour_is_not_waited_for(clock: FakeClock) -> None:
     assert tries(clock).next_wait_s(RetryReason("503", retry_after_s=3600.0)) is None
     assert (tries(clock).next_wait_s(RetryReason("503", retry_after_s=5.0)) or 0.0) >= 5.0
 
 
-def test_an_unreachable_service_is_retried_for_two_seconds(clock: Clock) -> None:
+def test_an_unreachable_service_is_retried_for_two_seconds(clock: FakeClock) -> None:
     each = tries(clock, tries=100, base_s=0.5)
     while (wait_s := each.next_wait_s(RetryReason("refused", is_unreachable=True))) is not None:
         clock.now += wait_s
@@ -80,13 +73,13 @@ def test_an_unreachable_service_is_retried_for_two_seconds(clock: Clock) -> None
     assert each.n_failed > 1
 
 
-def test_a_connection_attempt_that_took_two_seconds_is_not_retried(clock: Clock) -> None:
+def test_a_connection_attempt_that_took_two_seconds_is_not_retried(clock: FakeClock) -> None:
     each = tries(clock)
     clock.now += 2.0
     assert each.next_wait_s(RetryReason("timeout", is_unreachable=True)) is None
 
 
-def test_the_two_seconds_begin_when_the_service_becomes_unreachable(clock: Clock) -> None:
+def test_the_two_seconds_begin_when_the_service_becomes_unreachable(clock: FakeClock) -> None:
     each = tries(clock, base_s=0.01)
     clock.now += 60.0
     assert each.next_wait_s(RetryReason("broken body")) is not None
