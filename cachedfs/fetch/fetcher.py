@@ -20,10 +20,8 @@ from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Reply
 from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["OVERDUE_S", "Fetcher"]
+__all__ = ["Fetcher"]
 
-# After this wait for another process's fetch, fetch the block here too: that process may be stopped.
-OVERDUE_S = 30.0
 PATIENCE_S = 0.2  # how long a paused response body waits for its reader to go on
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
 from cachedfs.fetch.fetch_queue import FetchQueue
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataCache
+from cachedfs.fetch.polling import OVERDUE_S, poll
 from cachedfs.fetch.statistics import StatisticsPublisher
 from cachedfs.origins.base import Origin
 from cachedfs.origins.registry import open_origin
@@ -43,7 +44,6 @@ CHECK_S = 0.05  # while that limit is exceeded: seconds between checks whether a
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
 WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
-POLL_S = 0.002, 0.05  # shortest and longest pause between attempts to take a fetch lock
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 
 
@@ -185,13 +185,7 @@ class Runtime(event_log.CounterSource):
 
     async def locked(self, hash64: int, *, within_s: float = math.inf) -> bool:
         """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
-        pause, deadline = POLL_S[0], time.monotonic() + within_s
-        while not self.cache.take_lock(hash64):
-            if time.monotonic() > deadline:
-                return False
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, POLL_S[1])
-        return True
+        return await poll(partial(self.cache.take_lock, hash64), within_s=within_s)
 
     @contextlib.asynccontextmanager
     async def alone(self, identity: str, path: str) -> AsyncIterator[None]:
@@ -205,6 +199,26 @@ class Runtime(event_log.CounterSource):
             yield
         finally:
             self.cache.release_lock(fetch_lock)
+
+    async def wait_for_other_process(self, key: ObjectKey, indexes: Iterable[int]) -> bool:
+        """Wait while another process fetches all of these blocks.
+
+        Return True once one of them is on disk, in flight in this process, or free to be fetched. Return False after
+        OVERDUE_S seconds: the other process may be stopped, so fetch them here as `overdue`.
+        """
+        blocks = [(index, key.name(index), key.hash64(index)) for index in indexes]
+
+        def is_over() -> bool:
+            for index, name, fetch_lock in blocks:
+                inflight = self.inflight_requests.get(name)
+                if self.cache.has(key, index) or (inflight and inflight.covers(index * key.block_size)):
+                    return True
+                if self.cache.take_lock(fetch_lock):
+                    self.cache.release_lock(fetch_lock)
+                    return True
+            return False
+
+        return await poll(is_over, within_s=OVERDUE_S)
 
     def metadata_cache(self, identity: str) -> MetadataCache:
         """Return this process's metadata cache of the origin with this identity."""

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.errors import NoSuchBucket, ObjectNotFound, OriginUnreachable
-from cachedfs.fetch.fetcher import OVERDUE_S, Fetcher
+from cachedfs.fetch.fetcher import Fetcher
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataEntry
+from cachedfs.fetch.polling import OVERDUE_S, poll
 from cachedfs.fetch.source import Source
 from cachedfs.metadata.change_feed import ChangeFeeds, is_covered
 from cachedfs.metadata.listings import Listings, by_folder, by_path, is_nameless
@@ -28,7 +29,6 @@ AT_ONCE = 8  # folders listed in parallel; a Drive listing costs 100 of 325,000 
 NAMES_FIRST = 3  # single lookups in a folder that changed since it was listed, before listing it again
 MOST_FOLDERS = 1000  # folders for which these lookups are counted
 PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
-POLL_S = 0.002, 0.05  # shortest and longest pause between checks for another process's answer
 
 
 class MetadataResolver:
@@ -268,14 +268,12 @@ class MetadataResolver:
         """
         lookup_lock = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
         cache = self.source.runtime.cache
-        pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
-        while self.source.config.lifetime_s > 0 and not cache.take_lock(lookup_lock):
-            if time.monotonic() > overdue_at:
-                break  # the lock's holder was stopped: ask a second time
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, POLL_S[1])
-            if (entry := self.source.fresh(path)) is not None:
-                return entry, None
+        if self.source.config.lifetime_s > 0:
+            known = await poll(
+                lambda: cache.take_lock(lookup_lock) or self.source.fresh(path), within_s=OVERDUE_S
+            )
+            if isinstance(known, MetadataEntry):
+                return known, None
         try:
             old = self.source.last_known(path)
             if self._needs_lookup(path, old):

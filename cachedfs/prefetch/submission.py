@@ -13,8 +13,8 @@ from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import Range
 from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.fetch.fetch_queue import SpeculativeRequest
-from cachedfs.fetch.fetcher import OVERDUE_S
 from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.polling import OVERDUE_S
 from cachedfs.origins.base import Origin
 from cachedfs.prefetch.cursor import Spawn
 from cachedfs.prefetch.outstanding import OutstandingObjects

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from cachedfs.common.blocks import align, clip, covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
-from cachedfs.fetch.fetcher import OVERDUE_S, Fetcher
+from cachedfs.fetch.fetcher import Fetcher
 from cachedfs.fetch.inflight import InflightRequest, RequestStopped
 from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
@@ -27,7 +26,6 @@ __all__ = ["TRIES", "Reader"]
 logger = logging.getLogger("cachedfs.read")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
-POLL_S = 0.002, 0.05  # shortest and longest pause between checks for a block that another process fetches
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
 
@@ -149,14 +147,11 @@ class Reader:
 
         Blocks in `fetched` do not count as hits.
         """
-        runtime, pending, pause = self.source.runtime, list(run), POLL_S[0]
-        overdue_at = time.monotonic() + OVERDUE_S
+        runtime, pending = self.source.runtime, list(run)
+        overdue: Sequence[int] = ()
         while pending:
             taken = await self._take_cached(key, pending, out)
             pending = [index for index in pending if index not in taken]
-            if taken:  # the process that fetches them is not stopped
-                overdue_at = time.monotonic() + OVERDUE_S
-            overdue = pending if time.monotonic() > overdue_at else ()
             inflight_requests = self.fetcher.launch(entry, key, pending, overdue=overdue)
             received = {
                 i
@@ -179,8 +174,7 @@ class Reader:
                     retried.append(index)
             pending = retried
             if pending:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, POLL_S[1])
+                overdue = () if await runtime.wait_for_other_process(key, pending) else pending
 
     async def _take_cached(self, key: ObjectKey, indexes: list[int], out: ReadBuffer) -> set[int]:
         """Copy the blocks that are on disk into `out`; return their indexes."""
@@ -236,7 +230,7 @@ class Reader:
         are received only when a reader wants them.
         """
         blocks = covering(want, key.block_size)
-        pause, overdue_at = POLL_S[0], time.monotonic() + OVERDUE_S
+        overdue: Sequence[int] = ()
         self.access_patterns.observe_wait(entry, key, blocks, n_reads=n_reads)
         if not blocks[0]:
             self.chunk_prefetch.observe(entry.path, 0, key.block_size)
@@ -253,7 +247,6 @@ class Reader:
                 if not wanted or wanted[0] != blocks[0]:
                     return None
                 demand = align(want, key.block_size).stop if up_to else None
-                overdue = blocks if time.monotonic() > overdue_at else ()
                 inflight_requests = self.fetcher.launch(entry, key, wanted, demand=demand, overdue=overdue)
                 inflight = inflight_requests.get(blocks[0])
                 try:
@@ -262,8 +255,8 @@ class Reader:
                         return inflight
                 except RequestStopped:
                     pass
-                await asyncio.sleep(pause)  # another process fetches it
-                pause = min(2 * pause, POLL_S[1])
+                is_free = await self.source.runtime.wait_for_other_process(key, blocks[:1])
+                overdue = () if is_free else blocks
 
     # Writes.
 

@@ -271,9 +271,9 @@ def test_a_slow_fetch_of_another_process_is_waited_for_while_it_makes_progress(c
         return found
 
     monkeypatch.setattr(Reader, "_take_cached", recording)
-    monkeypatch.setattr("cachedfs.read.reader.OVERDUE_S", 1000)
+    monkeypatch.setattr("cachedfs.fetch.runtime.OVERDUE_S", 1000)
     shifted = types.SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
-    monkeypatch.setattr("cachedfs.read.reader.time", shifted)
+    monkeypatch.setattr("cachedfs.fetch.polling.time", shifted)
     path, data = cloud.path("slow"), cloud.put("slow", noise(4 * MiB))
     (tmp_path / "data").write_bytes(data)
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=MiB)
@@ -310,7 +310,7 @@ sys.stdin.read()
 
 def test_blocks_locked_by_a_stopped_process_are_fetched_after_a_while(cloud, monkeypatch):
     """It is alive, as after Ctrl-Z, and so are its fetch locks."""
-    for module in ("read.reader", "metadata.resolver", "prefetch.submission"):
+    for module in ("fetch.runtime", "metadata.resolver", "prefetch.submission"):
         monkeypatch.setattr(f"cachedfs.{module}.OVERDUE_S", 0.0)
     data = {cloud.path(key): cloud.put(key, noise(2 * MiB, n)) for n, key in enumerate("abc")}
     read, prefetched, unknown = data
