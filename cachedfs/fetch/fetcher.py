@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterable
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,23 @@ class Fetcher:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+
+    async def get(
+        self, entry: MetadataEntry, key: ObjectKey, indexes: Sequence[int], *, demand: int | None = None
+    ) -> dict[int, InflightRequest]:
+        """Return the in-flight requests of blocks, and send those that are missing; see `launch`.
+
+        Wait while another process fetches the first block, but not for ever. So if the first block is missing from the
+        result, it is on disk.
+        """
+        first, inflight_requests = indexes[0], self.launch(entry, key, indexes, demand=demand)
+        while first not in inflight_requests and not self.source.runtime.cache.has(key, first):
+            is_over = await self.source.runtime.wait_for_other_process(key, [first])
+            missing = [index for index in indexes if index not in inflight_requests]
+            inflight_requests |= self.launch(
+                entry, key, missing, demand=demand, overdue=() if is_over else missing
+            )
+        return inflight_requests
 
     def launch(
         self,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class ReadBuffer:
         return self._bytes.getvalue()
 
 
-@contextmanager
+@contextlib.contextmanager
 def versions_read() -> Iterator[_Versions]:
     """Yield a dictionary of the versions that reads in this context return bytes of.
 
@@ -100,7 +100,7 @@ class CachedReads:
         None if the origin must be asked. With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises
         ObjectNotFound for a known absence.
         """
-        if is_awaited := path in self._awaited:
+        if path in self._awaited:
             self._chunk_prefetch.reached(path, start, stop)
             if self._source.metadata.in_memory(path) is None:
                 return None  # prefetched by this process, and not answered yet
@@ -108,9 +108,7 @@ class CachedReads:
         if version is None:
             return None
         want = clip(start, stop, version.size)
-        data = self._from_request(version.key, want) if is_awaited else None
-        if data is None:
-            data = self.of_version(version.key, want, nowait=nowait)
+        data = self.of_version(version.key, want, nowait=nowait)
         if data is not None:
             note_version(version.entry)
             self._observe_hit(version, want)
@@ -184,25 +182,6 @@ class CachedReads:
         if runtime.observed_from and want.stop > runtime.observed_from.get(key.digest, size):
             runtime.call_soon(self._access_patterns.observe_hit, entry, key, want)
 
-    def _from_request(self, key: ObjectKey, want: Range) -> bytes | None:
-        """Return the bytes of `want` from a finished request whose blocks are not on disk yet, else None."""
-        runtime = self._source.runtime
-        inflight = runtime.inflight_requests.get(key.name(want.start // key.block_size))
-        if inflight is None or not inflight.done or inflight.error is not None:
-            return None
-        if want.start < inflight.start or inflight.filled < want.stop:
-            return None
-        try:
-            data = inflight.copy(want)
-        except RequestStopped:  # just stored on disk, and dropped from memory
-            return None
-        blocks = covering(want, key.block_size)
-        for index in blocks:
-            runtime.cache.touch(key, index)
-        runtime.hits += len(blocks)
-        runtime.bytes_served += want.size
-        return data
-
     def of_version(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
         """Return the bytes of `want` of one version if all are cached, else None; see `read`."""
         runtime, size = self._source.runtime, key.block_size
@@ -210,7 +189,7 @@ class CachedReads:
         if want.stop <= (first + 1) * size:
             if want.start == want.stop:
                 return b""
-            data = runtime.cache.read(
+            data = b"".join(self._received(key, first, want)) or runtime.cache.read(
                 key,
                 first,
                 want.start - first * size,
@@ -224,7 +203,7 @@ class CachedReads:
             runtime.bytes_served += want.size
             return data
         blocks = covering(want, size)
-        if not all(runtime.cache.has(key, index) for index in blocks):
+        if not all(self.has(key, index, min(want.stop, (index + 1) * size)) for index in blocks):
             return None
         out = ReadBuffer(want)
         if not all(self.copy(key, index, out, nowait=nowait) for index in blocks):
@@ -233,8 +212,30 @@ class CachedReads:
         runtime.bytes_served += want.size
         return out.finish()
 
+    def has(self, key: ObjectKey, index: int, stop: int) -> bool:
+        """Return whether block `index` is in memory, up to the object's byte `stop`, or on disk."""
+        inflight = self._source.runtime.inflight_requests.get(key.name(index))
+        if inflight is None or inflight.released:
+            return self._source.runtime.cache.has(key, index)
+        return inflight.filled >= stop
+
+    def _received(self, key: ObjectKey, index: int, want: Range) -> list[memoryview]:
+        """Return the bytes of `want`, all in block `index`, if an in-flight request has received them; else nothing."""
+        runtime = self._source.runtime
+        inflight = runtime.inflight_requests.get(key.name(index)) if runtime.inflight_requests else None
+        if inflight is not None and inflight.filled >= want.stop:
+            with contextlib.suppress(RequestStopped):  # just stored on disk, and dropped from memory
+                views = inflight.views(want)
+                runtime.cache.touch(key, index)
+                return views
+        return []
+
     def copy(self, key: ObjectKey, index: int, out: ReadBuffer, *, nowait: bool = False) -> bool:
-        """Copy the wanted bytes of one cached block into `out`; return False for a miss."""
+        """Copy the wanted bytes of one cached block into `out`, from memory or from disk; return False for a miss."""
+        part = out.part(index, key.block_size)
+        if views := self._received(key, index, part):
+            out.fill(part, views)
+            return True
         place, offset = out.place(index, key.block_size)
         # Release the view here: Python 3.13 raises if a traceback keeps it alive longer than its BytesIO.
         with place:

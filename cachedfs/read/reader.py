@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from cachedfs.common.blocks import align, clip, covering
+from cachedfs.common.blocks import clip, covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
@@ -143,50 +143,30 @@ class Reader:
     async def _gather(
         self, entry: MetadataEntry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
     ) -> None:
-        """Copy the blocks of `run` into `out`, cached or fetched.
-
-        Blocks in `fetched` do not count as hits.
-        """
-        runtime, pending = self.source.runtime, list(run)
-        overdue: Sequence[int] = ()
-        while pending:
-            taken = await self._take_cached(key, pending, out)
-            pending = [index for index in pending if index not in taken]
-            inflight_requests = self.fetcher.launch(entry, key, pending, overdue=overdue)
-            received = {
-                i
-                for i, inflight in inflight_requests.items()
-                if inflight.filled >= out.part(i, key.block_size).stop
-            }
-            runtime.hits += len((taken | received) - fetched)
-            fetched.update(pending)
-            retried = []
-            for index in pending:
-                inflight = inflight_requests.get(index)
-                try:
-                    if inflight is None:
-                        raise RequestStopped  # another process fetches it, or it has just been stored
-                    want = out.part(index, key.block_size)
+        """Copy the blocks of `run` into `out`, cached or fetched; those in `fetched` do not count as hits."""
+        runtime, missing = self.source.runtime, set(run)
+        while missing:
+            taken = await self._take_cached(key, sorted(missing), out)
+            runtime.hits += len(taken - fetched)
+            missing -= taken
+            fetched |= missing
+            if not missing:
+                return
+            for index, inflight in (await self.fetcher.get(entry, key, sorted(missing))).items():
+                want = out.part(index, key.block_size)
+                with contextlib.suppress(RequestStopped):  # just stored, or to be fetched again
                     await inflight.wait_until(want.stop)
                     out.fill(want, inflight.views(want))
                     runtime.cache.touch(key, index)
-                except RequestStopped:
-                    retried.append(index)
-            pending = retried
-            if pending:
-                overdue = () if await runtime.wait_for_other_process(key, pending) else pending
+                    missing.discard(index)
 
     async def _take_cached(self, key: ObjectKey, indexes: list[int], out: ReadBuffer) -> set[int]:
-        """Copy the blocks that are on disk into `out`; return their indexes."""
-        cache = self.source.runtime.cache
-        cached = [
-            i
-            for i in indexes
-            if key.name(i) not in self.source.runtime.inflight_requests and cache.has(key, i)
-        ]
+        """Copy the blocks that are in memory or on disk into `out`; return their indexes."""
+        cached_reads = self.cached_reads
+        cached = [i for i in indexes if cached_reads.has(key, i, out.part(i, key.block_size).stop)]
 
         def copy() -> set[int]:
-            return {index for index in cached if self.cached_reads.copy(key, index, out)}
+            return {index for index in cached if cached_reads.copy(key, index, out)}
 
         return copy() if len(cached) <= HITS_INLINE else await asyncio.to_thread(copy)
 
@@ -229,34 +209,23 @@ class Reader:
         `n_reads` is the number of reads of the object since its last wait. `up_to` requests bytes beyond `want`: those
         are received only when a reader wants them.
         """
-        blocks = covering(want, key.block_size)
-        overdue: Sequence[int] = ()
+        blocks, runtime = covering(want, key.block_size), self.source.runtime
         self.access_patterns.observe_wait(entry, key, blocks, n_reads=n_reads)
-        if not blocks[0]:
+        first = blocks[0]
+        if not first:
             self.chunk_prefetch.observe(entry.path, 0, key.block_size)
-        if key.name(blocks[0]) in self.source.runtime.inflight_requests:
-            up_to = 0  # another request brings the block: do not request what follows it
+        demand = None
+        if up_to > want.stop and key.name(first) not in runtime.inflight_requests:
+            demand = blocks.stop * key.block_size
+            blocks = covering(Range(want.start, up_to), key.block_size)
         with waiting(entry.path, want.start, want.stop):
-            while True:
-                wanted = [
-                    i
-                    for i in covering(Range(want.start, max(want.stop, up_to)), key.block_size)
-                    if key.name(i) in self.source.runtime.inflight_requests
-                    or not self.source.runtime.cache.has(key, i)
-                ]
-                if not wanted or wanted[0] != blocks[0]:
-                    return None
-                demand = align(want, key.block_size).stop if up_to else None
-                inflight_requests = self.fetcher.launch(entry, key, wanted, demand=demand, overdue=overdue)
-                inflight = inflight_requests.get(blocks[0])
-                try:
-                    if inflight is not None:
+            while not runtime.cache.has(key, first):
+                inflight = (await self.fetcher.get(entry, key, blocks, demand=demand)).get(first)
+                if inflight is not None:
+                    with contextlib.suppress(RequestStopped):
                         await inflight.wait_until(min(want.stop, inflight.stop))
                         return inflight
-                except RequestStopped:
-                    pass
-                is_free = await self.source.runtime.wait_for_other_process(key, blocks[:1])
-                overdue = () if is_free else blocks
+        return None
 
     # Writes.
 
