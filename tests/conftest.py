@@ -79,9 +79,9 @@ def no_rate_limits(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def no_hedging(monkeypatch):
-    """Send no hedged requests, and allow long connects: pauses of the machine would change exact counts."""
-    patient = functools.partial(RetryPolicy, hedge_least_s=3600.0, hedge_early_s=3600.0)
+def long_timeouts(monkeypatch):
+    """Wait long for answers and connections: pauses of the machine would change exact counts."""
+    patient = functools.partial(RetryPolicy, media_s=3600.0, metadata_s=3600.0)
     monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", patient)
     timeout_of, usual_s = http.timeout_of, RetryPolicy().connect_s
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from cachedfs.cache import block_file
 from cachedfs.cache.block_file import OpenBlock
 from cachedfs.cache.block_pool import BlockPool
-from cachedfs.cache.counters import SharedCounters, SharedRecord, SharedRecords
+from cachedfs.cache.counters import SharedCounters
 from cachedfs.cache.directory import layer_roots
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction.plan_registry import FutureUseSource
@@ -57,8 +57,7 @@ class BlockCache:
             complaints=self._complaints,
         )
         self.metadata = MetadataStore(self._own, self._mapped)
-        self._budgets = SharedRecords(lambda: self._own.directory, lambda: self._own.locks)
-        self.counts = SharedCounters(self._budgets.record("what all processes counted"))
+        self.counts = SharedCounters(lambda: self._own.directory, lambda: self._own.locks)
 
     def __repr__(self) -> str:
         return f"<BlockCache {self.root or self.cannot_store}>"
@@ -329,12 +328,6 @@ class BlockCache:
         self._own.locks.drop(hash64)
         self._complaints.slower(self._own.locks.trouble)
 
-    # Shared records: shared memory, no SQLite
-
-    def budget(self, account: str) -> SharedRecord:
-        """Return the shared record of how many requests this machine has sent for one account of a service."""
-        return self._budgets.record(account)
-
     # The whole cache
 
     @property
@@ -373,6 +366,6 @@ class BlockCache:
     def close(self) -> None:
         """Close files and connections; they reopen when needed. Locks are held until the process ends."""
         self._handles.close_all()
-        self._budgets.close()
+        self.counts.close()
         if self._own.index is not None:
             self._own.index.close()

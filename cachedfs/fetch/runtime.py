@@ -178,7 +178,6 @@ class Runtime(event_log.CounterSource):
             loop=self.loop,
             on_request=self._count_request,
             concurrency=concurrency,
-            book=self.cache.budget,
             alone=lambda identity: partial(self.alone, identity),
         )
         return self._origins.setdefault(token, origin)
@@ -213,7 +212,8 @@ class Runtime(event_log.CounterSource):
                 inflight = self.inflight_requests.get(name)
                 if self.cache.has(key, index) or (inflight and inflight.covers(index * key.block_size)):
                     return True
-                if self.cache.take_lock(fetch_lock):
+                # A request that does not cover it any more is about to be unregistered.
+                if inflight is None and self.cache.take_lock(fetch_lock):
                     self.cache.release_lock(fetch_lock)
                     return True
             return False

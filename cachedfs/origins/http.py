@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
@@ -28,12 +27,12 @@ from cachedfs.origins.retry import (
     RetryAttempts,
     RetryPolicy,
     RetryReason,
+    answered_within,
     foreign,
     untrusted,
 )
 
 if TYPE_CHECKING:
-    from cachedfs.origins.hedging import HedgedRequests
     from cachedfs.origins.rate_limit import RateLimiter
     from cachedfs.origins.request_slots import RequestSlots
 
@@ -46,6 +45,7 @@ _OVERLOADED = 503
 _ERROR_BODY = 64 << 10
 _LONGEST_BODY = 256 << 20  # of JSON and exports, which are kept in memory; Google's have up to some 20 MB
 _KIND = "download"  # as the rate limiter counts these requests
+_LATE, _WEIGHT = 4, 1 / 8  # an answer is late after _LATE times the mean wait; weight of the newest
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
 
 
@@ -137,18 +137,18 @@ class HTTPClient:
         timeout: aiohttp.ClientTimeout,
         keeps_session_timeout: bool = False,
         rate_limiter: RateLimiter | None = None,
-        hedge: HedgedRequests | None = None,
     ) -> None:
         """Create a client that calls `on_request` for each request sent.
 
         `judge` turns an error response into a reason to retry or into the exception to raise. `rate_limiter` delays
-        requests, and `hedge` sends late ones a second time, where they are given.
+        requests.
         """
         # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
         session._retry_connection = False
         self._session, self._auth, self._judge = session, auth, judge
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
-        self._rate_limiter, self._hedge = rate_limiter, hedge
+        self._rate_limiter = rate_limiter
+        self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
         # A connect timeout that fires later than this was itself delayed. aiohttp rounds long ones up to full seconds.
         rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
@@ -190,25 +190,28 @@ class HTTPClient:
         await asyncio.sleep(wait_s)
 
     @asynccontextmanager
-    async def exchange(self, request: HTTPRequest) -> AsyncIterator[HTTPResponse]:
+    async def exchange(
+        self, request: HTTPRequest, *, within_s: float | None = None
+    ) -> AsyncIterator[HTTPResponse]:
         """Send `request` once; leaving before the end of the body drops the connection.
 
-        Raises RetryableError, or the final error.
+        Raises RetryableError, also if there is no answer within `within_s` seconds (longer where answers usually take
+        long), or the final error.
         """
         async with self._slots.semaphore():
-            exchange = await self._send(request)
+            exchange = await self._send(request, within_s)
             try:
                 yield exchange
             finally:
                 exchange.close()
                 self._slots.finished(exchange.size)
 
-    async def _send(self, request: HTTPRequest) -> HTTPResponse:
+    async def _send(self, request: HTTPRequest, within_s: float | None) -> HTTPResponse:
         """Return a successful response; after a 401, renew the credentials and send once more."""
         auth_headers, began_at = await self._auth.headers(), self._slots.now()
-        sent_at, response = await self._first(request, auth_headers)
+        sent_at, response = await self._request_at_rate(request, auth_headers, within_s)
         if response.status == 401 and await self._renewed(response, auth_headers):
-            sent_at, response = await self._first(request, await self._auth.headers())
+            sent_at, response = await self._request_at_rate(request, await self._auth.headers(), within_s)
         is_good = response.status in _GOOD
         # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
         if response.other_host and not (is_good and request.as_stored):
@@ -239,24 +242,19 @@ class HTTPClient:
             response.close()
         return is_renewed
 
-    async def _first(
-        self, request: HTTPRequest, auth_headers: Mapping[str, str]
+    async def _request_at_rate(
+        self, request: HTTPRequest, auth_headers: Mapping[str, str], within_s: float | None
     ) -> tuple[float, HTTPResponse]:
-        """Return when `request` was sent, and the response to it or to a hedged second request."""
-        sent_at = await self._wait_for_rate()
-        if self._hedge is None:
-            return sent_at, await self._request(request, auth_headers)
-        second = partial(self._request_at_rate, request, auth_headers)
-        return sent_at, await self._hedge.first(
-            self._request(request, auth_headers), second, HTTPResponse.close
-        )
-
-    async def _request_at_rate(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> HTTPResponse:
-        await self._wait_for_rate()
-        return await self._request(request, auth_headers)
-
-    async def _wait_for_rate(self) -> float:
-        return 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(_KIND)
+        """Return when `request` was sent, and its response."""
+        sent_at = 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(_KIND)
+        answer = self._request(request, auth_headers)
+        if within_s is None:
+            return sent_at, await answer
+        began = time.monotonic()
+        response = await answered_within(max(within_s, _LATE * self._wait_s), answer)
+        wait_s = time.monotonic() - began
+        self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
+        return sent_at, response
 
     def _report_answer(self, sent_at: float, *, refused: bool) -> None:
         if self._rate_limiter is not None:

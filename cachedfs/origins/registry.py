@@ -9,7 +9,7 @@ import os
 import re
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from fsspec.config import conf
@@ -17,9 +17,6 @@ from fsspec.config import conf
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.base import Alone, Origin, Reply
-
-if TYPE_CHECKING:
-    from cachedfs.origins.rate_limit import BudgetRecord
 
 __all__ = [
     "Alone",
@@ -51,7 +48,6 @@ def open_origin(
     loop: AbstractEventLoop,
     on_request: Callable[[], None],
     concurrency: int = 16,
-    book: Callable[[str], BudgetRecord] | None = None,
     alone: Callable[[str], Alone] | None = None,
 ) -> Origin:
     """Return the origin for `protocol`; its packages and credentials are loaded at the first request.
@@ -59,9 +55,8 @@ def open_origin(
     `options` are the inner filesystem's own. The origin's methods run on `loop`. It calls `on_request` there once for
     every request it sends, and has at most `concurrency` requests in flight that callers wait for.
 
-    `book` returns the record of an account's rate limit; without it each origin counts its own requests. `alone`
-    returns, for an identity, the locks that keep other writers off a path. Google Drive needs them, because it would
-    create two items of the same name.
+    `alone` returns, for an identity, the locks that keep other writers off a path. Google Drive needs them, because it
+    would create two items of the same name.
     """
     identity = identity_of(protocol, options)
     with importing():
@@ -73,7 +68,6 @@ def open_origin(
             )
         if protocol == "drive":
             from cachedfs.origins.drive.origin import DriveOrigin
-            from cachedfs.origins.rate_limit import ProcessRecord
 
             options = {**conf.get("drive", {}), **options}
             return DriveOrigin(
@@ -82,7 +76,6 @@ def open_origin(
                 loop=loop,
                 on_request=on_request,
                 concurrency=concurrency,
-                book=book or ProcessRecord,
                 alone=alone and alone(identity),
                 filesystem_over=_drive_filesystem,
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cachedfs.origins.base import http_date, number
 
@@ -16,12 +17,15 @@ __all__ = [
     "RetryPolicy",
     "RetryReason",
     "RetryableError",
+    "answered_within",
     "delay",
     "foreign",
     "retry_after_s",
     "untrusted",
 ]
 
+
+T = TypeVar("T")
 
 _RATE_OVER_S = 60.0
 _LEAST_BYTES_PER_S = 1024
@@ -38,8 +42,14 @@ class RetryPolicy:
     connect_s: float = 2.0  # a service not connected within this is unreachable
     stall_s: float = 30.0  # a socket that is silent for longer is broken
     export_s: float = 300.0  # `stall_s` of an export: Drive converts the document before it sends
-    hedge_least_s: float = 2.0  # no request is late (and hedged) before this,
-    hedge_early_s: float = 5.0  # or before this while too few latencies are known
+    # Drive lets some requests wait for half a minute, and answers the next one at once. These timeouts, of the first
+    # attempt, double at each retry.
+    media_s: float = 2.0  # until the first byte of media, or 4 times the mean wait for it
+    metadata_s: float = 10.0  # until the answer to a lookup or a listing, a page of which takes some seconds
+
+    def first_byte_s(self, first_s: float, n_failed: int) -> float:
+        """Return the timeout of an attempt after `n_failed` others, if that of the first one was `first_s`."""
+        return min(self.stall_s, first_s * float(2**n_failed))
 
 
 class BodyRate(NamedTuple):
@@ -72,6 +82,7 @@ class RetryReason:
     is_unreachable: bool = False  # refused, unresolved or not connected: nothing was sent
     is_final: bool = False  # another attempt would fail the same way
     is_rate: bool = False  # there were too many requests
+    is_late: bool = False  # no answer came in time: waiting more before the next attempt helps nobody
     is_absence: bool = False  # a 404 that may be from another server
     remedy: str = "Check the network and the endpoint, or try again later"  # advice for when retries fail
 
@@ -92,6 +103,17 @@ def foreign(reason: str, *, is_absence: bool = False) -> RetryReason:
         "endpoint, or try again later"
     )
     return RetryReason(reason, remedy=remedy, is_absence=is_absence)
+
+
+async def answered_within(wait_s: float | None, answer: Awaitable[T]) -> T:
+    """Return the answer; raise RetryableError if it takes longer than `wait_s` seconds (None: any time)."""
+    try:
+        async with asyncio.timeout(wait_s) as timeout:
+            return await answer
+    except TimeoutError:
+        if timeout.expired():
+            raise RetryableError(RetryReason(f"no answer came within {wait_s:g} s", is_late=True)) from None
+        raise
 
 
 class RetryableError(Exception):
@@ -141,7 +163,9 @@ class RetryAttempts:
         """Count a failed attempt; return the seconds to wait before the next one, or None to give up."""
         self.n_failed += 1
         policy, now = self._policy, self._clock()
-        wait_s = delay(self.n_failed, policy, self._rng, at_least_s=trouble.retry_after_s or 0.0)
+        wait_s = 0.0
+        if not trouble.is_late:
+            wait_s = delay(self.n_failed, policy, self._rng, at_least_s=trouble.retry_after_s or 0.0)
         if not trouble.is_unreachable:
             self._unreachable_since = None
         elif self._unreachable_since is None:
@@ -156,6 +180,11 @@ class RetryAttempts:
         if self._unreachable_since is not None and now + wait_s > self._unreachable_since + policy.connect_s:
             return None
         return wait_s
+
+    @property
+    def media_s(self) -> float:
+        """Seconds that the next attempt waits for the first byte of media."""
+        return self._policy.first_byte_s(self._policy.media_s, self.n_failed)
 
     def summary(self) -> str:
         """Return how many attempts there were and how long they took, as text."""

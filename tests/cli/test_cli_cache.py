@@ -18,7 +18,6 @@ from unittest import mock
 import fsspec
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
 from cachedfs.cli.monitoring import folders_of, text_of_use, texts_of
@@ -81,19 +80,6 @@ def test_counts_are_none_of_a_cache_that_is_not_there(tmp_path):
     (tmp_path / "file").touch()
     found = json_of("stats", "--cache-dir", str(tmp_path / "file" / "x"))
     assert (found["hits"], found["since"], found["folders"]) == (0, None, [])
-
-
-def test_counts_that_cannot_be_are_forgotten(tmp_path):
-    cache = BlockCache([str(tmp_path)], explicit=True)
-    cache.counts.add([1, 2, 3, 4, 5, 6])
-    cache.counts.add([1, 0, 0, 0, 0, 0])
-    total = cache.counts.total()
-    assert total[:-1] == (2, 2, 3, 4, 5, 6)
-    assert abs(total.since - time.time()) < 60
-    cache.counts._record.change(lambda numbers: ((float("nan"), *numbers[1:]), None))
-    assert cache.counts.total() == Counted()
-    cache.counts.add([7, 0, 0, 0, 0, 0])
-    assert cache.counts.total()[:-1] == (7, 0, 0, 0, 0, 0)
 
 
 def test_what_is_saved_follows_from_what_was_counted():

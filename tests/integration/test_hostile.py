@@ -340,7 +340,7 @@ def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
     """One path and fingerprint with two contents, in one process and one cache directory."""
     origins = {}
 
-    def open_origin(protocol, options, *, loop, on_request, concurrency=16, book=None, alone=None):
+    def open_origin(protocol, options, *, loop, on_request, concurrency=16, alone=None):
         fake = origins.setdefault(options.get("profile", ""), FakeOrigin())
         fake.on_request = on_request
         return fake

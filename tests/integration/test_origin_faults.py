@@ -425,8 +425,8 @@ def policy(monkeypatch):
     # A request ends soon after its reader pauses.
     monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 0.02)
     given = {"base_s": 0.001, "cap_s": 0.001, "stall_s": 10.0, "connect_s": 10.0}
-    # A busy machine must not cause hedged requests.
-    given |= {"hedge_least_s": 60.0, "hedge_early_s": 60.0}
+    # A busy machine must not cause more requests.
+    given |= {"media_s": 60.0, "metadata_s": 60.0}
     for room in ("cachedfs.origins.gcs.origin", "cachedfs.origins.drive.client"):
         monkeypatch.setattr(f"{room}.RetryPolicy", lambda: RetryPolicy(**given))
     # Pacing after refusals is tested elsewhere and would take time here.

@@ -44,7 +44,7 @@ from tests.fakes import FakeClock
 from tests.support import forget
 
 DATA, NEW = random.Random(1).randbytes(3000), random.Random(2).randbytes(2000)
-POLICY = RetryPolicy(tries=3, base_s=0.0, patience_s=0.0, hedge_least_s=3600.0, hedge_early_s=3600.0)
+POLICY = RetryPolicy(tries=3, base_s=0.0, patience_s=0.0, media_s=3600.0, metadata_s=3600.0)
 DEEP = "<deep>"
 
 
@@ -549,7 +549,7 @@ EXAMPLES: dict[type[World], list[tuple[str, Odd]]] = {
 @pytest.mark.filterwarnings("ignore:.*does not say when an object has changed")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httplib2 leaves sockets open
 @pytest.mark.parametrize("cls", [GCSWorld, DriveWorld, WebWorld])
-def test_odd_answers_give_right_bytes_or_an_error_that_names_the_url(cls, no_rate_limits, no_hedging):
+def test_odd_answers_give_right_bytes_or_an_error_that_names_the_url(cls, no_rate_limits, long_timeouts):
     with running(cls) as (one, kinds):
         pairs = [(call, kind) for call in kinds for kind in kinds[call]]
 

@@ -87,3 +87,14 @@ def test_the_two_seconds_begin_when_the_service_becomes_unreachable(clock: FakeC
     assert each.next_wait_s(RetryReason("503")) is not None
     clock.now += 60.0
     assert each.next_wait_s(RetryReason("refused", is_unreachable=True)) is not None
+
+
+def test_timeouts_double_at_each_retry_which_follows_at_once(clock: FakeClock) -> None:
+    late, attempts = RetryReason("no answer came", is_late=True), tries(clock, media_s=2.0, stall_s=30.0)
+    timeouts = []
+    while True:
+        timeouts.append(attempts.media_s)
+        if (wait_s := attempts.next_wait_s(late)) is None:
+            break
+        assert wait_s == 0
+    assert timeouts == [2, 4, 8, 16, 30, 30]

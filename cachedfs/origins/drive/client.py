@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import logging
 import random
@@ -23,12 +24,17 @@ from cachedfs.errors import OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.hedging import HedgedRequests
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.rate_limit import RateLimiter
 from cachedfs.origins.request_log import logged_request
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.retry import (
+    RetryableError,
+    RetryAttempts,
+    RetryPolicy,
+    RetryReason,
+    answered_within,
+)
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -117,13 +123,11 @@ class DriveAccount:
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        rate_limiter: RateLimiter | None = None,
     ) -> None:
-        """Send at the pace of `rate_limiter`; without one, with a limiter of its own."""
         self.options = DriveOptions.of(options)
         self.on_request = on_request
         self.loop = loop
-        self.rate_limiter = rate_limiter or RateLimiter("")
+        self.rate_limiter = RateLimiter()
         self._policy = policy or RetryPolicy()
         self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
         self.creates = CreationLimit(clock=clock)
@@ -158,15 +162,14 @@ class DriveAccount:
             new_tries=self._new_tries,
             rate_limiter=self.rate_limiter,
         )
-        client = client_of(timeout=timeout_of(policy), hedge=self.new_hedge())
-        # A second request would be a second conversion, and its wait says nothing of the service.
+        client = client_of(timeout=timeout_of(policy))
         exports = client_of(timeout=timeout_of(dataclasses.replace(policy, stall_s=policy.export_s)))
         threads = DaemonThreadPool(self.lookup_slots.max_requests, "cachedfs-drive")
         return DriveConnection(self.options, auth, session, client, exports, threads, self)
 
-    def new_hedge(self) -> HedgedRequests:
-        """Return a sender of second requests for late requests of one kind."""
-        return HedgedRequests(self._policy)
+    def metadata_s(self, n_failed: int) -> float:
+        """Return how many seconds to wait for the answer about metadata, after `n_failed` failed attempts."""
+        return self._policy.first_byte_s(self._policy.metadata_s, n_failed)
 
     def count(self) -> None:
         """Count a request that is being sent."""
@@ -219,8 +222,6 @@ class DriveConnection:
         self.client, self.exports = client, exports  # what streams media, and what waits for exports
         self.base = options.endpoint_url
         self._session, self._threads, self._account = session, threads, account
-        # What changes things goes out once.
-        self._hedges = {"get": account.new_hedge(), "list": account.new_hedge()}
         self._ids: list[str] = []
         self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
         self._asking_ids = asyncio.Lock()
@@ -458,8 +459,12 @@ class DriveConnection:
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
         ask = self.ask(url, path, doing, params, headers=given, is_pinned=is_pinned)
 
+        n_sent = itertools.count()
+
         async def attempt() -> dict[str, Any]:
-            answer = await self.send(ask, method, data)
+            # What changes things must not be sent again because its answer is late.
+            within_s = self._account.metadata_s(next(n_sent)) if method == "GET" else None
+            answer = await self.send(ask, method, data, within_s=within_s)
             found = api.resource_of(answer.status, answer.body, kind)
             if found.get("incompleteSearch"):
                 raise RetryableError(RetryReason("Drive searched only a part"))
@@ -509,23 +514,23 @@ class DriveConnection:
         return HTTPRequest(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
 
     async def send(
-        self, ask: HTTPRequest, method: str, data: bytes | None = None, *, good: frozenset[int] = GOOD
+        self,
+        ask: HTTPRequest,
+        method: str,
+        data: bytes | None = None,
+        *,
+        good: frozenset[int] = GOOD,
+        within_s: float | None = None,
     ) -> Answer:
-        """Send `ask` once in a thread, or a second time if the answer is late.
+        """Send `ask` once in a thread.
 
-        Raises RetryableError, or the final error. `good` are the statuses that are not failures.
+        Raises RetryableError, also if there is no answer within `within_s` seconds, or the final error. `good` are the
+        statuses that are not failures.
         """
         address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
         kind, rate_limiter = api.kind_of(method, address), self._account.rate_limiter
-        request = partial(self._in_thread, method, address, data, dict(ask.headers))
         sent_at = await rate_limiter.spend(kind)
-
-        async def again() -> Answer:
-            await rate_limiter.spend(kind)
-            return await request()
-
-        hedge = self._hedges.get(kind)
-        answer = await (request() if hedge is None else hedge.first(request(), again))
+        answer = await self._in_slot(within_s, method, address, data, dict(ask.headers))
         verdict = None
         if answer.status not in good:
             verdict = judge(ask, answer.status, answer.headers, answer.body)
@@ -534,18 +539,23 @@ class DriveConnection:
             return answer
         raise RetryableError(verdict) if isinstance(verdict, RetryReason) else verdict
 
+    async def _in_slot(
+        self, within_s: float | None, method: str, url: str, data: bytes | None, headers: dict[str, str]
+    ) -> Answer:
+        async with self._account.lookup_slots.semaphore():
+            self._account.count()
+            with logged_request(method, url, headers.get("Range", "")) as told:
+                answer = await answered_within(within_s, self._in_thread(method, url, data, headers))
+                told.answered(answer.status)
+                told.size = len(answer.body)
+            return answer
+
     async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
         loop, on_air = asyncio.get_running_loop(), list[Any]()
         try:
-            async with self._account.lookup_slots.semaphore():
-                self._account.count()
-                with logged_request(method, url, headers.get("Range", "")) as told:
-                    answer = await loop.run_in_executor(
-                        self._threads, self._send_here, on_air, method, url, data, headers
-                    )
-                    told.answered(answer.status)
-                    told.size = len(answer.body)
-                return answer
+            return await loop.run_in_executor(
+                self._threads, self._send_here, on_air, method, url, data, headers
+            )
         except asyncio.CancelledError:
             self._abort(on_air)  # nobody waits for it: its thread is for others
             raise

@@ -19,7 +19,6 @@ from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place
 from cachedfs.origins.drive.read import DriveMediaRead
 from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.rate_limit import BudgetRecord, ProcessRecord, RateLimiter
 from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["DriveOrigin"]
@@ -44,12 +43,10 @@ class DriveOrigin:
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        book: Callable[[str], BudgetRecord] = ProcessRecord,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
     ) -> None:
         """Create the origin of an account; it signs in at the first request.
 
-        `book` returns the rate limit records of the account; without it this origin counts only its own requests.
         `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem
         whose methods `call` calls, at its first call.
         """
@@ -66,7 +63,6 @@ class DriveOrigin:
             policy=policy,
             clock=clock,
             rng=rng,
-            rate_limiter=RateLimiter(identity, book),
         )
         self.tree = PathResolver(self.account, clock=clock)
         self._inner = AsyncOnce(self._make)

@@ -167,7 +167,8 @@ class DriveMediaRead(ResumableRead):
 
     async def _send(self, span: Range) -> None:
         await self._attempt.aclose()
-        body = await self._attempt.enter_async_context(self._to.client.exchange(self._ask(span)))
+        exchange = self._to.client.exchange(self._ask(span), within_s=self._tries.media_s)
+        body = await self._attempt.enter_async_context(exchange)
         try:
             if body.status == 416:
                 await self._look()  # shorter by now: that is the answer

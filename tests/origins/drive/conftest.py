@@ -19,7 +19,7 @@ from tests.origins.drive.certificates import private_key
 from tests.sim.discovery import problems_of_request
 
 # A busy machine may seem to hang, and must not cause a second request.
-PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001, hedge_least_s=3600.0, hedge_early_s=3600.0)
+PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=3600.0, metadata_s=3600.0)
 QUICK = dataclasses.replace(PATIENT, stall_s=0.3)  # for requests that do hang
 _numbers = itertools.count()
 

@@ -194,7 +194,7 @@ async def test_a_slow_export_is_waited_for_and_requested_once(
     """Drive sends nothing before the conversion is done."""
     server.document(f"{folder}/sheet", "0123456789", mime=SHEET)
     known = await make().lookup(f"{root}/sheet")
-    hasty = RetryPolicy(base_s=0.001, cap_s=0.001, stall_s=0.1, hedge_least_s=0.05, hedge_early_s=0.05)
+    hasty = RetryPolicy(base_s=0.001, cap_s=0.001, stall_s=0.1, media_s=0.05, metadata_s=0.05)
     server.fail(Fault(kind="export", stall_s=0.3, times=None))
     assert (await read(make(hasty, export="csv"), f"{root}/sheet", None, known))[0] == b"0123456789"
     assert len(exported(server)) == 1
