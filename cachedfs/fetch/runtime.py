@@ -67,9 +67,6 @@ class Runtime(event_log.CounterSource):
         self.future_uses: list[FutureUses] = []
         self.fetch_queue = FetchQueue()
         self.lookups = SingleFlight(self.spawn)
-        # Objects with readahead of ranges: key digest -> byte from which on cached reads are observed. Changed on the
-        # event loop thread.
-        self.observed_from: dict[str, int] = {}
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._statistics = StatisticsPublisher(self, self.cache.counts)
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)

@@ -15,7 +15,7 @@ from cachedfs.fetch.inflight import RequestStopped
 from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
 from cachedfs.readahead.chunk_prefetch import ChunkPrefetch
-from cachedfs.readahead.object_history import AccessPatterns
+from cachedfs.readahead.object_history import ObjectHistories
 
 __all__ = ["CachedReads", "ReadBuffer", "note_version", "versions_read"]
 
@@ -90,8 +90,8 @@ class _Version(NamedTuple):
 class CachedReads:
     """Reads of cached objects of one source, without requests; safe from any thread."""
 
-    def __init__(self, source: Source, chunks: ChunkPrefetch, patterns: AccessPatterns) -> None:
-        self._source, self._chunk_prefetch, self._access_patterns = source, chunks, patterns
+    def __init__(self, source: Source, chunks: ChunkPrefetch, histories: ObjectHistories) -> None:
+        self._source, self._chunk_prefetch, self._object_histories = source, chunks, histories
         self._awaited = chunks.awaited
 
     def read(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
@@ -177,10 +177,11 @@ class CachedReads:
         return _Version(entry, key, size)
 
     def _observe_hit(self, version: _Version, want: Range) -> None:
-        """Report a read to the access patterns if it passes the byte offset in `runtime.observed_from`."""
-        runtime, (entry, key, size) = self._source.runtime, version
-        if runtime.observed_from and want.stop > runtime.observed_from.get(key.digest, size):
-            runtime.call_soon(self._access_patterns.observe_hit, entry, key, want)
+        """Report a read to the object's history if it is read ahead from there."""
+        if self._object_histories.is_observed(version.key, want):
+            self._source.runtime.call_soon(
+                self._object_histories.observe_hit, version.entry, version.key, want
+            )
 
     def of_version(self, key: ObjectKey, want: Range, *, nowait: bool = False) -> bytes | None:
         """Return the bytes of `want` of one version if all are cached, else None; see `read`."""

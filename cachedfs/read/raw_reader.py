@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-from collections import deque
-from collections.abc import Iterable
 from os import getpid
 from typing import Any
 
@@ -18,8 +16,8 @@ from cachedfs.errors import ChecksumMismatch
 from cachedfs.fetch.inflight import InflightRequest, RequestStopped
 from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.read.reader import Reader
-from cachedfs.readahead.object_history import OutstandingReadahead
-from cachedfs.readahead.sequential import ENOUGH, ReadHistory, ahead
+from cachedfs.readahead.object_history import RangeReadahead
+from cachedfs.readahead.sequential import ENOUGH
 
 __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawReader"]
 
@@ -115,7 +113,6 @@ class RawReader(io.RawIOBase):
         self._has_seeked = False  # a seek moved the position since the last read
         self._seek_from = self._seek_to = 0  # position before the last seek; start of the first read after it
         self._last = -1  # index of the block read last
-        self._history = ReadHistory(self._block_size)  # kept up to date only while `_is_fetching`
         self._n_reads = 0  # reads that moved to another block since the last wait
         # Blocks that this file requested: reading them from disk later does not count as a hit.
         self._requested: set[int] = set()
@@ -126,7 +123,7 @@ class RawReader(io.RawIOBase):
         self._n_cached = 0  # blocks read from disk since one came from elsewhere
         self._opening = inflight  # the request sent by open(); this file may stop it
         self._inflight = inflight  # the request that served the last read
-        self._readahead = OutstandingReadahead()
+        self._readahead = RangeReadahead(self._block_size)  # kept up to date only while `_is_fetching`
         if entry.info.size is None:
             data = reader.source.runtime.run(reader.collect(entry, None, None))
             self._data: bytes | None = data
@@ -227,7 +224,7 @@ class RawReader(io.RawIOBase):
             self._stop_opening()
             self._inflight = None
             if self._runtime.pid == getpid():
-                self._cancel(self._readahead.clear())
+                self._readahead.close(self._reader.fetcher)
         super().close()
 
     # Sources of the bytes.
@@ -274,13 +271,10 @@ class RawReader(io.RawIOBase):
 
     def _from_requests(self, index: int, position: int, into: memoryview) -> int:
         """Copy from an in-flight request; on a new block, first update the history and read ahead."""
-        if index != self._history.last:
+        if index != self._readahead.history.last:
             came_from = self._seek_from if self._seek_to == position else position
             stop = min(position + len(into), (index + 1) * self._block_size)
-            self._history, unwanted = self._readahead.over(
-                self._history.after(position, stop, left=came_from)
-            )
-            self._cancel(unwanted)
+            self._readahead.observe(self._reader.fetcher, position, stop, left=came_from)
             self._n_reads += 1
             self._read_ahead()
         return self._from_inflight(position, into)
@@ -297,11 +291,10 @@ class RawReader(io.RawIOBase):
 
     def _begin_history(self, position: int) -> None:
         """Update the history with the block read last, which was cached, and with `position`."""
-        size, last = self._block_size, self._last
-        history = self._history
+        size, last, fetcher = self._block_size, self._last, self._reader.fetcher
         if last >= 0:
-            history = history.after(last * size, (last + 1) * size)
-        self._history = history.after(position, position + 1)
+            self._readahead.observe(fetcher, last * size, (last + 1) * size)
+        self._readahead.observe(fetcher, position, position + 1)
 
     def _from_inflight(self, position: int, into: memoryview) -> int:
         """Copy what an in-flight request has received at `position`; return 0 if there is nothing yet."""
@@ -382,30 +375,15 @@ class RawReader(io.RawIOBase):
 
     def _read_ahead(self) -> None:
         """Request the blocks that the read history predicts."""
-        config = self._reader.source.config
-        window = self._runtime.window(config)
-        self._history, wanted = ahead(
-            self._history,
-            n_blocks=-(-self.size // self._block_size),
-            # At least two requests per window: one is received while the other is read.
-            blocks_per_request=max(1, min(config.request_size, window // 2) // self._block_size),
-            most=window // self._block_size,
-        )
-        run = self._history.runs[0]
+        run = self._readahead.history.runs[0]
         if self._opening is not None and run.number == 0 and run.n_steps >= ENOUGH:
             self._runtime.call_soon(self._opening.want, self._opening.stop)
-            self._readahead.of(run).append(self._opening)
+            self._readahead.requests_of(run).append(self._opening)
             self._opening = None
-        if wanted and self._key is not None:
-            has, key = self._cache.has, self._key
+        if (key := self._key) is not None:
+            wanted = self._readahead.request(self._reader.fetcher, self._entry, key)
+            has = self._cache.has
             self._requested.update(index for blocks in wanted for index in blocks if not has(key, index))
-            fetcher, keep = self._reader.fetcher, self._readahead.of(run)
-            self._runtime.call_soon(fetcher.launch_speculative, self._entry, self._key, wanted, keep)
-
-    def _cancel(self, unwanted: Iterable[deque[InflightRequest]]) -> None:
-        """Cancel readahead requests that are no longer needed."""
-        for inflight_requests in unwanted:
-            self._runtime.call_soon(self._reader.fetcher.forget_speculative, inflight_requests)
 
     def _add_requested(self, start: int, stop: int) -> None:
         """Record that this file requests the bytes `[start, stop)`."""
@@ -431,4 +409,4 @@ class RawReader(io.RawIOBase):
         self._cache = self._runtime.cache
         self._current_block.leave(self._cache)
         self._inflight = self._opening = None
-        self._readahead = OutstandingReadahead()
+        self._readahead = RangeReadahead(self._block_size)

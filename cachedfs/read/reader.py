@@ -19,7 +19,7 @@ from cachedfs.fetch.source import Source
 from cachedfs.metadata.resolver import MetadataResolver
 from cachedfs.read.cached_reads import CachedReads, ReadBuffer, note_version
 from cachedfs.readahead.chunk_prefetch import ALL, ChunkPrefetch, first_want
-from cachedfs.readahead.object_history import AccessPatterns
+from cachedfs.readahead.object_history import ObjectHistories
 
 __all__ = ["TRIES", "Reader"]
 
@@ -41,8 +41,8 @@ class Reader:
         self.fetcher = Fetcher(source)
         self.resolver = MetadataResolver(source, self.fetcher)
         self.chunk_prefetch = ChunkPrefetch(source, self.fetcher, self.resolver)
-        self.access_patterns = AccessPatterns(source, self.fetcher)
-        self.cached_reads = CachedReads(source, self.chunk_prefetch, self.access_patterns)
+        self.object_histories = ObjectHistories(source, self.fetcher)
+        self.cached_reads = CachedReads(source, self.chunk_prefetch, self.object_histories)
 
     # Reads.
 
@@ -124,7 +124,7 @@ class Reader:
             set() if inflight is None else set(covering(Range(inflight.start, inflight.stop), key.block_size))
         )
         if 0 < want.size < info.size:
-            self.access_patterns.observe_range(entry, key, want, is_first=inflight is not None)
+            self.object_histories.observe_range(entry, key, want, is_first=inflight is not None)
         slots = asyncio.Semaphore(
             2 * self.source.config.first_concurrency
         )  # limits the buffers of one huge read
@@ -210,7 +210,7 @@ class Reader:
         are received only when a reader wants them.
         """
         blocks, runtime = covering(want, key.block_size), self.source.runtime
-        self.access_patterns.observe_wait(entry, key, blocks, n_reads=n_reads)
+        self.object_histories.observe_wait(entry, key, blocks, n_reads=n_reads)
         first = blocks[0]
         if not first:
             self.chunk_prefetch.observe(entry.path, 0, key.block_size)

@@ -19,10 +19,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from cachedfs.common.blocks import covering
 from cachedfs.common.types import ObjectKey, Range
+from cachedfs.config import Config
 from cachedfs.fetch.fetch_queue import LinkEstimate
 from cachedfs.fetch.fetcher import Fetcher
 from cachedfs.fetch.inflight import InflightRequest
@@ -34,11 +36,10 @@ from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 __all__ = [
     "GOES_ON",
     "LEAST",
-    "AccessPatterns",
-    "OutstandingReadahead",
+    "ObjectHistories",
+    "RangeReadahead",
     "as_declared",
     "is_rest_worth_it",
-    "patterns_of",
 ]
 
 
@@ -47,7 +48,7 @@ LEAST = 6  # reads that waited; reading a table's footer and a few of its column
 
 MOST = 1000  # objects remembered
 FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
-_patterns: WeakKeyDictionary[Runtime, dict[str, AccessPattern]] = WeakKeyDictionary()
+_by_runtime: WeakKeyDictionary[Runtime, dict[str, ObjectHistory]] = WeakKeyDictionary()
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
 
 
@@ -70,55 +71,62 @@ def is_rest_worth_it(
     return n_misses >= LEAST and n_more >= n_requests and going_on_s >= rest_s
 
 
-class OutstandingReadahead:
-    """The readahead requests of each run of a history.
+class RangeReadahead:
+    """Readahead in one open file, or in one object that is read by ranges. In the thread of the reader."""
 
-    The event loop thread appends; the reader takes from the left. Requests are kept until their run has
-    passed them: if nothing can be stored, their bytes are only in memory.
-    """
-
-    def __init__(self) -> None:
-        self._by_run: dict[int, deque[InflightRequest]] = {}
+    def __init__(self, block_size: int) -> None:
+        self.history = ReadHistory(block_size)
+        # By run: the requests that it has not passed. If nothing can be stored, their bytes are only in memory.
+        # The event loop thread appends; the reader takes from the left.
+        self._requests: dict[int, deque[InflightRequest]] = {}
 
     def __iter__(self) -> Iterator[InflightRequest]:
         """Yield all requests, from a copy of each run's queue."""
-        for inflight_requests in self._by_run.values():
-            yield from [*inflight_requests]
+        for requests in self._requests.values():
+            yield from [*requests]
 
-    def of(self, run: SequentialRun) -> deque[InflightRequest]:
-        """Return the requests ahead of a run, without those it has passed. They may be in any order."""
-        inflight_requests = self._by_run.setdefault(run.number, deque())
-        is_backwards = run.repeats > 0 and run.start < run.origin
-        for _ in range(len(inflight_requests)):
-            inflight = inflight_requests.popleft()
-            if inflight.start < run.stop if is_backwards else inflight.stop > run.start:
-                inflight_requests.append(inflight)
-        return inflight_requests
-
-    def over(self, history: ReadHistory) -> tuple[ReadHistory, list[deque[InflightRequest]]]:
-        """Remove the requests of runs that are over.
-
-        Returns the updated history (see `ReadHistory.given_up`), and the removed requests, which the caller
-        has to stop.
-        """
-        unwanted = []
-        for number in self._by_run.keys() - {run.number for run in history.runs}:
-            inflight_requests = self._by_run.pop(number)
-            history = history.given_up(
-                number, [inflight.blocks_until_stop for inflight in [*inflight_requests]]
+    def observe(self, fetcher: Fetcher, start: int, stop: int, *, left: int | None = None) -> None:
+        """Record a read (see `ReadHistory.after`), and stop requests that are no longer wanted."""
+        history, n_wasted = self.history.after(start, stop, left=left), 0
+        for run in history.dropped:
+            requests = self._requests.pop(run.number, deque())
+            arriving = {index for inflight in [*requests] for index in inflight.blocks_until_stop}
+            n_wasted += sum(
+                index in arriving for blocks in run.unread(history.block_size) for index in blocks
             )
-            unwanted.append(inflight_requests)
-        return history, unwanted
+            fetcher.source.runtime.call_soon(fetcher.forget_speculative, requests)
+        self.history = history._replace(dropped=(), n_wasted=history.n_wasted + n_wasted)
 
-    def clear(self) -> list[deque[InflightRequest]]:
-        """Remove and return all requests, which are no longer wanted."""
-        inflight_requests, self._by_run = [*self._by_run.values()], {}
-        return inflight_requests
+    def request(self, fetcher: Fetcher, entry: MetadataEntry, key: ObjectKey) -> list[range]:
+        """Request the blocks that the history predicts, and return them."""
+        config, runtime, block_size = fetcher.source.config, fetcher.source.runtime, key.block_size
+        window = runtime.window(config)
+        self.history, wanted = ahead(
+            self.history,
+            n_blocks=_n_blocks(entry, key),
+            blocks_per_request=_per_request(config, window),
+            most=window // block_size,
+        )
+        if wanted:
+            keep = self.requests_of(self.history.runs[0])
+            runtime.call_soon(fetcher.launch_speculative, entry, key, wanted, keep)
+        return wanted
 
+    def requests_of(self, run: SequentialRun) -> deque[InflightRequest]:
+        """Return the requests ahead of a run, without those it has passed. They may be in any order."""
+        requests = self._requests.setdefault(run.number, deque())
+        is_backwards = run.repeats > 0 and run.start < run.origin
+        for _ in range(len(requests)):
+            inflight = requests.popleft()
+            if inflight.start < run.stop if is_backwards else inflight.stop > run.start:
+                requests.append(inflight)
+        return requests
 
-def patterns_of(runtime: Runtime) -> dict[str, AccessPattern]:
-    """Return the access patterns by digest of the object key, the latest last. Event loop thread only."""
-    return _patterns.setdefault(runtime, {})
+    def close(self, fetcher: Fetcher) -> None:
+        """Stop all requests."""
+        while self._requests:
+            _, requests = self._requests.popitem()
+            fetcher.source.runtime.call_soon(fetcher.forget_speculative, requests)
 
 
 @contextmanager
@@ -135,27 +143,41 @@ def as_declared() -> Iterator[None]:
         _is_declared.reset(token)
 
 
-class AccessPattern:
-    """The access pattern of one object version."""
+class ObjectHistory:
+    """The reads of one object version by ranges, and of all its readers that had to wait."""
 
     def __init__(self, block_size: int) -> None:
-        self.history = ReadHistory(block_size)  # of range reads; an open file has its own history
-        self.sent = OutstandingReadahead()
+        self.readahead = RangeReadahead(block_size)  # of range reads; an open file has its own
+        self.observed_from: int | None = None  # cached reads from this byte on are observed; None: none are
         self.n_misses = 0
         self.rest: deque[range] | None = None  # unsent requests, once the rest is worth fetching
         self.n_earned = 0  # blocks of the rest that may be requested now
         self.of_rest: deque[InflightRequest] = deque()  # requests sent for the rest
 
 
-class AccessPatterns:
-    """Observe the reads of one source's objects, and request what comes next. Event loop thread only.
+class ObjectHistories:
+    """Observe the reads of one source's objects, and request what comes next.
 
-    The patterns belong to the runtime: all filesystems that use it share them.
+    Event loop thread only, except `is_observed`. All filesystems that use a runtime share the histories.
     """
 
     def __init__(self, source: Source, fetcher: Fetcher) -> None:
         self._source = source
         self._fetcher = fetcher
+        self._here: tuple[Runtime | None, dict[str, ObjectHistory]] = None, {}
+
+    @property
+    def by_digest(self) -> dict[str, ObjectHistory]:
+        """The histories by digest of the object key, the latest last."""
+        runtime = self._source.runtime
+        if self._here[0] is not runtime:
+            self._here = runtime, _by_runtime.setdefault(runtime, {})
+        return self._here[1]
+
+    def is_observed(self, key: ObjectKey, want: Range) -> bool:
+        """Return whether `observe_hit` should be told of a read of cached bytes. From any thread."""
+        history = self.by_digest.get(key.digest)
+        return history is not None and history.observed_from is not None and want.stop > history.observed_from
 
     def observe_range(self, entry: MetadataEntry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
         """Record a range read (such as `cat_file`) of the bytes `want`, some of which are not cached.
@@ -164,40 +186,23 @@ class AccessPatterns:
         """
         if _is_declared.get():
             return
-        self._pattern(key).n_misses += is_first
-        wanted = self._wanted(entry, key, want)
+        history = self._history(key)
+        history.n_misses += is_first
+        history.readahead.observe(self._fetcher, want.start, want.stop)
         self.observe_wait(entry, key, covering(want, key.block_size))
-        self._follow(entry, key, wanted)
+        self._read_ahead(history, entry, key)
 
     def observe_hit(self, entry: MetadataEntry, key: ObjectKey, want: Range) -> None:
         """Record a range read of the cached bytes `want` of an object that is read ahead."""
-        self._follow(entry, key, self._wanted(entry, key, want))
+        history = self._history(key)
+        history.readahead.observe(self._fetcher, want.start, want.stop)
+        self._read_ahead(history, entry, key)
 
-    def _wanted(self, entry: MetadataEntry, key: ObjectKey, want: Range) -> list[range]:
-        """Return the blocks to request ahead after a read of `want`, one range per request."""
-        pattern = self._pattern(key)
-        window = self._source.runtime.window(self._source.config) // key.block_size
-        history, unwanted = pattern.sent.over(pattern.history.after(want.start, want.stop))
-        for inflight_requests in unwanted:
-            self._fetcher.forget_speculative(inflight_requests)
-        pattern.history, wanted = ahead(
-            history,
-            n_blocks=self._n_blocks(entry, key),
-            blocks_per_request=self._per_request(key, window),
-            most=window,
-        )
-        return wanted
-
-    def _follow(self, entry: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
-        """Request blocks ahead, and have further cached reads of this object observed."""
-        pattern, followed = self._pattern(key), self._source.runtime.observed_from
-        run = pattern.history.runs[0]
-        if wanted:
-            self._launch_speculative(entry, key, wanted, pattern.sent.of(run))
-        if run.unread(key.block_size):
-            followed[key.digest] = (pattern.history.last + 1) * key.block_size
-        else:
-            followed.pop(key.digest, None)
+    def _read_ahead(self, history: ObjectHistory, entry: MetadataEntry, key: ObjectKey) -> None:
+        history.readahead.request(self._fetcher, entry, key)
+        reads = history.readahead.history
+        is_ahead = reads.runs[0].n_unread(key.block_size) > 0
+        history.observed_from = (reads.last + 1) * key.block_size if is_ahead else None
 
     def observe_wait(self, entry: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
         """Record that a reader waits for `blocks`, and request more of the object if that pays off.
@@ -205,56 +210,46 @@ class AccessPatterns:
         `n_reads` is the number of reads of the object since the last wait. If the rest fits into one request,
         what follows `blocks` is requested together with them.
         """
-        if _is_declared.get():
-            return
         free = self._missing(key, blocks)
-        if not free or self._n_blocks(entry, key) < 2:
+        if _is_declared.get() or not free or _n_blocks(entry, key) < 2:
             return
-        pattern, most = self._pattern(key), self._source.runtime.window(self._source.config) // key.block_size
-        pattern.n_misses += 1
-        if pattern.rest is None:
-            missing = self._rest(entry, key, pattern)
-            per_request = self._per_request(key, most)
-            if missing is None:
-                return
+        history, window = self._history(key), self._source.runtime.window(self._source.config)
+        per_request = _per_request(self._source.config, window)
+        history.n_misses += 1
+        if history.rest is not None:
+            history.n_earned += max(1, n_reads) * per_request
+        elif missing := self._rest(entry, key, history.n_misses, per_request):
             if len(missing) <= per_request:
-                following = [index for index in missing if index >= free[0]]
-                self._fetcher.launch(entry, key, following)
+                self._fetcher.launch(entry, key, [index for index in missing if index >= free[0]])
             others = [index for index in missing if index not in blocks]
-            pattern.rest, pattern.n_earned = deque(_requests(others, per_request)), most
-        else:
-            pattern.n_earned += max(1, n_reads) * self._per_request(key, most)
+            history.rest, history.n_earned = deque(_requests(others, per_request)), window // key.block_size
         requests = []
-        while pattern.rest and pattern.n_earned > 0:
-            requests.append(pattern.rest.popleft())
-            pattern.n_earned -= len(requests[-1])
-        _drop_done(pattern.of_rest)
-        self._launch_speculative(entry, key, requests, pattern.of_rest)
+        while history.rest and history.n_earned > 0:
+            requests.append(history.rest.popleft())
+            history.n_earned -= len(requests[-1])
+        _drop_done(history.of_rest)
+        self._fetcher.launch_speculative(entry, key, requests, history.of_rest)
 
-    def _rest(self, entry: MetadataEntry, key: ObjectKey, pattern: AccessPattern) -> list[int] | None:
-        """Return the missing blocks of an object if they are worth fetching, else None."""
-        n_blocks, config, size = self._n_blocks(entry, key), self._source.config, key.block_size
-        per_request = self._per_request(key, self._source.runtime.window(config) // size)
-
-        def is_worth_it(n_missing: int) -> bool:
-            return is_rest_worth_it(
-                pattern.n_misses,
-                n_missing,
-                block_size=size,
-                blocks_per_request=per_request,
-                link=LinkEstimate(),
-            )
-
+    def _rest(self, entry: MetadataEntry, key: ObjectKey, n_misses: int, per_request: int) -> list[int]:
+        """Return the missing blocks of an object if they are worth fetching, else an empty list."""
+        config, n_blocks = self._source.config, _n_blocks(entry, key)
+        is_worth_it = partial(
+            is_rest_worth_it,
+            n_misses,
+            block_size=key.block_size,
+            blocks_per_request=per_request,
+            link=LinkEstimate(),
+        )
         if (
-            pattern.n_misses < 2
+            n_misses < 2
             or not config.read_ahead
-            or not self._source.runtime.fits(config, n_blocks * size)
+            or not self._source.runtime.fits(config, n_blocks * key.block_size)
         ):
-            return None
-        if n_blocks > FEW and not is_worth_it(n_blocks - pattern.n_misses):
-            return None
+            return []
+        if n_blocks > FEW and not is_worth_it(n_blocks - n_misses):
+            return []
         missing = self._missing(key, range(n_blocks))
-        return missing if is_worth_it(len(missing)) else None
+        return missing if is_worth_it(len(missing)) else []
 
     def _missing(self, key: ObjectKey, blocks: Iterable[int]) -> list[int]:
         runtime = self._source.runtime
@@ -264,28 +259,25 @@ class AccessPatterns:
             if key.name(i) not in runtime.inflight_requests and not runtime.cache.has(key, i)
         ]
 
-    def _launch_speculative(
-        self, entry: MetadataEntry, key: ObjectKey, wanted: Iterable[range], keep: deque[InflightRequest]
-    ) -> None:
-        self._fetcher.launch_speculative(entry, key, wanted, keep)
+    def _history(self, key: ObjectKey) -> ObjectHistory:
+        histories = self.by_digest
+        history = histories.pop(key.digest, None)
+        if history is None:
+            history = ObjectHistory(key.block_size)
+        histories[key.digest] = history
+        while len(histories) > MOST:
+            del histories[next(iter(histories))]
+        return history
 
-    def _pattern(self, key: ObjectKey) -> AccessPattern:
-        patterns = patterns_of(self._source.runtime)
-        pattern = patterns.pop(key.digest, None) or AccessPattern(key.block_size)
-        patterns[key.digest] = pattern
-        while len(patterns) > MOST:
-            oldest = next(iter(patterns))
-            del patterns[oldest]
-            self._source.runtime.observed_from.pop(oldest, None)
-        return pattern
 
-    def _per_request(self, key: ObjectKey, window: int) -> int:
-        return max(1, min(self._source.config.request_size // key.block_size, window // 2))
+def _n_blocks(entry: MetadataEntry, key: ObjectKey) -> int:
+    assert entry.object.size is not None  # an object with a key has a size
+    return -(-entry.object.size // key.block_size)
 
-    def _n_blocks(self, entry: MetadataEntry, key: ObjectKey) -> int:
-        size = entry.object.size
-        assert size is not None  # an object with a key has a size
-        return -(-size // key.block_size)
+
+def _per_request(config: Config, window: int) -> int:
+    """Return the blocks per request: half a window at most, so that one is received while another is read."""
+    return max(1, min(config.request_size, window // 2) // config.block_size)
 
 
 def _requests(indexes: list[int], length: int) -> Iterator[range]:

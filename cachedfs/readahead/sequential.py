@@ -23,7 +23,7 @@ ENOUGH = 2  # steps that make a pattern, from block to block or from piece to pi
 class SequentialRun(NamedTuple):
     """One reader: its current piece, and the pattern of the pieces before.
 
-    Positions and lengths are in bytes, except `asked` and `lost`, which are block indexes.
+    Positions and lengths are in bytes, except `asked`, which is a block index.
     """
 
     number: int  # unique in its history; replaced when the run's requests are dropped
@@ -34,9 +34,7 @@ class SequentialRun(NamedTuple):
     origin: int = 0  # start of the first piece in the current sequence of evenly spaced pieces
     repeats: int = 0  # pieces in that sequence after the first
     length: int = 0  # of the shortest earlier piece
-    n_pieces: int = 0  # future pieces requested
-    lost: int = 0  # blocks of the piece from `asked` up to this index were requested and then dropped
-    was: int = -1  # former number, until it is known which of the dropped blocks still arrive
+    pieces: tuple[range, ...] = ()  # blocks of future pieces that were requested, the next piece first
     at: int = 0  # `ReadHistory.n_touched` when this run was last read
 
     @property
@@ -49,17 +47,12 @@ class SequentialRun(NamedTuple):
         start = self.start + round(number * self.step)
         return range(max(0, start // block_size), max(0, _behind(start + self.length, block_size)))
 
-    def n_lost(self, start: int, stop: int | None = None) -> int:
-        """Return how many blocks from `start` on count as wasted, although the run may still read them."""
-        return len(range(max(start, self.asked), self.lost if stop is None else min(stop, self.lost)))
+    def unread(self, block_size: int) -> list[range]:
+        """Return the blocks that were requested and not read yet: of this piece, and of future ones."""
+        return [range(_behind(self.stop, block_size), self.asked), *self.pieces]
 
-    def unread(self, block_size: int) -> int:
-        """Return how many blocks were requested and not read yet."""
-        return max(0, self.asked - _behind(self.stop, block_size)) + self.n_to_come(block_size)
-
-    def n_to_come(self, block_size: int) -> int:
-        """Return how many blocks of future pieces were requested."""
-        return sum(len(self.piece(number, block_size)) for number in range(1, self.n_pieces + 1))
+    def n_unread(self, block_size: int) -> int:
+        return sum(map(len, self.unread(block_size)))
 
 
 class ReadHistory(NamedTuple):
@@ -69,6 +62,8 @@ class ReadHistory(NamedTuple):
     runs: tuple[SequentialRun, ...] = ()  # most recently read first
     n_touched: int = 0  # blocks read
     n_wasted: int = 0  # blocks requested and skipped
+    # Runs whose requests are no longer wanted. The caller stops them, and adds what still arrives to `n_wasted`.
+    dropped: tuple[SequentialRun, ...] = ()
     n_runs: int = 0
     takes_turns: bool = False  # a run continued after another was read: both are active
 
@@ -82,7 +77,7 @@ class ReadHistory(NamedTuple):
 
         Reads inside the block `last` need not be reported; `left` is then the position they reached.
         """
-        history = self if left is None else self._until(left)
+        history = self if left is None else self._reached(left)
         for place, run in enumerate(history.runs):
             if start > run.stop and run.repeats >= ENOUGH and history._steps(run, start):
                 return history._stepping(place, start, stop)
@@ -93,20 +88,7 @@ class ReadHistory(NamedTuple):
                 return history._stepping(place, start, stop)
         return history._beginning(start, stop)
 
-    def given_up(self, number: int, coming: Iterable[range]) -> ReadHistory:
-        """Return the history after a finished run's requests were stopped; only the blocks `coming` arrive.
-
-        Blocks that do not arrive no longer count as wasted.
-        """
-        for place, run in enumerate(self.runs):
-            if run.was == number:
-                lost = set(range(max(run.asked, _behind(run.stop, self.block_size)), run.lost))
-                n = len(lost.difference(*coming))
-                runs = (*self.runs[:place], run._replace(lost=run.lost - n, was=-1), *self.runs[place + 1 :])
-                return self._replace(runs=runs, n_wasted=self.n_wasted - n)
-        return self
-
-    def _until(self, left: int) -> ReadHistory:
+    def _reached(self, left: int) -> ReadHistory:
         """Extend the last piece to `left`, the end of the unreported reads in its last block."""
         if not self.runs or not self.runs[0].stop < left <= (self.last + 1) * self.block_size:
             return self
@@ -120,11 +102,9 @@ class ReadHistory(NamedTuple):
 
     def _going_on(self, place: int, start: int, stop: int) -> ReadHistory:
         run, size = self.runs[place], self.block_size
-        behind, first = _behind(run.stop, size), start // size
+        behind = _behind(run.stop, size)
         n_new = max(0, _behind(stop, size) - behind)
-        n_passed = max(0, min(first, run.asked) - behind)
-        # no longer wasted: they were read after all
-        n_passed -= run.n_lost(max(first, behind), behind + n_new)
+        n_passed = len(range(behind, min(start // size, run.asked)))
         run = run._replace(stop=max(run.stop, stop), n_steps=run.n_steps + (n_new > 0))
         return self._with(place, run, n_read=n_new, n_passed=n_passed)
 
@@ -133,24 +113,20 @@ class ReadHistory(NamedTuple):
 
     def _stepping(self, place: int, start: int, stop: int) -> ReadHistory:
         run, size = self.runs[place], self.block_size
-        n_passed = max(0, run.asked - _behind(run.stop, size))
+        n_passed = len(range(_behind(run.stop, size), run.asked))
         if self._is_next_below(run, start):
             start -= start % size
-        awaited = [run.piece(number, size) for number in range(1, run.n_pieces + 1)]
+        asked = run.pieces[0] if run.pieces else range(0)
+        n_passed += len(range(asked.start, min(asked.stop, start // size)))  # the prediction was too early
         run = run._replace(
             start=start,
             stop=stop,
             n_steps=0,
-            lost=0,
-            asked=awaited[0].stop if awaited else 0,
+            asked=asked.stop,
             repeats=run.repeats + 1,
             length=min(run.length, run.stop - run.start),
-            n_pieces=max(0, run.n_pieces - 1),
+            pieces=run.pieces[1:],
         )
-        if awaited:  # the new prediction may differ a little from the old one
-            n_passed += max(0, start // size - awaited[0].start)
-            now = (run.piece(number, size) for number in range(1, run.n_pieces + 1))
-            n_passed += sum(len({*old} - {*new}) for old, new in zip(awaited[1:], now, strict=True))
         return self._with(place, run, n_read=1, n_passed=n_passed)
 
     def _is_next_below(self, run: SequentialRun, start: int) -> bool:
@@ -170,25 +146,26 @@ class ReadHistory(NamedTuple):
             if before.stop <= start < before.asked * self.block_size:  # already requested: the same run
                 run, place = run._replace(number=before.number, asked=before.asked), 0
                 n_passed = start // self.block_size - _behind(before.stop, self.block_size)
-                n_passed += before.n_to_come(self.block_size)
+                n_passed += sum(map(len, before.pieces))
         return history._with(place, run, n_read=1, n_passed=n_passed)
 
     def _with(self, place: int | None, run: SequentialRun, *, n_read: int, n_passed: int) -> ReadHistory:
         """Return the history with `run` moved to the front from index `place`; None for a new run."""
         others = [other for at, other in enumerate(self.runs) if at != place]
         takes_turns = self.takes_turns or (place is not None and place > 0)
-        n_touched, n_runs, n_wasted = self.n_touched + n_read, self.n_runs, self.n_wasted + n_passed
-        n_wasted += sum(other.unread(self.block_size) for other in others[MOST_RUNS - 1 :])
-        kept = []
+        n_touched, n_runs = self.n_touched + n_read, self.n_runs
+        kept, dropped = [run._replace(at=n_touched)], [*self.dropped, *others[MOST_RUNS - 1 :]]
         for other in others[: MOST_RUNS - 1]:
             is_over = n_touched - other.at > PATIENCE if takes_turns else run.n_steps >= ENOUGH
-            if is_over and (n_unread := other.unread(self.block_size)):
-                lost = max(other.asked, other.lost)
-                other = other._replace(number=n_runs, was=other.number, asked=0, n_pieces=0, lost=lost)
-                n_runs, n_wasted = n_runs + 1, n_wasted + n_unread
+            if is_over and other.n_unread(self.block_size):
+                dropped.append(other)
+                other = other._replace(number=n_runs, asked=0, pieces=())
+                n_runs += 1
             kept.append(other)
-        runs = (run._replace(at=n_touched), *kept)
-        return ReadHistory(self.block_size, runs, n_touched, n_wasted, n_runs, takes_turns)
+        n_wasted = self.n_wasted + n_passed
+        return ReadHistory(
+            self.block_size, tuple(kept), n_touched, n_wasted, tuple(dropped), n_runs, takes_turns
+        )
 
 
 def ahead(
@@ -203,34 +180,24 @@ def ahead(
     if not history.runs or most <= 0:
         return history, []
     run, size = history.runs[0], history.block_size
-    room = _room(history, blocks_per_request, most)
+    room = _room(history, most)
     in_piece = _of_piece(run, size, n_blocks, blocks_per_request, room)
-    n_again = run.n_lost(in_piece.start, in_piece.stop)  # no longer wasted
     run = run._replace(asked=max(run.asked, in_piece.stop)) if in_piece else run
-    room -= run.unread(size) + run.n_lost(_behind(run.stop, size))
-    n_pieces = _pieces_wanted(run, size, n_blocks, blocks_per_request, room)
-    pieces = [run.piece(number, size) for number in range(run.n_pieces + 1, n_pieces + 1)]
-    run = run._replace(n_pieces=n_pieces)
-    wanted = [part for whole in (in_piece, *_joined(pieces)) for part in _requests(whole, blocks_per_request)]
-    return history._replace(runs=(run, *history.runs[1:]), n_wasted=history.n_wasted - n_again), wanted
+    room -= run.n_unread(size)
+    pieces = _pieces(run, size, n_blocks, blocks_per_request, room)
+    run = run._replace(pieces=(*run.pieces, *pieces))
+    wanted = list(_requests([in_piece, *pieces], blocks_per_request))
+    return history._replace(runs=(run, *history.runs[1:])), wanted
 
 
-def _room(history: ReadHistory, per_request: int, most: int) -> int:
+def _room(history: ReadHistory, most: int) -> int:
     """Return how many blocks the first run may have requested and not read yet."""
-    run, others = history.runs[0], history.runs[1:]
-    share = most // (1 + sum(map(_reads_on, others))) if history.takes_turns else most
-    to_come = sum(other.unread(history.block_size) for other in others)  # wasted at worst
-    # The run requests its own dropped blocks again first.
-    in_vain = history.n_wasted - run.n_lost(_behind(run.stop, history.block_size))
-    left = most + history.n_touched // WASTE_SHARE - in_vain - to_come
-    if run.repeats < ENOUGH and 2 * left < most:
-        # A run without a pattern gets half of it, so that a jump leaves some readahead for later runs.
-        left = min(left, max(per_request, left // 2))
+    others = history.runs[1:]
+    n_active = 1 + sum(max(run.n_steps, run.repeats) >= ENOUGH for run in others)
+    share = most // n_active if history.takes_turns else most
+    to_come = sum(run.n_unread(history.block_size) for run in others)  # wasted at worst
+    left = most + history.n_touched // WASTE_SHARE - history.n_wasted - to_come
     return min(share, left, 2 * most - to_come)  # other runs may have had a full window before
-
-
-def _reads_on(run: SequentialRun) -> bool:
-    return max(run.n_steps, run.repeats) >= ENOUGH
 
 
 def _of_piece(run: SequentialRun, size: int, n_blocks: int, per_request: int, room: int) -> range:
@@ -242,8 +209,6 @@ def _of_piece(run: SequentialRun, size: int, n_blocks: int, per_request: int, ro
     if behind <= end:
         limit = min(n_blocks, end)
         doublings = max(doublings, run.repeats - ENOUGH)
-    elif run.repeats:
-        doublings = min(doublings, behind - end - 1)
     start = max(run.asked, behind)
     if doublings < 0 or start >= limit:
         return range(0)
@@ -253,38 +218,36 @@ def _of_piece(run: SequentialRun, size: int, n_blocks: int, per_request: int, ro
     return range(start, max(start, stop))
 
 
-def _pieces_wanted(run: SequentialRun, size: int, n_blocks: int, per_request: int, room: int) -> int:
-    """Return how many future pieces should be requested in total."""
+def _pieces(run: SequentialRun, size: int, n_blocks: int, per_request: int, room: int) -> list[range]:
+    """Return the blocks of the next pieces to request."""
+    pieces: list[range] = []
     if run.repeats < ENOUGH:
-        return run.n_pieces
-    is_dense = abs(run.step) < run.length + size  # pieces are adjacent, so one request covers several
-    unit = max(1, per_request // max(1, len(run.piece(1, size)))) if is_dense else 1
-    most, wanted = unit << min(run.repeats - ENOUGH, 32), run.n_pieces
-    while wanted < most:
-        blocks = run.piece(wanted + 1, size)
+        return pieces
+    unit = max(
+        1, per_request // max(1, len(run.piece(1, size)))
+    )  # one request covers several adjacent pieces
+    for number in range(len(run.pieces) + 1, (unit << min(run.repeats - ENOUGH, 32)) + 1):
+        blocks = run.piece(number, size)
         if not blocks or blocks.stop > n_blocks:
-            return wanted
+            return pieces
         room -= len(blocks)
         if room < 0:
             break
-        wanted += 1
-    return wanted if wanted - run.n_pieces >= unit else run.n_pieces
+        pieces.append(blocks)
+    return pieces if len(pieces) >= unit else []
 
 
-def _joined(pieces: Iterable[range]) -> list[range]:
-    """Merge each piece with the one before it where they are adjacent."""
-    out: list[range] = []
+def _requests(pieces: Iterable[range], length: int) -> Iterator[range]:
+    """Merge each piece with the one before it where they are adjacent, and split what is longer than `length`."""
+    joined = [range(0)]
     for piece in pieces:
-        if out and piece.start <= out[-1].stop and out[-1].start <= piece.stop:
-            out[-1] = range(min(piece.start, out[-1].start), max(piece.stop, out[-1].stop))
+        last = joined[-1]
+        if piece and last and piece.start <= last.stop and last.start <= piece.stop:
+            joined[-1] = range(min(piece.start, last.start), max(piece.stop, last.stop))
         else:
-            out.append(piece)
-    return out
-
-
-def _requests(blocks: range, length: int) -> Iterator[range]:
-    for start in range(blocks.start, blocks.stop, length):
-        yield range(start, min(start + length, blocks.stop))
+            joined.append(piece)
+    for blocks in joined:
+        yield from (blocks[at : at + length] for at in range(0, len(blocks), length))
 
 
 def _behind(stop: int, block_size: int) -> int:

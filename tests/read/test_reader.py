@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-from collections import deque
 from functools import partial
 
 import fsspec
@@ -11,11 +10,8 @@ import pytest
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_pool import BlockPool
-from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
-from cachedfs.fetch.inflight import InflightRequest
-from cachedfs.readahead.object_history import OutstandingReadahead
-from cachedfs.readahead.sequential import ReadHistory, ahead
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -242,28 +238,6 @@ def test_readahead_stops_when_the_reader_closes_or_seeks(fs, origin, leave):
     gate(fs, origin, is_open=True)
     until(lambda: not (any(runtime.fetch_queue._queues) or runtime.active_requests))
     assert fs.stats().bytes_fetched < 100 * MiB
-
-
-def test_blocks_that_were_not_received_do_not_count_as_wasted():
-    key = ObjectKey("gs", "b/k", "1", MiB)
-    history = ReadHistory(MiB)
-    for index in range(8):
-        history, _ = ahead(
-            history.after(index * MiB, (index + 1) * MiB), n_blocks=1000, blocks_per_request=8, most=64
-        )
-    sent, inflight_requests = OutstandingReadahead(), []
-    for start in (8, 16):
-        inflight_requests.append(inflight := InflightRequest(demand=8 * MiB))
-        inflight.begin(ObjectInfo("b/k", size=1000 * MiB), key, Range(start * MiB, (start + 8) * MiB))
-        sent.of(history.runs[0]).append(inflight)
-    inflight_requests[0].feed(bytes(2 * MiB + 1))
-    asked = history.runs[0].unread(MiB)
-    for index in range(500, 503):
-        history, unwanted = sent.over(history.after(index * MiB, (index + 1) * MiB))
-    assert asked > 16
-    assert unwanted == [deque(inflight_requests)]
-    assert history.n_wasted == 3, "those of which something came"
-    assert list(sent) == []
 
 
 def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, monkeypatch):

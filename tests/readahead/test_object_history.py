@@ -1,12 +1,16 @@
 """Access patterns: what reads of one object cost, with blocks of 64 KiB, requests of 8 blocks and windows of 64."""
 
 import random
+from collections import deque
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 
-from cachedfs.common.types import Range
-from cachedfs.readahead.object_history import patterns_of
+from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.fetch.inflight import InflightRequest
+from cachedfs.fetch.metadata_cache import MetadataEntry
+from cachedfs.readahead.object_history import RangeReadahead
 from tests.support import KiB, forget, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
@@ -148,12 +152,39 @@ def test_strided_ranges_are_read_ahead_and_nothing_between_them(fs, origin):
     assert block_received(fs) <= 1.05 * 40 * BLOCK
 
 
+def test_blocks_that_were_not_received_do_not_count_as_wasted():
+    info, stopped = ObjectInfo("b/k", size=1000 * BLOCK), []
+    entry, key = MetadataEntry("b/k", info, 0.0, 0, ()), ObjectKey("gs", "b/k", "1", BLOCK)
+    runtime = SimpleNamespace(window=lambda config: WINDOW, call_soon=lambda function, *args: function(*args))
+    config = SimpleNamespace(request_size=REQUEST, block_size=BLOCK)
+    fetcher = SimpleNamespace(
+        source=SimpleNamespace(runtime=runtime, config=config),
+        launch_speculative=lambda entry, key, wanted, keep: None,
+        forget_speculative=stopped.append,
+    )
+    readahead = RangeReadahead(BLOCK)
+    for index in range(8):
+        readahead.observe(fetcher, index * BLOCK, (index + 1) * BLOCK)
+        readahead.request(fetcher, entry, key)
+    assert readahead.history.runs[0].n_unread(BLOCK) > 16
+    sent = [InflightRequest(demand=8 * BLOCK), InflightRequest(demand=8 * BLOCK)]
+    for inflight, start in zip(sent, (8, 16), strict=True):
+        inflight.begin(info, key, Range(start * BLOCK, (start + 8) * BLOCK))
+        readahead.requests_of(readahead.history.runs[0]).append(inflight)
+    sent[0].feed(bytes(2 * BLOCK + 1))
+    for index in range(500, 503):
+        readahead.observe(fetcher, index * BLOCK, (index + 1) * BLOCK)
+    assert stopped == [deque(sent)]
+    assert readahead.history.n_wasted == 3, "those of which something came"
+    assert list(readahead) == []
+
+
 def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):
     monkeypatch.setattr("cachedfs.readahead.object_history.MOST", 3)
     for number in range(6):
         put(fs, origin, 8, key=f"b/{number}")
         fs.cat_file(f"b/{number}", 0, 10)
-    assert len(patterns_of(fs._source.runtime)) == 3
+    assert len(fs._reader.object_histories.by_digest) == 3
     forget()
 
 

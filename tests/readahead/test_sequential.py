@@ -60,12 +60,14 @@ class Reader:
         self.coming += [(self.history.runs[0].number, block) for block in new]
 
     def give_up(self) -> None:
-        numbers = {run.number for run in self.history.runs}
-        for number in {number for number, _ in self.coming} - numbers:
-            never = {block for owner, block in self.coming if owner == number}
-            self.coming = [(owner, block) for owner, block in self.coming if owner != number]
+        for run in self.history.dropped:
+            unread = {block for blocks in run.unread(B) for block in blocks}
+            never = {block for owner, block in self.coming if owner == run.number}
+            self.coming = [(owner, block) for owner, block in self.coming if owner != run.number]
             self.known -= never
-            self.history = self.history.given_up(number, [range(each, each + 1) for each in self.known])
+            n_wasted = self.history.n_wasted + len(unread & self.known)
+            self.history = self.history._replace(n_wasted=n_wasted)
+        self.history = self.history._replace(dropped=())
 
     @property
     def n_wasted(self) -> int:
@@ -184,7 +186,7 @@ def test_any_pattern_wastes_less_than_a_window_and_a_twentieth(seed, n_blocks, m
     reader = Reader(n_blocks, most, pace)
     for start, stop in patterns(random.Random(seed), n_blocks):
         reader.take(start, stop)
-        unread = sum(run.unread(B) for run in reader.history.runs)
+        unread = sum(run.n_unread(B) for run in reader.history.runs)
         assert unread <= 2 * most, "while readers begin to take turns, and a window otherwise"
         assert reader.n_wasted <= reader.history.n_wasted + unread, "none is forgotten"
     assert reader.n_wasted <= most + reader.history.n_touched / 20
