@@ -26,7 +26,6 @@ class ChunkGrid(NamedTuple):
     extents: tuple[int, ...]  # number of chunks along each axis
     head: str  # prefix of every chunk name: "c/", "c." or ""
     separator: str
-    chunk_bytes: int  # of a full uncompressed chunk; stored chunks are seldom larger
 
     def place(self, name: str) -> Place | None:
         """Return the index of the chunk called `name`; None when the grid has no such chunk."""
@@ -107,10 +106,7 @@ def _grid(node: Any) -> ChunkGrid | None:
 
 
 def _grid_v2(node: dict[str, Any]) -> ChunkGrid | None:
-    item = re.search(r"[0-9]+$", str(node.get("dtype")))
-    return _of(
-        node["shape"], node["chunks"], "", node.get("dimension_separator") or ".", item and int(item[0])
-    )
+    return _checked(node["shape"], node["chunks"], "", node.get("dimension_separator") or ".")
 
 
 def _grid_v3(node: dict[str, Any]) -> ChunkGrid | None:
@@ -119,20 +115,13 @@ def _grid_v3(node: dict[str, Any]) -> ChunkGrid | None:
         return None
     is_default = {"default": True, "v2": False}[keys["name"]]
     separator = (keys.get("configuration") or {}).get("separator", "/" if is_default else ".")
-    bits = re.search(r"[0-9]+$", str(node.get("data_type")))
-    item = bits and int(bits[0]) // 8
     head = f"c{separator}" if is_default else ""
-    return _of(node["shape"], grid["configuration"]["chunk_shape"], head, separator, item)
+    return _checked(node["shape"], grid["configuration"]["chunk_shape"], head, separator)
 
 
-def _of(shape: list[int], chunk: list[int], head: str, separator: str, item: int | None) -> ChunkGrid | None:
-    numbers = [*shape, *chunk]
-    sound = all(type(number) is int and number >= 0 for number in numbers) and separator in (".", "/")
-    if not sound or not shape or len(shape) != len(chunk):
+def _checked(shape: list[int], chunk: list[int], head: str, separator: str) -> ChunkGrid | None:
+    is_sound = all(type(number) is int and number >= 0 for number in (*shape, *chunk))
+    if not (is_sound and shape and separator in (".", "/")):
         return None
-    size = max(1, item or 1)
-    for length in chunk:
-        size *= length
-    return ChunkGrid(
-        tuple(-(-whole // part) for whole, part in zip(shape, chunk, strict=True)), head, separator, size
-    )
+    extents = tuple(-(-whole // part) for whole, part in zip(shape, chunk, strict=True))
+    return ChunkGrid(extents, head, separator)

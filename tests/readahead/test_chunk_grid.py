@@ -27,11 +27,11 @@ def with_keys(name, **configuration):
 
 
 def test_a_v3_array_has_as_many_chunks_as_its_shape_needs():
-    assert only("zarr.json", V3) == ChunkGrid((10, 1, 5), "c/", "/", 4 * 256 * 7)
+    assert only("zarr.json", V3) == ChunkGrid((10, 1, 5), "c/", "/")
 
 
 def test_a_v2_array_has_as_many_chunks_as_its_shape_needs():
-    assert only(".zarray", V2) == ChunkGrid((4, 1), "", ".", 8 * 3 * 30)
+    assert only(".zarray", V2) == ChunkGrid((4, 1), "", ".")
     assert only(".zarray", V2 | {"dimension_separator": "/"}).separator == "/"
 
 

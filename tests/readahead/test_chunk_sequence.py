@@ -75,7 +75,7 @@ def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
         history = history.after(place, (100,))
         wanted = ahead(history, extents=(100,), most=8)
         history = history.having_asked(len(wanted)) if wanted else history
-        windows.append(history.walks[0].pending)
+        windows.append(history.walks[0].n_unread)
     assert windows[:9] == [0, 0, 0, 1, 2, 4, 7, 8, 8]
     assert max(windows) == 8
 
