@@ -1,16 +1,8 @@
-"""Access patterns per object: readahead for range reads, and when to fetch the rest of an object.
+"""Readahead within one object, and when to fetch the rest of it.
 
-Cost model: a read that misses waits for one request. The rest of the object takes full-size requests, at the
-speed of the whole link. Fetching it pays off when going on as before would take more requests and more time.
-How long a reader goes on is unknown; the assumption is GOES_ON times as long as so far.
-
-In simulation (readers of every length, each length ten times as likely as one ten times as long; objects of
-25, 192 and 1,000 blocks), reads take 0.77, 0.68 and 0.68 of the time, and 0.89, 0.96 and 0.81 of the
-requests. With a factor of 1 they take more time (0.74 at 192 blocks); with a factor of 3, more requests
-(1.03).
-
-A reader that stops after the decision has cost one window. At first no more than one window is fetched and
-unread; every further read adds one request.
+A read that misses waits for one request. The rest of the object takes full-size requests, at the speed of the whole
+link. It is worth fetching when going on as before would take more requests and more time. How long a reader goes on is
+unknown; the assumption is GOES_ON times as long as so far.
 """
 
 from __future__ import annotations
@@ -20,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from itertools import chain
 from weakref import WeakKeyDictionary
 
-from cachedfs.common.blocks import covering
+from cachedfs.common.blocks import covering, merge
 from cachedfs.common.types import ObjectKey, Range
 from cachedfs.config import Config
 from cachedfs.fetch.fetch_queue import LinkEstimate
@@ -45,20 +38,27 @@ __all__ = [
 
 GOES_ON = 2
 LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
-
 MOST = 1000  # objects remembered
+MOST_KEPT = 64
 FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
+# Momentary figures of the link would make the decision depend on chance.
+TYPICAL_LINK = LinkEstimate()
+
 _by_runtime: WeakKeyDictionary[Runtime, dict[str, ObjectHistory]] = WeakKeyDictionary()
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
 
 
 def is_rest_worth_it(
-    n_misses: int, n_missing: int, *, block_size: int, blocks_per_request: int, link: LinkEstimate
+    n_misses: int,
+    n_missing: int,
+    *,
+    block_size: int,
+    blocks_per_request: int,
+    link: LinkEstimate = TYPICAL_LINK,
 ) -> bool:
     """Return whether to fetch the `n_missing` blocks of an object after `n_misses` reads had to wait.
 
-    Pass typical figures as `link`: momentary ones would make the decision depend on chance. If the missing
-    blocks fit into one request, the second read that waits is enough, and its request takes them along.
+    If they fit into one request, the second read that waits is enough, and its request takes them along.
     """
     if n_misses < 2 or not n_missing:
         return False
@@ -91,9 +91,7 @@ class RangeReadahead:
         for run in history.dropped:
             requests = self._requests.pop(run.number, deque())
             arriving = {index for inflight in [*requests] for index in inflight.blocks_until_stop}
-            n_wasted += sum(
-                index in arriving for blocks in run.unread(history.block_size) for index in blocks
-            )
+            n_wasted += len(arriving.intersection(chain(*run.unread(history.block_size))))
             fetcher.source.runtime.call_soon(fetcher.forget_speculative, requests)
         self.history = history._replace(dropped=(), n_wasted=history.n_wasted + n_wasted)
 
@@ -152,7 +150,14 @@ class ObjectHistory:
         self.n_misses = 0
         self.rest: deque[range] | None = None  # unsent requests, once the rest is worth fetching
         self.n_earned = 0  # blocks of the rest that may be requested now
-        self.of_rest: deque[InflightRequest] = deque()  # requests sent for the rest
+        # The latest requests sent for the rest.
+        self.of_rest: deque[InflightRequest] = deque(maxlen=MOST_KEPT)
+
+    def read_ahead(self, fetcher: Fetcher, entry: MetadataEntry, key: ObjectKey) -> None:
+        self.readahead.request(fetcher, entry, key)
+        reads = self.readahead.history
+        is_ahead = reads.runs[0].n_unread(key.block_size) > 0
+        self.observed_from = (reads.last + 1) * key.block_size if is_ahead else None
 
 
 class ObjectHistories:
@@ -190,19 +195,13 @@ class ObjectHistories:
         history.n_misses += is_first
         history.readahead.observe(self._fetcher, want.start, want.stop)
         self.observe_wait(entry, key, covering(want, key.block_size))
-        self._read_ahead(history, entry, key)
+        history.read_ahead(self._fetcher, entry, key)
 
     def observe_hit(self, entry: MetadataEntry, key: ObjectKey, want: Range) -> None:
         """Record a range read of the cached bytes `want` of an object that is read ahead."""
         history = self._history(key)
         history.readahead.observe(self._fetcher, want.start, want.stop)
-        self._read_ahead(history, entry, key)
-
-    def _read_ahead(self, history: ObjectHistory, entry: MetadataEntry, key: ObjectKey) -> None:
-        history.readahead.request(self._fetcher, entry, key)
-        reads = history.readahead.history
-        is_ahead = reads.runs[0].n_unread(key.block_size) > 0
-        history.observed_from = (reads.last + 1) * key.block_size if is_ahead else None
+        history.read_ahead(self._fetcher, entry, key)
 
     def observe_wait(self, entry: MetadataEntry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
         """Record that a reader waits for `blocks`, and request more of the object if that pays off.
@@ -222,50 +221,40 @@ class ObjectHistories:
             if len(missing) <= per_request:
                 self._fetcher.launch(entry, key, [index for index in missing if index >= free[0]])
             others = [index for index in missing if index not in blocks]
-            history.rest, history.n_earned = deque(_requests(others, per_request)), window // key.block_size
+            size, request_size = _n_blocks(entry, key) * key.block_size, per_request * key.block_size
+            parts = merge(others, key.block_size, size=size, request_size=request_size)
+            history.rest = deque(covering(part, key.block_size) for part in parts)
+            history.n_earned = window // key.block_size
         requests = []
         while history.rest and history.n_earned > 0:
             requests.append(history.rest.popleft())
             history.n_earned -= len(requests[-1])
-        _drop_done(history.of_rest)
         self._fetcher.launch_speculative(entry, key, requests, history.of_rest)
 
     def _rest(self, entry: MetadataEntry, key: ObjectKey, n_misses: int, per_request: int) -> list[int]:
         """Return the missing blocks of an object if they are worth fetching, else an empty list."""
-        config, n_blocks = self._source.config, _n_blocks(entry, key)
-        is_worth_it = partial(
-            is_rest_worth_it,
-            n_misses,
-            block_size=key.block_size,
-            blocks_per_request=per_request,
-            link=LinkEstimate(),
-        )
+        source, size, n_blocks = self._source, key.block_size, _n_blocks(entry, key)
         if (
             n_misses < 2
-            or not config.read_ahead
-            or not self._source.runtime.fits(config, n_blocks * key.block_size)
+            or not source.config.read_ahead
+            or not source.runtime.fits(source.config, n_blocks * size)
         ):
             return []
+        is_worth_it = partial(is_rest_worth_it, n_misses, block_size=size, blocks_per_request=per_request)
         if n_blocks > FEW and not is_worth_it(n_blocks - n_misses):
             return []
         missing = self._missing(key, range(n_blocks))
         return missing if is_worth_it(len(missing)) else []
 
     def _missing(self, key: ObjectKey, blocks: Iterable[int]) -> list[int]:
-        runtime = self._source.runtime
-        return [
-            i
-            for i in blocks
-            if key.name(i) not in runtime.inflight_requests and not runtime.cache.has(key, i)
-        ]
+        inflight, has = self._source.runtime.inflight_requests, self._source.runtime.cache.has
+        return [index for index in blocks if key.name(index) not in inflight and not has(key, index)]
 
     def _history(self, key: ObjectKey) -> ObjectHistory:
         histories = self.by_digest
-        history = histories.pop(key.digest, None)
-        if history is None:
-            history = ObjectHistory(key.block_size)
+        history = histories.pop(key.digest, None) or ObjectHistory(key.block_size)
         histories[key.digest] = history
-        while len(histories) > MOST:
+        if len(histories) > MOST:
             del histories[next(iter(histories))]
         return history
 
@@ -278,22 +267,3 @@ def _n_blocks(entry: MetadataEntry, key: ObjectKey) -> int:
 def _per_request(config: Config, window: int) -> int:
     """Return the blocks per request: half a window at most, so that one is received while another is read."""
     return max(1, min(config.request_size, window // 2) // config.block_size)
-
-
-def _requests(indexes: list[int], length: int) -> Iterator[range]:
-    """Yield runs of adjacent indexes, each up to `length` long. The indexes ascend."""
-    start = stop = -1
-    for index in indexes:
-        if index != stop or stop - start == length:
-            if start >= 0:
-                yield range(start, stop)
-            start = index
-        stop = index + 1
-    if start >= 0:
-        yield range(start, stop)
-
-
-def _drop_done(inflight_requests: deque[InflightRequest]) -> None:
-    for _ in range(len(inflight_requests)):
-        if not (inflight := inflight_requests.popleft()).released:
-            inflight_requests.append(inflight)
