@@ -36,10 +36,10 @@ class _Series:
     """A series of objects (the chunks of a grid, or numbered names): how they are read, and their size."""
 
     def __init__(
-        self, root: str, names: ChunkGrid | NumberedNames, document: _Document | None = None
+        self, names: ChunkGrid | NumberedNames, root: str = "", document: _Document | None = None
     ) -> None:
-        self.root = root
         self.names = names
+        self.root = root  # in front of each name
         self.document = document  # where the grid comes from
         self.extents: Extents = names.extents if isinstance(names, ChunkGrid) else (None,)
         self.history = ChunkHistory()
@@ -124,13 +124,9 @@ class ChunkPrefetch:
 
     def _is_on(self) -> bool:
         """Return whether readahead is useful: its results are stored, and still fresh when they are read."""
-        config, cache = self._source.config, self._source.runtime.cache
-        return (
-            config.read_ahead > 0
-            and config.lifetime_s > 0
-            and not config.offline
-            and cache.cannot_store is None
-        )
+        config, cannot_store = self._source.config, self._source.runtime.cache.cannot_store
+        is_kept = config.lifetime_s > 0 and cannot_store is None
+        return config.read_ahead > 0 and is_kept and not config.offline
 
     def _look_back(self, series: _Series) -> None:
         """Record the size of the previous object, and whether all of it is cached or being fetched."""
@@ -173,7 +169,7 @@ class ChunkPrefetch:
         names, place = found
         # A zero-padded series goes from 0099 to 0100, which has no leading zero.
         padded = self._series.get(names._replace(width=len(str(place[0]))))
-        series = padded or self._series.get(names) or self._keep(names, _Series("", names))
+        series = padded or self._series.get(names) or self._keep(names, _Series(names))
         return series, place
 
     def _array(self, root: str) -> _Series | None:
@@ -194,7 +190,7 @@ class ChunkPrefetch:
                 found = self._object(path)
                 grid = self._grids(kind, *found).get(below) if found is not None else None
                 if found is not None and grid is not None:
-                    return self._keep(root, _Series(root, grid, (path, found[0])))
+                    return self._keep(root, _Series(grid, root, (path, found[0])))
             folder, _, last = folder.rpartition("/")
             below = f"{last}/{below}" if below else last
             if not folder:
@@ -249,18 +245,14 @@ class ChunkPrefetch:
         for place in ahead(series.history, extents=series.extents, most=most):
             path = series.path(place)
             if path not in self.awaited:
-                if series.document is None and not self._is_listed(path):
-                    break
+                entry = None if series.document else self._source.fresh(path)
+                if not series.document and (entry is None or self._source.key(entry) is None):
+                    break  # it is not known to exist
                 self._ask(series, path, min(size, config.whole_request))
             n += 1
         if n:
             series.history = series.history.having_asked(n)
         return n
-
-    def _is_listed(self, path: str) -> bool:
-        """Return whether a fresh metadata entry says that `path` exists."""
-        entry = self._source.fresh(path)
-        return entry is not None and self._source.key(entry) is not None
 
     def _ask(self, series: _Series, path: str, size: int) -> None:
         self.awaited[path] = series
@@ -307,9 +299,8 @@ class ChunkPrefetch:
                 self._submit(series, path, step, partial(launch, blocks))
         if inflight is not None:
             return (inflight,)
-        return launch(
-            covering(clip(series.start, series.stop, size), key.block_size)[: step // key.block_size]
-        )
+        blocks = covering(clip(series.start, series.stop, size), key.block_size)
+        return launch(blocks[: step // key.block_size])
 
     def _launch(self, entry: MetadataEntry, key: ObjectKey, blocks: range) -> Iterable[InflightRequest]:
         missing = [index for index in blocks if not self._source.runtime.cache.has(key, index)]

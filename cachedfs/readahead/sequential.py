@@ -145,8 +145,7 @@ class ReadHistory(NamedTuple):
                 run = run._replace(start=start - start % size, origin=origin, length=size)
             if before.stop <= start < before.asked * self.block_size:  # already requested: the same run
                 run, place = run._replace(number=before.number, asked=before.asked), 0
-                n_passed = start // self.block_size - _behind(before.stop, self.block_size)
-                n_passed += sum(map(len, before.pieces))
+                n_passed = before.n_unread(self.block_size) - (before.asked - start // self.block_size)
         return history._with(place, run, n_read=1, n_passed=n_passed)
 
     def _with(self, place: int | None, run: SequentialRun, *, n_read: int, n_passed: int) -> ReadHistory:
@@ -223,9 +222,8 @@ def _pieces(run: SequentialRun, size: int, n_blocks: int, per_request: int, room
     pieces: list[range] = []
     if run.repeats < ENOUGH:
         return pieces
-    unit = max(
-        1, per_request // max(1, len(run.piece(1, size)))
-    )  # one request covers several adjacent pieces
+    is_dense = abs(run.step) < run.length + size  # pieces are adjacent, so one request covers several
+    unit = max(1, per_request // max(1, len(run.piece(1, size)))) if is_dense else 1
     for number in range(len(run.pieces) + 1, (unit << min(run.repeats - ENOUGH, 32)) + 1):
         blocks = run.piece(number, size)
         if not blocks or blocks.stop > n_blocks:

@@ -129,13 +129,22 @@ def test_a_part_of_every_step_is_recognized_after_two_steps(data):
 
 
 @pytest.mark.parametrize(
-    ("extents", "by"),
-    [((360,), 2), ((36, 10), 5), ((100, 12), 10), ((5, 6, 7), 2), ((12, 4, 4), 10)],
+    ("extents", "order", "by"),
+    [
+        ((360,), None, 2),
+        ((36, 10), None, 5),
+        ((36, 10), (1, 0), 8),
+        ((100, 12), None, 10),
+        ((5, 6, 7), None, 2),
+        ((12, 4, 4), None, 10),
+    ],
     ids=str,
 )
-def test_positions_slightly_out_of_order_count_as_in_order(extents, by):
+@pytest.mark.parametrize("is_backwards", [False, True])
+def test_positions_slightly_out_of_order_count_as_in_order(extents, order, by, is_backwards):
+    places = grid(*extents, order=order)[:: -1 if is_backwards else 1]
     for seed in range(2):
-        out = replay(out_of_order(grid(*extents), by, random.Random(seed)), extents)
+        out = replay(out_of_order(places, by, random.Random(seed)), extents)
         assert len(out.missed) <= 0.15 * math.prod(extents), seed
         assert out.unread == []
 
