@@ -50,9 +50,14 @@ class ChunkWalk(NamedTuple):
         return math.prod(digit.length for digit in self.digits[:-1])
 
     @property
+    def n_ahead(self) -> int:
+        """Number of chunks requested beyond the last one read."""
+        return max(0, self.asked - self.last - 1)
+
+    @property
     def n_unread(self) -> int:
         """Number of chunks that were requested, or may have been, and were not read."""
-        return max(0, self.asked - self.last - 1) + self.n_skipped
+        return self.n_ahead + self.n_skipped if self.n_read >= NEEDED else 0
 
     def number(self, place: Place) -> int | None:
         """Return the number of chunk `place`; None when it is not on the walk."""
@@ -140,7 +145,7 @@ class ChunkHistory(NamedTuple):
                 return history._with(
                     [moved, *others],
                     n_followed=moved.n_read > NEEDED,
-                    n_wasted=walk.n_unread - walk.n_skipped if has_turned else 0,
+                    n_wasted=walk.n_ahead if has_turned else 0,
                 )
         if (near := _any_order(history.lately[-LONG:], extents)) is not None:
             return history._with([near, *(walk for walk in self.walks if walk.n_read >= NEEDED)])

@@ -101,13 +101,15 @@ PIECES = [  # how long each is, and from the start of one to that of the next; i
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("n_reads", [1, 50])  # of each piece
 @pytest.mark.parametrize(("length", "step"), PIECES)
-def test_strided_reads_are_read_ahead_and_nothing_between_them(length, step):
+def test_strided_reads_are_read_ahead_and_nothing_between_them(length, step, n_reads):
     n = 600
     reader = Reader(int(n * step) + 20)
     for number in range(n):
-        start = number * int(step * B)
-        reader.take(start / B, start / B + length)
+        start = number * int(step * B) / B
+        for i in range(n_reads):
+            reader.take(start + length * i / n_reads, start + length * (i + 1) / n_reads)
     assert reader.n_waits <= 20
     assert reader.n_wasted < 0.05 * len(reader.read)
 
