@@ -381,9 +381,9 @@ class RawReader(io.RawIOBase):
             self._readahead.requests_of(run).append(self._opening)
             self._opening = None
         if (key := self._key) is not None:
-            wanted = self._readahead.request(self._reader.fetcher, self._entry, key)
-            has = self._cache.has
+            wanted, has = self._readahead.predict(self._reader.source, self._entry, key), self._cache.has
             self._requested.update(index for blocks in wanted for index in blocks if not has(key, index))
+            self._readahead.request(self._reader.fetcher, self._entry, key, wanted)
 
     def _add_requested(self, start: int, stop: int) -> None:
         """Record that this file requests the bytes `[start, stop)`."""

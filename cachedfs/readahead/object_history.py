@@ -95,20 +95,21 @@ class RangeReadahead:
             fetcher.source.runtime.call_soon(fetcher.forget_speculative, requests)
         self.history = history._replace(dropped=(), n_wasted=history.n_wasted + n_wasted)
 
-    def request(self, fetcher: Fetcher, entry: MetadataEntry, key: ObjectKey) -> list[range]:
-        """Request the blocks that the history predicts, and return them."""
-        config, runtime, block_size = fetcher.source.config, fetcher.source.runtime, key.block_size
-        window = runtime.window(config)
+    def predict(self, source: Source, entry: MetadataEntry, key: ObjectKey) -> list[range]:
+        """Return the blocks to `request` now, a range for each request."""
+        window = source.runtime.window(source.config)
         self.history, wanted = ahead(
             self.history,
             n_blocks=_n_blocks(entry, key),
-            blocks_per_request=_per_request(config, window),
-            most=window // block_size,
+            blocks_per_request=_per_request(source.config, window),
+            most=window // key.block_size,
         )
+        return wanted
+
+    def request(self, fetcher: Fetcher, entry: MetadataEntry, key: ObjectKey, wanted: list[range]) -> None:
         if wanted:
             keep = self.requests_of(self.history.runs[0])
-            runtime.call_soon(fetcher.launch_speculative, entry, key, wanted, keep)
-        return wanted
+            fetcher.source.runtime.call_soon(fetcher.launch_speculative, entry, key, wanted, keep)
 
     def requests_of(self, run: SequentialRun) -> deque[InflightRequest]:
         """Return the requests ahead of a run, without those it has passed. They may be in any order."""
@@ -154,7 +155,7 @@ class ObjectHistory:
         self.of_rest: deque[InflightRequest] = deque(maxlen=MOST_KEPT)
 
     def read_ahead(self, fetcher: Fetcher, entry: MetadataEntry, key: ObjectKey) -> None:
-        self.readahead.request(fetcher, entry, key)
+        self.readahead.request(fetcher, entry, key, self.readahead.predict(fetcher.source, entry, key))
         reads = self.readahead.history
         is_ahead = reads.runs[0].n_unread(key.block_size) > 0
         self.observed_from = (reads.last + 1) * key.block_size if is_ahead else None

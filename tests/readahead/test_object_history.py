@@ -159,13 +159,12 @@ def test_blocks_that_were_not_received_do_not_count_as_wasted():
     config = SimpleNamespace(request_size=REQUEST, block_size=BLOCK)
     fetcher = SimpleNamespace(
         source=SimpleNamespace(runtime=runtime, config=config),
-        launch_speculative=lambda entry, key, wanted, keep: None,
         forget_speculative=stopped.append,
     )
     readahead = RangeReadahead(BLOCK)
     for index in range(8):
         readahead.observe(fetcher, index * BLOCK, (index + 1) * BLOCK)
-        readahead.request(fetcher, entry, key)
+        readahead.predict(fetcher.source, entry, key)
     assert readahead.history.runs[0].n_unread(BLOCK) > 16
     sent = [InflightRequest(demand=8 * BLOCK), InflightRequest(demand=8 * BLOCK)]
     for inflight, start in zip(sent, (8, 16), strict=True):
