@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from cachedfs.cache.index.metadata_records import (
-    FeedConfirmation,
     FeedPosition,
     FeedSnapshot,
+    ListedName,
     ListingRecord,
     MetadataRecord,
 )
@@ -110,10 +110,18 @@ class MetadataStore:
 
     def lookup(self, identity: str, path: str) -> MetadataRecord | None:
         """Return the newest metadata of `path`; the caller compares its change counter with the current one."""
+        return self.find(identity, path)[0]
+
+    def find(self, identity: str, path: str) -> tuple[MetadataRecord | None, ListedName | None]:
+        """Return the newest metadata of `path`, and what the listing of its folder says of it, in one query.
+
+        The caller compares both change counters with the current ones.
+        """
         self._own.look()
         stored = stored_path(path)
-        found = self._own.asked(lambda rows: rows.lookup(identity, stored), None)
-        return found if found is None or stored == path else _at(path, found)
+        nothing: tuple[MetadataRecord | None, ListedName | None] = None, None
+        found, listed = self._own.asked(lambda rows: rows.find(identity, stored), nothing)
+        return found if found is None or stored == path else _at(path, found), listed
 
     def keep_records(self, facts: Sequence[MetadataRecord]) -> None:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
@@ -128,16 +136,6 @@ class MetadataStore:
         """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
         self._own.look()
         return self._own.asked(lambda rows: rows.listing(identity, folder), None)
-
-    def listing_has(
-        self, identity: str, folder: str, path: str
-    ) -> tuple[float, int, bool, FeedConfirmation | None] | None:
-        """Look up `path` in the stored listing of `folder`; None if the folder was never listed.
-
-        Returns the time of the listing, its change counter, whether it contains `path`, and a confirmation by a feed.
-        """
-        self._own.look()
-        return self._own.asked(lambda rows: rows.listing_has(identity, folder, path), None)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.

@@ -172,8 +172,7 @@ class ChangeCounters(SharedSlots):
 
     def slots_of(self, identity: str, path: str) -> tuple[int, ...]:
         """Return the slots that make up the counter of `path`: its own, and those of the trees that contain it."""
-        folder = path.rpartition("/")[0]
-        return (_slot(path, _crc(identity)), *(_tree_slots(identity, folder) if path else ()))
+        return _slots_of(identity, path)
 
     def listing_slots_of(self, identity: str, folder: str) -> tuple[int, ...]:
         return self.slots_of(identity, folder + "/")
@@ -254,6 +253,12 @@ def _slot(name: str, base: int) -> int:
 
 def _tree_slot(folder: str, base: int) -> int:
     return _HALF + _hash(folder, base) % _HALF
+
+
+@lru_cache(1000)  # a read needs the slots of its path several times
+def _slots_of(identity: str, path: str) -> tuple[int, ...]:
+    folder = path.rpartition("/")[0]
+    return (_slot(path, _crc(identity)), *(_tree_slots(identity, folder) if path else ()))
 
 
 @lru_cache(1000)  # many paths of one folder follow one another

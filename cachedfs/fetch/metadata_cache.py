@@ -102,9 +102,6 @@ class MetadataCache:
         It may come from a listing or from another process.
         """
         entry, found = self._memory.get(path), self._from_cache(path)
-        listed = self._absence_by_listing(path)
-        if listed is not None and (found is None or found.checked_at < listed.checked_at):
-            found = listed
         if found is None or (entry is not None and entry.checked_at >= found.checked_at):
             return self.get(path)
         self._remember(found)
@@ -173,13 +170,24 @@ class MetadataCache:
         return with_known_details(info, old.info)
 
     def _from_cache(self, path: str) -> MetadataEntry | None:
+        """Return the newest valid entry from the metadata store.
+
+        It is an absence if a valid, complete listing of the folder lacks the path.
+        """
         slots = self._shared.mark_slots(self._identity, path)
         mark = self._shared.mark_at(slots)
-        record = self._shared.lookup(self._identity, path)
+        record, listed = self._shared.find(self._identity, path)
+        folder, entry = folder_of(path), None
         if record is not None and record.mark == mark:
-            at = self.confirmed_until(folder_of(path), record.checked_at, record.told)
-            return MetadataEntry(path, record.info, at, mark, slots)
-        return self._absence_by_listing(path)
+            at = self.confirmed_until(folder, record.checked_at, record.told)
+            entry = MetadataEntry(path, record.info, at, mark, slots)
+        if listed is None or not folder or listed.is_present or names_a_version(self._identity, path):
+            return entry
+        if listed.mark != self._shared.listing_mark(self._identity, folder):
+            return entry
+        at = self.confirmed_until(folder, listed.checked_at, listed.told)
+        is_newer = entry is None or entry.checked_at < at
+        return MetadataEntry(path, None, at, mark, slots, by_listing=True) if is_newer else entry
 
     def confirmed_until(self, folder: str, checked_at: float, confirmation: FeedConfirmation | None) -> float:
         """Return the time up to which an answer from `checked_at` about a path in `folder` is confirmed.
@@ -207,22 +215,6 @@ class MetadataCache:
             if has_id and hash_of(self._identity, entry.object.id or "") == confirmation.folder
             else checked_at
         )
-
-    def _absence_by_listing(self, path: str) -> MetadataEntry | None:
-        """Return an absence entry for `path` if a valid, complete listing of its folder lacks it."""
-        if names_a_version(self._identity, path):
-            return None
-        slots = self._shared.mark_slots(self._identity, path)
-        mark = self._shared.mark_at(slots)
-        folder = path.rpartition("/")[0]
-        listed = self._shared.listing_has(self._identity, folder, path) if folder else None
-        if listed is None:
-            return None
-        checked_at, listing_mark, present, confirmation = listed
-        if present or listing_mark != self._shared.listing_mark(self._identity, folder):
-            return None
-        at = self.confirmed_until(folder, checked_at, confirmation)
-        return MetadataEntry(path, None, at, mark, slots, by_listing=True)
 
     def _remember(self, entry: MetadataEntry) -> None:
         self._memory[entry.path] = entry

@@ -106,6 +106,7 @@ def _after_fork() -> None:
     global _runtimes_lock
     _runtimes_lock = threading.RLock()
     for runtime in _runtimes.values():
+        runtime.pid = 0  # makes holders of it get a new one
         runtime.cache.leave()
     _inherited.extend(_runtimes.values())
     _runtimes.clear()

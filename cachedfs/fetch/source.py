@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -72,7 +71,7 @@ class Source:
     @property
     def runtime(self) -> Runtime:
         runtime = self._runtime
-        if runtime is None or runtime.pid != os.getpid():
+        if runtime is None or not runtime.pid:
             runtime = runtime_for(self.config)
             # Assign the runtime last: a thread that sees it must also see its metadata cache.
             self._origin = None

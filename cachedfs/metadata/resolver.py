@@ -205,8 +205,8 @@ class MetadataResolver:
         if not folder or not self.source.origin(path).by_parent or self.source.config.lifetime_s == 0:
             return None
         shared, identity = self.source.runtime.cache.metadata, self.source.identity
-        listed = shared.listing_has(identity, folder, path)
-        if listed is None or not self._is_worth_listing(folder, listed[1]):
+        _, listed = shared.find(identity, path)
+        if listed is None or not self._is_worth_listing(folder, listed.mark):
             return None
         if (shared.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
             return None

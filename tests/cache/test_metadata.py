@@ -113,11 +113,11 @@ def test_a_listing_is_what_was_listed_whatever_was_learnt_of_its_children_since(
 
 
 def test_absence_from_a_listing_is_one_question(cache):
-    assert cache.metadata.listing_has(ORIGIN, "b", "b/x") is None
+    assert cache.metadata.find(ORIGIN, "b/x") == (None, None)
     assert cache.metadata.listing(ORIGIN, "b") is None
     listed(cache, "b", "b/x", age=2)
-    assert cache.metadata.listing_has(ORIGIN, "b", "b/x") == (NOW - 2, 9, True, None)
-    assert cache.metadata.listing_has(ORIGIN, "b", "b/nothing") == (NOW - 2, 9, False, None)
+    assert cache.metadata.find(ORIGIN, "b/x")[1] == (NOW - 2, 9, True, None)
+    assert cache.metadata.find(ORIGIN, "b/nothing")[1] == (NOW - 2, 9, False, None)
 
 
 def test_an_empty_folder_is_listed_empty(cache):
@@ -185,12 +185,7 @@ def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
 def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_cache):
     (tmp_path / "file").write_text("in the way")
     cache = open_cache(tmp_path / "file" / "c")
-    assert (
-        cache.metadata.lookup(ORIGIN, "b")
-        is cache.metadata.listing(ORIGIN, "b")
-        is cache.metadata.listing_has(ORIGIN, "b", "b/x")
-        is None
-    )
+    assert cache.metadata.lookup(ORIGIN, "b") is cache.metadata.listing(ORIGIN, "b") is None
     with pytest.raises(CacheError):
         learn(cache, "b/x", None)
 

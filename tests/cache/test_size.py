@@ -93,7 +93,7 @@ def operations(cache, n_objects):
     return {
         "lookup": lambda: cache.metadata.lookup(IDENTITY, key_of(middle).path),
         "absence": lambda: cache.metadata.lookup(IDENTITY, "bucket/nothing"),
-        "listing": lambda: cache.metadata.listing_has(IDENTITY, "bucket/folder-1", "bucket/folder-1/x"),
+        "listing": lambda: cache.metadata.find(IDENTITY, "bucket/folder-1/x"),
         "learn": lambda: learn(cache, [middle]),
         "usage": cache.usage,
         "allowance": lambda: cache.allowance(bounds),

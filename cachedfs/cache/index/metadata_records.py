@@ -14,6 +14,7 @@ __all__ = [
     "FeedConfirmation",
     "FeedPosition",
     "FeedSnapshot",
+    "ListedName",
     "ListingRecord",
     "MetadataRecord",
     "decode_info",
@@ -84,6 +85,15 @@ class ListingRecord(NamedTuple):
     infos: list[ObjectInfo]
     checked_at: float
     mark: int
+    told: FeedConfirmation | None = None
+
+
+class ListedName(NamedTuple):
+    """What the listing of a folder says of one name: whether it is there; `mark` is the change counter of the listing."""
+
+    checked_at: float
+    mark: int
+    is_present: bool
     told: FeedConfirmation | None = None
 
 

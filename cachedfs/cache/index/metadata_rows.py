@@ -10,6 +10,7 @@ from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
     FeedPosition,
     FeedSnapshot,
+    ListedName,
     ListingRecord,
     MetadataRecord,
     folder_of,
@@ -22,11 +23,11 @@ from cachedfs.common.types import ObjectInfo
 
 __all__ = ["FeedRows", "MetadataRows", "SweepPosition"]
 
-_LOOKUP = """SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
-    UNION ALL SELECT children.info, checked_at, children.mark, feed, place FROM listings
-    JOIN children ON children.listing = listings.id AND children.path = ?
-    WHERE origin = ? AND folder = ? AND children.mark IS NOT NULL
-    ORDER BY 2 DESC LIMIT 1"""
+# The entry of a path, and the listing of its folder with the child of that path, if it has one.
+_FIND = """SELECT NULL, info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
+    UNION ALL SELECT listings.mark, children.info, checked_at, children.mark, feed, place FROM listings
+    LEFT JOIN children ON children.listing = listings.id AND children.path = ?
+    WHERE origin = ? AND folder = ?"""
 _OLD_FACTS = """SELECT id, checked_at, EXISTS (
         SELECT 1 FROM objects WHERE objects.origin = facts.origin AND objects.path = facts.path)
     FROM facts WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
@@ -130,16 +131,22 @@ def _reached(rows: list[tuple[int, float, int]], limit: int) -> tuple[float, int
 class MetadataRows(FeedRows):
     """SQL statements on metadata entries and listings."""
 
-    def lookup(self, identity: str, path: str) -> MetadataRecord | None:
-        """Return the newest metadata of `path`, from its own entry or from a listing of its folder."""
+    def find(self, identity: str, path: str) -> tuple[MetadataRecord | None, ListedName | None]:
+        """Return the newest metadata of `path`, and what the listing of its folder says of it.
+
+        The metadata is from the path's own entry, or from that listing. The listing is None if there is none.
+        """
         origin, name = origin_of(identity), blob_of(path)
         values = (origin, name, name, origin, blob_of(folder_of(path)))
-        row = self._run(_LOOKUP, values).fetchone()
-        if row is None:
-            return None
-        text, checked_at, mark, *watch = row
-        info = unsealed(text, path, identity, path, checked_at, mark, *watch)
-        return MetadataRecord(identity, path, info, checked_at, mark, told=self._told(identity, *watch))
+        newest, listed = None, None
+        for listing_mark, text, checked_at, mark, *watch in self._run(_FIND, values).fetchall():
+            told = self._told(identity, *watch)
+            if listing_mark is not None:
+                listed = ListedName(checked_at, listing_mark, text is not None, told)
+            if mark is not None and (newest is None or newest.checked_at < checked_at):
+                info = unsealed(text, path, identity, path, checked_at, mark, *watch)
+                newest = MetadataRecord(identity, path, info, checked_at, mark, told=told)
+        return newest, listed
 
     def keep_records(self, facts: Iterable[MetadataRecord]) -> None:
         rows = [self._row_of(record) for record in facts]
@@ -186,22 +193,6 @@ class MetadataRows(FeedRows):
         ]
         told = self._told(identity, *watch)
         return ListingRecord([info for info in infos if info is not None], checked_at, mark, told)
-
-    def listing_has(
-        self, identity: str, folder: str, path: str
-    ) -> tuple[float, int, bool, FeedConfirmation | None] | None:
-        """Look up `path` in the stored listing of `folder`; None without a listing.
-
-        Returns the time of the listing, its change counter, whether it contains `path`, and a confirmation by a feed.
-        """
-        found = self._listing(identity, folder)
-        if found is None:
-            return None
-        id, checked_at, mark, *watch = found
-        child = self._run(
-            "SELECT 1 FROM children WHERE listing = ? AND path = ?", (id, blob_of(path))
-        ).fetchone()
-        return checked_at, mark, child is not None, self._told(identity, *watch)
 
     def listing_size(self, identity: str, folder: str, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without one."""
