@@ -21,7 +21,6 @@ __all__ = [
 
 SPECULATIVE_FACTOR = 2  # times the window, for speculative requests
 _LEAST = 4  # the smallest window that refusals leave
-_GROWTH = 1.5  # the factor by which the window grows
 _GAIN = 1.05  # a larger window must increase throughput by this factor
 _PAUSE = 8  # rounds to wait before the window may grow again
 # Bytes added per request when throughput is computed: with small objects the request rate counts, not the bytes.
@@ -49,8 +48,7 @@ def speculative() -> Iterator[None]:
 class ConcurrencyWindow:
     """The number of requests to keep in flight, adapted to finished requests.
 
-    A round ends when `size` requests have finished. If the window was full in a round, it grows by half. If the next
-    round is not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as
+    A round ends when `size` requests have finished. If the window was full in a round, it doubles. If the next round is not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as
     429 or 503, halves it.
     """
 
@@ -76,7 +74,7 @@ class ConcurrencyWindow:
         if self.before and rate < self.rate * _GAIN:
             self.size, self.before, self.pause = self.before, 0, _PAUSE
         elif was_full and not self.pause and self.size < self.most:
-            self.before, self.size = self.size, min(self.most, int(self.size * _GROWTH) + 1)
+            self.before, self.size = self.size, min(self.most, 2 * self.size)
         else:
             self.before, self.pause = 0, max(0, self.pause - 1)
         self.rate = rate
@@ -140,20 +138,17 @@ class RequestSlots:
         return self._window.size
 
     def semaphore(self) -> asyncio.Semaphore:
-        """Return the semaphore that the running task takes for one request, and note whether the window is full.
-
-        The task holds it until it has read the body.
-        """
-        slots = self._speculative if is_speculative() else self._demand
+        """Return the semaphore that the running task takes for one request, until it has read the body."""
         if not (self._demand.n_used or self._speculative.n_used):
             self._window.begin(
                 self._clock()
             )  # a round has no pause in it, which would look like a slow service
-        self._window.was_full |= slots.n_used + 1 >= self.window
-        return slots
+        return self._speculative if is_speculative() else self._demand
 
     def finished(self, n_bytes: int) -> None:
-        """Record a request that ended, to adapt the window."""
+        """Record a request that ended and still has its slot, to adapt the window."""
+        # Requests of one call wait for their slots from its start on, so only the slots in use tell whether it is full.
+        self._window.was_full |= max(self._demand.n_used, self._speculative.n_used) >= self.window
         self._window.finished(n_bytes, self._clock())
         self._resize()
 

@@ -27,7 +27,7 @@ def test_the_window_grows_to_the_limit_while_throughput_grows():
     for _ in range(6):
         service.round()
         sizes.append(window.size)
-    assert sizes == [49, 74, 112, 128, 128, 128]
+    assert sizes == [64, 128, 128, 128, 128, 128]
 
 
 def test_the_window_goes_back_when_more_requests_are_not_faster():
@@ -37,7 +37,7 @@ def test_the_window_goes_back_when_more_requests_are_not_faster():
     for _ in range(12):
         service.round()
         sizes.append(window.size)
-    assert sizes == [49, *[32] * 9, 49, 32]
+    assert sizes == [64, *[32] * 9, 64, 32]
 
 
 def test_the_window_does_not_grow_while_slots_are_free():
@@ -86,15 +86,34 @@ async def test_slots_follow_the_window_down_as_requests_end_and_up_at_once():
 async def test_a_pause_between_requests_is_no_part_of_a_round():
     now = 1000.0
     slots = RequestSlots(128, clock=lambda: now)
-    for window in (49, 74):
-        for _ in range(slots.window):
-            await slots.semaphore().acquire()
+    for window in (64, 128):
+        held = [slots.semaphore() for _ in range(slots.window)]
+        for slot in held:
+            await slot.acquire()
         now += 1.0
-        for _ in range(slots.window):
-            slots.semaphore().release()
+        for slot in held:
             slots.finished(100)
+            slot.release()
         now += 3600.0
         assert slots.window == window
+
+
+async def test_the_window_grows_while_the_requests_of_one_call_wait_for_slots():
+    now = 1000.0
+    slots = RequestSlots(128, clock=lambda: now)
+    held = [slots.semaphore() for _ in range(32)]
+    for slot in held:
+        await slot.acquire()
+    waiting = [asyncio.ensure_future(slots.semaphore().acquire()) for _ in range(300)]
+    for window in (64, 128):
+        await asyncio.sleep(0)
+        now += 1.0
+        for _ in range(slots.window):
+            slots.finished(100)
+            slots.semaphore().release()
+        assert slots.window == window
+    for task in waiting:
+        task.cancel()
 
 
 async def test_speculative_requests_have_twice_as_many_slots_of_their_own():
