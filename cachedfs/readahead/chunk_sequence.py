@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cachedfs.readahead.chunk_grid import Place
@@ -168,27 +168,25 @@ class ChunkHistory(NamedTuple):
         return self._replace(walks=(walk._replace(asked=max(walk.asked, walk.last + 1) + n), *self.walks[1:]))
 
 
-def ahead(history: ChunkHistory, *, extents: Extents, most: int) -> Sequence[Place]:
-    """Return the chunks to request now: the next ones of the walk that advanced last, inside the grid.
+def ahead(history: ChunkHistory, *, extents: Extents, most: int) -> Iterator[Place]:
+    """Yield the chunks to request now: the next ones of the walk that advanced last, inside the grid.
 
     The window starts at one chunk, doubles with every read, and never exceeds the number of reads on this
     walk. At most `most` chunks are requested and unread at a time, including those of walks that are over.
     """
     walk = history.walks[0] if history.walks else None
     if walk is None or walk.n_read < NEEDED:
-        return ()
+        return
     others = sum(other.n_unread for other in history.walks[1:]) + walk.n_skipped
     left = most - max(0, others + history.n_wasted - history.n_followed // WASTE_SHARE)
     window = min(walk.n_read, 1 << min(walk.n_read - NEEDED, 32), left)
-    found = []
     for number in range(max(walk.asked, walk.last + 1), min(walk.last + 1 + window, walk.end())):
         place = walk.place(number)
         if any(
             at < 0 or (extent is not None and at >= extent) for at, extent in zip(place, extents, strict=True)
         ):
-            break
-        found.append(place)
-    return found
+            return
+        yield place
 
 
 def _moved(there: Place, here: Place) -> tuple[Digit, ...]:

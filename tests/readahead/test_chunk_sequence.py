@@ -31,7 +31,7 @@ def replay(places, extents, most=MOST):
             missed.append(place)
         read.add(place)
         history = history.after(place, extents)
-        wanted = ahead(history, extents=extents, most=most)
+        wanted = [*ahead(history, extents=extents, most=most)]
         if wanted:
             asked |= dict.fromkeys(wanted)
             history = history.having_asked(len(wanted))
@@ -73,7 +73,7 @@ def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
     history, windows = ChunkHistory(), []
     for place in grid(100):
         history = history.after(place, (100,))
-        wanted = ahead(history, extents=(100,), most=8)
+        wanted = [*ahead(history, extents=(100,), most=8)]
         history = history.having_asked(len(wanted)) if wanted else history
         windows.append(history.walks[0].n_unread)
     assert windows[:9] == [0, 0, 0, 1, 2, 4, 7, 8, 8]
@@ -161,7 +161,7 @@ def test_a_second_pass_is_followed_like_the_first():
     history, asked = ChunkHistory(), []
     for place in places * 2:
         history = history.after(place, (20, 10))
-        wanted = ahead(history, extents=(20, 10), most=MOST)
+        wanted = [*ahead(history, extents=(20, 10), most=MOST)]
         asked += wanted
         history = history.having_asked(len(wanted)) if wanted else history
     assert len(asked) >= 380
@@ -172,7 +172,7 @@ def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
     history = ChunkHistory()
     for place in places[:45]:
         history = history.after(place, (None, None))
-        wanted = ahead(history, extents=(None, None), most=8)
+        wanted = [*ahead(history, extents=(None, None), most=8)]
         history = history.having_asked(len(wanted)) if wanted else history
     assert history.walks[0].place(45) == (4, 5)
     assert history.walks[0].place(50) == (5, 0)
@@ -238,7 +238,7 @@ def test_nothing_beyond_the_grid_or_the_window_is_requested(places, most, is_kno
     for place in places:
         read.add(place)
         history = history.after(place, extents)
-        wanted = ahead(history, extents=extents, most=most)
+        wanted = [*ahead(history, extents=extents, most=most)]
         assert len(wanted) <= most
         assert all(at >= 0 for found in wanted for at in found)
         if is_known:
