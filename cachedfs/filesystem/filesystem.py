@@ -313,14 +313,27 @@ class CachedFileSystem(CacheMethods, WriteMethods):
         found: list[Any] = [*self._reader.cached_reads.read_many(wanted)]
         missing = [i for i, data in enumerate(found) if data is None]
         if missing:
-            names, starts, stops = map(list, zip(*(wanted[i] for i in missing), strict=True))
-            fetched = self._run(self._cat_ranges(names, starts, stops, on_error="return", **options))
+            fetched = self._run(self._fetch_many([wanted[i] for i in missing], **options))
             for i, data in zip(missing, fetched, strict=True):
                 found[i] = data
         for data in found if raises else ():
             if isinstance(data, BaseException):
                 raise data
         return found
+
+    async def _fetch_many(
+        self, wanted: list[tuple[str, int | None, int | None]], batch_size: int | None = None, **_: Any
+    ) -> list[Any]:
+        """Read ranges that are not all cached, `batch_size` at a time; return the bytes or the error of each."""
+        # Each read works before it sends its request: with too many at once, the first request would wait for all.
+        n_at_once = batch_size or self.batch_size or self._source.config.concurrency
+        slots = asyncio.Semaphore(n_at_once if n_at_once > 0 else len(wanted))
+
+        async def read(path: str, start: int | None, stop: int | None) -> bytes:
+            async with slots:
+                return await self._reader.read(path, start, stop)
+
+        return await asyncio.gather(*(read(*each) for each in wanted), return_exceptions=True)
 
     async def _cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, **kwargs: Any
