@@ -314,7 +314,8 @@ class FetchQueue:
     def _lookup_ended(self, task: asyncio.Future[Iterable[InflightRequest]]) -> None:
         _, origin, _ = self._lookups.pop(task)
         if not task.cancelled() and (error := task.exception()) is None:
-            self._track(task.result(), origin)
+            if self._track(task.result(), origin):
+                return  # the request goes on
         elif not task.cancelled():
             logger.debug("speculative request not sent: %s", error)
         self.pump()

@@ -37,12 +37,16 @@ def range_header(want: Range | Suffix | None) -> str | None:
     return f"bytes={want.start}-{want.stop - 1}"
 
 
+_NUMBER = re.compile("[0-9]{1,18}")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+
+
 def content_range(text: str) -> tuple[int, int, int | None]:
     """Return start, exclusive stop and total size from `bytes a-b/N`.
 
     The size is None where N is `*`. Raises ValueError for anything else.
     """
-    found = re.fullmatch(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", text.strip())
+    found = _CONTENT_RANGE.fullmatch(text.strip())
     if not found:
         raise ValueError(f"the answer has no usable Content-Range: {text!r}")
     return int(found[1]), int(found[2]) + 1, number(found[3])
@@ -50,7 +54,7 @@ def content_range(text: str) -> tuple[int, int, int | None]:
 
 def number(text: object) -> int | None:
     """Return the number that a header or a JSON text is: up to 18 ASCII digits; None for anything else."""
-    return int(text) if isinstance(text, str) and re.fullmatch("[0-9]{1,18}", text) else None
+    return int(text) if isinstance(text, str) and _NUMBER.fullmatch(text) else None
 
 
 def http_date(text: str | None) -> datetime | None:

@@ -295,7 +295,9 @@ class HTTPClient:
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:
     """Return the host that answered if redirects led to another host, else None."""
-    requested, answered = (response.history[0] if response.history else response).url, response.url
+    if not response.history:
+        return None
+    requested, answered = response.history[0].url, response.url
     is_same = requested.host == answered.host and (
         requested.port == answered.port or requested.scheme != answered.scheme
     )

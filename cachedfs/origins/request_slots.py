@@ -48,8 +48,9 @@ def speculative() -> Iterator[None]:
 class ConcurrencyWindow:
     """The number of requests to keep in flight, adapted to finished requests.
 
-    A round ends when `size` requests have finished. If the window was full in a round, it doubles. If the next round is not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as
-    429 or 503, halves it.
+    A round ends when `size` requests have finished. If the window was full in a round, it doubles. If the next round is
+    not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as 429 or 503, halves
+    it.
     """
 
     most: int
