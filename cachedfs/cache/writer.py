@@ -233,6 +233,7 @@ class BlockWriter:
         """
         now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
         reserved: list[_NewBlock] = []
+        last = 0
         try:
             with self._writing(now_s) as rows:
                 batch, rest = self._choose(rows, waiting, bounds, now_s)
@@ -241,7 +242,7 @@ class BlockWriter:
                 size = sum(block.size for block in batch)
                 hashes = [block.object.hash64(block.index) for block in batch]
                 if self._make_room(rows, size, bounds, now_s, plan=plan, hashes=hashes):
-                    reserved = batch
+                    reserved, last = batch, rows.last_block()
                     self._reserve(rows, reserved, now_s)
             if batch and not reserved:
                 raise CacheError(
@@ -250,7 +251,7 @@ class BlockWriter:
             # A crash here leaves rows without files, counted until they are evicted.
             self._write_all(reserved, deadline)
             # A crash here leaves blocks without rows uncounted until a repair.
-            self._count_lost(reserved, now_s)
+            self._count_lost(reserved, last, now_s)
         finally:
             self.room.writing.difference_update(block.place for block in reserved)
         return rest
@@ -335,8 +336,8 @@ class BlockWriter:
             )
             self.room.writing.add(block.place)
 
-    def _count_lost(self, written: list[_NewBlock], now_s: float) -> None:
-        """Add rows again for blocks that lost theirs while they were written.
+    def _count_lost(self, written: list[_NewBlock], last: int, now_s: float) -> None:
+        """Add rows again for blocks that lost theirs while they were written; `last` is the row before these.
 
         This happens if the index was replaced or rebuilt meanwhile, or if this process was suspended for so long that
         others took it for dead. If there is no index now, the next one counts all files.
@@ -344,7 +345,8 @@ class BlockWriter:
         database, lost = self._index.database, []
         database.look_again()
         with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
-            lost = [block for block in written if self._is_lost(rows, block)]
+            if rows.n_reserved(last, self.room.writer()) != len(written):
+                lost = [block for block in written if self._is_lost(rows, block)]
         database.look_again()  # the next reader checks the file again
         if not lost:
             return
@@ -433,7 +435,9 @@ def _check_fit(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: in
             f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now: "
             "raise cache_size, lower keep_free, or free space on the disk"
         )
-    pinned = sum(block.size for block in wanted if rows.is_pinned(block.object.identity, block.object.path))
+    pinned = 0
+    if rows.has_pins():
+        pinned = sum(b.size for b in wanted if rows.is_pinned(b.object.identity, b.object.path))
     if max(largest, pinned) > allowed - fixed:
         raise CacheError(
             f"{fixed} of the {allowed} bytes that the cache may hold now are pinned or in use: "

@@ -91,12 +91,24 @@ class BlockRows(TableRows):
         """Add the row of a block that will be written, or was found on disk; replace an existing row."""
         hash64 = key.hash64(index)
         signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
+        at = origin_of(key.identity), blob_of(key.path)
         self._run(
-            "INSERT INTO blocks (object, number, size, hash, clock, since, writer) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            "INSERT OR IGNORE INTO objects (digest, origin, path, pinned)"
+            " VALUES (?, ?, ?, EXISTS (SELECT 1 FROM pins WHERE origin = ? AND path = ?))",
+            (key.digest, *at, *at),
+        )
+        self._run(
+            "INSERT INTO blocks (object, number, size, hash, clock, since, writer)"
+            " SELECT id, ?, ?, ?, ?, ?, ? FROM objects WHERE digest = ?"
             " ON CONFLICT (object, number) DO UPDATE SET size = excluded.size, clock = excluded.clock,"
             " since = excluded.since, writer = excluded.writer",
-            (self._object(key), index, size, signed, clock, since, writer),
+            (index, size, signed, clock, since, writer, key.digest),
         )
+
+    def n_reserved(self, after: int, writer: int) -> int:
+        """Return how many blocks with a row id above `after` a process has reserved."""
+        values = (after, writer)
+        return int(self._run("SELECT count(*) FROM blocks WHERE id > ? AND writer = ?", values).fetchone()[0])
 
     def release_block(self, id: int) -> None:
         """Keep a row but clear its writer, so that any process may write the block at once."""
@@ -178,19 +190,6 @@ class BlockRows(TableRows):
         self._run("UPDATE objects SET bytes = (SELECT total(size) FROM blocks WHERE object = objects.id)")
         self._run("DELETE FROM objects WHERE bytes <= 0")
 
-    def _object(self, key: ObjectKey) -> int:
-        row = self._run("SELECT id FROM objects WHERE digest = ?", (key.digest,)).fetchone()
-        if row:
-            return int(row[0])
-        pinned = self.is_pinned(key.identity, key.path)
-        values = (key.digest, origin_of(key.identity), blob_of(key.path), pinned)
-        return int(
-            self._run(
-                "INSERT INTO objects (digest, origin, path, pinned) VALUES (?, ?, ?, ?)", values
-            ).lastrowid
-            or 0
-        )
-
     def _one(self, statement: str, values: Sequence[Any]) -> BlockRow | None:
         row = self._run(statement, values).fetchone()
         return row and BlockRow._make(row)
@@ -212,6 +211,9 @@ class BlockRows(TableRows):
     def pins(self) -> list[tuple[str, str]]:
         rows = self._run("SELECT identity, path FROM pins ORDER BY identity, path")
         return [(text_of(identity), text_of(path)) for identity, path in rows]
+
+    def has_pins(self) -> bool:
+        return self._run("SELECT max(origin) FROM pins").fetchone()[0] is not None
 
     def is_pinned(self, identity: str, path: str) -> bool:
         values = (origin_of(identity), blob_of(path))
