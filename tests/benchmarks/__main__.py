@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.benchmarks import abuse, bounds, process, report, training
 from tests.benchmarks.harness import Figure, Plan, Result, measure
 from tests.benchmarks.services import SERVICES
-from tests.benchmarks.workloads import FLOORS, WORKLOADS, Workload
+from tests.benchmarks.workloads import FLOORS, STORED, WORKLOADS, Workload
 
 # Contenders of workloads that not all can do: others would need minutes or are not comparable.
 PEERS: dict[str, list[str]] = {
@@ -117,6 +117,7 @@ def plan(workload: Workload, contender: str, options: argparse.Namespace) -> Pla
         n_new,
         workload.is_warm,
         workload.in_flight if ours else 0,
+        is_beside_floor=ours and workload.name in STORED,
     )
 
 

@@ -118,6 +118,11 @@ def over_second(result: Result) -> float:
     return 1 - result.figures["second"].median / result.figures["cold"].median
 
 
+def over_floor(result: Result) -> float:
+    """Return our CPU time of a cold pass divided by that of a raw client that writes the bytes to new files."""
+    return result.figures["cpu"].median / result.figures["floor_cpu"].median
+
+
 def _requests(row: str) -> list[Bound]:
     return [
         Bound(row, "requests a file, cold", 1.0, per_file("cold"), ""),
@@ -152,6 +157,7 @@ BOUNDS = [
     Bound("sequential", "new process", 0.06, _NEW, local_s=0.01),
     Bound("fill", "cold, a GB", 1.0, lambda result: _COLD(result) / _BIG_GB),
     Bound("fill", "CPU of its process, a GB", 0.8, lambda result: median("cpu")(result) / _BIG_GB),
+    Bound("fill", "CPU over a raw client that writes new files", 1.3, over_floor, "x", is_due=False),
     Bound("whole", "cold", 1.4, _COLD),
     Bound("random", "cold", 2.0, _COLD),
     Bound("random", "second pass", 0.01, _SECOND, local_s=0.002),
@@ -165,6 +171,7 @@ BOUNDS = [
     Bound("batched_ahead", "cold", 1.2, _COLD),
     Bound("whole_ahead", "cold", 1.25, _COLD),
     Bound("dense", "cold", 1.0, _COLD),
+    Bound("dense", "CPU over a raw client that writes new files", 2.0, over_floor, "x", is_due=False),
     Bound("dense", "requests a chunk, cold", round(363 / 360, 4), per_file("cold"), ""),
     Bound("dense", "second pass over local", 1.2, times_local, "x"),
     Bound("samples", "cold", 1.6, _COLD),

@@ -43,7 +43,7 @@ class Result:
     row: str
     contender: str
     # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule;
-    # cpu: seconds of all cores in the cold pass;
+    # cpu: seconds of all cores in the cold pass; floor_cpu: of a raw client that writes the same bytes to new files;
     # refused_late: requests refused as too many, later than ten seconds after the first
     figures: dict[str, Figure] = field(default_factory=dict)
     requests: dict[str, float] = field(default_factory=dict)
@@ -152,6 +152,7 @@ class Plan:
     n_new: int = 1
     is_warm: bool = False
     in_flight: int = 0  # concurrency of the ideal schedule that cold passes are compared with; 0: none
+    is_beside_floor: bool = False  # after each cold pass, a raw client writes the same bytes to new files
 
 
 def measure(service: Service, server: Server, folder: Path, plan: Plan) -> Result:
@@ -177,7 +178,7 @@ def _measure_floor(service: Service, server: Server, folder: Path, plan: Plan, r
 def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, result: Result) -> None:
     local = str(service.local(folder))
     order = {"row": plan.row, "base": service.base(plan.contender, folder), "n": plan.n}
-    cold, second, new, beside = [], [], [], []
+    cold, second, new, beside, floor = [], [], [], [], []
     over_ideal, refused_late = [], []
     for number in range(plan.n_cold):
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{plan.contender}-") as cache:
@@ -191,6 +192,11 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
                         second.append(session.once(**order))
                         if plan.contender == "cachedfs":
                             beside.append(session.once(**{**order, "base": local}))
+            if plan.is_beside_floor:
+                with Session(service, server, "floor", folder) as session:
+                    raw = {"row": plan.row, "endpoint": server.endpoint_url, "bucket": BUCKET}
+                    stored = tempfile.mkdtemp(dir=cache)
+                    floor.append(session.order(**raw, folder=stored))
             for _ in range(plan.n_new if number == 0 else 0):
                 with Session(service, server, plan.contender, Path(cache)) as session:
                     new.append(session.once(**order))
@@ -205,6 +211,8 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
     _keep(result, "beside", beside[1:], scale)  # local, each after one pass of ours in the same process
     if not plan.is_warm:
         result.figures["refused_late"] = Figure.of(refused_late)
+    if floor:
+        result.figures["floor_cpu"] = Figure.of([answer["cpu"] for answer in floor], scale)
     if over_ideal:
         result.figures["over_ideal"] = Figure.of(over_ideal)
     if beside and any(answer["check"] != beside[0]["check"] for answer in cold + second + new):
