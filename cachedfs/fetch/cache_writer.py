@@ -21,7 +21,7 @@ __all__ = ["CacheWriter", "FetchedBlock"]
 
 logger = logging.getLogger("cachedfs.fetch")
 
-GATHER_S = 0.02  # everything added within this time is stored in one transaction
+GATHER_S = 0.005  # everything added within this time is stored in one transaction
 BATCH_BYTES = 8 << 20  # per transaction: amortizes its cost, and still lets drain() end in time
 
 
