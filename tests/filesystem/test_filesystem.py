@@ -1218,6 +1218,25 @@ def test_cat_ranges_reads_cached_ranges_at_once_and_fetches_the_others_together(
     assert cloud.asked() == ["media"] * 2
 
 
+def test_cat_ranges_reads_as_many_ranges_at_a_time_as_the_caller_allows(cloud, fs, monkeypatch):
+    running: list[int] = []
+    most = 0
+
+    async def read(path, start, stop):
+        nonlocal most
+        running.append(start)
+        most = max(most, len(running))
+        await asyncio.sleep(0)
+        running.remove(start)
+        return b"%d" % start
+
+    monkeypatch.setattr(fs._reader, "read", read)
+    assert fs.cat_ranges([cloud.path("a")] * 9, list(range(9)), 99, batch_size=2) == [
+        b"%d" % start for start in range(9)
+    ]
+    assert most == 2
+
+
 def test_cat_ranges_of_a_single_path_is_refused(cloud, fs):
     cloud.put("a", b"0123456789")
     path = cloud.path("a")
