@@ -314,8 +314,7 @@ class FetchQueue:
     def _lookup_ended(self, task: asyncio.Future[Iterable[InflightRequest]]) -> None:
         _, origin, _ = self._lookups.pop(task)
         if not task.cancelled() and (error := task.exception()) is None:
-            if self._track(task.result(), origin):
-                return  # the request goes on
+            self._track(task.result(), origin)
         elif not task.cancelled():
             logger.debug("speculative request not sent: %s", error)
         self.pump()
