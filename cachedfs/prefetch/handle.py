@@ -19,8 +19,8 @@ from cachedfs.config import parse_size
 from cachedfs.errors import CachedFSError
 from cachedfs.fetch.runtime import Runtime
 from cachedfs.prefetch.items import items_of
+from cachedfs.prefetch.plan import PrefetchPlan
 from cachedfs.prefetch.progress import Progress
-from cachedfs.prefetch.runner import PrefetchPlan
 from cachedfs.read.reader import Reader
 
 __all__ = ["Prefetch", "Progress", "begin"]
@@ -192,7 +192,7 @@ def begin(
     callback: Any = DEFAULT_CALLBACK,
 ) -> Prefetch:
     """Start a prefetch plan and return its handle. `fs.prefetch` documents the parameters."""
-    runtime, told = reader.source.runtime, _Told(callback)
+    runtime = reader.source.runtime
     _ = runtime.loop  # starts the event loop thread
     plan = PrefetchPlan(
         reader,
@@ -200,7 +200,7 @@ def begin(
         window=_window(window),
         strip=strip,
         glob=glob,
-        told=told,
+        report=_BytesReport(callback),
     )
     runtime.call_soon(plan.start)
     return Prefetch(runtime, plan)
@@ -213,7 +213,7 @@ def _window(value: Any) -> int | None:
     return size
 
 
-class _Told:
+class _BytesReport:
     """Report bytes to an fsspec callback, as `get` does."""
 
     def __init__(self, callback: Any) -> None:

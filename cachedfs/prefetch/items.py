@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 from collections import deque
@@ -15,7 +14,6 @@ from fsspec.utils import stringify_path
 __all__ = ["PrefetchItem", "PrefetchItems", "items_of"]
 
 AHEAD = 256  # items taken from an iterator before the plan needs them
-MOST = 1 << 18  # the same, while the plan looks up future uses or its reader
 _FORMS = "expected a path or URL, (path, start, stop), or an iterable of them"
 
 
@@ -38,13 +36,6 @@ class PrefetchItems(Protocol):
         """Return the next item; None when none is available now.
 
         Raises the error of the caller's iterator, and TypeError for an invalid item.
-        """
-        ...
-
-    def peek(self, i: int) -> PrefetchItem | None:
-        """Return the item after the next `i`, if it is available.
-
-        Returns None for an invalid item, too; `take` raises its error.
         """
         ...
 
@@ -90,16 +81,6 @@ def _item(given: Any) -> PrefetchItem:
     return PrefetchItem(stringify_path(path), (start, stop))
 
 
-def _seen(given: Any) -> PrefetchItem | None:
-    """Return an item that is only examined; None if it is invalid.
-
-    Its error is raised later, by `take`, after the items before it were fetched.
-    """
-    with contextlib.suppress(TypeError):
-        return _item(given)
-    return None
-
-
 class _Listed:
     """The items of a list or tuple, which is not copied."""
 
@@ -117,10 +98,6 @@ class _Listed:
         self._next += 1
         return _item(self._given[self._next - 1])
 
-    def peek(self, i: int) -> PrefetchItem | None:
-        at = self._next + i
-        return _seen(self._given[at]) if at < len(self._given) else None
-
     def close(self) -> None:
         self._given, self._next = (), 0
 
@@ -134,7 +111,6 @@ class _Iterated:
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
         self._there: deque[Any] = deque()
-        self._most = AHEAD
         self._is_over = self._is_closed = False
         self._error: BaseException | None = None
         thread = threading.Thread(target=self._run, args=(given,), name="cachedfs-items", daemon=True)
@@ -148,21 +124,12 @@ class _Iterated:
 
     def take(self) -> PrefetchItem | None:
         with self._lock:
-            self._most = AHEAD
             if not self._there:
                 if self._error is not None:
                     raise self._error
                 return None
             self._turn.notify()
             return _item(self._there.popleft())
-
-    def peek(self, i: int) -> PrefetchItem | None:
-        with self._lock:
-            if i < len(self._there):
-                return _seen(self._there[i])
-            self._most = max(self._most, min(i + AHEAD, MOST))
-            self._turn.notify()
-            return None
 
     def close(self) -> None:
         with self._lock:
@@ -190,7 +157,7 @@ class _Iterated:
     def _give(self, value: Any) -> bool:
         """Hand an item to the plan once it has room; return False when the plan is closed."""
         with self._lock:
-            self._turn.wait_for(lambda: len(self._there) < self._most or self._is_closed)
+            self._turn.wait_for(lambda: len(self._there) < AHEAD or self._is_closed)
             if self._is_closed:
                 return False
             self._there.append(value)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cachedfs.cache.eviction.future_uses import Use, position_of
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectKey, Range
 from cachedfs.errors import CachedFSError
-from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataEntry
 
-__all__ = ["BlockRequest", "PrefetchObject", "Progress", "ProgressCounts", "Slice"]
+__all__ = ["PrefetchObject", "Progress", "ProgressCounts", "Slice"]
 
 Slice = tuple[int | None, int | None]  # start and stop, as in a Python slice
 MOST_ERRORS = 100  # errors kept
@@ -27,36 +27,17 @@ class PrefetchObject:
     path: str
     listed_size: int | None = None  # bytes counted for it in the plan's total; None: not counted
     bounds: Slice | None = None
-    tries: int = 0
-    entry: MetadataEntry | None = None
+    entry: MetadataEntry | None = None  # set by `begin`, as `key` and `wanted`
     key: ObjectKey | None = None
-    # Blocks that were requested and did not arrive, lowest first.
-    again: list[int] = field(default_factory=list)
-    left: range = range(0)  # blocks not requested yet, all after those in `again`
-    n_awaited: int = 0  # blocks that were requested and have not arrived
-    # blocks that another process has been fetching for too long
-    overdue: set[int] = field(default_factory=set)
-    first: InflightRequest | None = None  # the plan's request that looked the object up
-    is_over: bool = False  # finished; later events are ignored
-    is_failed: bool = False  # given up
+    wanted: range = range(0)  # its blocks
+    left: range = range(0)  # of these, the blocks that the plan has not asked for
+    again: list[int] = field(default_factory=list)  # blocks that were asked for and did not arrive
+    is_failed: bool = False
 
-    def __lt__(self, other: PrefetchObject) -> bool:
-        return self.number < other.number
-
-    def begin(self, entry: MetadataEntry, key: ObjectKey) -> int:
-        """Set the object's version and its blocks to fetch; return their bytes."""
-        self.entry, self.key = entry, key
-        blocks = self.left = self._wanted
-        return self.bytes_of(blocks[-1]).stop - self.bytes_of(blocks[0]).start if blocks else 0
-
-    @property
-    def _wanted(self) -> range:
-        return covering(clip(*(self.bounds or (None, None)), self.size), self.begun_key.block_size)
-
-    @property
-    def asked(self) -> range:
-        """The blocks requested so far, arrived or not; empty before `begin`."""
-        return range(0) if self.key is None else range(self._wanted.start, self.left.start)
+    def begin(self, entry: MetadataEntry, key: ObjectKey) -> None:
+        """Set the object's version, and its blocks to fetch."""
+        self.entry, self.key, self.again = entry, key, []
+        self.wanted = self.left = covering(clip(*(self.bounds or (None, None)), self.size), key.block_size)
 
     @property
     def size(self) -> int:
@@ -65,50 +46,22 @@ class PrefetchObject:
         return self.entry.object.size or 0
 
     @property
-    def begun_key(self) -> ObjectKey:
-        """Key of the object version. Requires `begin`."""
+    def wanted_size(self) -> int:
+        """Bytes of the blocks to fetch. Requires `begin`."""
+        return self.bytes_of(self.wanted[-1]).stop - self.bytes_of(self.wanted[0]).start if self.wanted else 0
+
+    @property
+    def block_key(self) -> ObjectKey:
+        """The key. Requires `begin`."""
         assert self.key is not None
         return self.key
 
-    @property
-    def is_complete(self) -> bool:
-        """True when every wanted block has arrived."""
-        return not (self.n_awaited or self.again or self.left)
-
-    @property
-    def next(self) -> int:
-        """The first block to request. Requires that there is one."""
-        return self.again[0] if self.again else self.left[0]
-
-    def took(self, n: int) -> None:
-        """Count the first `n` blocks of `again`, or if that is empty of `left`, as awaited."""
-        self.n_awaited += n
-        if self.again:
-            del self.again[:n]
-        else:
-            self.left = self.left[n:]
-
-    def ask_again(self, indexes: Iterable[int]) -> None:
-        """Move awaited blocks that did not arrive to `again`."""
-        before = len(self.again)
-        self.again = sorted({*self.again, *indexes})
-        self.n_awaited -= len(self.again) - before
-
     def bytes_of(self, index: int) -> Range:
-        return block_range(index, self.begun_key.block_size, self.size)
+        return block_range(index, self.block_key.block_size, self.size)
 
-
-@dataclass(eq=False, slots=True)
-class BlockRequest:
-    """A request to send for `part`: for the blocks `indexes`, or for `want` while its size is unknown."""
-
-    part: PrefetchObject
-    indexes: list[int]
-    want: Range | None
-    size: int  # most bytes it brings
-
-    def __lt__(self, other: BlockRequest) -> bool:
-        return (self.part.number, self.indexes[:1]) < (other.part.number, other.indexes[:1])
+    def use(self, index: int) -> Use:
+        """Return the plan's use of block `index`. Requires `begin`."""
+        return Use(position_of(self.number, index), (self.block_key, index), self.bytes_of(index).size)
 
 
 class Progress(NamedTuple):
@@ -152,7 +105,10 @@ class ProgressCounts:
     def __init__(self) -> None:
         self.state = "running"
         self.n_done = self.n_failed = self.n_requests = 0
-        self.fetched = self.here = 0  # bytes, from the origin and not
+        self.fetched = 0  # bytes from the origin
+        self.arrived = (
+            0  # bytes of blocks that are cached or on their way to the cache, from the origin or not
+        )
         # items, items of unknown size, and bytes of the plan so far
         self.n_items = self.n_unsized = self.size = 0
         self.errors: list[tuple[str, CachedFSError]] = []  # each with the path that failed
@@ -170,11 +126,11 @@ class ProgressCounts:
         self.n_unsized += sizes.count(None) - 1
         self.size += sum(size or 0 for size in sizes)
 
-    def sized(self, part: PrefetchObject, size: int) -> None:
-        """Set the bytes of an item."""
-        self.n_unsized -= part.listed_size is None
-        self.size += size - (part.listed_size or 0)
-        part.listed_size = size
+    def sized(self, obj: PrefetchObject) -> None:
+        """Set the bytes of an item that has begun."""
+        self.n_unsized -= obj.listed_size is None
+        self.size += obj.wanted_size - (obj.listed_size or 0)
+        obj.listed_size = obj.wanted_size
 
     def passed(self, listed_size: int | None) -> None:
         """Count an item as finished, without its bytes."""
@@ -199,12 +155,13 @@ class ProgressCounts:
     def progress(self, *, n_left: int | None, coming: int, is_held: bool) -> Progress:
         """Return the counts. `n_left` items are not taken; active requests have received `coming` bytes."""
         is_known = n_left == 0 and not self.n_unsized
+        fetched = self.fetched + coming
         return Progress(
             state="held" if is_held and self.state == "running" else self.state,
             items=self.n_done,
             items_total=None if n_left is None else self.n_items + n_left,
-            bytes_fetched=self.fetched + coming,
-            bytes_here=self.here,
+            bytes_fetched=fetched,
+            bytes_here=max(0, self.arrived - fetched),
             bytes_total=self.size if is_known else None,
             requests=self.n_requests,
             errors=self.n_failed,

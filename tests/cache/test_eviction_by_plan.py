@@ -6,7 +6,7 @@ import random
 import pytest
 
 from cachedfs.cache.block_file import file_size
-from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.cache.eviction.future_uses import FutureUses, Use
 from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for, start
 from tests.support import tally
@@ -24,7 +24,8 @@ class Plan:
         self.chance, self.units = random.Random(seed), [unit for unit in range(n) for _ in range(touches)]
         self.per_epoch, self.at, self.fetched = len(self.units), 0, 0
         self.coming = []  # of the order: what is not read yet
-        self.order = FutureUses(cache, bounds, horizon=2 * self.per_epoch, window=AT_ONCE * BLOCK)
+        self.n_known = 0
+        self.order = FutureUses(cache, bounds, window=AT_ONCE * BLOCK)
 
     def read(self, accesses):
         """Read so many accesses (a multiple of AT_ONCE); return how many blocks were fetched for them."""
@@ -34,19 +35,26 @@ class Plan:
         return self.fetched - before
 
     def step(self):
-        if self.order.known < self.at + self.per_epoch:
-            epoch = self.chance.sample(self.units, self.per_epoch)
-            self.coming += epoch
-            self.order.extend((self.key, index, BLOCK) for index in epoch)
+        self.look_ahead()
         now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
-        blocks = [(self.key, index) for index in dict.fromkeys(now)]
-        self.fetch(list(itertools.takewhile(self.order.ask, blocks)))
+        asked = itertools.takewhile(self.order.ask, map(self.use, itertools.count(self.at), now))
+        self.fetch(list(dict.fromkeys(use.block for use in asked)))
         for index in now:
             if self.cache.read(self.key, index, 0, 8) is None:  # somebody else removed it
                 self.fetch([(self.key, index)])
                 self.cache.touch(self.key, index)
         self.at += AT_ONCE
-        self.order.reached(self.at)
+        self.order.look(is_held=False)
+
+    def look_ahead(self):
+        if self.n_known < self.at + self.per_epoch:
+            epoch = self.chance.sample(self.units, self.per_epoch)
+            self.coming += epoch
+            self.order.add(map(self.use, itertools.count(self.n_known), epoch))
+            self.n_known += self.per_epoch
+
+    def use(self, position, index):
+        return Use(position, (self.key, index), BLOCK)
 
     def fetch(self, blocks):
         missing = [block for block in blocks if not self.cache.has(*block)]
@@ -83,10 +91,7 @@ class Ahead(Plan):
         self.at_once = at_once
 
     def step(self):
-        if self.order.known < self.at + self.per_epoch:
-            epoch = self.chance.sample(self.units, self.per_epoch)
-            self.coming += epoch
-            self.order.extend((self.key, index, BLOCK) for index in epoch)
+        self.look_ahead()
         if len(self.coming) % self.at_once == 0:  # some get further than others
             self.coming[: self.at_once] = self.chance.sample(self.coming[: self.at_once], self.at_once)
         now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
@@ -99,9 +104,7 @@ class Ahead(Plan):
             self.order.stored([(self.key, index)])
         self.fetched += len(missing)
         self.at += AT_ONCE
-        self.order.reached(
-            max(0, self.at - 2 * self.at_once)
-        )  # where the plan is, who only sees what is touched
+        self.order.look(is_held=False)
 
 
 @pytest.mark.parametrize(("share", "at_once"), [(0.25, 8), (0.75, 64)])

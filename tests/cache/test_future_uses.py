@@ -9,7 +9,7 @@ import pytest
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import file_size
-from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.cache.eviction.future_uses import FutureUses, Use
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
@@ -28,15 +28,18 @@ class Plan:
         fs.info(path)
         self.known = fs._source.last_known(path)
         self.key = fs._source.key(self.known)
-        self.order = FutureUses(self.runtime.cache, fs._source.config.bounds, horizon=8, window=8 * BLOCK)
+        self.order = FutureUses(self.runtime.cache, fs._source.config.bounds, window=8 * BLOCK)
         self.runtime.run(self.begin())
 
     async def begin(self):
         self.runtime.future_uses.append(self.order)
 
+    def uses(self, indexes):
+        return [Use(index, (self.key, index), BLOCK) for index in indexes]
+
     def asked(self, indexes):
         """Return what may be asked for of these blocks, in their order."""
-        return list(takewhile(self.order.ask, ((self.key, index) for index in indexes)))
+        return [use.block for use in takewhile(self.order.ask, self.uses(indexes))]
 
     async def send(self, indexes):
         for key, index in self.asked(indexes):
@@ -45,7 +48,7 @@ class Plan:
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch):
-    monkeypatch.setattr("cachedfs.prefetch.runner.POLL_S", (0.001, 0.005))
+    monkeypatch.setattr("cachedfs.prefetch.plan.POLL_S", (0.001, 0.005))
 
 
 @pytest.fixture
@@ -114,7 +117,7 @@ def is_best(order, room, sent, window):
 
 
 def test_an_epoch_of_more_items_than_are_known_at_first_is_given_up_by_its_order_too(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.prefetch.future_reads.NEAR", 8)
+    monkeypatch.setattr("cachedfs.prefetch.plan.NEAR", 8)
     fs, path, n = with_room_for_half(cloud, cache_size=60 * BLOCK)
     chance = random.Random(0)
     order = [index for _ in range(3) for index in chance.sample(range(n), n)]
@@ -132,7 +135,7 @@ def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
 def test_what_comes_for_a_plan_is_told_to_it_and_what_cannot_be_stored_as_well(cloud, fs, monkeypatch):
     runtime = fs._source.runtime
     plan = Plan(fs, filled(cloud, 8))
-    plan.order.extend((plan.key, index, BLOCK) for index in range(8))
+    plan.order.add(plan.uses(range(8)))
     runtime.run(plan.send(range(8)))
     until(lambda: not runtime.inflight_requests)
     assert plan.order.taken == 8 * file_size(plan.key, BLOCK)
@@ -174,7 +177,7 @@ def refuse(*args, **options):
 
 def test_what_a_reader_fetches_ahead_of_its_plan_counts_as_the_plans(cloud, fs):
     plan = Plan(fs, filled(cloud, 8))
-    plan.order.extend((plan.key, index, BLOCK) for index in range(4))
+    plan.order.add(plan.uses(range(4)))
     fs.cat_file(plan.path)
     fs._source.runtime.drain(120)
     assert plan.order.taken == 4 * file_size(plan.key, BLOCK)
@@ -193,7 +196,7 @@ def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):
 
     writer = CacheWriter(Counted(), lambda blocks, are_kept: told.extend(blocks))
     key, bounds = ObjectKey("gs://test", "b/x", "v1", BLOCK), CacheBounds(1 << 30, 0)
-    orders = [FutureUses(cache, bounds, horizon=8, window=0) for _ in range(2)]
+    orders = [FutureUses(cache, bounds, window=0) for _ in range(2)]
     with writer._changed:  # so that all are there before the first is stored
         for index in range(40):
             block = FetchedBlock(

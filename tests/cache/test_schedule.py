@@ -11,34 +11,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.cache.eviction import schedule
-from cachedfs.cache.eviction.schedule import EvictionSchedule, FutureAccess
+from cachedfs.cache.eviction.schedule import EvictionSchedule
 
 orders = st.lists(st.integers(0, 7), max_size=60)
 
 
 class Simulated:
-    """A cache of `size` blocks beside those that pass, and a reader of an order that is known as the schedule likes it."""
+    """A cache of `size` blocks beside those that pass, and a reader of an order of which `known` uses ahead are known."""
 
-    def __init__(self, order, size, *, horizon=1 << 30, window=1, passing=1):
+    def __init__(self, order, size, *, known=1 << 30, window=1, passing=1):
         self.order, self.size, self.window, self.passing = list(order), size, window, passing
-        self.schedule = EvictionSchedule(horizon=horizon, limit=size, passing=passing)
-        self.source = iter([FutureAccess(block) for block in self.order])
+        self.schedule = EvictionSchedule(limit=size, passing=passing)
         self.here, self.fetched, self.given_up = set(), [], []
-        self.at = 0
+        self.at = self.n_added = 0
+        self.known = known
 
     def read(self, n=None, *, known=None):
         """Read the next n accesses, of all when there is no n; hand over the order up to `known`."""
         for _ in range(len(self.order) - self.at if n is None else n):
-            most = None if known is None else max(0, known - self.schedule.known)
-            self.schedule.extend(itertools.islice(self.source, most))
-            for _, block in list(self.schedule.unmade(self.at, self.window)):
+            stop = min(len(self.order), self.at + self.known if known is None else known)
+            for position in range(self.n_added, stop):
+                self.schedule.add(self.order[position], position)
+            self.n_added = max(self.n_added, stop)
+            for position in range(self.at, min(self.at + self.window, self.n_added)):
+                block = self.order[position]
+                if self.schedule.next_use(block) != position:  # it comes for an earlier use
+                    continue
                 if not self.schedule.ask(block):
                     break
                 self.fetch(block)
             if self.order[self.at] not in self.here:  # nothing may make room for it yet
                 self.fetched.append(self.order[self.at])
+            self.schedule.read(self.order[self.at], self.at)
             self.at += 1
-            self.schedule.read_up_to(self.at)
         return self
 
     def fetch(self, block):
@@ -112,7 +117,7 @@ def test_what_is_known_to_its_end_is_read_with_the_fewest_misses_there_can_be(or
 
 @given(orders, st.integers(1, 8), st.integers(1, 6), st.integers(0, 6), st.integers(1, 60))
 def test_reading_ahead_costs_no_more_than_what_passes_takes(order, size, window, passing, horizon):
-    read = Simulated(order, size, window=window, passing=passing, horizon=max(horizon, window)).read()
+    read = Simulated(order, size, window=window, passing=passing, known=max(horizon, window)).read()
     assert read.misses >= optimum(order, size + passing)
     if horizon >= len(order) and window < passing:  # else what is read ahead takes the place of what stays
         assert read.misses <= optimum(order, size)
@@ -120,7 +125,7 @@ def test_reading_ahead_costs_no_more_than_what_passes_takes(order, size, window,
 
 @given(orders, st.integers(1, 8), st.integers(1, 8), st.integers(0, 4), st.integers(1, 60))
 def test_nothing_goes_that_is_needed_before_what_was_fetched_for_it(order, size, window, passing, horizon):
-    read = Simulated(order, size, window=window, passing=passing, horizon=max(horizon, window)).read()
+    read = Simulated(order, size, window=window, passing=passing, known=max(horizon, window)).read()
     for at, fetched, gone in read.given_up:
         assert following(order, at, gone) > following(order, at, fetched)
 
@@ -134,7 +139,8 @@ def test_with_room_for_all_everything_is_fetched_once_and_nothing_goes(order, wi
 
 def to_fetch(plan, until):
     """Ask for what is used before position `until`, in the order of use; yield what is neither here nor under way."""
-    for _, block in list(plan.unmade(plan.position, until - plan.position)):
+    uses = sorted((plan.next_use(block), block) for block in list(plan._records))
+    for _, block in [use for use in uses if use[0] < until]:
         before = plan.taken
         if not plan.ask(block):
             return
@@ -144,12 +150,24 @@ def to_fetch(plan, until):
 
 def read_of(order, n, *, limit):
     """Return the schedule of these blocks after the first `n` were fetched together, and read."""
-    plan = EvictionSchedule(horizon=100, limit=limit)
-    plan.extend(map(FutureAccess, order))
+    plan = schedule_of(order, limit=limit)
     for block in list(to_fetch(plan, n)):
         plan.stored(block)
-    plan.read_up_to(n)
+    read_up_to(plan, n)
     return plan
+
+
+def schedule_of(order, sizes=None, **limits):
+    plan = EvictionSchedule(**limits)
+    for position, block in enumerate(order):
+        plan.add(block, position, sizes[position] if sizes else 1)
+    return plan
+
+
+def read_up_to(plan, position):
+    """Read all that is used before a position."""
+    for block in list(plan._records):
+        plan.read(block, position - 1)
 
 
 def test_a_block_with_no_known_use_goes_first_and_of_those_the_one_longest_without():
@@ -164,24 +182,21 @@ def test_what_others_removed_is_fetched_again_in_its_turn():
 
 
 def test_what_did_not_come_is_asked_for_again():
-    plan = EvictionSchedule(horizon=100, limit=3)
-    plan.extend(map(FutureAccess, "abc"))
+    plan = schedule_of("abc", limit=3)
     assert list(to_fetch(plan, 2)) == ["a", "b"]
     plan.lost("a")
     assert list(to_fetch(plan, 3)) == ["a", "c"]
 
 
 def test_what_was_here_from_the_start_is_not_fetched():
-    plan = EvictionSchedule(horizon=100, limit=3)
-    plan.extend(map(FutureAccess, "abc"))
+    plan = schedule_of("abc", limit=3)
     for block in "ac":
         plan.stored(block)
     assert list(to_fetch(plan, 3)) == ["b"]
 
 
 def test_of_what_was_here_from_the_start_the_blocks_that_are_used_first_stay():
-    plan = EvictionSchedule(horizon=100, limit=2)
-    plan.extend(map(FutureAccess, "abcdef"))
+    plan = schedule_of("abcdef", limit=2)
     for block in "fdbaec":
         plan.stored(block)
     assert set(itertools.islice(plan.given_up(), 4)) == set("cdef")
@@ -189,10 +204,9 @@ def test_of_what_was_here_from_the_start_the_blocks_that_are_used_first_stay():
 
 
 def test_what_is_under_way_goes_only_when_it_is_here():
-    plan = EvictionSchedule(horizon=100, limit=1)
-    plan.extend(map(FutureAccess, "ab"))
+    plan = schedule_of("ab", limit=1)
     assert list(to_fetch(plan, 2)) == ["a"]  # before it was read nothing may take its place
-    plan.read_up_to(1)
+    read_up_to(plan, 1)
     assert list(to_fetch(plan, 2)) == ["b"]
     assert not list(plan.given_up())
     plan.stored("a")
@@ -200,8 +214,7 @@ def test_what_is_under_way_goes_only_when_it_is_here():
 
 
 def test_a_block_that_comes_when_nobody_asked_counts_as_here():
-    plan = EvictionSchedule(horizon=100, limit=8)
-    plan.extend([FutureAccess("a", 5), FutureAccess("a", 5), FutureAccess("b", 5)])
+    plan = schedule_of("aab", [5, 5, 5], limit=8)
     plan.stored("unknown")
     plan.stored("b")
     assert plan.taken == 5
@@ -211,12 +224,11 @@ def test_a_block_that_comes_when_nobody_asked_counts_as_here():
 
 
 def test_sizes_count():
-    plan = EvictionSchedule(horizon=100, limit=10)
-    plan.extend([FutureAccess("a", 4), FutureAccess("b", 4), FutureAccess("c", 4), FutureAccess("d", 11)])
+    plan = schedule_of("abcd", [4, 4, 4, 11], limit=10)
     assert list(to_fetch(plan, 4)) == ["a", "b"]
-    plan.read_up_to(2)
+    read_up_to(plan, 2)
     assert list(to_fetch(plan, 4)) == ["c"]
-    plan.read_up_to(3)
+    read_up_to(plan, 3)
     assert not list(to_fetch(plan, 4))  # it never fits
 
 
@@ -227,27 +239,30 @@ def test_a_smaller_limit_is_kept_by_what_is_asked_for_next():
     assert list(plan.given_up()) == ["d", "c", "b", "a"]
 
 
-def test_what_is_read_out_of_turn_is_used_after_that_and_what_comes_before_it_is_not_read():
-    plan = EvictionSchedule(horizon=100, limit=2)
-    plan.extend(map(FutureAccess, "abcacb"))
+def test_what_is_read_out_of_turn_is_used_after_that():
+    plan = schedule_of("abcacb", limit=2)
     for block in "ab":
         plan.stored(block)
-    plan.read("b")
-    assert list(plan.unmade(0, 100)) == [(0, "a"), (2, "c"), (5, "b")]
-    assert list(plan.unmade(1, 2)) == [(2, "c")]
-    assert (plan.is_made("b", 1), plan.is_made("b", 5), plan.is_made("a", 0)) == (True, False, False)
+    plan.read("b", 1)
+    assert [plan.next_use(block) for block in "abc"] == [0, 5, 2]
     assert list(plan.given_up()) == ["b", "a"]  # it is used last now
-    assert plan.position == 0
-    plan.read("a")
-    assert plan.position == 2
-    plan.read("a")
-    plan.read_up_to(5)
-    assert list(plan.unmade(0, 100)) == [(5, "b")]
+    plan.read("a", 3)
+    assert plan.next_use("a") == schedule.NEVER
+
+
+def test_a_use_that_becomes_known_late_comes_in_its_turn():
+    plan = schedule_of("ab", limit=9)
+    plan.add("c", 9)
+    plan.add("b", 5)
+    plan.add("c", 0)
+    assert [plan.next_use(block) for block in "abc"] == [0, 1, 0]
+    plan.read("c", 0)
+    plan.read("b", 1)
+    assert [plan.next_use(block) for block in "bc"] == [5, 9]
 
 
 def test_what_came_for_somebody_ahead_of_the_plan_stays_only_if_it_is_used_again_before_others():
-    plan = EvictionSchedule(horizon=100, limit=1)
-    plan.extend(map(FutureAccess, "abcbca"))
+    plan = schedule_of("abcbca", limit=1)
     plan.stored("b")
     plan.stored("a", is_read=True)
     assert next(plan.given_up()) == "a"
@@ -256,8 +271,7 @@ def test_what_came_for_somebody_ahead_of_the_plan_stays_only_if_it_is_used_again
 
 
 def test_what_only_passes_waits_while_as_much_passes_as_may():
-    plan = EvictionSchedule(horizon=100, limit=1, passing=1)
-    plan.extend(map(FutureAccess, "abcaabc"))
+    plan = schedule_of("abcaabc", limit=1, passing=1)
     plan.stored("a")
     assert plan.ask("b")
     assert not plan.ask("c")
@@ -305,7 +319,7 @@ ORDERS = {  # and how much of them is known ahead
 def test_misses_are_within_two_percent_of_the_optimum_when_two_passes_are_known_ahead(kind, share):
     order, horizon = ORDERS[kind](random.Random(1))
     size = round(share * len(set(order)))
-    read = Simulated(order, size, horizon=horizon).read()
+    read = Simulated(order, size, known=horizon).read()
     assert read.misses <= 1.02 * optimum(order, size)
 
 
@@ -337,28 +351,28 @@ def test_an_access_takes_a_few_steps_in_a_heap_and_the_state_stays_within_its_bo
     for name, ours in (("heappush", counted.push), ("heappop", counted.pop), ("heapify", counted.heapify)):
         monkeypatch.setattr(schedule, name, ours)
     order = [block for epoch in epochs(n, 12, touches=2) for block in epoch]
-    read, largest = Simulated(order, size, horizon=horizon, window=8, passing=8), 0
+    read, largest = Simulated(order, size, known=horizon, window=8, passing=8), 0
     for _ in order:
         read.read(1)
         parts = [part for part in vars(read.schedule).values() if hasattr(part, "__len__")]
-        largest = max(largest, sum(map(len, parts)))
-        assert read.schedule.known - read.schedule.position <= horizon
-    # The order twice (what was read is cut off when it is half), its other half, and five times the records at most.
-    assert largest <= 4 * horizon + 5 * n + 64 + 10
+        n_uses = sum(len(record.uses) for record in read.schedule._records.values())
+        largest = max(largest, n_uses + sum(map(len, parts)))
+    # The uses, the records, and a heap and blocks to evict of at most twice and once as many.
+    assert largest <= horizon + 4 * n + 64 + 10
     assert counted.steps / len(order) <= 3 * math.log2(n)
 
 
 @given(st.lists(st.tuples(st.sampled_from("elsfgraoO"), st.integers(0, 7)), max_size=80), st.integers(0, 5))
 def test_whatever_is_told_in_whatever_order_the_sums_are_right(told, limit):
     """Blocks that nobody asked for come, others that were never here are lost, and so on."""
-    plan = EvictionSchedule(horizon=20, limit=limit, passing=2)
+    plan, uses = EvictionSchedule(limit=limit, passing=2), itertools.count()
     for what, number in told:
         if what == "e":
-            plan.extend([FutureAccess(number, number + 1)])
+            plan.add(number, next(uses), number + 1)
         elif what == "a":
             plan.ask(number)
         elif what == "o":
-            plan.read(number)
+            plan.read(number, plan.next_use(number))
         elif what == "O":
             plan.stored(number, is_read=True)
         elif what == "l":
@@ -366,11 +380,11 @@ def test_whatever_is_told_in_whatever_order_the_sums_are_right(told, limit):
         elif what == "s":
             plan.stored(number)
         elif what == "f":
-            list(to_fetch(plan, plan.position + number))
+            list(to_fetch(plan, number))
         elif what == "g":
             list(itertools.islice(plan.given_up(), number))
         else:
-            plan.read_up_to(plan.position + number)
+            read_up_to(plan, number)
         check(plan)
 
 
@@ -378,14 +392,7 @@ def check(plan):
     records = plan._records.values()
     for place in plan._sizes:
         assert plan._sizes[place] == sum(each.size for each in records if each.place is place)
-    ahead = plan._order[plan.position - plan._base :]
-    assert plan.known - plan.position == len(ahead) <= plan.horizon
     for record in records:
-        uses = [plan.position + at for at, each in enumerate(ahead) if each is record]
-        assert record.next in (*uses, schedule.NEVER)  # those before it were made out of turn
-        assert (
-            record.next != schedule.NEVER or record.is_under_way or record.place is not schedule._Place.AWAY
-        )
-    made = {record.block: record.next for record in records if record.next != schedule.NEVER}
-    assert {block: position for position, block in plan.unmade(0, 1000)} == made
+        assert record.uses == sorted(record.uses)
+        assert record.uses or record.is_under_way or record.place is not schedule._Place.AWAY
     assert plan.taken == sum(each.size for each in records if each.place is not schedule._Place.AWAY)

@@ -93,7 +93,7 @@ def plans(fs):
     at_work = [
         name
         for name in tasks
-        if name.startswith(("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter."))
+        if name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream."))
     ]
     return [*at_work, "items"] if item_threads() else at_work
 

@@ -310,7 +310,7 @@ sys.stdin.read()
 
 def test_blocks_locked_by_a_stopped_process_are_fetched_after_a_while(cloud, monkeypatch):
     """It is alive, as after Ctrl-Z, and so are its fetch locks."""
-    for module in ("fetch.runtime", "metadata.resolver", "prefetch.submission"):
+    for module in ("fetch.runtime", "metadata.resolver"):
         monkeypatch.setattr(f"cachedfs.{module}.OVERDUE_S", 0.0)
     data = {cloud.path(key): cloud.put(key, noise(2 * MiB, n)) for n, key in enumerate("abc")}
     read, prefetched, unknown = data

@@ -18,6 +18,7 @@ from fsspec.callbacks import Callback
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.eviction import future_uses
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -27,7 +28,8 @@ from cachedfs.errors import (
     OriginUnreachable,
 )
 from cachedfs.fetch.source import Source
-from cachedfs.prefetch import outstanding, runner, window
+from cachedfs.prefetch import failure_limit
+from cachedfs.prefetch import plan as prefetch_plan
 from cachedfs.sim import Fault
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, item_threads, noise, until
@@ -44,7 +46,7 @@ def fake_fs(**options):
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch):
-    monkeypatch.setattr(runner, "POLL_S", (0.001, 0.005))
+    monkeypatch.setattr(prefetch_plan, "POLL_S", (0.001, 0.005))
 
 
 def small_files(cloud, n, folder="d", size=2000):
@@ -64,10 +66,7 @@ def is_idle(fs):
     runtime = fs._source.runtime
     names = {task.get_coro().__qualname__ for task in list(runtime._tasks)}
     is_working = any(
-        name.startswith(
-            ("PrefetchPlan.", "PlanCursor.", "OutstandingObjects.", "RequestSubmitter.", "Fetcher.")
-        )
-        for name in names
+        name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream.", "Fetcher.")) for name in names
     )
     return not (
         runtime.inflight_requests or runtime.active_requests or any(runtime.fetch_queue._queues) or is_working
@@ -375,7 +374,7 @@ def test_a_read_of_another_process_moves_the_window(cloud, fork_server, fs):
 
 def test_a_reader_that_skips_or_reorders_does_not_stop_the_plan(cloud, fs, monkeypatch):
     paths = small_files(cloud, 40, size=100_000)
-    monkeypatch.setattr(window, "STALL_S", 0.01)
+    monkeypatch.setattr(future_uses, "STALL_S", 0.01)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths, window="800KB")
     order = [0, 5, 3, 1, 9, 11, 10, 17, 24, 20, 31, 33, 39]
@@ -387,7 +386,7 @@ def test_a_reader_that_skips_or_reorders_does_not_stop_the_plan(cloud, fs, monke
 
 @pytest.mark.parametrize("is_list", [True, False])
 def test_the_plan_follows_a_reader_far_beyond_the_window(cloud, fs, monkeypatch, is_list):
-    monkeypatch.setattr(window, "STALL_S", 0.0)
+    monkeypatch.setattr(future_uses, "STALL_S", 0.0)
     paths = small_files(cloud, 100)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths if is_list else iter(paths), window="10KB")
@@ -410,15 +409,17 @@ def test_the_same_list_twice_is_two_passes(cloud, fs):
 def read_and_react(fs, path, seed, plan):
     """Read an object, and wait until the plan has reacted."""
     read(fs, path, seed)
-    runner, runtime = plan._plan, fs._source.runtime
+    runner, runtime, looks = plan._plan, fs._source.runtime, []
+    look = runner._uses.look
+    runner._uses.look = lambda **options: looks.append(None) or look(**options)
 
     async def has_reacted():
         """Return whether the plan has seen the read and sent what follows; runs on the loop, between two of its steps."""
-        has_looked = runner._distance._clock == runtime.cache.clock(fs._source.config.bounds)
         is_waiting = plan.progress.state == "held" and not runner._changed.is_set()
-        return runner.ended.done() or (has_looked and is_waiting)
+        return runner.ended.done() or (looks and is_waiting)
 
     until(lambda: runtime.run(has_reacted()))
+    runner._uses.look = look
     runtime.drain(120)
 
 
@@ -725,14 +726,14 @@ def test_folders_keep_their_order_whichever_is_listed_first(origin, monkeypatch)
 
 
 def test_a_plan_waits_for_an_unreachable_origin_and_then_ends(origin, monkeypatch, caplog):
-    monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
     fs = fake_fs(concurrency=1)
     for i in range(4):
         origin.put(f"b/{i}", b"1")
     origin.fail_with = {2: OriginUnreachable("refused"), 3: OriginUnreachable("refused")}
     assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(120).items == 4
     assert "continues when it answers" in caplog.text
-    monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
+    monkeypatch.setattr(failure_limit, "AWAY_S", 0.0)
     origin.fail_with = {n: OriginUnreachable("refused") for n in range(len(origin.log), 1000)}
     with pytest.raises(OriginUnreachable, match="refused"):
         fs.prefetch([f"b/x{i}" for i in range(4)]).wait(120)
@@ -741,7 +742,7 @@ def test_a_plan_waits_for_an_unreachable_origin_and_then_ends(origin, monkeypatc
 
 @pytest.mark.parametrize("name", ["b/d", "b/d/*"])
 def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch, name):
-    monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
     names = [f"b/d/{i}" for i in range(4)]
     for each in [*names, "b/x"]:
         origin.put(each, b"1")
@@ -749,7 +750,7 @@ def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch,
     progress = fake_fs(concurrency=1).prefetch([name, "b/x"]).wait(120)
     assert (progress.items, progress.items_total, progress.errors) == (5, 5, 0)
     assert {path for path, _ in reads(origin)} - {"b/d"} == {*names, "b/x"}
-    monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
+    monkeypatch.setattr(failure_limit, "AWAY_S", 0.0)
     forget()
     origin.fail_with = {n: OriginUnreachable("refused") for n in range(len(origin.log), 1000)}
     plan = fake_fs(max_age=0, stale_if_error=False).prefetch([name, "b/x"])
@@ -760,8 +761,8 @@ def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch,
 
 
 def test_cached_folders_do_not_keep_a_plan_alive_while_the_origin_is_unreachable(origin, monkeypatch):
-    monkeypatch.setattr(outstanding, "PAUSE_S", (0.01, 0.01))
-    monkeypatch.setattr(outstanding, "AWAY_S", 0.0)
+    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(failure_limit, "AWAY_S", 0.0)
     fs = fake_fs(concurrency=1)
     for name in ("b/d/1", "b/x"):
         origin.put(name, b"1")
@@ -793,7 +794,7 @@ def test_each_failure_is_reported_and_many_end_the_plan(origin):
 
 
 def test_a_plan_continues_when_another_answer_arrives_in_the_pause(origin, monkeypatch):
-    monkeypatch.setattr(outstanding, "PAUSE_S", (3600.0, 3600.0))
+    monkeypatch.setattr(failure_limit, "PAUSE_S", (3600.0, 3600.0))
     fs = fake_fs()
     names = [f"b/{i}" for i in range(4)]
     for name in names:
@@ -801,7 +802,7 @@ def test_a_plan_continues_when_another_answer_arrives_in_the_pause(origin, monke
     origin.fail_with = {1: OriginUnreachable("refused, once")}
     gate(fs, origin, is_open=False)
     plan = fs.prefetch(names)
-    until(lambda: plan._plan._pending.patience.is_unreachable)
+    until(lambda: plan._plan._fetcher.failures.is_unreachable)
     gate(fs, origin, is_open=True)
     assert plan.wait(120).items == 4
 
@@ -991,7 +992,10 @@ def test_memory_of_a_long_plan_is_bounded_by_the_window(cloud, fs):
 
     def is_over():
         most.append(
-            len(list(runner._distance._unread)) + len(runner._pending.open) + len(runner._items._there)
+            len(runner._uses._uses)
+            + len(runner._fetcher.open)
+            + runner._objects.n_seen
+            + len(runner._items._there)
         )
         return plan.progress.is_over
 

@@ -1,194 +1,109 @@
-"""The future uses of one prefetch plan: which are over, and which blocks to evict for the next ones.
+"""The future uses of one prefetch plan: where its reader is, what is ahead of it, and which blocks to evict.
 
-The shared access statistics say that a block was accessed, not for which of its uses. `UseTracker` counts an access
-for the block's first use that is not over: several threads read at once, and a slow one may be behind the others. At
-the end of an epoch its read must not count as the block's next use, which may be just ahead of the fast threads.
+The shared access statistics say when a block was accessed last, in any process, but not for which of its uses. Several
+threads read at once: at the end of an epoch, the read of a slow thread must not count as the block's next use, which
+may be just ahead of the fast threads. So an access counts for the next use of a block only if the readers have come most
+of the way there since its last use.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+import time
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import file_size
-from cachedfs.cache.eviction.schedule import NEVER, EvictionSchedule, FutureAccess
+from cachedfs.cache.eviction.schedule import EvictionSchedule
 from cachedfs.common.types import CacheBounds, ObjectKey
 
-__all__ = ["LOOK", "Block", "FutureUses", "Use", "UseTracker", "order_of"]
+__all__ = ["Block", "FutureUses", "Use", "order_of", "position_of"]
 
-
-LOOK = 64  # uses that are checked at a time
-_PACE_OVER = 4 * LOOK  # uses over which the accesses per use are averaged
-
-_MASK32 = 0xFFFFFFFF  # the access clock has 32 bits
-
-B = TypeVar("B", bound=Hashable)
-
+HORIZON = 1 << 18  # most uses known at a time; they take about 60 MB of memory
+LOOK = 128  # uses that are checked at a time
+MOST_OF_THE_WAY = 0.75
+PATH = 512  # positions of the reader that are remembered
+STALL_S = 1.0  # without a read of the blocks ahead; then the reader may be beyond them
 # Passing blocks take at most 1/192 of the bytes of the known uses, or two blocks. The hit ratio drops by that share.
 PASSING = 192
+PASSING_BYTES = 64 << 20  # most bytes assumed in flight, with or without a window
+KEPT = 0.9  # share of the plan's bytes that may be ahead of the reader; of those that stayed, when some were evicted
+
+_POSITION = attrgetter("position")
+
 Block = tuple[ObjectKey, int]
-Use = tuple[ObjectKey, int, int]  # one read of a block: object version, block index, bytes of data
 
 
-class _Use(NamedTuple):
-    """The last use of a block that is over: the access clock then, and its position in the order if known."""
+class Use(NamedTuple):
+    """One use of a block: its position in the plan, see `position_of`, and its bytes of data."""
 
-    clock: int | None
-    position: int | None = None
-
-
-class _Pace:
-    """The mean number of accesses per use, including accesses by others to this cache; at least 1."""
-
-    def __init__(self) -> None:
-        self.touches_per_use = 1.0
-        self._clock: int | None = None  # of the newest access seen
-        self._since = (0, 0)  # the clock and the furthest use when the current average began
-
-    def saw(self, clock: int, furthest: int) -> None:
-        """Record an access at `clock`, seen when the fastest reader was at position `furthest`."""
-        if self._clock is None:
-            self._clock, self._since = clock, (clock, furthest)
-        elif _gap(clock, self._clock) <= _MASK32 // 2:
-            self._clock = clock
-        n_uses = furthest - self._since[1]
-        if n_uses >= _PACE_OVER:
-            self.touches_per_use = max(1.0, _gap(self._clock, self._since[0]) / n_uses)
-            self._since = (self._clock, furthest)
+    position: int
+    block: Block
+    size: int
 
 
-def _gap(clock: int, before: int) -> int:
-    """Return the number of accesses between two clock values, which wrap around."""
-    return clock - before & _MASK32
+@dataclass(slots=True)
+class _Use:
+    position: int
+    block: Block
+    size: int
+    is_asked: bool = False  # the plan requested the block for this use, or found it cached
+    is_made: bool = False
 
 
-class UseTracker(Generic[B]):
-    """Track which uses of a schedule are over, judging by the last access of each block.
+@dataclass(slots=True)
+class _Access:
+    """The last access of a block that was counted for a use, with the number of that use, and the reader's then.
 
-    `clock_of` returns the access clock at a block's last access, None if there is none on record. A changed value means
-    an access. One use may access a block several times, range by range. An access therefore belongs to the last use if
-    it comes before half of the expected number of accesses up to the next use. Uses that are never made are skipped
-    once the plan's reader is ahead of them by as many uses as blocks fit into the cache.
+    Uses are numbered in their order. Without a use, the access is just the last one before the uses were known.
     """
 
-    def __init__(self, schedule: EvictionSchedule[B], clock_of: Callable[[B], int | None]) -> None:
-        self._schedule, self._clock_of = schedule, clock_of
-        self._uses: dict[B, _Use] = {}
-        self._pace = _Pace()
-        # Blocks whose last access came before their uses were known, so it cannot be assigned to a use.
-        self._before: set[B] = set()
-        self._furthest = 0  # one more than the position of the furthest use made
-        self._reached = 0  # about where the plan's reader is
-        self._next = 0  # where the next partial check of all uses starts
+    clock: int | None
+    use_number: int | None = None
+    reader_number: int = 0
 
-    def comes(self, block: B) -> None:
-        """Prepare for new uses of a block: accesses up to now count for none of them. Call before `extend`."""
-        use = self._uses.get(block, _Use(None))
-        if block not in self._uses or self._schedule.next_use(block) == NEVER:
-            clock = self._clock_of(block)
-            if clock is not None and clock != use.clock:
-                self._before.add(block)
-            self._uses[block] = use._replace(clock=clock)
 
-    def _count(self, block: B, use: _Use) -> None:
-        self._uses[block] = use
-        self._before.discard(block)
-
-    def pass_to(self, position: int) -> None:
-        """Mark all uses before `position` as over."""
-        schedule = self._schedule
-        passed = list(schedule.unmade(schedule.position, position - schedule.position))
-        schedule.read_up_to(position)
-        for at, block in passed:
-            self._count(block, _Use(self._clock_of(block), at))
-
-    def reached(self, position: int) -> None:
-        """Check which uses were made; the plan's reader is at about `position`, or further."""
-        schedule = self._schedule
-        self._reached = position
-        self._furthest = max(self._furthest, position)
-        for first in (schedule.position, self._furthest - LOOK // 2, self._next):
-            self._look(max(schedule.position, first))
-        is_round = self._next >= self._furthest + LOOK
-        self._next = schedule.position if is_round else max(self._next, schedule.position) + LOOK
-        self.pass_to(position - schedule.n_fit)
-        if len(self._uses) > 2 * len(schedule) + LOOK:
-            self._uses = {block: use for block, use in self._uses.items() if block in schedule}
-            self._before.intersection_update(self._uses)
-
-    def _look(self, first: int) -> None:
-        """Check which of the `LOOK` uses from position `first` on were made."""
-        for at, block in list(self._schedule.unmade(first, LOOK)):
-            if self.note(block):
-                self._furthest = max(self._furthest, at + 1)
-
-    def note(self, block: B) -> bool:
-        """Mark the next use of a block as made if the block was accessed since the last use; return whether it was."""
-        if is_read := self.was_read(block):
-            self._schedule.read(block)
-        return is_read
-
-    def was_read(self, block: B) -> bool:
-        """Return whether the next use of a block was made, judging by a new access since the last call.
-
-        The caller must report a True result to the schedule: the access counts for that use from now on.
-        """
-        clock, next_use = self._touched(block), self._schedule.next_use(block)
-        if clock is None:
-            return False
-        self._pace.saw(clock, self._furthest)
-        if self._is_again(block, clock):
-            self._count(block, self._uses[block]._replace(clock=clock))
-            return False
-        if next_use >= self._reached + self._schedule.n_fit + LOOK:
-            return False  # a reader far ahead, or a use marked as over before: checked again when the plan is near
-        self._count(block, _Use(clock, next_use))
-        return True
-
-    def _touched(self, block: B) -> int | None:
-        """Return the clock of a block's last access if it was not counted for a use yet, else None."""
-        clock, use = self._clock_of(block), self._uses.get(block)
-        return None if use is None or clock == use.clock else clock
-
-    def _is_again(self, block: B, clock: int) -> bool:
-        """Return whether an access is so soon after the block's last use that it belongs to that use."""
-        use, next_use = self._uses[block], self._schedule.next_use(block)
-        if use.clock is None or use.position is None:
-            return False
-        return 2 * _gap(clock, use.clock) < self._pace.touches_per_use * (next_use - use.position)
-
-    def is_made(self, block: B, position: int) -> bool:
-        """Return whether the use of a block at this position is over."""
-        self.note(block)
-        return self._schedule.is_made(block, position)
-
-    def may_be_at(self, block: B, position: int) -> bool:
-        """Return whether a block's last access may belong to its use at this position and to no earlier one."""
-        if self._schedule.next_use(block) != position or block not in self._uses:
-            return self._schedule.is_made(block, position)
-        clock = self._touched(block)
-        return block in self._before or (clock is not None and not self._is_again(block, clock))
+def position_of(number: int, index: int) -> int:
+    """Return the position of block `index` of a plan's object `number`."""
+    return number << 32 | index
 
 
 class FutureUses:
-    """The known order of one prefetch plan in one cache, with its eviction schedule. Safe to use from any thread.
+    """The known uses of one prefetch plan in one cache, with its eviction schedule. Safe to use from any thread.
 
-    `horizon`: the most uses known ahead. `window`: about how many bytes will be ahead of the reader. The plan runner
-    calls `extend` while there is room within the horizon, `reached` when its reader may have moved on, and `ask` before
-    it requests a block. It reports blocks that are cached already as `stored`, and failed or missing blocks as `lost`.
-    The runtime reports all fetched blocks, requested by the plan or not, to every object in `runtime.future_uses`. The
-    cache writer evicts the blocks that `given_up` yields. Call `close` when the plan ends.
+    `since`: the access clock when the plan began. `window`: the most bytes that it keeps ahead of its reader. The plan reports the uses that it knows with
+    `add`, calls `ask` before it requests a block, and `look` to find out what was read. It reports blocks that are
+    cached already as `stored`, and failed ones as `lost`. The runtime reports all fetched blocks, requested by the plan
+    or not, to every object in `runtime.future_uses`. The cache writer evicts the blocks that `given_up` yields. Call
+    `close` when the plan ends.
     """
 
-    def __init__(self, cache: BlockCache, bounds: CacheBounds, *, horizon: int, window: int) -> None:
-        self._cache = cache
+    def __init__(
+        self, cache: BlockCache, bounds: CacheBounds, *, since: int | None = None, window: float = math.inf
+    ) -> None:
+        self._cache, self._bounds, self._window = cache, bounds, window
         self._lock = threading.Lock()
-        self._schedule: EvictionSchedule[Block] = EvictionSchedule(horizon=horizon)
-        self._window, self._largest = window, 0
-        self._reading = UseTracker(self._schedule, lambda block: cache.last_use(*block))
+        self._schedule: EvictionSchedule[Block] = EvictionSchedule()
+        self._largest = 0
+        self._uses: list[_Use] = []  # sorted by position; those that are over for certain are removed
+        self._n_removed = 0
+        self._accesses: dict[Block, _Access] = {}  # of all blocks with known uses, and perhaps others
+        self.reader = 0  # the position after the furthest use that was made
+        self._asked = 0  # the position after the furthest use that was asked for
+        self.ahead = 0  # bytes that were asked for, for uses from `reader` on that are not made
+        self._kept = math.inf  # bytes that turned out to stay cached until they are read
+        self._untracked = 0  # bytes asked for beyond the horizon
+        # The path of the reader: accesses since the plan began, and uses before the reader at that time.
+        self._began = cache.clock(bounds) if since is None else since
+        self._path = deque([(0, 0)], maxlen=PATH)
+        self._moved_at = time.monotonic()  # when the reader was seen to move
+        self._turn = 0  # where the next partial check of all uses starts
         self.plan_slot = cache.take_plan_slot()
         self.share = cache.share(self.plan_slot, bounds)
 
@@ -197,6 +112,8 @@ class FutureUses:
         if self.plan_slot is not None:
             self._cache.leave_plan_slot(self.plan_slot)
             self.plan_slot = None
+
+    # The cache writer and the eviction policy
 
     @property
     def share(self) -> int:
@@ -208,8 +125,8 @@ class FutureUses:
         self._share = size
         with self._lock:
             passing = max(self._schedule.size // PASSING, 2 * self._largest)
-            self._schedule.passing = passing = min(passing, self._window, size // 4)
-            self._schedule.limit = size - passing
+            passing = int(min(passing, self._window, PASSING_BYTES, size // 4))
+            self._schedule.passing, self._schedule.limit = passing, size - passing
 
     @property
     def at_once(self) -> int:
@@ -222,69 +139,20 @@ class FutureUses:
         with self._lock:
             return self._schedule.taken
 
-    @property
-    def is_tight(self) -> bool:
-        """True if the known uses need more than half of the plan's share, so that evictions come soon."""
-        return 2 * self._schedule.size > self._share
-
-    @property
-    def position(self) -> int:
-        """The position before which all uses are over."""
-        return self._schedule.position
-
-    @property
-    def known(self) -> int:
-        """The position up to which the order is known."""
-        return self._schedule.known
-
-    @property
-    def room(self) -> int:
-        """The number of further uses that `extend` would take."""
-        return self._schedule.room
-
     def __contains__(self, block: object) -> bool:
         return block in self._schedule
-
-    def extend(self, uses: Iterable[Use]) -> int:
-        """Append uses to the known order, up to the horizon; return how many were taken from the iterable."""
-        taken = islice(uses, self._schedule.room)
-        # Before taking the lock, because iterating may be slow.
-        accesses = [FutureAccess((key, index), file_size(key, size)) for key, index, size in taken]
-        with self._lock:
-            for block, size in accesses:
-                self._largest = max(self._largest, size)
-                self._reading.comes(block)
-            return self._schedule.extend(accesses)
-
-    def reached(self, position: int) -> None:
-        """Check which uses were made; the plan's reader is at about `position`, or further."""
-        with self._lock:
-            self._reading.reached(position)
-
-    def is_made(self, block: Block, position: int) -> bool:
-        """Return whether the use of a block at this position is over, as when the reader overtook the plan."""
-        with self._lock:
-            return self._reading.is_made(block, position)
-
-    def may_be_at(self, block: Block, position: int) -> bool:
-        """Return whether a block's last access may belong to its use at this position and to no earlier one."""
-        with self._lock:
-            return self._reading.may_be_at(block, position)
-
-    def ask(self, block: Block, *, is_awaited: bool = False) -> bool:
-        """Return whether a block may be requested now, and if so count it as in flight.
-
-        `is_awaited`: a reader waits for the block, so the answer is always True.
-        """
-        with self._lock:
-            return self._schedule.ask(block, is_awaited=is_awaited)
 
     def stored(self, blocks: Iterable[Block]) -> None:
         """Record that blocks are cached. Blocks that are not part of this plan are ignored."""
         with self._lock:
             for block in blocks:
                 # The reader that requested a block may have read it before it was stored.
-                self._schedule.stored(block, is_read=self._reading.was_read(block))
+                if block in self._schedule:
+                    use = self._use_at(self._schedule.next_use(block))
+                    is_read = use is not None and self._was_read(use)
+                    self._schedule.stored(block, is_read=is_read)
+                    if use is not None and is_read:
+                        self._make(use)
 
     def lost(self, blocks: Iterable[Block]) -> None:
         """Record that blocks are not cached."""
@@ -300,6 +168,231 @@ class FutureUses:
             if block is None:
                 return
             yield block
+
+    # The plan
+
+    @property
+    def is_tight(self) -> bool:
+        """True if the known uses need more than half of the plan's share, so that evictions come soon."""
+        return 2 * self._schedule.size > self._share
+
+    @property
+    def has_window(self) -> bool:
+        """True if the plan keeps no more than a requested window ahead of its reader."""
+        return self._window < math.inf
+
+    @property
+    def room(self) -> int:
+        """The number of further uses that `add` would take."""
+        return HORIZON - len(self._uses)
+
+    @property
+    def limit(self) -> float:
+        """The most bytes that may be ahead of the reader now."""
+        # While somebody reads, fetching early takes the place of blocks that are used again sooner.
+        is_read = self.has_window or self.reader > 0
+        most = KEPT * self._share / (2 if is_read else 1)
+        return min(self._window, self._kept, most)
+
+    @property
+    def is_short(self) -> bool:
+        """True when nothing is ahead, or less than half of a requested window."""
+        return not self.ahead or (self.has_window and self.ahead < self.limit / 2)
+
+    def add(self, uses: Iterable[Use]) -> None:
+        """Add known uses, up to the horizon."""
+        with self._lock:
+            for position, block, data_size in uses:
+                if len(self._uses) >= HORIZON:
+                    return
+                size = file_size(block[0], data_size)  # in the cache
+                self._largest = max(self._largest, size)
+                use = _Use(position, block, data_size)
+                if self._uses and position < self._uses[-1].position:
+                    insort(self._uses, use, key=_POSITION)
+                else:
+                    self._uses.append(use)
+                self._schedule.add(block, position, size)
+                if block not in self._accesses:
+                    # Later accesses are of later uses, which the plan did not know yet.
+                    clock = self._clock_of(block)
+                    is_recent = clock is not None and self._age(clock) > self._path[-1][0]
+                    self._accesses[block] = _Access(None if is_recent else clock)
+
+    def remove(self, first: int, stop: int) -> None:
+        """Remove the uses from position `first` to `stop`: the plan gave up their object."""
+        with self._lock:
+            start, end = self._index(first), self._index(stop)
+            for use in self._uses[start:end]:
+                self._count_made(use)
+                self._schedule.read(use.block, use.position)
+            del self._uses[start:end]
+
+    def reserve(self, size: int) -> None:
+        """Count bytes as ahead that are requested before their blocks are known; a negative size undoes it."""
+        self.ahead += size
+
+    def ask(self, use: Use, *, is_awaited: bool = False) -> bool:
+        """Return whether a block may be requested for a use now, or has to wait for the reader.
+
+        Counts the block as ahead of the reader if so. `is_awaited`: the answer is True in any case.
+        """
+        position, block, size = use
+        with self._lock:
+            known = self._use_at(position)
+            if known is None:
+                if position < self.reader:
+                    return True
+                if not self.ahead:
+                    self._untracked = 0
+                if not is_awaited and self._schedule.taken + self._untracked + size > KEPT * self._share:
+                    return False
+                self._untracked += size
+                return True
+            if known.is_asked or known.is_made:
+                return True
+            if not self._schedule.ask(block, is_awaited=is_awaited):
+                return False
+            self._count_asked(known)
+            return True
+
+    def found(self, use: Use) -> None:
+        """Count a block as ahead of the reader that is cached already."""
+        with self._lock:
+            known = self._use_at(use.position)
+            if known is not None and not (known.is_asked or known.is_made):
+                self._schedule.ask(use.block)  # it stays until then, if it should
+                self._count_asked(known)
+            self._schedule.stored(use.block)
+
+    def _count_asked(self, use: _Use) -> None:
+        use.is_asked, self._asked = True, max(self._asked, use.position + 1)
+        if use.position >= self.reader:
+            self.ahead += use.size
+
+    def is_over(self, position: int) -> bool:
+        """Return whether the reader has passed a position, or made the use there."""
+        with self._lock:
+            use = self._use_at(position)
+            if use is not None and self._was_read(use):
+                self._make(use)
+            return position < self.reader
+
+    def look(self, *, is_held: bool) -> bool:
+        """Check which uses were made; return whether the reader moved. `is_held`: the plan waits for that."""
+        with self._lock:
+            now, before = time.monotonic(), self.reader
+            at = self._index(self.reader)
+            while self._look(at, at + LOOK):
+                at = self._index(self.reader)
+            is_stalled = is_held and now - self._moved_at >= STALL_S
+            n = len(self._uses) if is_stalled else self._index(self._asked)
+            self._turn = self._turn if self._turn < n else 0
+            self._look(self._turn, min(n, self._turn + LOOK))
+            self._turn += LOOK
+            if self.reader > before:
+                self._moved_at = now
+            self._remove_passed()
+            return self.reader > before
+
+    def _look(self, first: int, stop: int) -> bool:
+        """Check which of these uses were made; return whether any was."""
+        made = [use for use in self._uses[first:stop] if self._was_read(use)]
+        for use in made:
+            self._make(use)
+        return bool(made)
+
+    def _was_read(self, use: _Use) -> bool:
+        """Return whether there was an access to a block since the last call, and it belongs to this use."""
+        if use.is_made or self._schedule.next_use(use.block) != use.position:
+            return False
+        access, clock = self._accesses[use.block], self._clock_of(use.block)
+        if clock is None or clock == access.clock:
+            return False
+        access.clock = clock
+        if access.use_number is None:
+            return True
+        # It belongs to this use, and not to the last one, if the readers have come most of the way between them.
+        n_read = self._reader_at(clock) - access.reader_number
+        return n_read > MOST_OF_THE_WAY * (self._n_removed + self._index(use.position) - access.use_number)
+
+    def _age(self, clock: int | None) -> int:
+        """Return how many accesses after the beginning of the plan `clock` was. It has 32 bits."""
+        newest = self._path[-1][0]
+        if clock is None:
+            return newest
+        return newest + ((clock - self._began - newest + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+
+    def _reader_at(self, clock: int | None) -> int:
+        """Return the number of uses before the reader at the time of an access."""
+        at = bisect_right(self._path, (self._age(clock), 0))
+        return self._path[max(0, at - 1)][1]
+
+    def _make(self, use: _Use) -> None:
+        """Mark a use as made; the reader is beyond it."""
+        at, ahead = self._index(use.position), self.ahead
+        self._count_made(use)
+        use.is_made = True
+        access = self._accesses[use.block]
+        access.use_number = self._n_removed + at
+        access.reader_number = max(access.use_number, self._reader_at(access.clock))
+        self._schedule.read(use.block, use.position)
+        if use.position >= self.reader:
+            for passed in self._uses[self._index(self.reader) : at]:
+                self._count_made(passed)
+            self.reader = use.position + 1
+            self._path.append((self._age(access.clock), self._n_removed + at + 1))
+        self._kept += (ahead - self.ahead) / 4
+
+    def _count_made(self, use: _Use) -> None:
+        """Count the bytes of a use as no longer ahead of the reader."""
+        if use.is_asked and not use.is_made and use.position >= self.reader:
+            self.ahead -= use.size
+
+    def _remove_passed(self) -> None:
+        """Remove the uses that are made, and those so far behind the reader that they will not be."""
+        n_behind = self._index(self.reader)
+        n = max(0, n_behind - self._schedule.n_fit)
+        while n < n_behind and self._uses[n].is_made:
+            n += 1
+        for i, use in enumerate(self._uses[:n]):
+            if not use.is_made:
+                clock = self._clock_of(use.block)
+                self._accesses[use.block] = _Access(clock, self._n_removed + i, self._reader_at(clock))
+                self._schedule.read(use.block, use.position)
+        del self._uses[:n]
+        self._n_removed += n
+        self._turn = max(0, self._turn - n)
+        if len(self._accesses) > 2 * len(self._schedule) + LOOK:
+            self._accesses = {
+                block: self._accesses[block] for block in self._accesses if block in self._schedule
+            }
+
+    def forget_lost(self) -> None:
+        """Pass the next blocks that were evicted before they were read, and keep less ahead from now on."""
+        with self._lock:
+            first = n = self._index(self.reader)
+            while n < len(self._uses) and self._is_lost(self._uses[n]):
+                n += 1
+            if n > first:
+                for use in self._uses[first:n]:
+                    self._schedule.lost(use.block)
+                    self._count_made(use)
+                self.reader = self._uses[n - 1].position + 1
+                self._kept = min(self._kept, KEPT * self.ahead)
+
+    def _is_lost(self, use: _Use) -> bool:
+        return use.is_asked and not (self._schedule.is_under_way(use.block) or self._cache.has(*use.block))
+
+    def _clock_of(self, block: Block) -> int | None:
+        return self._cache.last_use(*block)
+
+    def _index(self, position: int) -> int:
+        return bisect_left(self._uses, position, key=_POSITION)
+
+    def _use_at(self, position: int) -> _Use | None:
+        at = self._index(position)
+        return self._uses[at] if at < len(self._uses) and self._uses[at].position == position else None
 
 
 def order_of(orders: Sequence[FutureUses], key: ObjectKey, index: int) -> FutureUses | None:

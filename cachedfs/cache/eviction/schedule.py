@@ -9,25 +9,19 @@ prefetching costs no hits.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterable, Iterator
+from bisect import bisect_right, insort
+from collections.abc import Hashable, Iterator
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
-from itertools import count, islice
-from typing import Generic, NamedTuple, TypeVar
+from itertools import count
+from typing import Generic, TypeVar
 
-__all__ = ["NEVER", "EvictionSchedule", "FutureAccess"]
+__all__ = ["NEVER", "EvictionSchedule"]
 
 NEVER = sys.maxsize  # the position of the next use if none is known
 _FEW = 64  # heap entries below which cleaning up the heap is not worth the time
 
 B = TypeVar("B", bound=Hashable)
-
-
-class FutureAccess(NamedTuple, Generic[B]):
-    """One access to a block, and the bytes that the block takes in the cache."""
-
-    block: B
-    size: int = 1
 
 
 class _Place(Enum):
@@ -38,61 +32,49 @@ class _Place(Enum):
 
 
 class _Record(Generic[B]):
-    """The state of one block: positions of its next and its last known use, its size, and its place."""
+    """The state of one block: the positions of its known uses in order, its size, and its place."""
 
-    __slots__ = ("block", "is_under_way", "last", "next", "place", "size")
+    __slots__ = ("block", "is_under_way", "place", "size", "uses")
 
     def __init__(self, block: B, size: int) -> None:
         self.block = block
         self.size = size
-        self.next = self.last = NEVER
+        self.uses: list[int] = []
         self.place = _Place.AWAY
         self.is_under_way = False  # requested, and neither `stored` nor `lost` was reported yet
 
+    @property
+    def next(self) -> int:
+        return self.uses[0] if self.uses else NEVER
+
 
 class EvictionSchedule(Generic[B]):
-    """The eviction schedule for one order of accesses. Deterministic: the same calls give the same results.
+    """The eviction schedule for one order of uses. Deterministic: the same calls give the same results.
 
-    `horizon`: the most accesses known ahead. `limit`: bytes that may stay for later uses. `passing`: further bytes for
-    passing blocks, about as many as are in flight at a time. Positions count accesses from 0.
+    `limit`: bytes that may stay for later uses. `passing`: further bytes for passing blocks, about as many as are in
+    flight at a time. A use has a position, a number that is higher for later uses.
 
-    Report the order with `extend`, and accesses with `read` (in any order) or `read_up_to`. Call `ask` before
-    requesting a block. Report each requested block as `stored` (fetched, or already cached) or `lost`, blocks cached
-    from the start as `stored`, and blocks removed by others as `lost`. To free space, evict the blocks that `given_up`
-    yields. Wrong or missing reports cost extra fetches, nothing else.
+    Report known uses with `add`, and reads with `read`. Call `ask` before requesting a block. Report each requested
+    block as `stored` (fetched, or already cached) or `lost`, blocks cached from the start as `stored`, and blocks
+    removed by others as `lost`. To free space, evict the blocks that `given_up` yields. Wrong or missing reports cost
+    extra fetches, nothing else.
 
-    Memory: one number and one reference per known future access, one record per block, and a heap of at most twice as
-    many entries as records (plus a constant). Time: amortized O(log n) per access.
+    Memory: one number per known use, one record per block, and a heap of at most twice as many entries as records (plus
+    a constant). Time: amortized O(log n) per use.
     """
 
-    def __init__(self, *, horizon: int, limit: int = 0, passing: int = 0) -> None:
-        self.horizon = horizon
+    def __init__(self, *, limit: int = 0, passing: int = 0) -> None:
         self.limit = limit
         self.passing = passing
-        self.position = 0  # all accesses before this one were made
         self._asked = 0  # Invariant: every use that a block was requested for is before this position
         # Invariant: each block has a known future use, is cached, or is in flight.
         self._records: dict[B, _Record[B]] = {}
-        # The accesses from position `_base` on, and for each the position of the next access to the same block.
-        self._order: list[_Record[B]] = []
-        self._following: list[int] = []
-        self._base = 0
         # Heap of held blocks: negated next use, tie breaker, record. An entry is valid while its block is held and its
         # next use is unchanged; invalid entries are dropped later.
         self._furthest: list[tuple[int, int, _Record[B]]] = []
         self._ties = count()
         self._going: dict[B, None] = {}  # cached blocks to evict first, in order
         self._sizes = dict.fromkeys(_Place, 0)  # bytes per place
-
-    @property
-    def known(self) -> int:
-        """The position up to which the order is known."""
-        return self._base + len(self._order)
-
-    @property
-    def room(self) -> int:
-        """The number of further accesses that `extend` would take."""
-        return self.horizon - (self.known - self.position)
 
     @property
     def taken(self) -> int:
@@ -117,61 +99,34 @@ class EvictionSchedule(Generic[B]):
 
     # Reports
 
-    def extend(self, accesses: Iterable[FutureAccess[B]]) -> int:
-        """Append accesses to the known order, up to the horizon; return how many were taken from the iterable."""
-        before = self.known
-        for block, size in islice(accesses, self.room):
-            record = self._records.get(block) or self._new(block, size)
-            position = self.known
-            if record.next == NEVER:
-                self._use_next(record, position)
-            else:
-                self._following[record.last - self._base] = position
-            record.last = position
-            self._order.append(record)
-            self._following.append(NEVER)
-        return self.known - before
-
-    def read_up_to(self, position: int) -> None:
-        """Record that all accesses before `position` were made."""
-        while self.position < min(position, self.known):
-            self.position += 1
-            self._made(self._order[self.position - 1 - self._base], before=self.position)
-        self._tidy()
-
-    def read(self, block: B) -> None:
-        """Record that the next access to a block was made, even if accesses before it are still to come."""
+    def add(self, block: B, position: int, size: int = 1) -> None:
+        """Add a known use of a block that takes `size` bytes in the cache."""
         record = self._records.get(block)
-        if record is None or record.next == NEVER:
-            return
-        self._made(record, before=record.next + 1)
-        while self.position < self.known and self._order[self.position - self._base].next > self.position:
-            self.position += 1
-        self._tidy()
+        if record is None:
+            record = self._records[block] = _Record(block, size)
+            self._sizes[_Place.AWAY] += size
+        insort(record.uses, position)
+        if record.next == position:
+            self._file(record)
 
-    def _made(self, record: _Record[B], *, before: int) -> None:
-        """Advance a block to its following access; do nothing if its next access is not before `before`."""
-        if record.next >= before:
+    def read(self, block: B, position: int) -> None:
+        """Record that all uses of a block up to this position were made."""
+        record = self._records.get(block)
+        if record is None or record.next > position:
             return
-        following = self._following[record.next - self._base]
+        del record.uses[: bisect_right(record.uses, position)]
         if record.place is _Place.PASSING:
             self._move(record, _Place.GOING)
-        self._use_next(record, following)
-
-    def _tidy(self) -> None:
-        n_made = self.position - self._base
-        if 2 * n_made > len(self._order):
-            del self._order[:n_made], self._following[:n_made]
-            self._base = self.position
+        self._file(record)
 
     def stored(self, block: B, *, is_read: bool = False) -> None:
-        """Record that a block is cached: just fetched, or found. `is_read`: its next access was made already."""
+        """Record that a block is cached: just fetched, or found. `is_read`: its next use was made already."""
         record = self._records.get(block)
         if record is None:
             return
         if is_read:
             record.is_under_way = True  # keeps the record even if no later use is known
-            self.read(block)
+            self.read(block, record.next)
         record.is_under_way = False
         if record.place is _Place.AWAY:
             self._move(record, _Place.HELD if self._finds_room(record) else _Place.GOING)
@@ -185,25 +140,15 @@ class EvictionSchedule(Generic[B]):
             record.is_under_way = False
             self._move(record, _Place.AWAY)
 
-    # Future accesses
-
-    def is_made(self, block: B, position: int) -> bool:
-        """Return whether the access to a block at this position was made."""
-        record = self._records.get(block)
-        return position < self.known and (record is None or record.next > position)
-
     def next_use(self, block: B) -> int:
-        """Return the position of the next access to a block; `NEVER` if none is known."""
+        """Return the position of the next use of a block; `NEVER` if none is known."""
         record = self._records.get(block)
         return NEVER if record is None else record.next
 
-    def unmade(self, first: int, n: int) -> Iterator[tuple[int, B]]:
-        """Yield (position, block) of the next access to each block, among `n` accesses from position `first` on."""
-        first = max(first, self.position)
-        for position in range(first, min(first + n, self.known)):
-            record = self._order[position - self._base]
-            if record.next == position:
-                yield position, record.block
+    def is_under_way(self, block: B) -> bool:
+        """Return whether a block was asked for, and neither `stored` nor `lost` since then."""
+        record = self._records.get(block)
+        return record is not None and record.is_under_way
 
     # Decisions
 
@@ -248,7 +193,7 @@ class EvictionSchedule(Generic[B]):
 
     def _place_for(self, record: _Record[B]) -> _Place | None:
         """Return HELD or PASSING for a block to be requested now, after making space; None if it has to wait."""
-        after = self._following[record.next - self._base]
+        after = record.uses[1] if len(record.uses) > 1 else NEVER
         self._keep_limit()
         while self._sizes[_Place.HELD] + record.size > self.limit:
             top = self._furthest_held()
@@ -283,15 +228,6 @@ class EvictionSchedule(Generic[B]):
         self._file(record)
 
     # Bookkeeping of next uses
-
-    def _new(self, block: B, size: int) -> _Record[B]:
-        record = self._records[block] = _Record(block, size)
-        self._sizes[_Place.AWAY] += size
-        return record
-
-    def _use_next(self, record: _Record[B], position: int) -> None:
-        record.next = position
-        self._file(record)
 
     def _file(self, record: _Record[B]) -> None:
         """Index a held block by its next use; drop the record of a block without use, cache file or request."""

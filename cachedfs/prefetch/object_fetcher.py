@@ -1,0 +1,408 @@
+"""Fetch the objects of a prefetch plan: look each up, request its missing blocks, and wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.eviction.future_uses import FutureUses, position_of
+from cachedfs.common.blocks import beginning
+from cachedfs.errors import (
+    CachedFSError,
+    CacheError,
+    ChecksumMismatch,
+    ObjectChanged,
+    OriginUnavailable,
+    OriginUnreachable,
+    QuotaExceeded,
+)
+from cachedfs.fetch.inflight import InflightRequest, RequestStopped
+from cachedfs.fetch.metadata_cache import MetadataEntry
+from cachedfs.prefetch import failure_limit
+from cachedfs.prefetch.failure_limit import FailureLimit
+from cachedfs.prefetch.object_stream import Spawn
+from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts
+from cachedfs.prefetch.turns import Turns
+from cachedfs.read.reader import TRIES, Reader
+
+__all__ = ["ObjectFetcher", "cannot_store"]
+
+logger = logging.getLogger("cachedfs.prefetch")
+
+BLOCKS_AT_ONCE = 128  # cached blocks that are taken before the event loop runs other tasks
+
+
+class ObjectFetcher:
+    """Fetches the objects of a plan, each in a task of its own. Event loop thread only.
+
+    A task looks its object up, waits until the next blocks may be ahead of the reader, sends a request for them when a
+    slot is free, and waits for the blocks. `enter` is called with the path of an object that is a folder, `changed`
+    when the plan has to look again. `error` is the error that ends the plan.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        tally: ProgressCounts,
+        *,
+        spawn: Spawn,
+        enter: Callable[[str], object],
+        changed: Callable[[], object],
+    ) -> None:
+        self._reader, self._source, self._runtime = reader, reader.source, reader.source.runtime
+        self._tally, self._spawn, self._enter, self._changed = tally, spawn, enter, changed
+        self.failures, self._answered = FailureLimit(), asyncio.Event()
+        self.turns = Turns(self._source, self.failures, changed=changed, failed=self._end_with)
+        self.uses: FutureUses | None = None  # None until the plan begins, and offline
+        self.error: Exception | None = None
+        self.open: set[PrefetchObject] = set()
+        self._n_lookups = self._n_elsewhere = 0  # lookups in flight; waits for another process
+        # The plan's requests until their blocks are stored, oldest first, each with its object.
+        self.active: dict[InflightRequest, PrefetchObject] = {}
+
+    def begin(self, uses: FutureUses) -> None:
+        self.uses = self.turns.uses = uses
+
+    @property
+    def is_waiting(self) -> bool:
+        """True when nothing is being fetched, as the reader has to read first."""
+        is_active = self._n_lookups or self._n_elsewhere or self.turns.is_ready or self.active
+        return self.turns.is_held and not is_active
+
+    @property
+    def n_coming(self) -> int:
+        """Bytes received by active requests. From any thread."""
+        return sum(inflight.filled - inflight.start for inflight in list(self.active))
+
+    def stop(self) -> None:
+        """End the requests that no reader waits for at their next block."""
+        for inflight in self.active:
+            if not inflight.done and inflight.key is not None:
+                inflight.give_up()
+
+    def close(self) -> None:
+        self._tally.fetched += self.n_coming
+        self.active, self.open = {}, set()
+
+    def fetch(self, obj: PrefetchObject) -> bool:
+        """Begin to fetch an object; return False if it is cached, and done."""
+        with contextlib.suppress(CachedFSError):  # raised again by the task
+            if self._start(obj) and not obj.again and not self._skip_cached(obj):
+                self._tally.n_done += 1
+                return False
+        self.open.add(obj)
+        self._spawn(self._fetch(obj))
+        return True
+
+    async def _fetch(self, obj: PrefetchObject) -> None:
+        """Have the blocks of an object cached, or count it as failed."""
+        n_tries = 0
+        try:
+            while True:
+                try:
+                    await self._fetch_version(obj)
+                    return
+                except OriginUnreachable as error:
+                    await self.wait_for_origin(error)
+                except (ObjectChanged, ChecksumMismatch):
+                    n_tries += 1
+                    if n_tries == TRIES:
+                        raise
+                    self._source.metadata.expire(obj.path)
+                    self._give_up(obj)
+        except CachedFSError as error:
+            self._give_up(obj)
+            if not obj.is_failed:
+                obj.is_failed = True
+                self.count_failure(obj.path, error, size=obj.listed_size)
+        except Exception as error:  # such as a missing package: it is the same for all objects
+            self._end_with(error)
+        finally:
+            self.open.discard(obj)
+
+    async def _fetch_version(self, obj: PrefetchObject) -> None:
+        """Have the blocks of an object's current version cached."""
+        if not self._start(obj) and not await self._look_up(obj):
+            return  # it is a folder
+        try:
+            async with asyncio.TaskGroup() as group:
+                again, obj.again = obj.again, []
+                for run in _runs(again):
+                    group.create_task(self._bring(obj, run))
+                while self._skip_cached(obj):
+                    run = self._next_run(obj)
+                    n = await self.turns.admit([obj.use(index) for index in run])
+                    if self._is_passed(obj, run[0]):
+                        continue
+                    obj.left = obj.left[n:]
+                    if not self._is_coming(obj, run[0]):
+                        await self._request(obj, run[:n])
+                    group.create_task(self._bring(obj, run[:n]))
+                    await asyncio.sleep(0)  # run other tasks
+        except ExceptionGroup as errors:
+            raise _first_of(errors) from None
+        self._tally.n_done += 1
+
+    # Look an object up.
+
+    def _start(self, obj: PrefetchObject) -> bool:
+        """Set the version and blocks of an object whose metadata is known; return False if it is not."""
+        entry = self._source.fresh(obj.path)
+        key = None if entry is None else self._source.key(entry)
+        if entry is None or key is None or entry.info is None or entry.info.kind != "file":
+            return False
+        if obj.key != key:
+            self._give_up(obj)
+            self._begin_version(obj, entry)
+        elif obj.listed_size != obj.wanted_size:
+            self._tally.sized(obj)
+        return True
+
+    def _begin_version(self, obj: PrefetchObject, entry: MetadataEntry) -> None:
+        key = self._source.key(entry)
+        if key is None:
+            raise self._source.uncached(obj.path)
+        obj.begin(entry, key)
+        self._tally.sized(obj)
+        if self.uses is not None:
+            self.uses.add(obj.use(index) for index in obj.wanted)
+
+    async def _look_up(self, obj: PrefetchObject) -> bool:
+        """Look an object up, and begin it; return False if it is a folder."""
+        is_offline = self._source.config.offline
+        entry, inflight = self._source.fresh(obj.path), None
+        if entry is None:
+            if is_offline:
+                raise self._source.offline(obj.path)
+            entry, inflight = await self._read_first(obj)
+        if entry.info is None and (obj.bounds is not None or entry.by_listing or is_offline):
+            raise self._source.not_found(obj.path, entry)
+        if entry.info is None or entry.info.kind == "directory":
+            if obj.bounds is not None:
+                raise self._source.is_a_folder(obj.path)
+            self._enter(obj.path)
+            return False
+        if inflight is not None and inflight.is_speculative:
+            if inflight.key is None:
+                inflight.stop_soon(inflight.start)
+            elif inflight not in self.active:
+                self._note_sent([inflight], obj)
+        self._begin_version(obj, entry)
+        if inflight is not None:  # its first blocks come with the request that looked it up
+            brought = [i for i in obj.left if inflight.start <= obj.bytes_of(i).start < inflight.stop]
+            obj.again, obj.left = brought, obj.left[len(brought) :]
+            for index in brought:
+                assert self.uses is not None
+                self.uses.ask(obj.use(index), is_awaited=True)
+        return True
+
+    async def _read_first(self, obj: PrefetchObject) -> tuple[MetadataEntry, InflightRequest | None]:
+        """Return the metadata of an object, and the request that brings its first bytes, if any."""
+        assert self.uses is not None
+        config, uses = self._source.config, self.uses
+        most = min(config.whole_request, uses.limit // config.first_concurrency)
+        want = beginning(*(obj.bounds or (None, None)), block_size=config.block_size, most=int(most))
+        found: list[tuple[MetadataEntry, InflightRequest | None]] = []
+
+        async def read() -> list[InflightRequest]:
+            first = want.start + config.block_size  # limits what is read if this task is cancelled
+            found.append(await self._reader.resolver.resolve(obj.path, want, demand=first))
+            return [inflight for _, inflight in found if inflight is not None]
+
+        position = position_of(obj.number, 0)
+        await self.turns.admit_unknown(position, want.size)
+        self._n_lookups += 1
+        try:
+            await (await self.turns.send(obj.path, position, want.size, lambda: self._spawn(read())))
+        finally:
+            self._n_lookups -= 1
+            uses.reserve(-want.size)
+            self._changed()
+        return found[0]
+
+    # The blocks of an object.
+
+    def _skip_cached(self, obj: PrefetchObject) -> bool:
+        """Take the next blocks that need no request; return whether the object has further blocks."""
+        for index in obj.left[:BLOCKS_AT_ONCE]:
+            use, uses = obj.use(index), self.uses
+            is_cached = not self._inflight(obj, index) and self._runtime.cache.has(*use.block)
+            if not self._is_passed(obj, index) and not (is_cached and self.turns.fits(use)):
+                return True
+            if is_cached and uses is not None:
+                uses.found(use)
+            self._tally.arrived += use.size
+            obj.left = obj.left[1:]
+        return bool(obj.left)
+
+    def _is_passed(self, obj: PrefetchObject, index: int) -> bool:
+        """Return whether the reader was faster than the plan, and need not have a block fetched for it.
+
+        If all blocks fit, a block that was read and evicted is fetched again, so that all are cached in the end.
+        """
+        if self.uses is None or not self.uses.is_over(obj.use(index).position):
+            return False
+        return self._is_coming(obj, index) or self.uses.is_tight or self.uses.has_window
+
+    def _inflight(self, obj: PrefetchObject, index: int) -> InflightRequest | None:
+        """Return the request that brings a block; None if there is none."""
+        inflight = self._runtime.inflight_requests.get(obj.block_key.name(index))
+        return inflight if inflight is not None and inflight.covers(obj.bytes_of(index).start) else None
+
+    def _is_coming(self, obj: PrefetchObject, index: int) -> bool:
+        """Return whether a block is cached, or a request brings it."""
+        return bool(self._inflight(obj, index)) or self._runtime.cache.has(obj.block_key, index)
+
+    def _next_run(self, obj: PrefetchObject) -> list[int]:
+        """Return the next blocks that one request brings: an active one, or one to be sent."""
+        most = max(1, self._source.config.whole_request // obj.block_key.block_size)
+        first, *others = obj.left[:most]
+        run, inflight = [first], self._inflight(obj, first)
+        for index in others:
+            if self._inflight(obj, index) is not inflight or self._runtime.cache.has(obj.block_key, index):
+                break
+            run.append(index)
+        return run
+
+    async def _request(self, obj: PrefetchObject, run: list[int], *, is_overdue: bool = False) -> bool:
+        """Request blocks when there is a slot; return False if nothing was sent: another process fetches them."""
+        if self._source.config.offline:
+            raise self._source.offline(obj.path)
+        slot = self._source.caller_key, obj.path
+        while (lookup := self._runtime.lookups.task_of(slot)) is not None:
+            await asyncio.wait([lookup])  # another caller's lookup: it may bring the first bytes
+
+        def launch() -> list[InflightRequest]:
+            assert obj.entry is not None
+            before = set(self._runtime.active_requests)
+            overdue = run if is_overdue else ()
+            launched = self._reader.fetcher.launch(obj.entry, obj.block_key, run, overdue=overdue)
+            sent = [inflight for inflight in dict.fromkeys(launched.values()) if inflight not in before]
+            self._note_sent(sent, obj)
+            return sent
+
+        size = obj.bytes_of(run[-1]).stop - obj.bytes_of(run[0]).start
+        return bool(await self.turns.send(obj.path, obj.use(run[0]).position, size, launch))
+
+    def _note_sent(self, sent: list[InflightRequest], obj: PrefetchObject) -> None:
+        self._tally.n_requests += len(sent)
+        self.active.update(dict.fromkeys(sent, obj))
+
+    async def _bring(self, obj: PrefetchObject, run: list[int]) -> None:
+        """Wait until blocks have arrived; send requests for those that nothing brings."""
+        obj.again += run
+        while run and not obj.is_failed:
+            n = 0
+            if (inflight := self._inflight(obj, run[0])) is not None:
+                with contextlib.suppress(RequestStopped):
+                    await inflight.wait_until(min(obj.bytes_of(run[-1]).stop, inflight.stop))
+                n = sum(obj.bytes_of(index).stop <= inflight.filled for index in run)
+            elif self._runtime.cache.has(obj.block_key, run[0]):
+                n = 1
+            elif not await self._request(obj, run) and not self._is_coming(obj, run[0]):
+                self._n_elsewhere += 1
+                try:
+                    is_over = await self._runtime.wait_for_other_process(obj.block_key, run[:1])
+                finally:
+                    self._n_elsewhere -= 1
+                if not is_over:
+                    await self._request(obj, run, is_overdue=True)
+            self._arrived(obj, run[:n])
+            run = run[n:]
+
+    def _arrived(self, obj: PrefetchObject, run: list[int]) -> None:
+        for index in run:
+            obj.again.remove(index)
+            use = obj.use(index)
+            self._tally.arrived += use.size
+            if self.uses is not None and self._runtime.cache.has(*use.block):
+                self.uses.stored([use.block])
+        if run:
+            self.failures.came()
+            self._answered.set()
+        self._changed()
+
+    def forget_stored(self) -> None:
+        """Forget requests whose blocks are stored, or failed to be. Raises CacheError when nothing can be stored."""
+        for inflight, obj in list(self.active.items()):
+            if not inflight.is_settled:
+                continue
+            del self.active[inflight]
+            self._tally.fetched += inflight.filled - inflight.start
+            if inflight.is_storable:
+                continue
+            if self._runtime.cache.cannot_store is not None:
+                raise cannot_store(self._runtime.cache)
+            if not obj.is_failed:
+                obj.is_failed = True
+                error = CacheError(
+                    f"{self._source.url(obj.path)}: some of it came and could not be stored, as the cache could store "
+                    "nothing for a while; prefetch it again"
+                )
+                self._tally.spoilt(obj.path, error)
+        if self.uses is not None:
+            self.uses.forget_lost()
+
+    # Failures.
+
+    def _give_up(self, obj: PrefetchObject) -> None:
+        """Forget the version and the blocks of an object."""
+        if obj.key is not None and self.uses is not None:
+            self.uses.remove(position_of(obj.number, 0), position_of(obj.number + 1, 0))
+            # Blocks still in flight are reported when they arrive.
+            asked = [(obj.key, index) for index in range(obj.wanted.start, obj.left.start)]
+            self.uses.lost(block for block in asked if not self._runtime.cache.has(*block))
+        obj.entry = obj.key = None
+
+    def count_failure(self, path: str, error: CachedFSError, *, size: int | None = None) -> None:
+        """Count a failure; end the plan after too many consecutive ones that are not specific to one object."""
+        self._tally.failed(path, error, size)
+        is_general = isinstance(error, OriginUnavailable | QuotaExceeded)
+        is_general = (
+            is_general and not isinstance(error, ChecksumMismatch) and not self._source.config.offline
+        )
+        if is_general and self.failures.failed():
+            self._end_with(error)
+
+    async def wait_for_origin(self, error: OriginUnreachable) -> None:
+        """Pause until the origin may be tried again; end the plan when it was unreachable for too long."""
+        now, most_s = time.monotonic(), failure_limit.AWAY_S
+        if not self.failures.is_unreachable:
+            logger.warning("%s; the prefetch continues when it answers, or ends after %d s", error, most_s)
+        if self.failures.away(now):
+            self._end_with(error)
+        self._answered.clear()
+        self._changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.failures.pause_s(now)):
+                await self._answered.wait()
+
+    def _end_with(self, error: Exception) -> None:
+        self.error = error
+        self._changed()
+
+
+def _runs(indexes: Iterable[int]) -> list[list[int]]:
+    """Return the indexes in ascending order, in lists of adjacent ones."""
+    runs: list[list[int]] = []
+    for index in sorted(indexes):
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return runs
+
+
+def _first_of(errors: ExceptionGroup) -> Exception:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+def cannot_store(cache: BlockCache) -> CacheError:
+    """Return the error that ends a plan when nothing can be stored."""
+    why = cache.cannot_store or "the cache may hold nothing now: raise cache_size, or free space"
+    return CacheError(f"the prefetch stopped, because blocks cannot be stored: {why}")

@@ -1,0 +1,158 @@
+"""The objects of a prefetch plan: its items in order, with folders and patterns expanded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import is_pattern
+from cachedfs.errors import CachedFSError, OriginUnreachable
+from cachedfs.prefetch.items import PrefetchItems
+from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts, Slice
+from cachedfs.read.reader import Reader
+
+__all__ = ["Glob", "ObjectStream", "Spawn"]
+
+Glob = Callable[[str], Awaitable[Mapping[str, Any]]]
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+
+class ObjectStream:
+    """The objects of a plan in order, numbered. Event loop thread only.
+
+    `strip` turns a user's path or URL into a path. `glob` expands patterns. `spawn` starts tasks that end with the
+    plan. `wait_for_origin` is awaited with an OriginUnreachable, and returns when the origin may be tried again.
+    `failed` is called with the path of a folder or pattern and the error that its listing raised.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        items: PrefetchItems,
+        tally: ProgressCounts,
+        *,
+        strip: Callable[[str], str],
+        glob: Glob,
+        spawn: Spawn,
+        wait_for_origin: Callable[[OriginUnreachable], Awaitable[None]],
+        failed: Callable[[str, CachedFSError], object],
+    ) -> None:
+        self._source, self._resolver = reader.source, reader.resolver
+        self._items, self._tally = items, tally
+        self._strip, self._glob, self._spawn = strip, glob, spawn
+        self._wait_for_origin, self._failed = wait_for_origin, failed
+        self._n_objects = 0
+        self._seen: deque[PrefetchObject] = deque()  # returned by `look_ahead`, and not by `take`
+        self._children: deque[ObjectInfo] = deque()  # objects of an expanded folder that come next
+        # Folders being listed, in order; their objects follow `_children`.
+        self._folders: deque[tuple[str, asyncio.Task[list[ObjectInfo]]]] = deque()
+        self._error: Exception | None = None  # raised when the plan gets there
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing is left to take."""
+        is_left = self._seen or self._children or self._folders or self._error
+        return self._items.n_left == 0 and not is_left
+
+    @property
+    def n_seen(self) -> int:
+        """The number of objects that `look_ahead` returned and `take` did not."""
+        return len(self._seen)
+
+    def take(self) -> PrefetchObject | None:
+        """Return the next object; None when none is available now.
+
+        Raises errors that end the plan: those of the caller's iterator, invalid items, and listing errors that are no
+        CachedFSError.
+        """
+        if not self._seen:
+            self.look_ahead()
+        if self._seen:
+            return self._seen.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def look_ahead(self) -> PrefetchObject | None:
+        """Return the object after all those that this method returned before; None when none is available now."""
+        if self._error is None:
+            try:
+                found = self._next()
+            except Exception as error:  # `take` raises it, after the objects before it
+                self._error = error
+                return None
+            if found is not None:
+                self._seen.append(found)
+            return found
+        return None
+
+    def _next(self) -> PrefetchObject | None:
+        if self._folders:
+            self._enter_listed()
+        if self._children:
+            child = self._children.popleft()
+            return self._object(child.path, child.size)
+        # The objects of a folder come before the next item.
+        while not self._folders and (item := self._items.take()) is not None:
+            path = self._strip(item.text)
+            self._tally.declared()
+            if item.range is not None or not self._may_be_many(item.text, path):
+                return self._object(path, bounds=item.range)
+            self.enter(path)
+        return None
+
+    def _object(self, path: str, size: int | None = None, bounds: Slice | None = None) -> PrefetchObject:
+        self._n_objects += 1
+        return PrefetchObject(self._n_objects - 1, path, size, bounds)
+
+    def _may_be_many(self, text: str, path: str) -> bool:
+        entry = self._source.fresh(path)
+        if entry is not None and entry.info is not None:
+            return entry.info.kind == "directory"
+        return text.endswith("/") or is_pattern(path)
+
+    # Expand folders and patterns.
+
+    def enter(self, path: str) -> None:
+        """Expand a folder: its objects come next, after those of folders that are being listed."""
+        self._folders.append((path, self._spawn(self._expand(path))))
+
+    def _enter_listed(self) -> None:
+        """Take the objects of the first folders that have been listed."""
+        while self._folders and not self._children and self._folders[0][1].done():
+            path, task = self._folders.popleft()
+            try:
+                found = task.result()
+            except CachedFSError as error:
+                self._failed(path, error)
+                continue
+            self._tally.expanded([info.size for info in found])
+            self._children.extend(found)
+
+    async def _expand(self, path: str) -> list[ObjectInfo]:
+        """Return the objects below a folder, or those that match a pattern."""
+        while True:
+            try:
+                return await (self._matches(path) if is_pattern(path) else self._below(path))
+            except OriginUnreachable as error:
+                await self._wait_for_origin(error)
+
+    async def _below(self, path: str) -> list[ObjectInfo]:
+        found = [info for info in await self._resolver.find(path) if info.kind == "file"]
+        if not found and (info := await self._resolver.info(path)).kind == "file":
+            found = [info]
+        return found
+
+    async def _matches(self, pattern: str) -> list[ObjectInfo]:
+        named = await self._glob(pattern)
+        if not named:  # perhaps a name with a wildcard character in it
+            return await self._below(pattern)
+        found: dict[str, ObjectInfo] = {}
+        for name, info in named.items():
+            is_file = info["type"] == "file"
+            below = [ObjectInfo(name, size=info["size"])] if is_file else await self._below(name)
+            found |= {each.path: each for each in below if each.path not in found}
+        return list(found.values())
