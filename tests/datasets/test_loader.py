@@ -91,9 +91,7 @@ def plans(fs):
     """Return the tasks of prefetch plans, and whether threads take their items."""
     tasks = [task.get_coro().__qualname__ for task in list(fs._source.runtime._tasks)]
     at_work = [
-        name
-        for name in tasks
-        if name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream."))
+        name for name in tasks if name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream."))
     ]
     return [*at_work, "items"] if item_threads() else at_work
 
