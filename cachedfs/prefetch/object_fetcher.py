@@ -90,21 +90,21 @@ class ObjectFetcher:
 
     def fetch(self, obj: PrefetchObject) -> bool:
         """Begin to fetch an object; return False if it is cached, and done."""
-        with contextlib.suppress(CachedFSError):  # raised again by the task
-            if self._start(obj) and not obj.again and not self._skip_cached(obj):
-                self._tally.n_done += 1
-                return False
+        entry = self._source.fresh(obj.path)
+        if self._start(obj, entry) and not self._skip_cached(obj):
+            self._tally.n_done += 1
+            return False
         self.open.add(obj)
-        self._spawn(self._fetch(obj))
+        self._spawn(self._fetch(obj, entry))
         return True
 
-    async def _fetch(self, obj: PrefetchObject) -> None:
+    async def _fetch(self, obj: PrefetchObject, entry: MetadataEntry | None) -> None:
         """Have the blocks of an object cached, or count it as failed."""
         n_tries = 0
         try:
             while True:
                 try:
-                    await self._fetch_version(obj)
+                    await self._fetch_version(obj, entry)
                     return
                 except OriginUnreachable as error:
                     await self.wait_for_origin(error)
@@ -114,6 +114,7 @@ class ObjectFetcher:
                         raise
                     self._source.metadata.expire(obj.path)
                     self._give_up(obj)
+                entry = self._source.fresh(obj.path)
         except CachedFSError as error:
             self._give_up(obj)
             if not obj.is_failed:
@@ -124,24 +125,25 @@ class ObjectFetcher:
         finally:
             self.open.discard(obj)
 
-    async def _fetch_version(self, obj: PrefetchObject) -> None:
+    async def _fetch_version(self, obj: PrefetchObject, entry: MetadataEntry | None) -> None:
         """Have the blocks of an object's current version cached."""
-        if not self._start(obj) and not await self._look_up(obj):
+        sent: dict[int, InflightRequest] = {}
+        if not self._start(obj, entry):
+            sent = await self._look_up(obj, entry)
+        if obj.key is None:
             return  # it is a folder
         try:
             async with asyncio.TaskGroup() as group:
-                again, obj.again = obj.again, []
-                for run in _runs(again):
-                    group.create_task(self._bring(obj, run))
+                for run in _runs(obj.coming):
+                    group.create_task(self._bring(obj, run, dict(sent)))
                 while self._skip_cached(obj):
                     run = self._next_run(obj)
                     n = await self.turns.admit([obj.use(index) for index in run])
                     if self._is_passed(obj, run[0]):
                         continue
-                    obj.left = obj.left[n:]
-                    if not self._is_coming(obj, run[0]):
-                        await self._request(obj, run[:n])
-                    group.create_task(self._bring(obj, run[:n]))
+                    obj.coming, obj.left = [*obj.coming, *run[:n]], obj.left[n:]
+                    sent = {} if self._is_coming(obj, run[0]) else await self._request(obj, run[:n])
+                    group.create_task(self._bring(obj, run[:n], sent))
                     await asyncio.sleep(0)  # run other tasks
         except ExceptionGroup as errors:
             raise _first_of(errors) from None
@@ -149,32 +151,23 @@ class ObjectFetcher:
 
     # Look an object up.
 
-    def _start(self, obj: PrefetchObject) -> bool:
-        """Set the version and blocks of an object whose metadata is known; return False if it is not."""
-        entry = self._source.fresh(obj.path)
+    def _start(self, obj: PrefetchObject, entry: MetadataEntry | None) -> bool:
+        """Set the version and blocks of an object; return False if it cannot be cached, or nothing is known of it."""
         key = None if entry is None else self._source.key(entry)
         if entry is None or key is None or entry.info is None or entry.info.kind != "file":
             return False
         if obj.key != key:
             self._give_up(obj)
-            self._begin_version(obj, entry)
-        elif obj.listed_size != obj.wanted_size:
+            obj.begin(entry, key)
+            if self.uses is not None:
+                self.uses.add(obj.use(index) for index in obj.wanted)
+        if obj.listed_size != obj.wanted_size:
             self._tally.sized(obj)
         return True
 
-    def _begin_version(self, obj: PrefetchObject, entry: MetadataEntry) -> None:
-        key = self._source.key(entry)
-        if key is None:
-            raise self._source.uncached(obj.path)
-        obj.begin(entry, key)
-        self._tally.sized(obj)
-        if self.uses is not None:
-            self.uses.add(obj.use(index) for index in obj.wanted)
-
-    async def _look_up(self, obj: PrefetchObject) -> bool:
-        """Look an object up, and begin it; return False if it is a folder."""
-        is_offline = self._source.config.offline
-        entry, inflight = self._source.fresh(obj.path), None
+    async def _look_up(self, obj: PrefetchObject, entry: MetadataEntry | None) -> dict[int, InflightRequest]:
+        """Look an object up, and begin it unless it is a folder; return the request of each block that comes with it."""
+        is_offline, inflight = self._source.config.offline, None
         if entry is None:
             if is_offline:
                 raise self._source.offline(obj.path)
@@ -185,20 +178,22 @@ class ObjectFetcher:
             if obj.bounds is not None:
                 raise self._source.is_a_folder(obj.path)
             self._enter(obj.path)
-            return False
+            return {}
         if inflight is not None and inflight.is_speculative:
             if inflight.key is None:
                 inflight.stop_soon(inflight.start)
             elif inflight not in self.active:
                 self._note_sent([inflight], obj)
-        self._begin_version(obj, entry)
-        if inflight is not None:  # its first blocks come with the request that looked it up
-            brought = [i for i in obj.left if inflight.start <= obj.bytes_of(i).start < inflight.stop]
-            obj.again, obj.left = brought, obj.left[len(brought) :]
-            for index in brought:
-                assert self.uses is not None
-                self.uses.ask(obj.use(index), is_awaited=True)
-        return True
+        if not self._start(obj, entry):
+            raise self._source.uncached(obj.path)
+        if inflight is None:
+            return {}
+        brought = [i for i in obj.left if inflight.start <= obj.bytes_of(i).start < inflight.stop]
+        obj.coming, obj.left = brought, obj.left[len(brought) :]
+        for index in brought:
+            assert self.uses is not None
+            self.uses.ask(obj.use(index), is_awaited=True)
+        return dict.fromkeys(brought, inflight)
 
     async def _read_first(self, obj: PrefetchObject) -> tuple[MetadataEntry, InflightRequest | None]:
         """Return the metadata of an object, and the request that brings its first bytes, if any."""
@@ -268,55 +263,64 @@ class ObjectFetcher:
             run.append(index)
         return run
 
-    async def _request(self, obj: PrefetchObject, run: list[int], *, is_overdue: bool = False) -> bool:
-        """Request blocks when there is a slot; return False if nothing was sent: another process fetches them."""
+    async def _request(
+        self, obj: PrefetchObject, run: list[int], *, is_overdue: bool = False
+    ) -> dict[int, InflightRequest]:
+        """Request blocks when there is a slot; return their requests, as `Fetcher.launch` does."""
         if self._source.config.offline:
             raise self._source.offline(obj.path)
         slot = self._source.caller_key, obj.path
         while (lookup := self._runtime.lookups.task_of(slot)) is not None:
             await asyncio.wait([lookup])  # another caller's lookup: it may bring the first bytes
 
+        requests: dict[int, InflightRequest] = {}
+
         def launch() -> list[InflightRequest]:
             assert obj.entry is not None
             before = set(self._runtime.active_requests)
             overdue = run if is_overdue else ()
-            launched = self._reader.fetcher.launch(obj.entry, obj.block_key, run, overdue=overdue)
-            sent = [inflight for inflight in dict.fromkeys(launched.values()) if inflight not in before]
+            requests.update(self._reader.fetcher.launch(obj.entry, obj.block_key, run, overdue=overdue))
+            sent = [inflight for inflight in dict.fromkeys(requests.values()) if inflight not in before]
             self._note_sent(sent, obj)
             return sent
 
         size = obj.bytes_of(run[-1]).stop - obj.bytes_of(run[0]).start
-        return bool(await self.turns.send(obj.path, obj.use(run[0]).position, size, launch))
+        await self.turns.send(obj.path, obj.use(run[0]).position, size, launch)
+        return requests
 
     def _note_sent(self, sent: list[InflightRequest], obj: PrefetchObject) -> None:
         self._tally.n_requests += len(sent)
         self.active.update(dict.fromkeys(sent, obj))
 
-    async def _bring(self, obj: PrefetchObject, run: list[int]) -> None:
-        """Wait until blocks have arrived; send requests for those that nothing brings."""
-        obj.again += run
+    async def _bring(self, obj: PrefetchObject, run: list[int], sent: dict[int, InflightRequest]) -> None:
+        """Wait until blocks have arrived; send requests for those that nothing brings.
+
+        `sent` has the requests sent for them. Raises their errors.
+        """
         while run and not obj.is_failed:
-            n = 0
-            if (inflight := self._inflight(obj, run[0])) is not None:
+            n, inflight = 0, sent.pop(run[0], None) or self._inflight(obj, run[0])
+            if inflight is not None:
                 with contextlib.suppress(RequestStopped):
                     await inflight.wait_until(min(obj.bytes_of(run[-1]).stop, inflight.stop))
                 n = sum(obj.bytes_of(index).stop <= inflight.filled for index in run)
             elif self._runtime.cache.has(obj.block_key, run[0]):
                 n = 1
-            elif not await self._request(obj, run) and not self._is_coming(obj, run[0]):
-                self._n_elsewhere += 1
-                try:
-                    is_over = await self._runtime.wait_for_other_process(obj.block_key, run[:1])
-                finally:
-                    self._n_elsewhere -= 1
-                if not is_over:
-                    await self._request(obj, run, is_overdue=True)
+            else:
+                sent = await self._request(obj, run)
+                if run[0] not in sent and not self._is_coming(obj, run[0]):
+                    self._n_elsewhere += 1
+                    try:
+                        is_over = await self._runtime.wait_for_other_process(obj.block_key, run[:1])
+                    finally:
+                        self._n_elsewhere -= 1
+                    if not is_over:
+                        sent = await self._request(obj, run, is_overdue=True)
             self._arrived(obj, run[:n])
             run = run[n:]
 
     def _arrived(self, obj: PrefetchObject, run: list[int]) -> None:
         for index in run:
-            obj.again.remove(index)
+            obj.coming.remove(index)
             use = obj.use(index)
             self._tally.arrived += use.size
             if self.uses is not None and self._runtime.cache.has(*use.block):

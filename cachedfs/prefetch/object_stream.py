@@ -77,7 +77,10 @@ class ObjectStream:
         return None
 
     def look_ahead(self) -> PrefetchObject | None:
-        """Return the object after all those that this method returned before; None when none is available now."""
+        """Return the object after all those that this method returned before; None when none is available now.
+
+        Its `entry` is set if its metadata is known.
+        """
         if self._error is None:
             try:
                 found = self._next()
@@ -99,20 +102,15 @@ class ObjectStream:
         while not self._folders and (item := self._items.take()) is not None:
             path = self._strip(item.text)
             self._tally.declared()
-            if item.range is not None or not self._may_be_many(item.text, path):
-                return self._object(path, bounds=item.range)
+            found = self._object(path, bounds=item.range)
+            if item.range is not None or not _may_be_many(item.text, found):
+                return found
             self.enter(path)
         return None
 
     def _object(self, path: str, size: int | None = None, bounds: Slice | None = None) -> PrefetchObject:
         self._n_objects += 1
-        return PrefetchObject(self._n_objects - 1, path, size, bounds)
-
-    def _may_be_many(self, text: str, path: str) -> bool:
-        entry = self._source.fresh(path)
-        if entry is not None and entry.info is not None:
-            return entry.info.kind == "directory"
-        return text.endswith("/") or is_pattern(path)
+        return PrefetchObject(self._n_objects - 1, path, size, bounds, self._source.fresh(path))
 
     # Expand folders and patterns.
 
@@ -156,3 +154,10 @@ class ObjectStream:
             below = [ObjectInfo(name, size=info["size"])] if is_file else await self._below(name)
             found |= {each.path: each for each in below if each.path not in found}
         return list(found.values())
+
+
+def _may_be_many(text: str, obj: PrefetchObject) -> bool:
+    """Return whether an item may be a folder or a pattern. Another folder is found when it is looked up."""
+    if obj.entry is not None and obj.entry.info is not None:
+        return obj.entry.info.kind == "directory"
+    return text.endswith("/") or is_pattern(obj.path)

@@ -227,9 +227,10 @@ class PrefetchPlan:
                 return
             if (obj := self._objects.look_ahead()) is None:
                 return
-            entry = self._source.fresh(obj.path)
-            if entry is not None and (key := self._source.key(entry)) is not None:
-                obj.begin(entry, key)
+            if obj.entry is None:
+                return  # not more than one lookup in the cache in vain before other tasks run
+            if (key := self._source.key(obj.entry)) is not None:
+                obj.begin(obj.entry, key)
                 uses.add(obj.use(index) for index in obj.wanted)
         self._changed.set()
 

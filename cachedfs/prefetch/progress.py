@@ -27,16 +27,18 @@ class PrefetchObject:
     path: str
     listed_size: int | None = None  # bytes counted for it in the plan's total; None: not counted
     bounds: Slice | None = None
-    entry: MetadataEntry | None = None  # set by `begin`, as `key` and `wanted`
-    key: ObjectKey | None = None
+    entry: MetadataEntry | None = None
+    key: ObjectKey | None = None  # set by `begin`, as `wanted` and `left`
     wanted: range = range(0)  # its blocks
     left: range = range(0)  # of these, the blocks that the plan has not asked for
-    again: list[int] = field(default_factory=list)  # blocks that were asked for and did not arrive
+    coming: list[int] = field(
+        default_factory=list
+    )  # blocks that the plan asked for and that have not arrived
     is_failed: bool = False
 
     def begin(self, entry: MetadataEntry, key: ObjectKey) -> None:
         """Set the object's version, and its blocks to fetch."""
-        self.entry, self.key, self.again = entry, key, []
+        self.entry, self.key, self.coming = entry, key, []
         self.wanted = self.left = covering(clip(*(self.bounds or (None, None)), self.size), key.block_size)
 
     @property

@@ -740,6 +740,24 @@ def test_a_plan_waits_for_an_unreachable_origin_and_then_ends(origin, monkeypatc
     assert len(origin.log) < 100
 
 
+def test_blocks_that_wait_for_a_slot_while_an_earlier_request_fails_are_fetched(origin, monkeypatch):
+    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
+    fs = fake_fs(concurrency=2)
+    data = {
+        name: origin.put(name, noise(24 * MiB, seed)) for seed, name in enumerate(("b/first", "b/second"))
+    }
+    for name in data:
+        fs.info(name)
+    origin.fail_with = {
+        len(origin.log) + 1: OriginUnreachable("refused")
+    }  # the first one of the second object
+    assert fs.prefetch(list(data)).wait(120).bytes_fetched == 48 * MiB
+    fs._source.runtime.drain(120)
+    n = len(origin.log)
+    assert fs.cat(list(data)) == data
+    assert len(origin.log) == n
+
+
 @pytest.mark.parametrize("name", ["b/d", "b/d/*"])
 def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch, name):
     monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))

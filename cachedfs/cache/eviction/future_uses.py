@@ -27,7 +27,7 @@ __all__ = ["Block", "FutureUses", "Use", "order_of", "position_of"]
 
 HORIZON = 1 << 18  # most uses known at a time; they take about 60 MB of memory
 LOOK = 128  # uses that are checked at a time
-MOST_OF_THE_WAY = 0.75
+MOST_OF_THE_WAY = 0.75  # between two uses of a block; with a half, slow threads counted for the next use
 PATH = 512  # positions of the reader that are remembered
 STALL_S = 1.0  # without a read of the blocks ahead; then the reader may be beyond them
 # Passing blocks take at most 1/192 of the bytes of the known uses, or two blocks. The hit ratio drops by that share.
@@ -77,11 +77,12 @@ def position_of(number: int, index: int) -> int:
 class FutureUses:
     """The known uses of one prefetch plan in one cache, with its eviction schedule. Safe to use from any thread.
 
-    `since`: the access clock when the plan began. `window`: the most bytes that it keeps ahead of its reader. The plan reports the uses that it knows with
-    `add`, calls `ask` before it requests a block, and `look` to find out what was read. It reports blocks that are
-    cached already as `stored`, and failed ones as `lost`. The runtime reports all fetched blocks, requested by the plan
-    or not, to every object in `runtime.future_uses`. The cache writer evicts the blocks that `given_up` yields. Call
-    `close` when the plan ends.
+    `since`: the access clock when the plan began. `window`: the most bytes that it keeps ahead of its reader.
+
+    The plan reports the uses that it knows with `add`, calls `ask` before it requests a block, and `look` to find out
+    what was read. It reports blocks that are cached already as `found`, and failed ones as `lost`. The runtime reports
+    all fetched blocks, requested by the plan or not, to every object in `runtime.future_uses`. The cache writer evicts
+    the blocks that `given_up` yields. Call `close` when the plan ends.
     """
 
     def __init__(
@@ -230,7 +231,8 @@ class FutureUses:
 
     def reserve(self, size: int) -> None:
         """Count bytes as ahead that are requested before their blocks are known; a negative size undoes it."""
-        self.ahead += size
+        with self._lock:
+            self.ahead += size
 
     def ask(self, use: Use, *, is_awaited: bool = False) -> bool:
         """Return whether a block may be requested for a use now, or has to wait for the reader.
@@ -341,7 +343,8 @@ class FutureUses:
             for passed in self._uses[self._index(self.reader) : at]:
                 self._count_made(passed)
             self.reader = use.position + 1
-            self._path.append((self._age(access.clock), self._n_removed + at + 1))
+            age = max(self._path[-1][0], self._age(access.clock))  # threads are seen out of order
+            self._path.append((age, self._n_removed + at + 1))
         self._kept += (ahead - self.ahead) / 4
 
     def _count_made(self, use: _Use) -> None:
