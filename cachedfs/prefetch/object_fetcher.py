@@ -55,7 +55,7 @@ class ObjectFetcher:
     ) -> None:
         self._reader, self._source, self._runtime = reader, reader.source, reader.source.runtime
         self._tally, self._spawn, self._enter, self._changed = tally, spawn, enter, changed
-        self.failures, self._answered = FailureLimit(), asyncio.Event()
+        self.failures = FailureLimit()
         self.turns = Turns(self._source, self.failures, changed=changed, failed=self._end_with)
         self.uses: FutureUses | None = None  # None until the plan begins, and offline
         self.error: Exception | None = None
@@ -327,7 +327,6 @@ class ObjectFetcher:
                 self.uses.stored([use.block])
         if run:
             self.failures.came()
-            self._answered.set()
         self._changed()
 
     def forget_stored(self) -> None:
@@ -379,11 +378,8 @@ class ObjectFetcher:
             logger.warning("%s; the prefetch continues when it answers, or ends after %d s", error, most_s)
         if self.failures.away(now):
             self._end_with(error)
-        self._answered.clear()
         self._changed()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.failures.pause_s(now)):
-                await self._answered.wait()
+        await self.failures.pause(now)
 
     def _end_with(self, error: Exception) -> None:
         self.error = error

@@ -181,7 +181,7 @@ class ObjectHistories:
         return self._here[1]
 
     def is_observed(self, key: ObjectKey, want: Range) -> bool:
-        """Return whether `observe_hit` should be told of a read of cached bytes. From any thread."""
+        """Return whether `observe_hit` should be called for a read of cached bytes. From any thread."""
         history = self.by_digest.get(key.digest)
         return history is not None and history.observed_from is not None and want.stop > history.observed_from
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import file_size
+from cachedfs.cache.eviction.reader_path import ReaderPath
 from cachedfs.cache.eviction.schedule import EvictionSchedule
 from cachedfs.common.types import CacheBounds, ObjectKey
 
@@ -28,7 +28,6 @@ __all__ = ["Block", "FutureUses", "Use", "order_of", "position_of"]
 HORIZON = 1 << 18  # most uses known at a time; they take about 60 MB of memory
 LOOK = 128  # uses that are checked at a time
 MOST_OF_THE_WAY = 0.75  # between two uses of a block; with a half, slow threads counted for the next use
-PATH = 512  # positions of the reader that are remembered
 STALL_S = 1.0  # without a read of the blocks ahead; then the reader may be beyond them
 # Passing blocks take at most 1/192 of the bytes of the known uses, or two blocks. The hit ratio drops by that share.
 PASSING = 192
@@ -100,9 +99,7 @@ class FutureUses:
         self.ahead = 0  # bytes that were asked for, for uses from `reader` on that are not made
         self._kept = math.inf  # bytes that turned out to stay cached until they are read
         self._untracked = 0  # bytes asked for beyond the horizon
-        # The path of the reader: accesses since the plan began, and uses before the reader at that time.
-        self._began = cache.clock(bounds) if since is None else since
-        self._path = deque([(0, 0)], maxlen=PATH)
+        self._path = ReaderPath(cache.clock(bounds) if since is None else since)
         self._moved_at = time.monotonic()  # when the reader was seen to move
         self._turn = 0  # where the next partial check of all uses starts
         self.plan_slot = cache.take_plan_slot()
@@ -217,7 +214,7 @@ class FutureUses:
                 if block not in self._accesses:
                     # Later accesses are of later uses, which the plan did not know yet.
                     clock = self._clock_of(block)
-                    is_recent = clock is not None and self._age(clock) > self._path[-1][0]
+                    is_recent = clock is not None and self._path.is_later(clock)
                     self._accesses[block] = _Access(None if is_recent else clock)
 
     def remove(self, first: int, stop: int) -> None:
@@ -315,20 +312,8 @@ class FutureUses:
         if access.use_number is None:
             return True
         # It belongs to this use, and not to the last one, if the readers have come most of the way between them.
-        n_read = self._reader_at(clock) - access.reader_number
+        n_read = self._path.at(clock) - access.reader_number
         return n_read > MOST_OF_THE_WAY * (self._n_removed + self._index(use.position) - access.use_number)
-
-    def _age(self, clock: int | None) -> int:
-        """Return how many accesses after the beginning of the plan `clock` was. It has 32 bits."""
-        newest = self._path[-1][0]
-        if clock is None:
-            return newest
-        return newest + ((clock - self._began - newest + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
-
-    def _reader_at(self, clock: int | None) -> int:
-        """Return the number of uses before the reader at the time of an access."""
-        at = bisect_right(self._path, (self._age(clock), 0))
-        return self._path[max(0, at - 1)][1]
 
     def _make(self, use: _Use) -> None:
         """Mark a use as made; the reader is beyond it."""
@@ -337,14 +322,13 @@ class FutureUses:
         use.is_made = True
         access = self._accesses[use.block]
         access.use_number = self._n_removed + at
-        access.reader_number = max(access.use_number, self._reader_at(access.clock))
+        access.reader_number = max(access.use_number, self._path.at(access.clock))
         self._schedule.read(use.block, use.position)
         if use.position >= self.reader:
             for passed in self._uses[self._index(self.reader) : at]:
                 self._count_made(passed)
             self.reader = use.position + 1
-            age = max(self._path[-1][0], self._age(access.clock))  # threads are seen out of order
-            self._path.append((age, self._n_removed + at + 1))
+            self._path.move(access.clock, self._n_removed + at + 1)
         self._kept += (ahead - self.ahead) / 4
 
     def _count_made(self, use: _Use) -> None:
@@ -361,7 +345,7 @@ class FutureUses:
         for i, use in enumerate(self._uses[:n]):
             if not use.is_made:
                 clock = self._clock_of(use.block)
-                self._accesses[use.block] = _Access(clock, self._n_removed + i, self._reader_at(clock))
+                self._accesses[use.block] = _Access(clock, self._n_removed + i, self._path.at(clock))
                 self._schedule.read(use.block, use.position)
         del self._uses[:n]
         self._n_removed += n

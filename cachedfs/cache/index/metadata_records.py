@@ -89,7 +89,7 @@ class ListingRecord(NamedTuple):
 
 
 class ListedName(NamedTuple):
-    """What the listing of a folder says of one name: whether it is there; `mark` is the change counter of the listing."""
+    """One name in the listing of its folder; `mark` is the change counter of the listing."""
 
     checked_at: float
     mark: int
