@@ -25,7 +25,7 @@ from cachedfs.common.types import CacheBounds, ObjectKey
 
 __all__ = ["Block", "FutureUses", "Use", "order_of", "position_of"]
 
-HORIZON = 1 << 18  # most uses known at a time; they take about 60 MB of memory
+HORIZON = 1 << 18  # most uses known at a time; they take 70 to 130 MB of memory
 LOOK = 128  # uses that are checked at a time
 MOST_OF_THE_WAY = 0.75  # between two uses of a block; with a half, slow threads counted for the next use
 STALL_S = 1.0  # without a read of the blocks ahead; then the reader may be beyond them
