@@ -106,9 +106,9 @@ def account_checks(fs: CachedFileSystem) -> Iterator[Check]:
     except PermissionError as error:  # later checks show whether more is denied
         yield Check("account", "warn", message_of(error))
         return
-    user, total = about.get("user") or {}, int(about.get("quotaBytesTotal") or 0)
-    room = f"{decimal(int(about.get('quotaBytesUsed') or 0))} used"
-    room += f" of {decimal(total)}" if total and about.get("quotaType") != "UNLIMITED" else ""
+    user, quota = about.get("user") or {}, about.get("storageQuota") or {}
+    room = f"{decimal(int(quota.get('usage') or 0))} used"
+    room += f" of {decimal(int(quota['limit']))}" if quota.get("limit") else ""  # some accounts have no limit
     yield Check("account", "ok", f"{user.get('emailAddress', 'without an address')}; {room}")
     if who != "anonymous":
         yield scopes_check(about["scopes"])

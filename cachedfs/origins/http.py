@@ -1,4 +1,4 @@
-"""`HTTPClient`: GET requests over one aiohttp session, with request slots, counting and retries.
+"""`HTTPClient`: requests over one aiohttp session, with request slots, counting and retries.
 
 It is independent of the service: an `HTTPRequest` is what to send, `judge` interprets an error response, and an `Auth`
 provides the headers that prove the account.
@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
@@ -41,17 +41,20 @@ __all__ = ["Auth", "HTTPClient", "HTTPRequest", "HTTPResponse", "other_host", "t
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
 _GOOD = frozenset({200, 206, 416})
+_MOST_RENEWALS = 2  # of the credentials for one attempt: others may renew them in between
 _OVERLOADED = 503
 _ERROR_BODY = 64 << 10
 _LONGEST_BODY = 256 << 20  # of JSON and exports, which are kept in memory; Google's have up to some 20 MB
-_KIND = "download"  # as the rate limiter counts these requests
+_SLICE = (
+    64 << 10
+)  # bytes of a body that are sent at once: a line of 2 kB/s takes one within the limit for silence
 _LATE, _WEIGHT = 4, 1 / 8  # an answer is late after _LATE times the mean wait; weight of the newest
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPRequest:
-    """One GET request before it is sent; errors name its `subject` and what it was `doing`."""
+    """One request before it is sent; errors name its `subject` and what it was `doing`."""
 
     url: str  # percent-encoded, without a query
     params: Mapping[str, str]
@@ -60,6 +63,11 @@ class HTTPRequest:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     as_stored: bool = False  # the body is an object's bytes: do not decompress it
     is_pinned: bool = False
+    method: str = "GET"
+    data: bytes | None = None  # the body to send
+    kind: str = "download"  # as the rate limiter counts it
+    good: frozenset[int] = _GOOD  # the statuses that are no failures
+    follows_redirects: bool = True
 
 
 class Auth(Protocol):
@@ -150,6 +158,7 @@ class HTTPClient:
         self._rate_limiter = rate_limiter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
+        self._stall_s = timeout.sock_read
         # A connect timeout that fires later than this was itself delayed. aiohttp rounds long ones up to full seconds.
         rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
         self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
@@ -207,12 +216,18 @@ class HTTPClient:
                 self._slots.finished(exchange.size)
 
     async def _send(self, request: HTTPRequest, within_s: float | None) -> HTTPResponse:
-        """Return a successful response; after a 401, renew the credentials and send once more."""
+        """Return a successful response; after a 401, renew the credentials and send again."""
         auth_headers, began_at = await self._auth.headers(), self._slots.now()
         sent_at, response = await self._request_at_rate(request, auth_headers, within_s)
-        if response.status == 401 and await self._renewed(response, auth_headers):
-            sent_at, response = await self._request_at_rate(request, await self._auth.headers(), within_s)
-        is_good = response.status in _GOOD
+        n_renewed = 0
+        while (
+            response.status == 401
+            and n_renewed < _MOST_RENEWALS
+            and await self._renewed(response, auth_headers)
+        ):
+            n_renewed, auth_headers = n_renewed + 1, await self._auth.headers()
+            sent_at, response = await self._request_at_rate(request, auth_headers, within_s)
+        is_good = response.status in request.good
         # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
         if response.other_host and not (is_good and request.as_stored):
             response.close()
@@ -220,14 +235,14 @@ class HTTPClient:
                 foreign(f"redirected to {response.other_host}, which answered {response.status}")
             )
         if is_good:
-            self._report_answer(sent_at, refused=False)
+            self._report_answer(request, sent_at, refused=False)
             return response
         try:
             body = await response.read_error()
         finally:
             response.close()
         outcome = self._judge(request, response.status, response.headers, body)
-        self._report_answer(sent_at, refused=isinstance(outcome, RetryReason) and outcome.is_rate)
+        self._report_answer(request, sent_at, refused=isinstance(outcome, RetryReason) and outcome.is_rate)
         if isinstance(outcome, RetryReason) and (outcome.is_rate or response.status == _OVERLOADED):
             self._slots.refused(began_at)
         raise RetryableError(outcome) if isinstance(outcome, RetryReason) else outcome
@@ -246,7 +261,7 @@ class HTTPClient:
         self, request: HTTPRequest, auth_headers: Mapping[str, str], within_s: float | None
     ) -> tuple[float, HTTPResponse]:
         """Return when `request` was sent, and its response."""
-        sent_at = 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(_KIND)
+        sent_at = 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
         answer = self._request(request, auth_headers)
         if within_s is None:
             return sent_at, await answer
@@ -256,34 +271,29 @@ class HTTPClient:
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
         return sent_at, response
 
-    def _report_answer(self, sent_at: float, *, refused: bool) -> None:
+    def _report_answer(self, request: HTTPRequest, sent_at: float, *, refused: bool) -> None:
         if self._rate_limiter is not None:
-            self._rate_limiter.answered(_KIND, sent_at, refused=refused)
+            self._rate_limiter.answered(request.kind, sent_at, refused=refused)
 
     async def _request(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> HTTPResponse:
         self._on_request()
-        logged = LoggedRequest("GET", request.url, request.headers.get("Range", ""))
+        logged = LoggedRequest(request.method, request.url, request.headers.get("Range", ""))
         try:
-            response = await self._get(request, auth_headers)
+            response = await self._open(request, auth_headers)
         except BaseException as error:  # also on cancellation
             logged.over(error)
             raise
         logged.answered(response.status)
         return HTTPResponse(response, logged)
 
-    async def _get(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _open(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         started = time.monotonic()
+        headers = {**request.headers, **auth_headers}
         try:
             with _retryable_errors():
-                return await self._session.get(
-                    URL(request.url, encoded=True),
-                    params=request.params,
-                    headers={**request.headers, **auth_headers},
-                    auto_decompress=not request.as_stored,
-                    raise_for_status=False,
-                    max_redirects=MOST_REDIRECTS,
-                    **self._kwargs,
-                )
+                if request.data is not None:
+                    return await self._open_after_body(request, request.data, headers)
+                return await self._request_with(request, headers)
         except RetryableError as failed:
             if not failed.trouble.is_unreachable or time.monotonic() - started < self._connected_s:
                 raise
@@ -291,6 +301,43 @@ class HTTPClient:
             raise RetryableError(
                 dataclasses.replace(failed.trouble, is_unreachable=False)
             ) from failed.__cause__
+
+    async def _open_after_body(
+        self, request: HTTPRequest, data: bytes, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Send the body in slices; raise TimeoutError for a connection that takes none of it for too long.
+
+        aiohttp has no timeout for sending.
+        """
+        loop, stall_s = asyncio.get_running_loop(), self._stall_s
+        async with asyncio.timeout(stall_s) as silence:
+
+            async def slices() -> AsyncIterator[bytes]:
+                for start in range(0, len(data), _SLICE):
+                    if stall_s is not None:
+                        with suppress(RuntimeError):  # the answer came before the end of the body
+                            silence.reschedule(loop.time() + stall_s)
+                    yield data[start : start + _SLICE]
+
+            return await self._request_with(
+                request, {**headers, "Content-Length": str(len(data))}, slices() if data else None
+            )
+
+    async def _request_with(
+        self, request: HTTPRequest, headers: dict[str, str], data: AsyncIterator[bytes] | None = None
+    ) -> aiohttp.ClientResponse:
+        return await self._session.request(
+            request.method,
+            URL(request.url, encoded=True),
+            params=request.params,
+            headers=headers,
+            data=data,
+            auto_decompress=not request.as_stored,
+            raise_for_status=False,
+            allow_redirects=request.follows_redirects,
+            max_redirects=MOST_REDIRECTS,
+            **self._kwargs,
+        )
 
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:

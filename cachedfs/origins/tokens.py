@@ -1,19 +1,21 @@
-"""Lifetime of access tokens.
-
-Decides when to renew one, and how waiting requests share the result. No I/O.
-"""
+"""Access tokens of google-auth credentials: when to renew one, and how waiting requests share the result."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.origin_errors import token_server_away, without_secrets
+from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason, untrusted
 
-__all__ = ["TokenRenewals", "is_expired", "left_s"]
+__all__ = ["TokenRenewals", "TokenSource", "is_expired", "left_s", "message_of", "refresh"]
 
 _EXPIRES_SOON_S = 300  # as in gcsfs: a token that lasts less is renewed before it is used
 _EXPIRED_S = 10  # a token that lasts less may be refused when it arrives
@@ -85,3 +87,100 @@ class TokenRenewals:
         except RetryableError as failed:
             self.failure = failed.trouble
             raise
+
+
+class TokenSource:
+    """Request headers from google-auth credentials.
+
+    A renewal blocks, so it runs in a thread, once for all requests that wait for it.
+    """
+
+    def __init__(self, credentials: Callable[[], Any], refresh: Callable[[], object]) -> None:
+        """`credentials` returns the credentials, None for anonymous access; `refresh` renews their token."""
+        self._credentials, self._refresh = credentials, refresh
+        self._renewing = asyncio.Lock()
+        self._renewals = TokenRenewals()
+
+    async def headers(self) -> dict[str, str]:
+        """Return the headers to send; renew a token that is about to expire."""
+        if (credentials := self._credentials()) is None:
+            return {}
+        # google-auth's own `valid` ends minutes earlier.
+        lasts_s = left_s(credentials.token, credentials.expiry)
+        if is_expired(lasts_s):
+            await self.renew(self.current())
+        elif not self._renewals.is_fresh(lasts_s) and not self._renewing.locked():
+            # If this fails, the token still works for some minutes.
+            with self._renewals.early(), suppress(Exception):
+                await self.renew(self.current())
+        return self.current()
+
+    async def renew(self, refused: Mapping[str, str]) -> bool:
+        """Get another token than the refused one, unless another request just did.
+
+        Return False if there is none.
+        """
+        if self._credentials() is None:
+            return False
+        failure = self._renewals.failure
+        async with self._renewing:
+            if self.current() == refused:
+                with self._renewals.shared(failure):
+                    await asyncio.to_thread(self._refresh)
+            return self.current() != refused
+
+    def current(self) -> dict[str, str]:
+        """Return the headers of the present token, empty without one."""
+        headers: dict[str, str] = {}
+        if (credentials := self._credentials()) is not None and credentials.token is not None:
+            credentials.apply(headers)
+        return headers
+
+
+def refresh(credentials: Any, policy: RetryPolicy) -> None:
+    """Get a new token from Google.
+
+    Raises RetryableError for problems of the network or of Google's servers, and google-auth's own error for a refusal.
+    """
+    import requests
+    from google.auth.exceptions import RefreshError, TransportError
+    from google.auth.transport.requests import Request
+
+    # As for all other requests; `requests` itself looks only at a variable of its own.
+    bundle = os.environ.get("SSL_CERT_FILE", "")
+    tls: dict[str, Any] = {"verify": bundle} if os.path.isfile(bundle) else {}
+    with requests.Session() as session:
+        try:
+            # google-auth's own timeout is two minutes. On some of Google's machines it mounts the certificates of the
+            # metadata server on `request.session`.
+            request: Any = partial(Request(session), timeout=(policy.connect_s, policy.stall_s), **tls)
+            request.session = session
+            credentials.refresh(request)
+        except (TransportError, RefreshError) as error:
+            if (failure := token_server_away(error)) is not None:
+                if isinstance(failure.__cause__, requests.exceptions.SSLError):
+                    raise RetryableError(untrusted(f"no token: {message_of(failure)}")) from error
+                reason = RetryReason(
+                    f"no token: {message_of(failure)}", is_unreachable=not _is_cut_off(failure)
+                )
+                raise RetryableError(reason) from error
+            if not error.retryable:
+                raise
+            raise RetryableError(RetryReason(f"no token: {message_of(error)}")) from error
+
+
+def message_of(error: Exception) -> str:
+    """Return google-auth's message without the answer of the server that may follow it."""
+    return without_secrets(str(error.args[0] if error.args else error))
+
+
+def _is_cut_off(cause: BaseException | None) -> bool:
+    """Return whether a server was reached that then went silent or closed the connection."""
+    import requests
+    from google.auth.exceptions import TransportError
+    from urllib3.exceptions import ProtocolError
+
+    while isinstance(cause, TransportError):  # for a metadata server they are nested
+        cause = cause.__cause__
+    reason = cause.args[0] if cause is not None and cause.args else None
+    return isinstance(cause, requests.ReadTimeout) or isinstance(reason, ProtocolError)

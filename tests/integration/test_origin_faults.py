@@ -334,10 +334,10 @@ EXCEPTIONS: dict[tuple[str, str, str], Any] = {
         for fault, outcome in (("302", (BYTES, CachedFSError)), ("302 for ever", CachedFSError))
     },
     **{
-        ("drive", moment, f"{fault}{when}"): CachedFSError
+        ("drive", moment, f"{fault}{when}"): outcome
         for moment in ("pipe", "write")
         for fault in ("307", "302 to a page")
-        for when in ("", " for ever")
+        for when, outcome in (("", (BYTES, CachedFSError)), (" for ever", CachedFSError))
     },
 }
 NOT_A_RANGE = "only an answer to a read of a range can be of another range"

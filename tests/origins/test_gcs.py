@@ -669,8 +669,8 @@ async def test_credentials_that_stay_refused_are_access_denied(
 ) -> None:
     server.require_token("other")
     with pytest.raises(SignInRefused, match=rf"gs://{path}.*Invalid Credentials"):
-        await read(make(token=Renewable("one", "two")), path)
-    assert [r.status for r in server.requests] == [401, 401]
+        await read(make(token=Renewable("one", "two", "three")), path)
+    assert [r.status for r in server.requests] == [401, 401, 401]
     with pytest.raises(SignInRefused, match="no more tokens"):
         await read(make(token=Renewable("one")), path)
 

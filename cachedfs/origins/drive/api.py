@@ -1,4 +1,4 @@
-"""The Drive API v2: build requests and interpret answers, without I/O.
+"""The Drive API v3: build requests and interpret answers, without I/O.
 
 Written from the published discovery document and developers.google.com/workspace/drive/api/guides: search-files,
 handle-errors, shortcuts, enable-shareddrives, manage-downloads.
@@ -14,7 +14,7 @@ from itertools import chain, product
 from typing import Any
 from unicodedata import is_normalized
 from unicodedata import normalize as _normal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.errors import (
@@ -42,6 +42,7 @@ __all__ = [
     "SHARED",
     "SHARED_WITH_ME",
     "SHORTCUT",
+    "DriveAbusiveFile",
     "DriveOutOfSight",
     "age",
     "change_of",
@@ -67,6 +68,7 @@ __all__ = [
     "multipart",
     "rank",
     "resource_of",
+    "revision_url",
     "shortcut_target",
     "shown",
     "takes_id",
@@ -84,12 +86,14 @@ GOOGLE = "https://www.googleapis.com"
 ANY_DRIVE = {"supportsAllDrives": "true"}
 # Without `fields` an item is ten times as long.
 FIELDS = (
-    "id,title,mimeType,fileSize,md5Checksum,headRevisionId,createdDate,modifiedDate,driveId,resourceKey,"
-    "parents/id,labels/trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
+    "id,name,mimeType,size,md5Checksum,headRevisionId,createdTime,modifiedTime,driveId,resourceKey,"
+    "parents,trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
 )
 ITEM_FIELDS = f"kind,{FIELDS}"
-LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,items({FIELDS})"
-CHANGE_FIELDS = f"kind,nextPageToken,newStartPageToken,items(type,fileId,driveId,deleted,file({FIELDS}))"
+LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({FIELDS})"
+CHANGE_FIELDS = (
+    f"kind,nextPageToken,newStartPageToken,changes(changeType,fileId,driveId,removed,file({FIELDS}))"
+)
 _NATIVE = "application/vnd.google-apps."
 _THIRD_PARTY = f"{_NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _SLASH = "\uff0f"  # "／", as rclone shows it
@@ -153,7 +157,7 @@ def looks_like(name: str, other: str) -> bool:
 # Addresses
 def files_url(base: str) -> str:
     """Return the address of the files. `base` is `https://host`, here and below."""
-    return f"{base}/drive/v2/files"
+    return f"{base}/drive/v3/files"
 
 
 def file_url(base: str, id: str) -> str:
@@ -161,7 +165,7 @@ def file_url(base: str, id: str) -> str:
 
 
 def changes_url(base: str) -> str:
-    return f"{base}/drive/v2/changes"
+    return f"{base}/drive/v3/changes"
 
 
 def changes_params(drive_id: str) -> dict[str, str]:
@@ -173,15 +177,19 @@ def changes_params(drive_id: str) -> dict[str, str]:
     return params | ({"driveId": drive_id} if drive_id else {})
 
 
+def revision_url(base: str, id: str, revision: str) -> str:
+    return f"{file_url(base, id)}/revisions/{quote(revision, safe='')}"
+
+
 def upload_url(base: str, id: str | None) -> str:
     """Return the address to send bytes to: for a new item, or as new content of the item `id`."""
-    address = f"{base}/upload/drive/v2/files"
+    address = f"{base}/upload/drive/v3/files"
     return address if id is None else f"{address}/{quote(id, safe='')}"
 
 
 def kind_of(method: str, address: str) -> str:
-    """Return what a request counts as in the quota: get, list, edit or create; `address` may have a query."""
-    last = urlsplit(address).path.rpartition("/")[2]
+    """Return what a request for metadata counts as in the quota: get, list, edit or create."""
+    last = address.rpartition("/")[2]
     if method != "GET":
         return "create" if method == "POST" and last in ("files", "copy") else "edit"
     return "list" if last in ("files", "drives", "changes", "revisions") else "get"
@@ -218,7 +226,7 @@ def children_query(folder_id: str) -> str:
 
 def child_query(folder_id: str, name: str) -> str:
     """Return the query for items of one name; Drive ignores case, so the caller must compare the names."""
-    titles = " or ".join(f"title = {_quoted(title)}" for title in _look_alikes(title_of(name)))
+    titles = " or ".join(f"name = {_quoted(title)}" for title in _look_alikes(title_of(name)))
     return f"{children_query(folder_id)} and ({titles})"
 
 
@@ -254,7 +262,7 @@ def takes_id(mime: str) -> bool:
 
 def is_trashed(item: Mapping[str, Any]) -> bool:
     """Return whether an item, or a folder it is in, is in the trash."""
-    return bool((item.get("labels") or {}).get("trashed"))
+    return bool(item.get("trashed"))
 
 
 def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | None = None) -> ObjectInfo:
@@ -264,7 +272,7 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
         for name in ("id", "mimeType", "md5Checksum", "headRevisionId", "driveId", "resourceKey")
         if item.get(name)
     }
-    for name, at in (("modified", "modifiedDate"), ("created", "createdDate")):
+    for name, at in (("modified", "modifiedTime"), ("created", "createdTime")):
         if item.get(at):
             details[name] = datetime.fromisoformat(item[at])
     if via is not None:
@@ -274,7 +282,7 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
     capabilities = item.get("capabilities") or {}
     details["canDownload"] = bool(capabilities.get("canDownload", True))
     details["canReadRevisions"] = bool(capabilities.get("canReadRevisions", False))
-    size = size_of(item["fileSize"]) if "fileSize" in item and not is_native(item["mimeType"]) else None
+    size = size_of(item["size"]) if "size" in item and not is_native(item["mimeType"]) else None
     return ObjectInfo(path, "file", size, _fingerprint(item, size), id=item["id"], details=details)
 
 
@@ -284,8 +292,8 @@ def change_of(entry: Mapping[str, Any]) -> Change:
     if not item:
         return Change(entry.get("fileId") or entry.get("driveId") or "")
     # Also what is in the trash has its place: it comes back with the folder that it was trashed in.
-    places = tuple((parent["id"], shown(item["title"])) for parent in item.get("parents", ()))
-    is_gone = entry.get("deleted") or is_trashed(item)
+    places = tuple((parent, shown(item["name"])) for parent in item.get("parents", ()))
+    is_gone = entry.get("removed") or is_trashed(item)
     return Change(item["id"], places, None if is_gone else item_info(item, ""))
 
 
@@ -321,7 +329,7 @@ def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bo
 
 def age(item: Mapping[str, Any]) -> tuple[float, str]:
     """Return a sort key that puts the last modified item first and the oldest last."""
-    at = item.get("modifiedDate")
+    at = item.get("modifiedTime")
     return (-datetime.fromisoformat(at).timestamp() if at else 0.0), item["id"]
 
 
@@ -333,7 +341,7 @@ def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
 
     - A resource: a JSON object with the `kind` of the method, such as "drive#fileList". In the discovery document the
       kind is a constant of each resource, and every request names it in `fields`. So `{}` is not an empty listing,
-      while a list of the right kind without `items` is one. A file also has an `id`.
+      while a list of the right kind without `files` is one. A file also has an `id`.
     - 204 without a body, to a DELETE.
     - An error: a JSON object such as {"error": {"code": 404, "errors": [{"reason": "notFound"}]}}, which `failure`
       parses.
@@ -366,12 +374,12 @@ def confirm(item: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]
 
 def _check_item(item: Mapping[str, Any]) -> None:
     """Raise ValueError, TypeError or the like for an item that Drive never sends, as do the four below."""
-    for text in (item["id"], item["title"], item["mimeType"], item.get("md5Checksum") or ""):
+    for text in (item["id"], item["name"], item["mimeType"], item.get("md5Checksum") or ""):
         text_of(text)
     if item["id"] == "":
         raise ValueError("an item without id")
     for parent in item.get("parents", ()):
-        text_of(parent["id"])
+        text_of(parent)
     item_info(item, "")
     rank(item)
     is_trashed(item)
@@ -380,19 +388,19 @@ def _check_item(item: Mapping[str, Any]) -> None:
 
 
 def _check_drives(page: Mapping[str, Any]) -> None:
-    for drive in page.get("items", ()):
+    for drive in page.get("drives", ()):
         text_of(drive["id"]), text_of(drive["name"])
     text_of(page.get("nextPageToken", ""))
 
 
 def _check_items(page: Mapping[str, Any]) -> None:
-    for item in page.get("items", ()):
+    for item in page.get("files", ()):
         _check_item(item)
     text_of(page.get("nextPageToken", ""))
 
 
 def _check_changes(page: Mapping[str, Any]) -> None:
-    for entry in page.get("items", ()):
+    for entry in page.get("changes", ()):
         if entry.get("file"):
             _check_item(entry["file"])
         text_of(change_of(entry).id)
@@ -425,10 +433,25 @@ class DriveOutOfSight(AccessDenied):
     """The account is not a member of the shared drive; items of it that were shared with the account still exist."""
 
 
+class DriveAbusiveFile(AccessDenied):
+    """Google takes the file for malware; its owner may read it all the same."""
+
+
 def failure(
-    status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    url: str,
+    doing: str,
+    pinned: bool,
+    now: datetime,
+    account: str = "the account that signs in",
+    remedy: str = "sign in again or pass another",
 ) -> RetryReason | Exception:
     """Return what an error response means: a reason to retry, or the exception to raise.
+
+    `account` is who signed in, and `remedy` what to do when the token is refused.
 
     An error is Drive's own only if it has a reason: a 404 without one says nothing about the file. A 401 counts from
     any server, because it never means that something is absent.
@@ -437,12 +460,14 @@ def failure(
     said = f"{status}: {text}" if text else str(status)
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
         return trouble
+    if 300 <= status < 400:
+        return RetryReason(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
     if status != 401 and not reasons:
         return RetryReason(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
     if status == 404 and _OUT_OF_SIGHT in reasons:
         return DriveOutOfSight(
             f"{url}: this account is no member of the shared drive ({doing}: {said}). Ask for that, or have a folder of it "
-            "shared with the account that signs in: it is under drive://Shared with me then"
+            f"shared with {account}: it is under drive://Shared with me then"
         )
     is_gone = status == 404 and "notFound" in reasons
     if is_gone and pinned:
@@ -452,7 +477,7 @@ def failure(
     if is_gone:
         return ObjectNotFound(
             f"{url}: not found ({doing}: {said}). Check the name; Drive says the same of what this account may not see: "
-            "ask the owner to share it with the account that signs in; the file of a link with resourcekey= in it is "
+            f"ask the owner to share it with {account}; the file of a link with resourcekey= in it is "
             "drive://id:ID,resourcekey=KEY"
         )
     if status == 400:
@@ -461,15 +486,14 @@ def failure(
         return DriveFileExists(f"{url}: exists already ({doing}: {said})")
     if status == 401:
         return SignInRefused(
-            f"{url}: access denied; the token of this account is not accepted: it has expired or was revoked, so sign in "
-            f"again or pass another ({doing}: {said})"
+            f"{url}: access denied; the token of {account} is not accepted ({doing}: {said}): {remedy}"
         )
     if status == 403:
-        return _permanent_error(reasons, f"{doing}: {said}", url)
+        return _permanent_error(reasons, f"{doing}: {said}", url, account)
     return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
 
 
-def _permanent_error(reasons: set[str], what: str, url: str) -> CachedFSError:
+def _permanent_error(reasons: set[str], what: str, url: str, account: str) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
     if reasons & _DOWNLOADS:
         return QuotaExceeded(
@@ -479,7 +503,7 @@ def _permanent_error(reasons: set[str], what: str, url: str) -> CachedFSError:
     if used_up := [remedy for reason, remedy in _USED_UP.items() if reason in reasons]:
         return QuotaExceeded(f"{url}: {used_up[0]} ({what})")
     if "cannotDownloadAbusiveFile" in reasons:
-        return AccessDenied(
+        return DriveAbusiveFile(
             f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "
             'drive={"acknowledge_abuse": True}'
         )
@@ -493,8 +517,8 @@ def _permanent_error(reasons: set[str], what: str, url: str) -> CachedFSError:
             f"{url}: this has no bytes to download ({what}); export it from Drive as a file"
         )
     return AccessDenied(
-        f"{url}: access denied; check which account signs in, that the item is shared with it, and that the "
-        f"credentials cover the scope https://www.googleapis.com/auth/drive ({what})"
+        f"{url}: access denied to {account}; check that the item is shared with it, and that the credentials cover "
+        f"the scope https://www.googleapis.com/auth/drive ({what})"
     )
 
 

@@ -1,34 +1,36 @@
-"""Sign in to Google Drive in every way PyDrive2 and google-auth support, as one PyDrive2 `GoogleAuth`.
-
-PyDrive2 renews a token by opening a browser if it finds no other way, and threads that find a token expired renew it
-once each. So the `GoogleAuth` holds `SharedCredentials`: to PyDrive2 they never expire, and we renew them behind one
-lock.
-"""
+"""Sign in to Google Drive in every way PyDrive2 and google-auth support, as one source of tokens."""
 
 from __future__ import annotations
 
-import asyncio
-import copy
+import json
 import logging
 import os
-import threading
-import weakref
+import tempfile
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
 
-from pydrive2.auth import GoogleAuth
+import google.auth
+import google.auth.credentials
+import google.auth.exceptions
+import google.oauth2.credentials as google_users
+import google.oauth2.service_account as google_services
+import platformdirs
 
-from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive.credentials import find, from_object, name_of, source_of
-from cachedfs.origins.drive.held import SCOPE, SharedCredentials
-from cachedfs.origins.drive.options import SIGN_IN
-from cachedfs.origins.drive.transport import abort, close, keep_308
+from cachedfs.common.optional_imports import preload
+from cachedfs.errors import AccessDenied, SignInRefused
+from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, token_file
+from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.retry import RetryPolicy
+from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of, refresh
 
-__all__ = ["OPTIONS", "SCOPE", "DriveAuth", "SharedCredentials", "describe", "sign_in"]
+__all__ = ["SCOPE", "DriveAuth", "SavedToken", "SignIn", "name_of", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
+SCOPE = "https://www.googleapis.com/auth/drive"
 _CLIENT = (
     "client_id",
     "client_secret",
@@ -38,16 +40,123 @@ _CLIENT = (
     "use_service_account",
     "client_user_email",
 )
-OPTIONS = frozenset(SIGN_IN)
+_WAYS = (
+    "in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a laptop pass client_id= and "
+    "client_secret= of an OAuth client, or run `gcloud auth application-default login --client-id-file=client.json "
+    f"--scopes={SCOPE},https://www.googleapis.com/auth/cloud-platform` with that client's JSON; on a server pass the key file of a service "
+    "account as token="
+)
+_TOKEN_FORMS = (
+    "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
+    "authorized user, credentials saved by PyDrive2 or google-auth)"
+)
+_OF_A_USER = frozenset({"refresh_token", "client_id", "client_secret"})
 
-_POLICY = RetryPolicy()
+
+class SignIn(NamedTuple):
+    """Credentials, and what messages say about them."""
+
+    credentials: Any  # of google-auth; None: anonymous
+    name: str  # the account as far as it is known, without secrets
+    remedy: str  # what to do when its tokens are refused
+    saved: SavedToken | None = None
 
 
-# The door: options in, a GoogleAuth out.
+class SavedToken:
+    """The token in a JSON file of PyDrive2 or google-auth, which other processes renew too."""
+
+    def __init__(self, path: str, info: Mapping[str, Any]) -> None:
+        self._path = os.path.realpath(os.path.expanduser(path))
+        is_pydrive2 = "access_token" in info
+        self._token, self._expiry = ("access_token", "token_expiry") if is_pydrive2 else ("token", "expiry")
+
+    def load(self, credentials: Any) -> None:
+        """Give `credentials` the token in the file, if that lasts longer than theirs."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            info = _parsed(_text_of(self._path), self._path)
+            expiry = datetime.fromisoformat(info[self._expiry]).replace(tzinfo=None)
+            is_later = credentials.expiry is None or expiry > credentials.expiry
+            if is_later and not is_expired(left_s(info[self._token], expiry)):
+                credentials.token, credentials.expiry = info[self._token], expiry
+
+    def save(self, credentials: Any) -> None:
+        """Put the token of `credentials` into the file; if that fails, this process can still use it."""
+        try:
+            info = _parsed(_text_of(self._path), self._path)
+            info |= {self._token: credentials.token, "refresh_token": credentials.refresh_token}
+            if credentials.expiry is not None:
+                info[self._expiry] = credentials.expiry.strftime("%Y-%m-%dT%H:%M:%SZ")
+            # Readable by its owner only, and never half written.
+            number, temporary = tempfile.mkstemp(dir=os.path.dirname(self._path), prefix=".", suffix=".json")
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                json.dump(info, file)
+            os.replace(temporary, self._path)
+        except (OSError, ValueError) as error:
+            log.warning("a renewed token cannot be saved in %s: %s", self._path, without_secrets(str(error)))
 
 
-def sign_in(options: Mapping[str, Any], *, connect_s: float, stall_s: float) -> GoogleAuth:
-    """Return an authorized PyDrive2 GoogleAuth; blocks on the network and on files, so call it in a thread.
+class DriveAuth(TokenSource):
+    """The tokens of one Drive account."""
+
+    def __init__(self, signed_in: SignIn, policy: RetryPolicy) -> None:
+        super().__init__(lambda: signed_in.credentials, partial(_refresh, signed_in, policy))
+        self._signed_in = signed_in
+
+    @property
+    def name(self) -> str:
+        """The account, without secrets."""
+        return self._signed_in.name
+
+    @property
+    def remedy(self) -> str:
+        """What to do when its tokens are refused."""
+        return self._signed_in.remedy
+
+    def scopes(self) -> list[str] | None:
+        """Return the scopes of the tokens, as granted or else as requested; None if unknown."""
+        held = self._signed_in.credentials
+        known = getattr(held, "granted_scopes", None) or getattr(held, "scopes", None)
+        return sorted(known) if known else None
+
+    async def renew(self, refused: Mapping[str, str]) -> bool:
+        """Get another token than the refused one; return False if these credentials have no other.
+
+        Raises SignInRefused if the token has expired or Google gives no other.
+        """
+        held = self._signed_in.credentials
+        if held is None or _can_renew(held):
+            return await super().renew(refused)
+        if is_expired(left_s(held.token, held.expiry)):
+            raise SignInRefused(f"Google Drive: the token has expired ({self.name}): {self.remedy}")
+        return False
+
+
+def _can_renew(credentials: Any) -> bool:
+    return not isinstance(credentials, google_users.Credentials) or bool(
+        credentials.refresh_token or credentials.refresh_handler
+    )
+
+
+def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
+    held, saved, before = signed_in.credentials, signed_in.saved, signed_in.credentials.token
+    if saved is not None:
+        saved.load(held)
+        if held.token != before:
+            return  # another process was faster
+    try:
+        refresh(held, policy)
+    except google.auth.exceptions.GoogleAuthError as error:
+        # Not chained: a traceback would print the token server's whole answer.
+        raise SignInRefused(
+            f"Google Drive: no token for {signed_in.name} ({message_of(error)}): {signed_in.remedy}"
+        ) from None
+    if saved is not None:
+        saved.save(held)
+
+
+# Finding credentials
+def sign_in(options: Mapping[str, Any]) -> SignIn:
+    """Return the credentials that options name, or the default ones; blocks on files, so call it in a thread.
 
     Tokens are requested when they are first needed, so cached data can be read without a network. Only a search for
     default credentials may ask a metadata server. Never opens a browser. Raises ValueError for options that contradict
@@ -56,15 +165,16 @@ def sign_in(options: Mapping[str, Any], *, connect_s: float, stall_s: float) -> 
     given = {name: value for name, value in options.items() if not _is_absent(value)}
     _check(given)
     if "google_auth" in given:
-        return _guarded(given["google_auth"], connect_s, stall_s)
-    found = find(given)
-    return _google_auth(SharedCredentials(found, connect_s=connect_s, stall_s=stall_s), stall_s)
-
-
-def describe(gauth: GoogleAuth) -> str:
-    """Return one line that names the account, without secrets."""
-    credentials = gauth.credentials
-    return credentials.name if isinstance(credentials, SharedCredentials) else name_of(credentials)
+        return _from_pydrive2(given["google_auth"])
+    if "credentials" in given:
+        return _from_object(given["credentials"])
+    if "token" in given:
+        return _from_token(given["token"], given)
+    if "client_json" in given:
+        return _from_info(_parsed(given["client_json"], "client_json"), "client_json", given)
+    if given:
+        return _from_client(given)
+    return _from_default()
 
 
 def _is_absent(value: Any) -> bool:
@@ -73,11 +183,12 @@ def _is_absent(value: Any) -> bool:
 
 def _check(given: Mapping[str, Any]) -> None:
     """Raise ValueError for options that are unknown, incomplete or contradict each other."""
-    if unknown := sorted(given.keys() - OPTIONS):
+    if unknown := sorted(given.keys() - set(SIGN_IN)):
         raise ValueError(
-            f"drive options: no sign-in is called {', '.join(unknown)}; known: {', '.join(sorted(OPTIONS))}"
+            f"drive options: no sign-in is called {', '.join(unknown)}; known: {', '.join(sorted(SIGN_IN))}"
         )
-    client = [name for name in _CLIENT if name in given]
+    # A service account's key in token= may act for a user.
+    client = [name for name in _CLIENT if name in given and not (name == _CLIENT[-1] and "token" in given)]
     ways = [[name] for name in ("google_auth", "credentials", "token") if name in given] + (
         [client] if client else []
     )
@@ -104,121 +215,251 @@ def _check(given: Mapping[str, Any]) -> None:
         )
 
 
-def _google_auth(held: SharedCredentials, stall_s: float) -> GoogleAuth:
-    # Settings of our own, or PyDrive2 looks for a settings.yaml in the working directory.
-    gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS), http_timeout=stall_s)
-    gauth.credentials = held
-    return gauth
+def _from_pydrive2(given: Any) -> SignIn:
+    """Return the credentials of a `GoogleAuth`, of a `GoogleDrive`, or of a settings.yaml."""
+    from pydrive2.auth import AuthError, GoogleAuth
 
-
-def _guarded(gauth: Any, connect_s: float, stall_s: float) -> GoogleAuth:
-    """Return `gauth` with its credentials shared; a copy, because the user keeps using the original."""
-    if not hasattr(gauth, "Get_Http_Object"):
+    if isinstance(given, (str, os.PathLike)):
+        if not os.path.isfile(path := os.path.expanduser(given)):
+            raise ValueError(f"drive option google_auth={path!r}: there is no such settings file of PyDrive2")
+        given = GoogleAuth(settings_file=path)
+        if given.settings.get("client_config_backend") == "service":
+            given.ServiceAuth()
+    gauth = getattr(given, "auth", given)
+    if not hasattr(gauth, "LoadCredentials"):
         raise ValueError(
-            f"drive option google_auth=: a pydrive2.auth.GoogleAuth is expected, not {type(gauth).__name__}"
+            "drive option google_auth=: a pydrive2 GoogleAuth, a GoogleDrive or the name of a settings.yaml is expected, "
+            f"not {type(given).__name__}"
         )
     if gauth.credentials is None and gauth.settings.get("save_credentials"):
-        gauth.LoadCredentials()
-    credentials = gauth.credentials
-    if credentials is None:
+        with suppress(AuthError):
+            gauth.LoadCredentials()
+    if gauth.credentials is None:
         raise AccessDenied(
             "drive option google_auth=: it has no credentials; call its LocalWebserverAuth() or ServiceAuth() first"
         )
-    if isinstance(credentials, SharedCredentials) or source_of(credentials) is None:
-        return gauth  # held already; or of a kind only its maker knows: used as it is, by its own `authorize`
-    mine = copy.copy(gauth)
-    mine.attr, mine.dirty = dict(gauth.attr), dict(gauth.dirty)  # where PyDrive2 keeps its attributes
-    mine.thread_local, mine.http, mine.service = threading.local(), None, None
-    mine.http_timeout = gauth.http_timeout or stall_s
-    found = from_object(credentials)._replace(remedy="authenticate google_auth= again")
-    mine.credentials = SharedCredentials(found, connect_s=connect_s, stall_s=stall_s)
-    return mine
+    found = _from_object(gauth.credentials, "google_auth")
+    return found._replace(remedy="authenticate google_auth= again")
 
 
-# What the origin holds.
-
-
-class DriveAuth:
-    """The credentials of a Drive account: headers for asyncio, http objects for threads, one token for both."""
-
-    def __init__(self, gauth: GoogleAuth) -> None:
-        if not isinstance(gauth.credentials, SharedCredentials):
-            gauth = _guarded(gauth, _POLICY.connect_s, _POLICY.stall_s)
-        self._gauth, self._stall_s = gauth, _POLICY.stall_s
-        self._held: SharedCredentials | None = (
-            gauth.credentials if isinstance(gauth.credentials, SharedCredentials) else None
-        )
-        self._renewing = asyncio.Lock()
-        self._here = threading.local()
-        self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # of all threads, to close them
-
-    @property
-    def name(self) -> str:
-        """The account, without secrets."""
-        return describe(self._gauth)
-
-    def scopes(self) -> list[str] | None:
-        """Return the scopes of the tokens; None if unknown."""
-        return None if self._held is None else self._held.scopes()
-
-    async def headers(self) -> dict[str, str]:
-        """Return the headers to send; renew a token that is about to expire."""
-        held = self._held
-        if held is None:
-            return _headers_of_foreign(self._gauth.credentials)
-        failure = held.renewals.failure
-        # While somebody else asks for another token, the present one does as long as it works.
-        if not held.is_fresh() and (held.is_expired() or not self._renewing.locked()):
-            async with self._renewing:
-                if not held.is_fresh():
-                    held.renewals.share(failure)
-                    return await asyncio.to_thread(self._asked, lambda http: http.fresh_headers())
-        return held.headers()
-
-    async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get another token than the refused one, unless another request just did; return False if there is none."""
-        held = self._held
-        if held is None:
-            return False
-        failure = held.renewals.failure
-        async with self._renewing:
-            if held.headers() == refused:
-                held.renewals.share(failure)
-            return await asyncio.to_thread(self._asked, lambda http: http.renew(refused))
-
-    def transport(self) -> Any:
-        """Return this thread's own http object of `Get_Http_Object`; it renews its token by itself."""
-        # A fork inherits connections, but shares them.
-        is_mine = getattr(self._here, "pid", None) == os.getpid()
-        if not is_mine or getattr(self._here.http, "is_aborted", False):
-            http = self._gauth.Get_Http_Object()
-            keep_308(http)
-            if getattr(http, "timeout", self._stall_s) is None:  # of credentials that are not held
-                http.timeout = self._stall_s
-            self._made.add(http)
-            self._here.http, self._here.pid = http, os.getpid()
-        return self._here.http
-
-    def close(self) -> None:
-        """Abort the requests of all threads and close their connections."""
-        for http in list(self._made):
-            abort(http)  # first: closing alone would wake nobody
-            close(http)
-
-    def _asked(self, question: Any) -> Any:
-        """Return the result of `question` for a new http object; tokens are requested only about once an hour."""
-        http = self._gauth.Get_Http_Object()
-        try:
-            return question(http)
-        finally:
-            http.close()
-
-
-def _headers_of_foreign(credentials: Any) -> dict[str, str]:
-    token = getattr(credentials, "access_token", None)
+def _from_token(token: Any, given: Mapping[str, Any]) -> SignIn:
+    if isinstance(token, Mapping):
+        return _from_info(dict(token), "token", given)
+    if (name := token_file(token)) is not None:
+        return _from_info(_read_json(name, "token"), name, {**given, "client_json_file_path": name})
     if not isinstance(token, str):
-        raise AccessDenied(
-            f"drive option google_auth=: its credentials ({type(credentials).__name__}) do not show their token; "
-            "pass google-auth credentials as credentials="
+        raise ValueError(
+            f"drive option token=: {type(token).__name__} is none; {_TOKEN_FORMS}; objects go in credentials="
         )
-    return {"authorization": f"Bearer {token}"}
+    text = token.strip()
+    if text.startswith("{"):
+        return _from_info(_parsed(text, "token"), "token", given)
+    if "client_user_email" in given:
+        raise ValueError("drive option client_user_email=: token= must be the key of a service account")
+    if text == DEFAULT:
+        return _from_default()
+    if text == ANONYMOUS:
+        return SignIn(None, "anonymous", "these files are not public: sign in")
+    if not text.isprintable() or " " in text:
+        raise ValueError(f"drive option token=: this is no access token; {_TOKEN_FORMS}")
+    held = google_users.Credentials(text)  # type: ignore[no-untyped-call]
+    return SignIn(held, "access token", "it has expired or was revoked: pass a new one")
+
+
+def _from_default() -> SignIn:
+    """Return google-auth's default credentials.
+
+    These are Colab's sign-in, gcloud's, a key file in the environment, or the machine's.
+    """
+    try:
+        preload(["google.auth.compute_engine", "google.auth.transport.requests", "google.oauth2.credentials"])
+        credentials, _ = google.auth.default(scopes=[SCOPE])
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        said = without_secrets(str((error.args or ("",))[0])).split("\n")[0]
+        raise AccessDenied(
+            "Google Drive: no credentials found in GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default "
+            f"credentials and at the metadata server of this machine ({said}): {_WAYS}"
+        ) from None
+    name = f"application default credentials ({name_of(credentials)})"
+    return SignIn(credentials, name, f"sign in again: {_WAYS}")
+
+
+def _from_object(credentials: Any, option: str = "credentials") -> SignIn:
+    """Return live credentials of google-auth or of oauth2client, which PyDrive2 makes."""
+    if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
+        return SignIn(None, "anonymous", "these files are not public: sign in")
+    if not isinstance(credentials, google.auth.credentials.Credentials):
+        credentials = _converted(credentials, option)
+    held = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]
+    return SignIn(held, name_of(held), "make new credentials")
+
+
+def _converted(credentials: Any, option: str) -> Any:
+    """Return oauth2client's credentials as google-auth's."""
+    from oauth2client.client import OAuth2Credentials
+    from oauth2client.service_account import ServiceAccountCredentials
+
+    if isinstance(credentials, ServiceAccountCredentials):
+        info = {**credentials.serialization_data, "token_uri": credentials.token_uri}
+        if info["private_key"] is not None:  # not a P12 key
+            return google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
+                info, scopes=[SCOPE], subject=credentials._kwargs.get("sub")
+            )
+    elif isinstance(credentials, OAuth2Credentials) and (
+        credentials.access_token or credentials.refresh_token
+    ):
+        return google_users.Credentials(  # type: ignore[no-untyped-call]
+            credentials.access_token,
+            refresh_token=credentials.refresh_token,
+            token_uri=credentials.token_uri,
+            client_id=credentials.client_id,
+            client_secret=credentials.client_secret,
+            expiry=credentials.token_expiry,
+            granted_scopes=sorted(credentials.scopes) or None,
+        )
+    raise ValueError(
+        f"drive option {option}=: credentials of google-auth are expected, or of PyDrive2 with a token, a refresh token or "
+        f"a JSON key, not {type(credentials).__name__}"
+    )
+
+
+def _from_client(given: Mapping[str, Any]) -> SignIn:
+    """Return the credentials of a JSON file: the named one, or where PyDrive2 and DVC save an OAuth sign-in."""
+    path = os.fspath(
+        given.get("client_json_file_path") or _saved_by_pydrive2(given["client_id"], given.get("profile"))
+    )
+    if os.path.isfile(path):
+        return _from_info(
+            _read_json(path, "client_json_file_path"), path, {**given, "client_json_file_path": path}
+        )
+    if "use_service_account" in given:
+        raise ValueError(f"drive option client_json_file_path={path!r}: there is no such file")
+    raise AccessDenied(f"Google Drive: no saved sign-in (there is no {path}): {_once(given)}")
+
+
+def _saved_by_pydrive2(client_id: str, profile: str | None) -> str:
+    folder = os.path.join(platformdirs.user_cache_dir("pydrive2fs", appauthor=False), client_id)
+    return os.path.join(folder, f"{profile or 'default'}.json")
+
+
+def _once(given: Mapping[str, Any]) -> str:
+    """Return how to sign in by hand, so that the saved credentials are found here."""
+    names = ("client_id", "profile", "client_json_file_path")
+    named = [f"{name}={os.fspath(given[name])!r}" for name in names if name in given]
+    if "client_id" not in given:
+        named.insert(0, "client_id='...'")
+    named.insert(1, "client_secret='...'")
+    return (
+        "sign in once where there is a browser: `from pydrive2.fs import GDriveFileSystem; "
+        f"GDriveFileSystem('root', {', '.join(named)})` (pip install \"pydrive2[fsspec]\")"
+    )
+
+
+def _text_of(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _read_json(path: str, option: str) -> dict[str, Any]:
+    try:
+        text = _text_of(os.path.expanduser(path))
+    except FileNotFoundError:
+        raise ValueError(f"drive option {option}={path!r}: there is no such file; {_TOKEN_FORMS}") from None
+    except OSError as error:
+        raise ValueError(
+            f"drive option {option}={path!r}: the file cannot be read ({error.strerror})"
+        ) from None
+    return _parsed(text, f"{option}={path!r}")
+
+
+def _parsed(text: Any, what: str) -> dict[str, Any]:
+    """Return JSON as a dictionary; raise a ValueError that does not quote it."""
+    if isinstance(text, Mapping):
+        return dict(text)
+    with suppress(ValueError, TypeError):
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return value
+    raise ValueError(f"drive option {what}: this is not JSON of credentials")
+
+
+def _from_info(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> SignIn:
+    """Return the credentials that a JSON dictionary describes; `where` is its name in errors."""
+    kind = info.get("type")
+    try:
+        if kind == "service_account":
+            return _from_key(info, given.get("client_user_email"))
+        if "use_service_account" in given or "client_user_email" in given:
+            raise ValueError(f"drive option {where}: this is not the key of a service account")
+        if "access_token" in info and "client_id" in info:
+            return _from_saved(info, where, given)
+        # google-auth saves an authorized user without a type too, in a token.json for instance.
+        if kind == "authorized_user" or (kind is None and info.keys() >= _OF_A_USER):
+            return _from_authorized_user(info)
+    except KeyError as error:
+        raise ValueError(f"drive option {where}: the JSON of credentials lacks {error}") from None
+    if "installed" in info or "web" in info:
+        raise ValueError(
+            f"drive option {where}: this is an OAuth client (client_secrets.json), nobody's sign-in: pass its "
+            "client_id= and client_secret="
+        )
+    raise ValueError(
+        f"drive option {where}: JSON of credentials of type {kind!r}; {_TOKEN_FORMS}; what else google-auth reads goes "
+        "in GOOGLE_APPLICATION_CREDENTIALS"
+    )
+
+
+def _from_key(info: dict[str, Any], user: str | None) -> SignIn:
+    try:
+        held = google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
+            info, scopes=[SCOPE], subject=user
+        )
+    except (ValueError, google.auth.exceptions.GoogleAuthError):  # its message may quote the key
+        raise ValueError(
+            "the key of the service account is damaged or incomplete: download it again"
+        ) from None
+    name = f"service account {info['client_email']}" + (f" for {user}" if user else "")
+    return SignIn(
+        held, name, "the key was deleted or may not do this: make a new key for the service account"
+    )
+
+
+def _from_authorized_user(info: dict[str, Any]) -> SignIn:
+    try:
+        held = google_users.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
+    except ValueError:
+        raise ValueError(
+            "the JSON of an authorized user needs client_id, client_secret and refresh_token"
+        ) from None
+    return SignIn(held, f"authorized user of client {info['client_id']}", f"sign in again: {_WAYS}")
+
+
+def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> SignIn:
+    """Return credentials saved by PyDrive2; renewed ones are saved to the same file."""
+    expiry = info.get("token_expiry")
+    held = google_users.Credentials(  # type: ignore[no-untyped-call]
+        info["access_token"],
+        refresh_token=info["refresh_token"],
+        token_uri=info["token_uri"],
+        client_id=info["client_id"],
+        client_secret=info["client_secret"],
+        expiry=datetime.fromisoformat(expiry).replace(tzinfo=None) if expiry else None,
+        granted_scopes=sorted(info.get("scopes") or ()) or None,
+    )
+    path = given.get("client_json_file_path")
+    name = f"saved OAuth credentials of client {info['client_id']}"
+    remedy = _once({"client_id": info["client_id"], **given})
+    if path is None:
+        return SignIn(held, name, remedy)
+    return SignIn(held, f"{name} ({where})", f"remove {path} and {remedy}", SavedToken(os.fspath(path), info))
+
+
+def name_of(credentials: Any) -> str:
+    """Return the account of credentials as far as they name it, never their secrets."""
+    for attribute, words in (
+        ("service_account_email", "service account"),
+        ("client_id", "OAuth credentials of client"),
+    ):
+        if isinstance(value := getattr(credentials, attribute, None), str) and value:
+            return f"{words} {value}"
+    return f"credentials of the kind {type(credentials).__name__}"

@@ -1,4 +1,4 @@
-"""`DriveAccount` and `DriveConnection`: the requests to Google Drive as one account; limits on creating items."""
+"""`DriveAccount` and `DriveConnection`: the requests to Google Drive as one account."""
 
 from __future__ import annotations
 
@@ -6,108 +6,53 @@ import asyncio
 import dataclasses
 import itertools
 import json
-import logging
+import os
 import random
+import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
-from yarl import URL
-
-from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
 from cachedfs.errors import OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api
+from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.rate_limit import RateLimiter
-from cachedfs.origins.request_log import logged_request
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import (
-    RetryableError,
-    RetryAttempts,
-    RetryPolicy,
-    RetryReason,
-    answered_within,
-)
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
     from cachedfs.common.types import ObjectInfo
     from cachedfs.origins.drive.auth import DriveAuth
-    from cachedfs.origins.drive.transport import Answer
     from cachedfs.origins.http import HTTPClient, HTTPRequest
 
     Tried = Callable[[Callable[[], Awaitable[dict[str, Any]]], HTTPRequest], Awaitable[dict[str, Any]]]
 
-__all__ = ["GOOD", "CreationLimit", "DriveAccount", "DriveConnection", "PageRejected", "judge", "key_of"]
+__all__ = ["GOOD", "Answer", "DriveAccount", "DriveConnection", "PageRejected", "key_of", "proxy_of"]
 
-
-logger = logging.getLogger("cachedfs.origins")
-
-_AT_ONCE = 8  # sent, or waiting for their pace, and not answered: at a third of a second each 24 a second
-_MANY = 16  # wait: a minute's quarter at the pace that Drive has
-_SAY_EVERY_S = 10.0
-
-_MOST_THREADS = 16  # of metadata requests that are waited for: Drive gives one user some 50 listings a second
 T = TypeVar("T")
+_MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 GOOD = frozenset({200, 201, 204, 308})
 
 
-class CreationLimit:
-    """Limits how many new items (files, folders, copies) are being created at once, on one event loop.
+class Answer(NamedTuple):
+    """A response that was read to its end."""
 
-    It counts them, and logs when many are waiting. `RateLimiter` sets the rate.
-    """
-
-    def __init__(self, *, clock: Callable[[], float]) -> None:
-        self.n_made = 0
-        self._clock = clock
-        self._slots, self._n_waiting = asyncio.Semaphore(_AT_ONCE), 0
-        self._said_at: float | None = None  # when it was last said how many wait,
-        self._n_said = 0  # and how many had been made
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Hold a slot while one item is created; first come, first served."""
-        self._n_waiting += 1
-        self._warn()
-        try:
-            await self._slots.acquire()
-        finally:
-            self._n_waiting -= 1
-        try:
-            yield
-        finally:
-            self._slots.release()
-
-    def made(self) -> None:
-        """Count a created item."""
-        self.n_made += 1
-        now = self._clock()
-        if not self._n_waiting or self._said_at is None or now < self._said_at + _SAY_EVERY_S:
-            return
-        per_s = (self.n_made - self._n_said) / (now - self._said_at)
-        self._said_at, self._n_said = now, self.n_made
-        logger.info(
-            "Google Drive: %d new items made, %d wait, %.1f a second", self.n_made, self._n_waiting, per_s
-        )
-
-    def _warn(self) -> None:
-        if self._said_at is None and self._n_waiting >= _MANY:
-            self._said_at, self._n_said = self._clock(), self.n_made
-            logger.warning(
-                "Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn. One large "
-                "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
-            )
+    status: int
+    headers: Mapping[str, str]  # names in any case
+    body: bytes
 
 
 class DriveAccount:
@@ -132,7 +77,7 @@ class DriveAccount:
         self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
         self.creates = CreationLimit(clock=clock)
         self.media_slots = RequestSlots(concurrency)
-        self.lookup_slots = RequestSlots(min(concurrency, _MOST_THREADS))
+        self.lookup_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
         self._connection = AsyncOnce(self._connect)
 
     async def connection(self) -> DriveConnection:
@@ -156,16 +101,16 @@ class DriveAccount:
             HTTPClient,
             session,
             auth,
-            judge,
-            slots=self.media_slots,
+            partial(_judge, auth),
             on_request=self.count,
             new_tries=self._new_tries,
             rate_limiter=self.rate_limiter,
         )
-        client = client_of(timeout=timeout_of(policy))
-        exports = client_of(timeout=timeout_of(dataclasses.replace(policy, stall_s=policy.export_s)))
-        threads = DaemonThreadPool(self.lookup_slots.max_requests, "cachedfs-drive")
-        return DriveConnection(self.options, auth, session, client, exports, threads, self)
+        media = client_of(slots=self.media_slots, timeout=timeout_of(policy))
+        lookups = client_of(slots=self.lookup_slots, timeout=timeout_of(policy))
+        slow = timeout_of(dataclasses.replace(policy, stall_s=policy.export_s))
+        exports = client_of(slots=self.media_slots, timeout=slow)
+        return DriveConnection(self.options, auth, session, media, lookups, exports, self)
 
     def metadata_s(self, n_failed: int) -> float:
         """Return how many seconds to wait for the answer about metadata, after `n_failed` failed attempts."""
@@ -186,7 +131,9 @@ class DriveAccount:
             connection.drop()
 
 
-def _signed_in(options: DriveOptions, policy: RetryPolicy) -> tuple[DriveAuth, str | None, SSLContext | bool]:
+def _signed_in(
+    options: DriveOptions, policy: RetryPolicy
+) -> tuple[DriveAuth, str | None, ssl.SSLContext | bool]:
     """Return the credentials, the proxy and the TLS settings.
 
     Blocks on files, on imports, and perhaps on a metadata server.
@@ -194,15 +141,47 @@ def _signed_in(options: DriveOptions, policy: RetryPolicy) -> tuple[DriveAuth, s
     try:
         with importing():
             from cachedfs.origins.drive.auth import DriveAuth, sign_in
-            from cachedfs.origins.drive.transport import proxy_of, trusted
         preload(["encodings.idna"])  # which looking for a host needs
     except ImportError as error:
         raise ImportError(
             f'drive:// needs PyDrive2, which cannot be imported ({error}): pip install "cachedfs[drive]"'
         ) from error
     proxy = proxy_of(options.endpoint_url)
-    auth = DriveAuth(sign_in(options.sign_in, connect_s=policy.connect_s, stall_s=policy.stall_s))
-    return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
+    auth = DriveAuth(sign_in(options.sign_in), policy)
+    return auth, proxy, _trusted() if options.endpoint_url.startswith("https:") else True
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the environment's proxy for `url`, or None; raise ValueError for a proxy that is not supported.
+
+    Asked once per connection: aiohttp's own look at the environment would also read ~/.netrc for every request.
+    """
+    parts = urlsplit(url)
+    host, proxy = parts.hostname or "", getproxies_environment().get(parts.scheme)
+    with suppress(ValueError):
+        if ip_address(host).is_loopback:
+            return None
+    if not proxy or host == "localhost" or proxy_bypass(host):
+        return None
+    with suppress(ValueError):
+        given = urlsplit(proxy)
+        if given.scheme == "http" and given.hostname and given.port is not None:
+            return proxy
+    raise ValueError(
+        f"{parts.scheme}_proxy in the environment: only HTTP proxies are spoken to, written http://HOST:PORT, and "
+        f"this is none; name one, or set no_proxy={host}"
+    )
+
+
+def _trusted() -> ssl.SSLContext:
+    """Return the TLS context: the system's authorities or those in SSL_CERT_FILE, and certifi's where there are none."""
+    context = ssl.create_default_context()
+    folder = ssl.get_default_verify_paths().capath  # looked into when somebody answers
+    if not context.cert_store_stats()["x509"] and not (folder and os.listdir(folder)):
+        import certifi
+
+        context.load_verify_locations(certifi.where())
+    return context
 
 
 class DriveConnection:
@@ -213,22 +192,24 @@ class DriveConnection:
         options: DriveOptions,
         auth: DriveAuth,
         session: Any,
-        client: HTTPClient,
+        media: HTTPClient,
+        lookups: HTTPClient,
         exports: HTTPClient,
-        threads: DaemonThreadPool,
         account: DriveAccount,
     ) -> None:
         self.options, self.auth, self.creates = options, auth, account.creates
-        self.client, self.exports = client, exports  # what streams media, and what waits for exports
+        self.client, self.lookups = media, lookups  # what streams media, and all other requests
+        self.exports = exports  # waits longer, for a document to be converted
         self.base = options.endpoint_url
-        self._session, self._threads, self._account = session, threads, account
+        self.abusive: set[str] = set()  # ids of files that Google takes for malware,
+        self.without_revisions: set[str] = set()  # and of those whose revisions it does not give
+        self._session, self._account = session, account
         self._ids: list[str] = []
         self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
         self._asking_ids = asyncio.Lock()
 
     async def aclose(self) -> None:
         await self._session.close()
-        self._close_threads()
 
     def drop(self) -> None:
         """Close everything without the event loop."""
@@ -236,28 +217,24 @@ class DriveConnection:
         self._session.detach()
         if connector is not None:
             connector._close()  # its public face wants the loop
-        self._close_threads()
-
-    def _close_threads(self) -> None:
-        # Not waiting: a request that hangs would hold the loop.
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self.auth.close()
 
     # Media
     def media(self, info: ObjectInfo, path: str, want: Range, revision: str | None) -> HTTPRequest:
         """Return the request for bytes of one item.
 
-        The range always has an end, because Drive charges an open one as the whole file.
+        The range always has an end, because Drive charges an open one as the whole file. Google refuses an
+        acknowledgement for a file that it does not take for malware, so that is sent only after it said so.
         """
         from cachedfs.origins.http import HTTPRequest
 
-        params = {"alt": "media", **api.ANY_DRIVE}
-        params |= {"revisionId": revision} if revision else {}
-        params |= {"acknowledgeAbuse": "true"} if self.options.acknowledge_abuse else {}
+        params = {"alt": "media"} | ({} if revision else api.ANY_DRIVE)
+        params |= {"acknowledgeAbuse": "true"} if info.id in self.abusive else {}
         headers = {"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)}
         assert info.id is not None  # what has bytes has an id
         return HTTPRequest(
-            url=api.file_url(self.base, info.id),
+            url=api.revision_url(self.base, info.id, revision)
+            if revision
+            else api.file_url(self.base, info.id),
             params=params,
             subject=api.url_of(path),
             doing=describe(want),
@@ -300,14 +277,14 @@ class DriveConnection:
 
     async def about(self) -> dict[str, Any]:
         """Return what Drive reports about the account."""
-        params = {"fields": "kind,user(displayName,emailAddress),quotaBytesTotal,quotaBytesUsed,quotaType"}
+        params = {"fields": "kind,user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"}
         return await self.json(
-            "GET", f"{self.base}/drive/v2/about", "", "looking up the account", params, kind="drive#about"
+            "GET", f"{self.base}/drive/v3/about", "", "looking up the account", params, kind="drive#about"
         )
 
     async def capabilities(self, info: ObjectInfo) -> dict[str, bool]:
         """Return what the account may do with an item, under Drive's own names."""
-        params = {"fields": "kind,id,title,mimeType,capabilities", **api.ANY_DRIVE}
+        params = {"fields": "kind,id,name,mimeType,capabilities", **api.ANY_DRIVE}
         address = api.file_url(self.base, str(info.id))
         item = await self.json(
             "GET", address, info.path, "looking up permissions", params, headers=key_of(info)
@@ -326,16 +303,15 @@ class DriveConnection:
     async def _items(
         self, query: str, folder: ObjectInfo, path: str, doing: str, drive_id: str | None
     ) -> list[dict[str, Any]]:
-        params = {"q": query, "maxResults": "1000", "fields": api.LIST_FIELDS, **api.drive_params(drive_id)}
+        params = {"q": query, "pageSize": "1000", "fields": api.LIST_FIELDS, **api.drive_params(drive_id)}
         url, headers = api.files_url(self.base), key_of(folder)
-        return await self._all(url, path, doing, params, kind="drive#fileList", headers=headers)
+        return await self._all(url, path, doing, params, kind="drive#fileList", key="files", headers=headers)
 
     async def drives(self) -> list[dict[str, Any]]:
         """Return the ids and names of the shared drives."""
-        params = {"maxResults": "100", "fields": "kind,nextPageToken,items(id,name)"}
-        drives = await self._all(
-            f"{self.base}/drive/v2/drives", "", "listing the shared drives", params, kind="drive#driveList"
-        )
+        params = {"pageSize": "100", "fields": "kind,nextPageToken,drives(id,name)"}
+        url, doing = f"{self.base}/drive/v3/drives", "listing the shared drives"
+        drives = await self._all(url, "", doing, params, kind="drive#driveList", key="drives")
         # One that is renamed meanwhile may be on two pages.
         return list({drive["id"]: drive for drive in drives}.values())
 
@@ -350,24 +326,24 @@ class DriveConnection:
 
     async def changes(self, drive_id: str, token: str, path: str) -> tuple[str, list[dict[str, Any]]]:
         """Return the next token and the changes since `token`; raise ValueError if the token is no longer usable."""
-        params = {"pageToken": token, "maxResults": "1000", "fields": api.CHANGE_FIELDS}
+        params = {"pageToken": token, "pageSize": "1000", "fields": api.CHANGE_FIELDS}
         params |= api.changes_params(drive_id)
         entries: list[dict[str, Any]] = []
         for _ in range(_MOST_PAGES):
             url, doing = api.changes_url(self.base), "asking what changed"
             page = await self.json("GET", url, path, doing, params, kind="drive#changeList")
-            entries += page.get("items", ())
+            entries += page.get("changes", ())
             if (after := page.get("newStartPageToken")) is not None:
                 return str(after), entries
             params["pageToken"] = page["nextPageToken"]
         raise RequestRejected(f"{api.url_of(path)}: too many changes to list")
 
-    async def _all(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+    async def _all(self, *args: Any, key: str, **options: Any) -> list[dict[str, Any]]:
         """Return the items of all pages; if Drive forgets the listing in the middle, list again once."""
         try:
-            return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
+            return [item async for page in self._pages(*args, **options) for item in page.get(key, ())]
         except PageRejected:
-            return [item async for page in self._pages(*args, **options) for item in page.get("items", ())]
+            return [item async for page in self._pages(*args, **options) for item in page.get(key, ())]
 
     async def _pages(
         self, url: str, path: str, doing: str, params: Mapping[str, str], **options: Any
@@ -394,7 +370,7 @@ class DriveConnection:
         """Return an unused id for a new item, so that a repeated create makes one item."""
         async with self._asking_ids:
             if not self._ids:
-                params = {"maxResults": str(_IDS), "space": "drive", "fields": "kind,ids"}
+                params = {"count": str(_IDS), "space": "drive", "fields": "kind,ids"}
                 url = f"{api.files_url(self.base)}/generateIds"
                 answer = await self.json("GET", url, "", "asking for ids", params, kind="drive#generatedIds")
                 self._ids += answer["ids"]
@@ -413,7 +389,7 @@ class DriveConnection:
     ) -> dict[str, Any]:
         """Return the item after a change.
 
-        `what` is the item's id, maybe with an action (`ID/trash`); None creates a new item.
+        `what` is the item's id, maybe with an action (`ID/copy`); None creates a new item.
         """
         address = api.files_url(self.base) + (f"/{what}" if what else "")
         given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE, **params}
@@ -423,7 +399,9 @@ class DriveConnection:
         id, _, action = (what or "").partition("/")
         asked = {"id": id} if id and action != "copy" else {}
         asked |= {
-            name: (resource or {})[name] for name in ("id", "title", "mimeType") if name in (resource or {})
+            name: (resource or {})[name]
+            for name in ("id", "name", "mimeType", "trashed")
+            if name in (resource or {})
         }
         kind = None if method == "DELETE" else "drive#file"
         return await self.json(
@@ -457,14 +435,13 @@ class DriveConnection:
         """
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
-        ask = self.ask(url, path, doing, params, headers=given, is_pinned=is_pinned)
-
+        ask = self.ask(url, path, doing, params, method=method, data=data, headers=given, is_pinned=is_pinned)
         n_sent = itertools.count()
 
         async def attempt() -> dict[str, Any]:
             # What changes things must not be sent again because its answer is late.
             within_s = self._account.metadata_s(next(n_sent)) if method == "GET" else None
-            answer = await self.send(ask, method, data, within_s=within_s)
+            answer = await self.send(ask, within_s=within_s)
             found = api.resource_of(answer.status, answer.body, kind)
             if found.get("incompleteSearch"):
                 raise RetryableError(RetryReason("Drive searched only a part"))
@@ -474,7 +451,7 @@ class DriveConnection:
 
     async def retried(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
         """Return the result of `attempt`, repeated for as long as the retry policy allows."""
-        return await self.client.retried(attempt, ask, self.client.new_tries())
+        return await self.lookups.retried(attempt, ask, self.lookups.new_tries())
 
     async def created(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
         """Return the result of `attempt`, which creates an item.
@@ -482,7 +459,7 @@ class DriveConnection:
         It waits for its turn, and retries as long as other items are being created. The item has an id that Drive
         generated before, so Drive refuses to create it twice.
         """
-        tries, n_made = self.client.new_tries(), self.creates.n_made
+        tries, n_made = self.lookups.new_tries(), self.creates.n_made
         while True:
             try:
                 async with self.creates.turn():
@@ -490,8 +467,8 @@ class DriveConnection:
             except RetryableError as failed:
                 was_progress = self.creates.n_made > n_made  # since the last try, by others
                 if failed.trouble.is_rate and was_progress:
-                    tries, n_made = self.client.new_tries(), self.creates.n_made
-                await self.client.pause(failed, ask, tries)
+                    tries, n_made = self.lookups.new_tries(), self.creates.n_made
+                await self.lookups.pause(failed, ask, tries)
             else:
                 self.creates.made()
                 return result
@@ -507,76 +484,32 @@ class DriveConnection:
 
         return await self.created(careful, ask)
 
-    def ask(self, url: str, path: str, doing: str, params: Mapping[str, str], **more: Any) -> HTTPRequest:
+    def ask(
+        self, url: str, path: str, doing: str, params: Mapping[str, str], *, method: str = "GET", **more: Any
+    ) -> HTTPRequest:
         """Return a request about `path`, before it is sent."""
         from cachedfs.origins.http import HTTPRequest
 
-        return HTTPRequest(url=url, params=params, subject=api.url_of(path), doing=doing, **more)
+        kind, good = api.kind_of(method, url), more.pop("good", GOOD)
+        return HTTPRequest(
+            url=url,
+            params=params,
+            subject=api.url_of(path),
+            doing=doing,
+            method=method,
+            kind=kind,
+            good=good,
+            follows_redirects=False,  # Drive redirects none: an answer from elsewhere says nothing about its items
+            **more,
+        )
 
-    async def send(
-        self,
-        ask: HTTPRequest,
-        method: str,
-        data: bytes | None = None,
-        *,
-        good: frozenset[int] = GOOD,
-        within_s: float | None = None,
-    ) -> Answer:
-        """Send `ask` once in a thread.
+    async def send(self, ask: HTTPRequest, *, within_s: float | None = None) -> Answer:
+        """Send `ask` once; return its whole answer.
 
-        Raises RetryableError, also if there is no answer within `within_s` seconds, or the final error. `good` are the
-        statuses that are not failures.
+        Raises RetryableError, also if there is no answer within `within_s` seconds, or the final error.
         """
-        address = str(URL(ask.url, encoded=True).update_query(ask.params)) if ask.params else ask.url
-        kind, rate_limiter = api.kind_of(method, address), self._account.rate_limiter
-        sent_at = await rate_limiter.spend(kind)
-        answer = await self._in_slot(within_s, method, address, data, dict(ask.headers))
-        verdict = None
-        if answer.status not in good:
-            verdict = judge(ask, answer.status, answer.headers, answer.body)
-        rate_limiter.answered(kind, sent_at, refused=isinstance(verdict, RetryReason) and verdict.is_rate)
-        if verdict is None:
-            return answer
-        raise RetryableError(verdict) if isinstance(verdict, RetryReason) else verdict
-
-    async def _in_slot(
-        self, within_s: float | None, method: str, url: str, data: bytes | None, headers: dict[str, str]
-    ) -> Answer:
-        async with self._account.lookup_slots.semaphore():
-            self._account.count()
-            with logged_request(method, url, headers.get("Range", "")) as told:
-                answer = await answered_within(within_s, self._in_thread(method, url, data, headers))
-                told.answered(answer.status)
-                told.size = len(answer.body)
-            return answer
-
-    async def _in_thread(self, method: str, url: str, data: bytes | None, headers: dict[str, str]) -> Answer:
-        loop, on_air = asyncio.get_running_loop(), list[Any]()
-        try:
-            return await loop.run_in_executor(
-                self._threads, self._send_here, on_air, method, url, data, headers
-            )
-        except asyncio.CancelledError:
-            self._abort(on_air)  # nobody waits for it: its thread is for others
-            raise
-
-    def _send_here(
-        self, on_air: list[Any], method: str, url: str, data: bytes | None, headers: dict[str, str]
-    ) -> Answer:
-        from cachedfs.origins.drive.transport import send
-
-        http = self.auth.transport()
-        on_air.append(http)
-        try:
-            return send(http, method, url, data, headers)
-        finally:
-            on_air.clear()
-
-    def _abort(self, on_air: list[Any]) -> None:
-        from cachedfs.origins.drive.transport import abort
-
-        for http in list(on_air):
-            abort(http)
+        async with self.lookups.exchange(ask, within_s=within_s) as response:
+            return Answer(response.status, response.headers, await response.read_all())
 
 
 def _unless_made(trouble: RetryReason) -> RetryReason:
@@ -597,6 +530,17 @@ def key_of(info: ObjectInfo) -> dict[str, str]:
     return api.key_headers([(info.id, key)] if info.id and key else [])
 
 
-def judge(ask: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> RetryReason | Exception:
-    now = datetime.now(UTC)
-    return api.failure(status, headers, body, url=ask.subject, doing=ask.doing, pinned=ask.is_pinned, now=now)
+def _judge(
+    auth: DriveAuth, ask: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
+) -> RetryReason | Exception:
+    return api.failure(
+        status,
+        headers,
+        body,
+        url=ask.subject,
+        doing=ask.doing,
+        pinned=ask.is_pinned,
+        now=datetime.now(UTC),
+        account=f"the account that signs in ({auth.name})",
+        remedy=auth.remedy,
+    )

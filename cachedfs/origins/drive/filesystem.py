@@ -331,7 +331,7 @@ class DriveFileSystem(CycleSafeWalk):
         return sync(self.loop, self.origin.account.connection).auth.name  # type: ignore[no-any-return]
 
     def about(self) -> dict[str, Any]:
-        """Return what Drive reports about the account (`user`, `quotaBytesUsed`, ...), and the `scopes` of its tokens.
+        """Return what Drive reports about the account (`user`, `storageQuota`), and the `scopes` of its tokens.
 
         `scopes` is None if they are unknown.
         """

@@ -102,7 +102,7 @@ class ServerSideMove:
         way, moved = _Way(old.id or "", folder.id or ""), list[Mapping[str, Any]]()
         try:
             for item in sorted(items, key=api.age, reverse=True):
-                now = await self._shift(item["id"], name_of(target), way, source)
+                now = await self._shift(item, name_of(target), way, source)
                 moved.append(item)
             if api.is_trashed(now):
                 raise ObjectNotFound(f"{api.url_of(target)}: its folder is in the trash")
@@ -119,16 +119,17 @@ class ServerSideMove:
                 self._places.forget(path)
         return True
 
-    async def _shift(self, id: str, title: str, way: _Way, path: str) -> dict[str, Any]:
-        """Give an item a title and move it from one folder to another; return it."""
+    async def _shift(self, item: Mapping[str, Any], name: str, way: _Way, path: str) -> dict[str, Any]:
+        """Give an item a name and move it from one folder to another; return it."""
         params = {} if way.out_of == way.into else {"addParents": way.into, "removeParents": way.out_of}
-        params |= {"modifiedDateBehavior": "noChange"}  # which of several counts stays what it was
+        # The time stays, because of several items of one name the last modified one counts.
+        resource = {"name": name, "modifiedTime": item["modifiedTime"]}
         to = await self._account.connection()
-        return await to.change("PATCH", id, path, f"moving it to the name {title}", {"title": title}, params)
+        return await to.change("PATCH", item["id"], path, f"moving it to the name {name}", resource, params)
 
     async def _shift_back(self, moved: Sequence[Mapping[str, Any]], way: _Way, path: str) -> None:
         for item in reversed(moved):
-            await self._shift(item["id"], item["title"], way.back(), path)
+            await self._shift(item, item["name"], way.back(), path)
 
     async def _undone(self, target: str, undoing: Awaitable[None], undone: str = _NOTHING) -> str:
         """Undo a failed change at `target`; return what is left of it, or `undone`, in words for the error."""
@@ -242,7 +243,7 @@ class DriveWriter:
             if into is None:
                 await self._places.discard(path, [made], None)
                 return "The new file was removed"
-            revision = f"{api.file_url(to.base, into)}/revisions/{item['headRevisionId']}"
+            revision = api.revision_url(to.base, into, item["headRevisionId"])
             await to.json("DELETE", revision, path, "taking the write back", {}, kind=None)
             if (await to.item(into, path)).get("md5Checksum") != item.get("md5Checksum"):
                 return "The file is what it was before"

@@ -144,7 +144,7 @@ class PathLocks:
 
         It includes an id where its type accepts one, so that a repeated request creates no second item.
         """
-        given: dict[str, Any] = {"title": name_of(path), "parents": [{"id": folder.id}]}
+        given: dict[str, Any] = {"name": name_of(path), "parents": [folder.id]}
         if api.takes_id(mime):
             to = await self._account.connection()
             given["id"] = await to.new_id()
@@ -166,8 +166,8 @@ class PathLocks:
         to = await self._account.connection()
         with suppress(ObjectNotFound):
             item = await to.item(id, path)
-            is_there = any(parent["id"] == folder.id for parent in item.get("parents", ()))
-            if is_there and not api.is_trashed(item) and item["title"] in api.title_of(name_of(path)):
+            is_there = folder.id in item.get("parents", ())
+            if is_there and not api.is_trashed(item) and item["name"] in api.title_of(name_of(path)):
                 return [item]
         return []
 
@@ -179,13 +179,14 @@ class PathLocks:
         to = await self._account.connection()
         for item in sorted(items, key=api.age, reverse=True):
             # Until 2020 an item could be put into several folders.
-            parents = {parent["id"] for parent in item.get("parents", ())}
+            parents = item.get("parents", ())
             try:
                 if folder is not None and folder.id and folder.id in parents and len(parents) > 1:
-                    out = {"removeParents": folder.id, "modifiedDateBehavior": "noChange"}
-                    await to.change("PATCH", item["id"], path, "taking it out of the folder", {}, out)
+                    out = {"removeParents": folder.id}
+                    kept = {"modifiedTime": item["modifiedTime"]}
+                    await to.change("PATCH", item["id"], path, "taking it out of the folder", kept, out)
                 elif to.options.trash_only:
-                    await to.change("POST", f"{item['id']}/trash", path, "moving it to the trash")
+                    await to.change("PATCH", item["id"], path, "moving it to the trash", {"trashed": True})
                 else:
                     await to.change("DELETE", item["id"], path, "deleting it")
             except ObjectNotFound:  # somebody else was faster

@@ -155,9 +155,9 @@ class PathResolver:
         name = path.rpartition("/")[2]
         assert folder.id is not None  # all folders have one
         found = await self._found(api.child_query(folder.id, name), folder, path, "looking it up")
-        items = [item for item in found if api.shown(item["title"]) == name]
+        items = [item for item in found if api.shown(item["name"]) == name]
         if not items:
-            self._warn_of_look_alikes(path, name, [api.shown(item["title"]) for item in found])
+            self._warn_of_look_alikes(path, name, [api.shown(item["name"]) for item in found])
         return items
 
     async def _found(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
@@ -218,8 +218,8 @@ class PathResolver:
         to = await self._account.connection()
         id = str(folder.details.get("shortcut") or folder.id)
         item = await to.item(id, folder.path, key=folder.details.get("resourceKey"))
-        is_there = above.id == api.SHARED_WITH_ME or any(p["id"] == above.id for p in item.get("parents", ()))
-        return is_there and not api.is_trashed(item) and api.shown(item["title"]) == _name_of(folder.path)
+        is_there = above.id == api.SHARED_WITH_ME or above.id in item.get("parents", ())
+        return is_there and not api.is_trashed(item) and api.shown(item["name"]) == _name_of(folder.path)
 
     def now(self) -> float:
         """Return the present time of the clock that folders are remembered by."""
@@ -266,7 +266,7 @@ class PathResolver:
         items = await self._found(api.children_query(folder.id), folder, folder.path, "listing it")
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():
-            by_name.setdefault(api.shown(item["title"]), []).append(item)
+            by_name.setdefault(api.shown(item["name"]), []).append(item)
         asked = {  # the others need no request
             name: same
             for name, same in by_name.items()

@@ -114,6 +114,8 @@ class DriveMediaRead(ResumableRead):
                 await self._look()  # no bytes will tell
             return
         self._by = proof_of(info, span)
+        if self._by == "revision" and info.id in self._to.without_revisions:
+            self._by = "second look"
         if self._by == "checksum":
             self._proof = StatedChecksum("md5", info.details["md5Checksum"])
         await self._to.client.retried(partial(self._try, span), self._ask(span), self._tries)
@@ -157,12 +159,24 @@ class DriveMediaRead(ResumableRead):
     async def _try(self, span: Range) -> None:
         """Open the body of `span`; if a revision cannot be read, prove the version by a second lookup instead."""
         try:
-            await self._send(span)
+            await self._send_acknowledged(span)
         except (AccessDenied, ObjectChanged):
             if self._by != "revision":
                 raise
             await self._look()  # of another version now, or gone: that is the answer
+            self._to.without_revisions.add(str(self.info.id))
             self._by = "second look"
+            await self._send_acknowledged(span)
+
+    async def _send_acknowledged(self, span: Range) -> None:
+        """Open the body; of a file that Google takes for malware only if that is acknowledged."""
+        was_sent = self.info.id in self._to.abusive
+        try:
+            await self._send(span)
+        except api.DriveAbusiveFile as error:
+            if was_sent or not self._account.options.acknowledge_abuse:
+                raise AccessDenied(str(error)) from None
+            self._to.abusive.add(str(self.info.id))
             await self._send(span)
 
     async def _send(self, span: Range) -> None:

@@ -8,17 +8,18 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import urlsplit
 
 from cachedfs.errors import OriginUnavailable
 from cachedfs.origins.base import number
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import GOOD
+from cachedfs.origins.drive.client import GOOD, Answer
 from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.client import DriveConnection
-    from cachedfs.origins.drive.transport import Answer
     from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["PIECE", "UploadContent", "UploadMismatch", "upload"]
@@ -97,10 +98,10 @@ async def _at_once(
     data = await asyncio.to_thread(content.piece, 0, content.size)
     body = api.multipart(resource, data, resource["mimeType"], boundary)
     headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
-    ask = _ask(to, path, into, "multipart", headers)
+    ask = _ask(to, path, into, "multipart", headers, body)
 
     async def attempt() -> dict[str, Any]:
-        answer = await to.send(ask, _method(into), body)
+        answer = await to.send(ask)
         return _item_of(answer, into or resource.get("id"))
 
     return await (to.created if into is None else to.retried)(attempt, ask)
@@ -125,14 +126,14 @@ async def _in_one_session(
         "X-Upload-Content-Type": resource["mimeType"],
         "X-Upload-Content-Length": str(content.size),
     }
-    ask = _ask(to, path, into, "resumable", headers)
     body = json.dumps(resource, ensure_ascii=False).encode()
+    ask = _ask(to, path, into, "resumable", headers, body)
 
     async def begin() -> str:
-        answer = await to.send(ask, _method(into), body)
-        if "location" not in answer.headers:
+        address = (await to.send(ask)).headers.get("location", "")
+        if urlsplit(address)[:2] != urlsplit(to.base)[:2]:  # the token is sent there
             raise RetryableError(RetryReason("the service opened no upload"))
-        return answer.headers["location"]
+        return address
 
     address = await (to.created if into is None else to.retried)(begin, ask)
     start, item, id = 0, None, into or resource.get("id")
@@ -151,17 +152,19 @@ async def _piece(
     A slow line may not send a whole piece in one attempt: as long as more arrives each time, there are further
     attempts.
     """
-    tries, has_failed, most = to.client.new_tries(), False, start
+    tries, has_failed, most = to.lookups.new_tries(), False, start
     while True:
         stop = min(start + PIECE, content.size)
-        ask = to.ask(address, path, f"sending bytes {start} to {stop}", {})
+        # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
+        doing = f"sending bytes {start} to {stop}"
+        ask = to.ask(address, path, doing, {}, method="PUT", good=GOOD | _FORGOTTEN)
         try:
             if has_failed:
                 kept, item = await _progress(to, ask, b"", f"bytes */{content.size}", start, id)
                 if item is not None:
                     return kept, item
                 if kept > most:  # not only again what it forgot meanwhile
-                    most, tries = kept, to.client.new_tries()
+                    most, tries = kept, to.lookups.new_tries()
                 start = kept
                 stop = min(start + PIECE, content.size)
             if start >= content.size:
@@ -173,7 +176,7 @@ async def _piece(
                 raise RetryableError(RetryReason(f"the service kept nothing after byte {reached}"))
             return reached, item
         except RetryableError as failed:
-            await to.client.pause(failed, ask, tries)
+            await to.lookups.pause(failed, ask, tries)
             has_failed = True
 
 
@@ -181,11 +184,7 @@ async def _progress(
     to: DriveConnection, ask: HTTPRequest, data: bytes, span: str, start: int, id: str | None
 ) -> tuple[int, dict[str, Any] | None]:
     """Send bytes, or ask (`bytes */N`) how many have arrived; return what the service has, or the finished item."""
-    from dataclasses import replace
-
-    # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
-    good = GOOD | _FORGOTTEN
-    answer = await to.send(replace(ask, headers={"Content-Range": span}), "PUT", data, good=good)
+    answer = await to.send(replace(ask, headers={"Content-Range": span}, data=data))
     if answer.status in _FORGOTTEN:
         raise _SessionForgotten
     if answer.status != 308:
@@ -199,11 +198,8 @@ def _item_of(answer: Answer, id: str | None) -> dict[str, Any]:
 
 
 def _ask(
-    to: DriveConnection, path: str, into: str | None, kind: str, headers: Mapping[str, str]
+    to: DriveConnection, path: str, into: str | None, kind: str, headers: Mapping[str, str], data: bytes
 ) -> HTTPRequest:
     params = {"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
-    return to.ask(api.upload_url(to.base, into), path, "writing it", params, headers=headers)
-
-
-def _method(into: str | None) -> str:
-    return "POST" if into is None else "PUT"
+    method, address = "POST" if into is None else "PATCH", api.upload_url(to.base, into)
+    return to.ask(address, path, "writing it", params, method=method, headers=headers, data=data)

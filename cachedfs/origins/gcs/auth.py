@@ -7,7 +7,6 @@ import difflib
 import inspect
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,8 @@ from fsspec.config import conf
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.origins.inner_filesystem import make_private, without_listing_cache
-from cachedfs.origins.origin_errors import token_server_away, without_secrets
-from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
-from cachedfs.origins.tokens import TokenRenewals, is_expired, left_s
+from cachedfs.origins.retry import RetryPolicy
+from cachedfs.origins.tokens import TokenSource, refresh
 
 __all__ = ["GCSAuth", "make_gcsfs"]
 
@@ -90,102 +88,15 @@ def _check_endpoint(endpoint: Any) -> None:
         )
 
 
-class GCSAuth:
-    """The credentials of a gcsfs filesystem.
-
-    A renewal blocks, so it runs in a thread, once for all requests.
-    """
+class GCSAuth(TokenSource):
+    """The credentials of a gcsfs filesystem."""
 
     def __init__(self, gcsfs_auth: Any, policy: RetryPolicy) -> None:
-        self._gcsfs_auth = (
-            gcsfs_auth  # gcsfs's GoogleCredentials; its `credentials` is None for anonymous access
-        )
-        self._timeout = policy.connect_s, policy.stall_s
-        self._renewing = asyncio.Lock()
-        self._renewals = TokenRenewals()
-
-    async def headers(self) -> dict[str, str]:
-        """Return the headers to send; renew a token that is about to expire."""
-        if self._gcsfs_auth.credentials is None:
-            return {}
-        lasts_s = self._lasts_s()
-        if is_expired(lasts_s):
-            await self.renew(self._current())
-        elif not self._renewals.is_fresh(lasts_s) and not self._renewing.locked():
-            # If this fails, the token still works for some minutes.
-            with self._renewals.early(), suppress(Exception):
-                await self.renew(self._current())
-        return self._current()
-
-    async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Get another token than the refused one, unless another request just did.
-
-        Return False if there is none.
-        """
-        if self._gcsfs_auth.credentials is None:
-            return False
-        failure = self._renewals.failure
-        async with self._renewing:
-            if self._current() == refused:
-                with self._renewals.shared(failure):
-                    await asyncio.to_thread(_refresh, self._gcsfs_auth, self._timeout)
-            return self._current() != refused
-
-    def _lasts_s(self) -> float:
-        """Return for how many seconds the token can be used.
-
-        google-auth's own `valid` ends minutes earlier.
-        """
-        credentials = self._gcsfs_auth.credentials
-        return left_s(credentials.token, credentials.expiry)
-
-    def _current(self) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        if self._gcsfs_auth.credentials.token is not None:
-            self._gcsfs_auth.credentials.apply(headers)
-        return headers
+        """`gcsfs_auth` is gcsfs's GoogleCredentials; its `credentials` is None for anonymous access."""
+        super().__init__(lambda: gcsfs_auth.credentials, partial(_refresh, gcsfs_auth, policy))
 
 
-def _refresh(gcsfs_auth: Any, timeout: tuple[float, float]) -> None:
-    """Get a new token from Google.
-
-    Raises RetryableError for problems of the network or of Google's servers.
-    """
-    import requests
-    from google.auth.exceptions import RefreshError, TransportError
-    from google.auth.transport.requests import Request
-
-    with requests.Session() as session, gcsfs_auth.lock:
-        try:
-            # google-auth's own timeout is two minutes. On some of Google's machines it mounts the certificates of the
-            # metadata server on `request.session`.
-            request: Any = partial(Request(session), timeout=timeout)
-            request.session = session
-            gcsfs_auth.credentials.refresh(request)
-        except (TransportError, RefreshError) as error:
-            if (failure := token_server_away(error)) is not None:
-                reason = RetryReason(
-                    f"no token: {_message(failure)}", is_unreachable=not _is_cut_off(failure)
-                )
-                raise RetryableError(reason) from error
-            if not error.retryable:
-                raise
-            raise RetryableError(RetryReason(f"no token: {_message(error)}")) from error
+def _refresh(gcsfs_auth: Any, policy: RetryPolicy) -> None:
+    with gcsfs_auth.lock:
+        refresh(gcsfs_auth.credentials, policy)
         gcsfs_auth.credentials.apply(gcsfs_auth.heads)
-
-
-def _message(error: Exception) -> str:
-    """Return google-auth's message without the answer of the server that may follow it."""
-    return without_secrets(str(error.args[0] if error.args else error))
-
-
-def _is_cut_off(cause: BaseException | None) -> bool:
-    """Return whether a server was reached that then went silent or closed the connection."""
-    import requests
-    from google.auth.exceptions import TransportError
-    from urllib3.exceptions import ProtocolError
-
-    while isinstance(cause, TransportError):  # for a metadata server they are nested
-        cause = cause.__cause__
-    reason = cause.args[0] if cause is not None and cause.args else None
-    return isinstance(cause, requests.ReadTimeout) or isinstance(reason, ProtocolError)

@@ -42,7 +42,7 @@ NO_LISTS = [
     "{}",
     "null",
     "[]",
-    '{"items": []}',
+    '{"changes": []}',
     '{"kind": "drive#fileList", "it',
     '{"kind": "drive#file"}',
 ]
@@ -79,7 +79,7 @@ async def pinned(make: MakeOrigin, server: DriveServer, path: str, root: str) ->
 # Refusals, by reason
 REFUSED = [
     (401, "authError", AccessDenied, "Google Drive|scope|account", errno.EACCES),
-    (403, "insufficientFilePermissions", AccessDenied, "which account signs in", errno.EACCES),
+    (403, "insufficientFilePermissions", AccessDenied, "denied to the account that signs in", errno.EACCES),
     (403, "appNotAuthorizedToFile", AccessDenied, "scope", errno.EACCES),
     (403, "domainPolicy", AccessDenied, "account", errno.EACCES),
     (403, "downloadQuotaExceeded", QuotaExceeded, "24 hours.*copy of the file", errno.EDQUOT),
@@ -205,18 +205,15 @@ async def test_at_most_six_tries(
     assert "html" not in str(caught.value).lower()
 
 
-@pytest.mark.parametrize("kind", ["media", "list"])
 async def test_a_redirect_loop_fails_at_once(
-    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, kind: str
+    make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo
 ) -> None:
     origin = make(token=TOKEN)
     server.reset()
-    server.fail(Fault(kind=kind, redirect="", times=None))
-    with pytest.raises(
-        OriginUnavailable, match=rf"drive://{path}: .* after 1 try .*redirects in a (loop|circle)"
-    ):
-        await ask(origin, kind, path, pinned)
-    assert server.count(kind) <= 6
+    server.fail(Fault(kind="media", redirect="", times=None))
+    with pytest.raises(OriginUnavailable, match=rf"drive://{path}: .* after 1 try .*redirects in a loop"):
+        await ask(origin, "media", path, pinned)
+    assert server.count("media") <= 6
 
 
 async def test_a_lasting_rate_limit_is_origin_unavailable(
@@ -278,7 +275,7 @@ async def test_an_answer_that_is_not_from_drive_is_retried_and_never_used(
 async def test_an_absence_reported_by_another_host_is_not_believed(
     make: MakeOrigin, server: DriveServer, path: str, pinned: ObjectInfo, status: int
 ) -> None:
-    missing = "/drive/v2/files/missing"  # answers as Drive does
+    missing = "/drive/v3/files/missing"  # answers as Drive does
     server.fail(Fault(kind="list", redirect=missing, status=status))
     assert (await ask(make(), "list", path, pinned)).size == len(DATA)
     server.fail(Fault(kind="list", redirect=missing, status=status, times=None))
@@ -290,10 +287,10 @@ async def test_an_absence_reported_by_another_host_is_not_believed(
     ("kind", "body"),
     [
         ("drive#file", {}),
-        ("drive#fileList", {"items": [{"title": "a"}]}),
-        ("drive#fileList", {"items": {"id": "a"}}),
-        ("drive#driveList", {"items": [{"name": "a"}]}),
-        ("drive#changeList", {"items": []}),
+        ("drive#fileList", {"files": [{"name": "a"}]}),
+        ("drive#fileList", {"files": {"id": "a"}}),
+        ("drive#driveList", {"drives": [{"name": "a"}]}),
+        ("drive#changeList", {"changes": []}),
         ("drive#startPageToken", {}),
         ("drive#generatedIds", {}),
     ],
@@ -417,7 +414,7 @@ def test_options_set_to_none_are_ignored() -> None:
 
 
 def test_a_fingerprint_depends_on_the_content_and_not_on_the_version() -> None:
-    item = {"id": "i", "title": "t", "mimeType": "x/y", "fileSize": "3", "md5Checksum": "m", "version": "1"}
+    item = {"id": "i", "name": "t", "mimeType": "x/y", "size": "3", "md5Checksum": "m", "version": "1"}
     info = api.item_info(item, "My Drive/t")
     assert (info.fingerprint, info.size) == ("i-m-3", 3)
     assert api.item_info({**item, "version": "2"}, "My Drive/t").fingerprint == info.fingerprint

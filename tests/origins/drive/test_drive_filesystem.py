@@ -272,7 +272,7 @@ def test_a_subfolder_that_cannot_be_listed_is_an_error_of_walk_and_find(
         lambda: fs.glob(f"{root}/*/*"),
         lambda: list(fs.walk(root)),
     ):
-        with pytest.raises(AccessDenied, match="which account signs in"):
+        with pytest.raises(AccessDenied, match="denied to the account that signs in"):
             act()
     recorded: list[Exception] = []
     assert len(list(fs.walk(root, on_error=recorded.append))) == 3

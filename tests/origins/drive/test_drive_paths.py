@@ -154,7 +154,7 @@ async def test_a_listing_is_one_request_per_thousand_items(
     assert kinds(server) == ["list"] * 3
     for request in server.requests:
         assert request.query["fields"] == api.LIST_FIELDS
-        assert request.query["maxResults"] == "1000"
+        assert request.query["pageSize"] == "1000"
         assert request.query["q"] == f"'{here.id}' in parents and trashed = false"
 
 
@@ -201,8 +201,8 @@ async def test_a_shortcut_costs_one_more_request(
 async def test_many_children_are_listed_each_once(
     make: MakeOrigin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    item = {"mimeType": "a/b", "fileSize": "1", "md5Checksum": "m", "modifiedDate": "2026-01-01T00:00:00Z"}
-    many = [{**item, "id": f"i{i}", "title": f"f{i}"} for i in range(3000)]
+    item = {"mimeType": "a/b", "size": "1", "md5Checksum": "m", "modifiedTime": "2026-01-01T00:00:00Z"}
+    many = [{**item, "id": f"i{i}", "name": f"f{i}"} for i in range(3000)]
 
     async def items(*_: Any) -> list[dict[str, Any]]:
         return many + many[:1000]  # a page that was returned twice
@@ -435,7 +435,7 @@ async def test_a_refused_sign_in_does_not_make_a_shortcut_dangling(
     server.shortcut(f"{folder}/link", target)
     server.fail(Fault(key=target, status=401, times=None))
     for asked in (listed(origin, root), origin.lookup(f"{root}/link")):
-        with pytest.raises(SignInRefused, match=f"drive://{root}/link.*sign in again"):
+        with pytest.raises(SignInRefused, match=f"drive://{root}/link.*not accepted.*sign in"):
             await asked
     server.heal()
     assert "dangling" not in (await listed(origin, root))[f"{root}/link"].details

@@ -255,7 +255,7 @@ async def test_an_empty_answer_to_a_listing_makes_no_second_folder(
 async def test_an_upload_that_is_answered_by_another_file_is_sent_again(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, size: int
 ) -> None:
-    wrong = {"kind": "drive#file", "id": "x", "title": "a", "mimeType": "x/y", "md5Checksum": md5(BIG[:size])}
+    wrong = {"kind": "drive#file", "id": "x", "name": "a", "mimeType": "x/y", "md5Checksum": md5(BIG[:size])}
     server.fail(Fault(kind="upload", nth=1 if size == 10 else 3, status=200, body=json.dumps(wrong)))
     await write(writer, f"{root}/a", BIG[:size])
     assert server.get(f"{folder}/a") == BIG[:size]
@@ -480,9 +480,9 @@ async def test_an_overwrite_keeps_the_id_and_creates_one_revision(
         assert (found["id"], found["md5Checksum"]) == (id, md5(data))
     to = await origin.account.connection()
     revisions = await to.json(
-        "GET", f"{server.endpoint_url}/drive/v2/files/{id}/revisions", "", "", {}, kind="drive#revisionList"
+        "GET", f"{server.endpoint_url}/drive/v3/files/{id}/revisions", "", "", {}, kind="drive#revisionList"
     )
-    assert len(revisions["items"]) == 3
+    assert len(revisions["revisions"]) == 3
 
 
 async def test_an_exclusive_create_refuses_an_existing_file(
@@ -717,7 +717,7 @@ async def test_a_folder_is_removed_with_its_content_in_one_request(
     await origin.lookup(f"{root}/sub/deep/b")
     server.reset()
     await writer.remove(f"{root}/sub", folders=True)
-    assert changes(server) == [("POST", "update")]
+    assert changes(server) == [("PATCH", "update")]
     for name in ("sub", "sub/a", "sub/deep/b"):
         with pytest.raises(ObjectNotFound):
             await origin.lookup(f"{root}/{name}")
@@ -1031,7 +1031,7 @@ async def test_an_id_of_a_file_is_not_accepted_as_a_folder(
     assert changes(server) == []
     to, other = await origin.account.connection(), server.put(f"{folder}/b", b"2")
     for method, what, resource, params in (
-        ("POST", None, {"title": "x", "parents": [{"id": id}]}, {}),
+        ("POST", None, {"name": "x", "parents": [id]}, {}),
         ("PATCH", other, {}, {"addParents": id}),
     ):
         with pytest.raises(AccessDenied, match="parent is not a folder"):
