@@ -58,7 +58,7 @@ class FakeOrigin:
     def install(self, monkeypatch) -> None:
         """Replace the origin of every filesystem created from now on."""
 
-        def open_origin(protocol, options, *, loop, on_request, concurrency=16, alone=None):
+        def open_origin(protocol, options, *, loop, on_request, concurrency=16, **_):
             self.on_request, self.concurrency = on_request, concurrency
             return self
 

@@ -164,18 +164,19 @@ class Runtime(event_log.CounterSource):
 
     # Shared by the filesystem instances.
 
-    def origin(self, protocol: str, options: Mapping[str, Any], *, concurrency: int) -> Origin:
+    def origin(self, protocol: str, options: Mapping[str, Any], *, identity: str, concurrency: int) -> Origin:
         """Return the origin for these options; all filesystem instances of the process share it."""
-        token = tokenize(protocol, dict(options), concurrency)
+        token = tokenize(protocol, dict(options), identity, concurrency)
         if token in self._origins:
             return self._origins[token]
         origin = open_origin(
             protocol,
             options,
+            identity=identity,
             loop=self.loop,
             on_request=self._count_request,
             concurrency=concurrency,
-            alone=lambda identity: partial(self.alone, identity),
+            alone=partial(self.alone, identity),
         )
         return self._origins.setdefault(token, origin)
 

@@ -18,7 +18,7 @@ from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
 from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.runtimes import runtime_for
 from cachedfs.origins.base import Origin
-from cachedfs.origins.registry import identity_of, is_whole
+from cachedfs.origins.registry import check_options, identity_of, is_whole
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
 
 __all__ = ["ABSENCE_S", "Source", "is_fresh"]
@@ -53,10 +53,18 @@ class Source:
         self.options = options
         self.config = config
         self.url = url  # returns the full URL of a path, for messages
-        self.identity = identity_of(protocol, options)
+        check_options(protocol, options)
         self._runtime: Runtime | None = None
         self._metadata: MetadataCache | None = None
         self._origin: tuple[Runtime, Origin] | None = None
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Text that identifies the data, part of every block key.
+
+        The first use may ask Drive whose credentials these are.
+        """
+        return identity_of(self.protocol, self.options, may_ask=not self.config.offline)
 
     @functools.cached_property
     def caller_key(self) -> str:
@@ -91,7 +99,9 @@ class Source:
             raise self.offline(path)
         runtime = self.runtime
         if self._origin is None or self._origin[0] is not runtime:
-            found = runtime.origin(self.protocol, self.options, concurrency=self.config.concurrency)
+            found = runtime.origin(
+                self.protocol, self.options, identity=self.identity, concurrency=self.config.concurrency
+            )
             self._origin = (runtime, found)
         return self._origin[1]
 

@@ -22,6 +22,7 @@ __all__ = [
     "Alone",
     "Origin",
     "Reply",
+    "check_options",
     "identity_of",
     "is_whole",
     "names_a_version",
@@ -32,7 +33,6 @@ __all__ = [
 _GCS = ("gs", "gcs")
 _AWARE = "-versions"  # ends an identity whose paths may name a generation
 _GENERATION = re.compile(r"(#|[?&]generation=)\d+$")  # gcsfs's pattern
-_DRIVE_ACCOUNT = ("client_id", "profile", "client_user_email", "client_json_file_path")
 _ALIASES = {"gcs": "gs", "local": "file"}
 _HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
 _SECRET = re.compile(
@@ -45,20 +45,21 @@ def open_origin(
     protocol: str,
     options: Mapping[str, Any],
     *,
+    identity: str | None = None,
     loop: AbstractEventLoop,
     on_request: Callable[[], None],
     concurrency: int = 16,
-    alone: Callable[[str], Alone] | None = None,
+    alone: Alone | None = None,
 ) -> Origin:
     """Return the origin for `protocol`; its packages and credentials are loaded at the first request.
 
-    `options` are the inner filesystem's own. The origin's methods run on `loop`. It calls `on_request` there once for
+    `options` are the inner filesystem's own, and `identity` what `identity_of` returned for them. The origin's methods run on `loop`. It calls `on_request` there once for
     every request it sends, and has at most `concurrency` requests in flight that callers wait for.
 
-    `alone` returns, for an identity, the locks that keep other writers off a path. Google Drive needs them, because it
-    would create two items of the same name.
+    `alone` provides the locks that keep other writers off a path. Google Drive needs them, because it would create two
+    items of the same name.
     """
-    identity = identity_of(protocol, options)
+    identity = identity or identity_of(protocol, options)
     with importing():
         if protocol in _GCS:
             from cachedfs.origins.gcs.origin import GCSOrigin
@@ -76,7 +77,7 @@ def open_origin(
                 loop=loop,
                 on_request=on_request,
                 concurrency=concurrency,
-                alone=alone and alone(identity),
+                alone=alone,
                 filesystem_over=_drive_filesystem,
             )
         from cachedfs.origins.fsspec_origin import FsspecOrigin
@@ -93,23 +94,43 @@ def _drive_filesystem(origin: Any) -> Any:
     return DriveFileSystem.over(origin)
 
 
-def identity_of(protocol: str, options: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> str:
+def check_options(protocol: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that the origin does not know, as far as that is known before it is opened."""
+    if protocol == "drive":
+        from cachedfs.origins.drive.options import DriveOptions
+
+        DriveOptions.of(_given(protocol, options))
+
+
+def _given(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with fsspec's configuration, because that also applies to the filesystem."""
+    names = _GCS if protocol in _GCS else (protocol,)
+    return {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
+
+
+def identity_of(
+    protocol: str,
+    options: Mapping[str, Any],
+    *,
+    may_ask: bool = True,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
     """Return a text that identifies the data behind `protocol` and `options`.
 
-    It is part of every block key. It contains no secrets, only whether there are any. It includes fsspec's
-    configuration, because that also applies to the filesystem.
+    It is part of every block key. It contains no secrets, only whether there are any. `may_ask`: Drive may be asked
+    whose credentials they are, once for each credential; that blocks.
     """
-    names = _GCS if protocol in _GCS else (protocol,)
-    given = {name: value for each in names for name, value in conf.get(each, {}).items()} | dict(options)
+    given = _given(protocol, options)
     if protocol in _GCS:
         # With version_aware, gcsfs may read another object for the same path.
         aware = _AWARE if given.get("version_aware") else ""
         return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}{aware}"
     if protocol == "drive":
+        from cachedfs.origins.drive.account_key import account_key
         from cachedfs.origins.drive.options import DriveOptions
 
-        DriveOptions.of(given)  # raises ValueError for wrong options
-        return f"drive|{_host_of(given.get('endpoint_url') or 'www.googleapis.com')}|{_drive_account(given)}"
+        drive = DriveOptions.of(given)
+        return f"drive|{_host_of(drive.endpoint_url)}|{account_key(drive, may_ask=may_ask)}"
     plain = _without_secrets({name: value for name, value in given.items() if value is not None})
     digest = _digest(plain) if plain else "-"
     host = next((str(given[name]) for name in _HOSTS if given.get(name)), "")
@@ -154,35 +175,6 @@ def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
 def _gcs_account(options: Mapping[str, Any]) -> str:
     token = options.get("token")
     return "anon" if token == "anon" or type(token).__name__ == "AnonymousCredentials" else "auth"
-
-
-def _drive_account(options: Mapping[str, Any]) -> str:
-    """Return the account, as far as options other than secrets name it.
-
-    Each account has its own paths.
-    """
-    from cachedfs.origins.drive.options import token_file
-
-    token = options.get("token")
-    if token == "anon":
-        return "anon"
-    account = {name: options[name] for name in _DRIVE_ACCOUNT if options.get(name)}
-    if (file := token_file(token)) is not None:
-        account["token"] = file
-    for name in ("token", "client_json"):
-        if email := _email_of(options.get(name)):
-            account["email"] = email
-    return f"auth-{_digest(account)}" if account else "auth"
-
-
-def _email_of(key: Any) -> str | None:
-    """Return the email address in the JSON key of a service account, else None."""
-    if isinstance(key, str) and key.lstrip().startswith("{"):
-        try:
-            key = json.loads(key)
-        except ValueError:
-            return None
-    return key.get("client_email") if isinstance(key, Mapping) else None
 
 
 def _digest(plain: Mapping[str, Any]) -> str:

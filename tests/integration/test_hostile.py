@@ -340,7 +340,7 @@ def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
     """One path and fingerprint with two contents, in one process and one cache directory."""
     origins = {}
 
-    def open_origin(protocol, options, *, loop, on_request, concurrency=16, alone=None):
+    def open_origin(protocol, options, *, loop, on_request, concurrency=16, **_):
         fake = origins.setdefault(options.get("profile", ""), FakeOrigin())
         fake.on_request = on_request
         return fake
@@ -351,7 +351,9 @@ def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
         origins[name] = FakeOrigin()
         theirs[name] = origins[name].put("My Drive/k", noise(3000, len(theirs)))
     made = {
-        name: fsspec.filesystem("cachedfs", target_protocol="drive", drive={"profile": name})
+        name: fsspec.filesystem(
+            "cachedfs", target_protocol="drive", drive={"client_id": "c", "profile": name}
+        )
         for name in theirs
     }
     for _ in range(2):

@@ -17,16 +17,15 @@ import google.auth.credentials
 import google.auth.exceptions
 import google.oauth2.credentials as google_users
 import google.oauth2.service_account as google_services
-import platformdirs
 
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
-from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, token_file
+from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, saved_by_pydrive2, token_file
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of, refresh
 
-__all__ = ["SCOPE", "DriveAuth", "SavedToken", "SignIn", "name_of", "sign_in"]
+__all__ = ["SCOPE", "DriveAuth", "SavedToken", "SignIn", "headers_now", "name_of", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
@@ -152,6 +151,16 @@ def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
         ) from None
     if saved is not None:
         saved.save(held)
+
+
+def headers_now(signed_in: SignIn, policy: RetryPolicy) -> dict[str, str]:
+    """Return the headers of a token that works now; blocks on the network if it has to be renewed."""
+    headers: dict[str, str] = {}
+    if (held := signed_in.credentials) is not None:
+        if is_expired(left_s(held.token, held.expiry)):
+            _refresh(signed_in, policy)
+        held.apply(headers)
+    return headers
 
 
 # Finding credentials
@@ -326,7 +335,7 @@ def _converted(credentials: Any, option: str) -> Any:
 def _from_client(given: Mapping[str, Any]) -> SignIn:
     """Return the credentials of a JSON file: the named one, or where PyDrive2 and DVC save an OAuth sign-in."""
     path = os.fspath(
-        given.get("client_json_file_path") or _saved_by_pydrive2(given["client_id"], given.get("profile"))
+        given.get("client_json_file_path") or saved_by_pydrive2(given["client_id"], given.get("profile"))
     )
     if os.path.isfile(path):
         return _from_info(
@@ -335,11 +344,6 @@ def _from_client(given: Mapping[str, Any]) -> SignIn:
     if "use_service_account" in given:
         raise ValueError(f"drive option client_json_file_path={path!r}: there is no such file")
     raise AccessDenied(f"Google Drive: no saved sign-in (there is no {path}): {_once(given)}")
-
-
-def _saved_by_pydrive2(client_id: str, profile: str | None) -> str:
-    folder = os.path.join(platformdirs.user_cache_dir("pydrive2fs", appauthor=False), client_id)
-    return os.path.join(folder, f"{profile or 'default'}.json")
 
 
 def _once(given: Mapping[str, Any]) -> str:

@@ -199,6 +199,14 @@ def refuse_live(options: Mapping[str, Any]) -> None:
             )
 
 
+def saved_by_pydrive2(client_id: str, profile: str | None) -> str:
+    """Return the file in which PyDrive2 and DVC save the sign-in of an OAuth client."""
+    import platformdirs
+
+    folder = os.path.join(platformdirs.user_cache_dir("pydrive2fs", appauthor=False), client_id)
+    return os.path.join(folder, f"{profile or 'default'}.json")
+
+
 def token_file(token: Any) -> str | None:
     """Return the file name in `token=`; None for a token itself or the name of a way to sign in."""
     if not isinstance(token, (str, os.PathLike)):

@@ -63,17 +63,19 @@ class Feed(DriveReading):
             raise invalid("pageToken", "Invalid Value") from error
 
     def _about(self, ask: Ask) -> Response:
+        user = self._account(ask.call)[0]
+        me = ME if user == "user" else {**ME, "permissionId": user, "emailAddress": f"{user}@example.com"}
         if ask.words is V3:
             if "fields" not in ask.query:
                 text = "The 'fields' parameter is required for this method."
                 raise Refusal(400, text, "required", location="fields")
             quota = {"limit": str(15 << 30), "usage": "0", "usageInDrive": "0", "usageInDriveTrash": "0"}
             return json_answer(
-                project({"kind": "drive#about", "user": user_v3(ME), "storageQuota": quota}, ask.mask({}))
+                project({"kind": "drive#about", "user": user_v3(me), "storageQuota": quota}, ask.mask({}))
             )
-        out = {"kind": "drive#about", "name": ME["displayName"], "user": ME, "quotaType": "LIMITED"}
+        out = {"kind": "drive#about", "name": me["displayName"], "user": me, "quotaType": "LIMITED"}
         out |= {"quotaBytesTotal": str(15 << 30), "quotaBytesUsed": "0", "rootFolderId": self.items.root}
-        out |= {"largestChangeId": str(self.items.changes()[1] - 1), "permissionId": ME["permissionId"]}
+        out |= {"largestChangeId": str(self.items.changes()[1] - 1), "permissionId": me["permissionId"]}
         return json_answer(project(out, ask.mask({})))
 
     def _drives(self, ask: Ask, which: str, rest: list[str]) -> Response:

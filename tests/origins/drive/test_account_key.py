@@ -1,0 +1,98 @@
+"""The account in cache keys: one account shares its cache, two never do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import google.oauth2.credentials
+import google.oauth2.service_account
+import pytest
+
+from cachedfs.origins.drive import account_key
+from cachedfs.origins.registry import identity_of
+from cachedfs.sim import DriveServer
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setattr(account_key, "_keys", {})
+
+
+def of(server: DriveServer | None = None, *, may_ask: bool = True, **options: Any) -> str:
+    endpoint = {} if server is None else {"endpoint_url": server.endpoint_url}
+    return identity_of("drive", {**endpoint, **options}, may_ask=may_ask).rpartition("|")[2]
+
+
+def test_a_service_account_says_who_it_is(pem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {
+        "type": "service_account",
+        "client_email": "a@p.example",
+        "private_key": pem,
+        "token_uri": "http://x",
+    }
+    path = tmp_path / "key.json"
+    path.write_text(json.dumps(key))
+    live = google.oauth2.service_account.Credentials.from_service_account_info(key)
+    one = of(token=key)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    for options in (
+        {"token": json.dumps(key)},
+        {"token": str(path)},
+        {"client_json_file_path": path},
+        {"client_json": key},
+        {"credentials": live},
+        {},
+    ):
+        assert of(**options) == one
+    assert of(token={**key, "client_email": "b@p.example"}) != one
+    acting = of(token=key, client_user_email="ann@example.org")
+    assert acting == of(credentials=live.with_subject("ann@example.org")) != one
+
+
+def test_other_credentials_are_asked_for_their_account_once(server: DriveServer) -> None:
+    for token, user in (("TOKEN-1", "alice"), ("TOKEN-2", "alice"), ("TOKEN-3", "bob")):
+        server.account(token, user)
+    server.reset()
+    first = of(server, token="TOKEN-1")
+    assert first == of(server, token="TOKEN-1") == of(server, token="TOKEN-2")
+    assert first == of(server, credentials=google.oauth2.credentials.Credentials("TOKEN-1"))
+    assert of(server, token="TOKEN-3") not in (first, of(server, token="anon"))
+    assert server.count("about") == 3
+    account_key._keys.clear()  # as in another process
+    assert of(server, token="TOKEN-1", may_ask=False) == first
+    assert server.count("about") == 3
+    assert "TOKEN" not in Path(account_key._file()).read_text() + first
+
+
+def test_without_an_answer_each_credential_has_its_own_cache(server: DriveServer) -> None:
+    server.require_token("another")
+    refused = of(server, token="TOKEN-1")
+    assert refused != of(server, token="TOKEN-2")
+    server.require_no_token()
+    account_key._keys.clear()
+    assert of(server, token="TOKEN-1") != refused
+
+
+def test_the_cache_of_one_account_is_not_served_to_another(
+    server: DriveServer, own_cache: Any, folder: str, root: str
+) -> None:
+    import fsspec
+
+    def fs(token: str) -> Any:
+        drive = {"token": token, "endpoint_url": server.endpoint_url}
+        return fsspec.filesystem("cachedfs", target_protocol="drive", max_age="immutable", drive=drive)
+
+    server.put(f"{folder}/private", b"of alice")
+    server.account("TOKEN-1", "alice")
+    server.account("TOKEN-2", "bob")
+    assert fs("TOKEN-1").cat_file(f"{root}/private") == b"of alice"
+    id = server.find(f"{folder}/private")[0]["id"]
+    server.remove(id)  # as if bob saw another Drive
+    assert fs("TOKEN-1").cat_file(f"{root}/private") == b"of alice"
+    with pytest.raises(FileNotFoundError):
+        fs("TOKEN-2").cat_file(f"{root}/private")
