@@ -11,19 +11,30 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
 
+from cachedfs.common.text import counted
 from cachedfs.common.urls import is_pattern
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectNotFound,
+    QuotaExceeded,
+    SignInRefused,
+)
 
 __all__ = ["ABSENT", "CycleSafeWalk"]
 
 ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no such file or folder"
+_MOST_NAMED = 20  # objects in the error of a copy that left some
 
 
 class CycleSafeWalk(AsyncFileSystem):
-    """Filesystem base class with three differences from fsspec.
+    """Filesystem base class with four differences from fsspec.
 
     - `exists`, `isfile` and `isdir` return False only if the path does not exist, and raise every other error.
     - `walk` lists a shortcut to a folder that contains it, but does not enter it. Folders are compared by the `id` in
       their `info`. Origins without ids, such as GCS, have no shortcuts.
+    - A recursive `get` copies what can be read, and then raises an error that names the rest.
     - `cat`, `get`, `copy`, `mv` and `rm` expand a path such as `report [1].txt` as a pattern only if nothing has this
       name.
     """
@@ -151,7 +162,33 @@ class CycleSafeWalk(AsyncFileSystem):
             lpath = os.fspath(lpath)
             into = lpath.endswith(("/", os.sep)) or LocalFileSystem().isdir(lpath)
             rpath, lpath = _arguments_for_name(rpath, make_path_posix(lpath), names, into=into)
-        return await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, **kwargs)
+        if not recursive:
+            return await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, **kwargs)
+        left: list[CachedFSError] = []
+        copied = await super()._get(rpath, lpath, recursive, callback, maxdepth=maxdepth, left=left, **kwargs)
+        if left:
+            raise _not_copied(left)
+        return copied
+
+    async def _get_file(
+        self,
+        rpath: Any,
+        lpath: Any,
+        callback: Any = DEFAULT_CALLBACK,
+        left: list[CachedFSError] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copy one object to a local file; with `left`, add the error of one that cannot be read to it."""
+        try:
+            await self._get_one(rpath, lpath, callback)
+        except (NotDownloadable, ObjectNotFound, AccessDenied, QuotaExceeded) as error:
+            if left is None or isinstance(error, SignInRefused):
+                raise
+            left.append(error)
+
+    async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
+        """Copy one object to a local file, or create a local folder for a folder."""
+        raise NotImplementedError
 
     async def _names_of_literal(self, path: Any, recursive: bool, maxdepth: int | None) -> list[str]:
         """Return the paths to copy if `path` contains wildcards but is the name of something that exists; else [].
@@ -168,6 +205,14 @@ class CycleSafeWalk(AsyncFileSystem):
         levels = self._walk(path, *args, **options)
         while (level := sync(self.loop, anext, levels, None)) is not None:
             yield level
+
+
+def _not_copied(left: list[CachedFSError]) -> CachedFSError:
+    """Return the error of a recursive copy that left some objects."""
+    named = "\n".join(str(error) for error in left[:_MOST_NAMED])
+    more = f"\nand {len(left) - _MOST_NAMED:,} more" if len(left) > _MOST_NAMED else ""
+    kind = type(left[0]) if len({type(error) for error in left}) == 1 else CachedFSError
+    return kind(f"all but {counted(len(left), 'object')} copied; these were left:\n{named}{more}")
 
 
 def _raise_unless_absent(error: OSError) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fsspec.utils import tokenize
 
-from cachedfs.common.types import LinkStats, ObjectKey
+from cachedfs.common.types import LinkStats, ObjectInfo, ObjectKey
 from cachedfs.common.urls import GCS_PROTOCOLS
 from cachedfs.config import Config
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
@@ -179,7 +179,13 @@ class Source:
             f"{self.url(path)}: not all of it is in the cache, and offline=True forbids asking for it"
         )
 
-    def uncached(self, path: str) -> CachedFSError:
+    def uncached(self, path: str, info: ObjectInfo) -> CachedFSError:
+        """Return the error for an object of which nothing is cached."""
+        if info.size is None:
+            kind = info.details.get("mimeType", "of no known kind")
+            return CachedFSError(
+                f"{self.url(path)}: it has no known size ({kind}), so nothing of it is cached"
+            )
         return CachedFSError(
             f"{self.url(path)}: its origin does not distinguish versions, so nothing of it is cached; read it instead"
         )

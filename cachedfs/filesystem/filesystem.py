@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from fsspec.asyn import mirror_sync_methods
-from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.utils import stringify_path
@@ -377,9 +376,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
                 errno.EEXIST, f"{self.unstrip_protocol(path)} exists; mode 'w' would replace it"
             )
 
-    async def _get_file(
-        self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
-    ) -> None:
+    async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         path = self._strip_object(rpath)
         info = await self._hop(self._reader.resolver.info(path))
         if info.kind == "directory" or (path.endswith("/") and os.fspath(lpath).endswith("/")):

@@ -22,6 +22,7 @@ __all__ = ["ChangeFeeds", "is_covered"]
 logger = logging.getLogger("cachedfs.metadata")
 
 _WAIT_S = 10.0  # longest wait for another process's poll
+_PAUSE_S = 60.0  # without a feed that failed, at least
 
 
 class ChangeFeeds:
@@ -119,7 +120,7 @@ class ChangeFeeds:
                 pass  # the request that follows fails too, and handles it
             except CachedFSError as error:  # a feed only saves requests: go on without it
                 logger.info("%s: the change feed failed: %s", self._source.url(part), error)
-                self._not_before[part] = time.monotonic() + self._source.config.lifetime_s
+                self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._source.config.lifetime_s)
             finally:
                 cache.release_lock(poll_lock)
 

@@ -185,7 +185,7 @@ class ObjectFetcher:
             elif inflight not in self.active:
                 self._note_sent([inflight], obj)
         if not self._start(obj, entry):
-            raise self._source.uncached(obj.path)
+            raise self._source.uncached(obj.path, entry.info)
         if inflight is None:
             return {}
         brought = [i for i in obj.left if inflight.start <= obj.bytes_of(i).start < inflight.stop]

@@ -592,6 +592,38 @@ def test_every_kind_of_item_is_read_or_its_error_says_why(drive, protocol):
     assert {path: outcome(fs.cat_file, path) for path in expected} == expected  # again, after the listing
 
 
+@pytest.mark.parametrize("protocol", ["drive", "cdrive"])
+def test_a_recursive_copy_copies_the_rest_and_names_what_it_left(drive, tmp_path, protocol):
+    drive.put("tree/a", b"a")
+    drive.put("tree/sub/b", b"b")
+    drive.put("tree/locked", b"x")
+    drive.server.edit(
+        drive.server.find(f"{drive.name}/tree/locked")[0]["id"], capabilities={"canDownload": False}
+    )
+    drive.server.edit(drive.server.put(f"{drive.name}/tree/sizeless", b"x"), fileSize=None)
+    drive.server.document(f"{drive.name}/tree/doc", "words")
+    drive.server.shortcut(f"{drive.name}/tree/dangling", "nothing")
+    fs = fsspec.filesystem(protocol)
+    with pytest.raises(CachedFSError, match="all but 4 objects copied") as caught:
+        fs.get(drive.path("tree"), str(tmp_path / "tree"), recursive=True)
+    for name, why in (
+        ("doc", "document of Google's own"),
+        ("dangling", "a shortcut to a file that is gone"),
+        ("locked", "switched off downloading"),
+        ("sizeless", "does not say how large"),
+    ):
+        assert any(
+            drive.path(f"tree/{name}") in line and why in line for line in str(caught.value).split("\n")
+        )
+    copied = {path.name: path.read_bytes() for path in (tmp_path / "tree").rglob("*") if path.is_file()}
+    assert copied == {"a": b"a", "b": b"b"}
+    if protocol == "cdrive":
+        fs.evict()
+        with pytest.raises(CachedFSError, match="4 of 6 objects.*no known size"):
+            fs.prefetch(drive.path("tree")).wait()
+        assert fs.cached_extent(drive.path("tree/sub/b")) == [(0, 1)]
+
+
 def test_a_shortcut_works_again_when_its_target_is_restored(drive, clock):
     fs = fsspec.filesystem("cdrive")
     target, path = drive.server.folder(f"{drive.name}/target"), drive.path("link")

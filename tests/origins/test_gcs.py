@@ -664,6 +664,15 @@ async def test_refused_credentials_are_renewed_once(make: MakeOrigin, server: GC
     assert credentials.n_refreshed == 1
 
 
+async def test_a_token_that_is_replaced_while_another_is_refused_is_used(
+    make: MakeOrigin, server: GCSServer, path: str
+) -> None:
+    server.require_token("three")
+    credentials = Renewable("one", "two", "three")
+    assert (await read(make(token=credentials), path))[0] == DATA
+    assert [r.status for r in server.requests] == [401, 401, 200]
+
+
 async def test_credentials_that_stay_refused_are_access_denied(
     make: MakeOrigin, server: GCSServer, path: str
 ) -> None:

@@ -603,6 +603,84 @@ def test_googleapiclient_v3_reads_everything(server: DriveServer, v3: Any) -> No
     assert server.find("f") == []
 
 
+def test_googleapiclient_v3_lists_the_fields_of_files_and_of_changes(server: DriveServer, v3: Any) -> None:
+    drive_id, both = (
+        server.share_drive("team"),
+        {"supportsAllDrives": True, "includeItemsFromAllDrives": True},
+    )
+    first = v3.changes().getStartPageToken().execute()["startPageToken"]
+    target = server.put("d/f", b"xyz")
+    server.edit(target, capabilities={"canDownload": False})
+    shortcut, theirs = server.shortcut("s", target), server.put("t", b"", parent=drive_id)
+    server.trash(theirs)
+    fields = "id,parents,trashed,size,shortcutDetails,capabilities/canDownload,driveId"
+    folder, root = server.folder("d"), server.item("root")["id"]
+    can, cannot = {"canDownload": True}, {"canDownload": False}
+    details = {"targetId": target, "targetMimeType": "application/octet-stream"}
+    expected: list[dict[str, Any]] = [
+        {"id": folder, "parents": [root], "trashed": False, "capabilities": can},
+        {"id": target, "parents": [folder], "trashed": False, "size": "3", "capabilities": cannot},
+        {"id": shortcut, "parents": [root], "trashed": False, "shortcutDetails": details, "capabilities": can},
+        {"id": theirs, "parents": [drive_id], "trashed": True, "size": "0", "capabilities": can}
+        | {"driveId": drive_id},
+    ]  # fmt: skip
+    assert v3.files().list(fields=f"files({fields})", **both).execute() == {"files": expected}
+    page = v3.changes().list(pageToken=first, fields=f"changes(removed,file({fields}))", **both).execute()
+    assert [row["removed"] for row in page["changes"]] == [False] * 4
+    assert sorted((row["file"] for row in page["changes"]), key=str) == sorted(expected, key=str)
+    for item in expected:
+        assert v3.files().get(fileId=item["id"], fields=fields, supportsAllDrives=True).execute() == item
+
+
+def test_googleapiclient_v3_keeps_the_given_modification_time(server: DriveServer, v3: Any) -> None:
+    from googleapiclient.http import MediaIoBaseUpload
+
+    def media(data: bytes, resumable: bool = False) -> Any:
+        return MediaIoBaseUpload(io.BytesIO(data), "x/y", resumable=resumable)
+
+    def at(year: int) -> dict[str, str]:
+        return {"modifiedTime": f"{year}-02-03T04:05:06.789Z"}
+
+    files, shown = v3.files(), {"fields": "id,modifiedTime"}
+    made = files.create(body={"name": "f", **at(2001)}, media_body=media(b"1"), **shown).execute()
+    item_id = made.pop("id")
+    found = [made]
+    for year, more in [
+        (2002, {}),
+        (2003, {"media_body": media(b"2")}),
+        (2004, {"media_body": media(b"3", True)}),
+    ]:
+        found.append(files.update(fileId=item_id, body=at(year), **more, **shown).execute())
+        assert found[-1].pop("id") == item_id
+    assert found == [at(year) for year in (2001, 2002, 2003, 2004)]
+    assert files.update(fileId=item_id, body={"name": "g"}, **shown).execute()["modifiedTime"] > "2020"
+    assert (
+        files.copy(fileId=item_id, body=at(2005), **shown).execute()["modifiedTime"]
+        == at(2005)["modifiedTime"]
+    )
+
+
+def test_v3_reads_ranges_of_a_revision(server: DriveServer) -> None:
+    drive_id = server.share_drive("team")  # the method has no parameter supportsAllDrives, and needs none
+    item_id = server.put("f", b"0123456789", parent=drive_id)
+    old = server.item(item_id)["headRevisionId"]
+    server.put("f", b"other", parent=drive_id)
+    at = f"{V3}/{item_id}/revisions/{old}"
+    status, headers, data = ask(server, f"{at}?alt=media", range="bytes=2-4")
+    assert (status, headers["Content-Range"], data) == (206, "bytes 2-4/10", b"234")
+    assert ask(server, f"{at}?alt=media", range="bytes=10-")[0] == 416
+    assert server.count("media", item_id) == 2
+    assert ask_json(server, f"{V3}/{item_id}/revisions/x", alt="media")["location"] == "revisionId"
+    assert ask_json(server, at, fields="id,size,md5Checksum,modifiedTime").keys() == {
+        "id", "size", "md5Checksum", "modifiedTime",
+    }  # fmt: skip
+    server.quota(Quota(file_bytes=5.0))
+    ask(server, f"{at}?alt=media", range="bytes=0-4")
+    assert ask_json(server, at, alt="media")["reason"] == "downloadQuotaExceeded"
+    server.edit(item_id, capabilities={"canDownload": False})
+    assert ask_json(server, at, alt="media")["reason"] == "cannotDownloadFile"
+
+
 def test_googleapiclient_sends_long_queries_as_a_form(server: DriveServer, v2: Any) -> None:
     server.put("f", b"x")
     q = " or ".join(["title='f'", *(f"title='{'x' * 90}{i}'" for i in range(30))])
@@ -1033,11 +1111,37 @@ def test_a_resource_key_gives_access_to_an_item(server: DriveServer) -> None:
     assert ask_json(server, V2)["items"][0]["resourceKey"] == "rk"
 
 
-def test_an_abusive_file_is_downloaded_only_with_acknowledge_abuse(server: DriveServer) -> None:
+@pytest.mark.parametrize("revision", [False, True])
+@pytest.mark.parametrize("files", [V2, V3])
+def test_abuse_must_be_acknowledged_for_flagged_files_and_for_no_others(
+    server: DriveServer, files: str, revision: bool
+) -> None:
+    item_id = server.put("f", b"x")
+    at, query = f"{files}/{item_id}", {"alt": "media"}
+    if revision:
+        head = server.item(item_id)["headRevisionId"]
+        at, query = (f"{at}/revisions/{head}", query) if files == V3 else (at, {**query, "revisionId": head})
+
+    def refusal(**more: str) -> tuple[str, str | None]:
+        error = ask_json(server, at, **query, **more)
+        assert error["status"] == 403
+        return error["reason"], error.get("location")
+
+    acknowledged, where = {"acknowledgeAbuse": "true"}, "acknowledgeAbuse"
+    assert refusal(**acknowledged) == ("invalidAbuseAcknowledgment", where)
+    assert ask(server, f"{at}?{urlencode({**query, 'acknowledgeAbuse': 'false'})}")[2] == b"x"
+    server.edit(item_id, abusive=True)
+    assert refusal() == ("cannotDownloadAbusiveFile", None)
+    assert ask(server, f"{at}?{urlencode(query | acknowledged)}")[2] == b"x"
+    server.share(item_id)  # now it is somebody else's
+    assert refusal(**acknowledged) == ("cannotDownloadAbusiveFile", where)
+
+
+def test_abuse_is_acknowledged_only_in_downloads(server: DriveServer) -> None:
     item_id = server.put("f", b"x")
     server.edit(item_id, abusive=True)
-    assert ask_json(server, f"{V2}/{item_id}", alt="media")["reason"] == "cannotDownloadAbusiveFile"
-    assert ask(server, f"{V2}/{item_id}?alt=media&acknowledgeAbuse=true")[2] == b"x"
+    error = ask_json(server, f"{V3}/{item_id}", acknowledgeAbuse="true")
+    assert (error["status"], error["reason"]) == (403, "invalidAbuseAcknowledgment")
 
 
 def test_capabilities_are_enforced(server: DriveServer) -> None:

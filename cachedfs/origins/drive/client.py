@@ -38,7 +38,16 @@ if TYPE_CHECKING:
 
     Tried = Callable[[Callable[[], Awaitable[dict[str, Any]]], HTTPRequest], Awaitable[dict[str, Any]]]
 
-__all__ = ["GOOD", "Answer", "DriveAccount", "DriveConnection", "PageRejected", "key_of", "proxy_of"]
+__all__ = [
+    "GOOD",
+    "Answer",
+    "DriveAccount",
+    "DriveConnection",
+    "PageRejected",
+    "key_of",
+    "proxy_of",
+    "trusted",
+]
 
 T = TypeVar("T")
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
@@ -74,7 +83,7 @@ class DriveAccount:
         self.loop = loop
         self.rate_limiter = RateLimiter()
         self._policy = policy or RetryPolicy()
-        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
+        self._clock, self._rng = clock, rng or random.Random()
         self.creates = CreationLimit(clock=clock)
         self.media_slots = RequestSlots(concurrency)
         self.lookup_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
@@ -103,7 +112,7 @@ class DriveAccount:
             auth,
             partial(_judge, auth),
             on_request=self.count,
-            new_tries=self._new_tries,
+            new_tries=self.new_tries,
             rate_limiter=self.rate_limiter,
         )
         media = client_of(slots=self.media_slots, timeout=timeout_of(policy))
@@ -111,6 +120,11 @@ class DriveAccount:
         slow = timeout_of(dataclasses.replace(policy, stall_s=policy.export_s))
         exports = client_of(slots=self.media_slots, timeout=slow)
         return DriveConnection(self.options, auth, session, media, lookups, exports, self)
+
+    def new_tries(self, *, tries: int | None = None) -> RetryAttempts:
+        """Return the attempts of a new operation; at most `tries`, if given."""
+        policy = self._policy if tries is None else dataclasses.replace(self._policy, tries=tries)
+        return RetryAttempts(policy, clock=self._clock, rng=self._rng)
 
     def metadata_s(self, n_failed: int) -> float:
         """Return how many seconds to wait for the answer about metadata, after `n_failed` failed attempts."""
@@ -148,7 +162,7 @@ def _signed_in(
         ) from error
     proxy = proxy_of(options.endpoint_url)
     auth = DriveAuth(sign_in(options.sign_in), policy)
-    return auth, proxy, _trusted() if options.endpoint_url.startswith("https:") else True
+    return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
 
 
 def proxy_of(url: str) -> str | None:
@@ -173,7 +187,7 @@ def proxy_of(url: str) -> str | None:
     )
 
 
-def _trusted() -> ssl.SSLContext:
+def trusted() -> ssl.SSLContext:
     """Return the TLS context: the system's authorities or those in SSL_CERT_FILE, and certifi's where there are none."""
     context = ssl.create_default_context()
     folder = ssl.get_default_verify_paths().capath  # looked into when somebody answers
@@ -321,7 +335,9 @@ class DriveConnection:
         params = {"fields": "kind,startPageToken", **api.changes_params(drive_id)}
         del params["includeItemsFromAllDrives"]  # the listing's alone
         doing = "asking where its changes begin"
-        found = await self.json("GET", url, path, doing, params, kind="drive#startPageToken")
+        found = await self.json(
+            "GET", url, path, doing, params, kind="drive#startPageToken", tried=self.retried_once
+        )
         return str(found["startPageToken"])
 
     async def changes(self, drive_id: str, token: str, path: str) -> tuple[str, list[dict[str, Any]]]:
@@ -331,7 +347,9 @@ class DriveConnection:
         entries: list[dict[str, Any]] = []
         for _ in range(_MOST_PAGES):
             url, doing = api.changes_url(self.base), "asking what changed"
-            page = await self.json("GET", url, path, doing, params, kind="drive#changeList")
+            page = await self.json(
+                "GET", url, path, doing, params, kind="drive#changeList", tried=self.retried_once
+            )
             entries += page.get("changes", ())
             if (after := page.get("newStartPageToken")) is not None:
                 return str(after), entries
@@ -428,7 +446,7 @@ class DriveConnection:
         tried: Tried | None = None,
         asked: Mapping[str, Any] = {},
     ) -> dict[str, Any]:
-        """Return the answer to a request about `path`, after retries by `tried`, one of the three methods below.
+        """Return the answer to a request about `path`, after retries by `tried`, one of the methods below.
 
         `kind` is the kind of resource that Drive answers with, which `params` must name in `fields`; None means no
         content. `asked` is what the resource has to have.
@@ -452,6 +470,10 @@ class DriveConnection:
     async def retried(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
         """Return the result of `attempt`, repeated for as long as the retry policy allows."""
         return await self.lookups.retried(attempt, ask, self.lookups.new_tries())
+
+    async def retried_once(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
+        """Return the result of `attempt`, repeated at most once: for what only saves other requests."""
+        return await self.lookups.retried(attempt, ask, self._account.new_tries(tries=2))
 
     async def created(self, attempt: Callable[[], Awaitable[T]], ask: HTTPRequest) -> T:
         """Return the result of `attempt`, which creates an item.

@@ -180,9 +180,7 @@ class DriveFileSystem(CycleSafeWalk):
         # Nobody has seen a byte: the newer version is as good.
         return await self._bytes(path, want, await self.origin.lookup(path))
 
-    async def _get_file(
-        self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any
-    ) -> None:
+    async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         info = await self.origin.lookup(self._strip_protocol(rpath))
         if info.kind == "directory":
             os.makedirs(lpath, exist_ok=True)

@@ -67,7 +67,9 @@ class ServerSideMove:
         if api.is_trashed(item):
             return False
         try:
-            await self._places.discard(target, before, folder)
+            # Of several, the one that the name means; the copy is newer than the others.
+            replaced = [(await self._tree.chosen(before, target))[0]] if before else []
+            await self._places.discard(target, replaced, folder)
         except CachedFSError as error:
             left = await self._undone(target, self._places.discard(target, [item], None))
             raise type(error)(f"{error}. {left}") from error
@@ -99,6 +101,10 @@ class ServerSideMove:
         before = [other for other in before if other["id"] not in moving]
         if any(other["mimeType"] == api.FOLDER for other in before):
             already_exists(target)
+        if len(before) > 1:  # one that stays may be newer than what is moved
+            raise CachedFSError(
+                f"{api.url_of(target)}: {len(before)} items have this name; remove or rename all but one of them first"
+            )
         way, moved = _Way(old.id or "", folder.id or ""), list[Mapping[str, Any]]()
         try:
             for item in sorted(items, key=api.age, reverse=True):
@@ -277,36 +283,47 @@ class DriveWriter:
         await self._moves.move(source, target)
 
     async def remove(self, path: str, *, folders: bool = False) -> None:
-        """Move all items of this name to the trash, or delete them if `trash_only` is off; a folder with its contents.
+        """Move the item that `path` names to the trash, or delete it if `trash_only` is off; a folder with its contents.
 
-        All of them, because otherwise the next older one would appear. An old item that is also in other folders stays
-        there. Raises IsAFolder for folders unless `folders` is set.
+        Others of the same name stay, with a warning: the next one is what `path` names then. An old item that is also
+        in other folders stays there. Raises IsAFolder for a folder unless `folders` is set.
         """
         async with self._places.alone(path):
-            folder, items = await self._places.named(path)
-            if not items:
-                raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
-            if not folders and any(item["mimeType"] == api.FOLDER for item in items):
+            folder, item, n_others = await self._to_remove(path)
+            if not folders and item["mimeType"] == api.FOLDER:
                 raise IsAFolder(
                     f"{api.url_of(path)}: this is a folder; remove it with recursive=True, or by rmdir"
                 )
-            await self._places.discard(path, items, folder)
+            await self._places.discard(path, [item], folder)
+            self._warn_of_others(path, n_others)
 
     async def remove_empty(self, path: str) -> None:
-        """Remove an empty folder and all of its name; raise OSError (ENOTEMPTY) if one of them is not empty."""
+        """Remove an empty folder; raise OSError (ENOTEMPTY) if it is not empty."""
         async with self._places.alone(path):
-            folder, items = await self._places.named(path)
-            if not items:
-                raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
-            for info in [await self._tree.followed(item, path) for item in items]:
-                if info.kind != "directory":
-                    raise NotADirectoryError(f"{api.url_of(path)}: this is a file; remove it with rm")
-                if await self._tree.children(info):
-                    raise OSError(
-                        errno.ENOTEMPTY,
-                        f"{api.url_of(path)}: the folder is not empty; rm(recursive=True) removes it",
-                    )
-            await self._places.discard(path, items, folder)
+            folder, item, n_others = await self._to_remove(path)
+            info = await self._tree.followed(item, path)
+            if info.kind != "directory":
+                raise NotADirectoryError(f"{api.url_of(path)}: this is a file; remove it with rm")
+            if await self._tree.children(info):
+                raise OSError(
+                    errno.ENOTEMPTY,
+                    f"{api.url_of(path)}: the folder is not empty; rm(recursive=True) removes it",
+                )
+            await self._places.discard(path, [item], folder)
+            self._warn_of_others(path, n_others)
+
+    async def _to_remove(self, path: str) -> tuple[ObjectInfo, Mapping[str, Any], int]:
+        """Return the folder of `path`, the item in it that a read would give, and the number of others of that name."""
+        folder, items = await self._places.named(path)
+        if not items:
+            raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
+        item, _ = await self._tree.chosen(items, path)
+        return folder, item, len(items) - 1
+
+    def _warn_of_others(self, path: str, n_others: int) -> None:
+        if n_others:
+            others = "1 other item has" if n_others == 1 else f"{n_others} other items have"
+            logger.warning("%s: removed; %s this name and stayed", api.url_of(path), others)
 
 
 def _fingerprint_of(item: Mapping[str, Any] | None, path: str) -> str:

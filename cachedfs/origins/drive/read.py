@@ -61,7 +61,11 @@ def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] = {}) -> None:
             f"{url}: a shortcut to a file that is gone, or that is not shared with this account"
         )
     if info.size is None and exported_as(info, exports) is None:
-        kind = kind_of(info)
+        if not (kind := kind_of(info)):
+            raise NotDownloadable(
+                f"{url}: Drive does not say how large this file is ({info.details.get('mimeType')}), so it cannot be read; "
+                "a copy of it, made in Drive, may have a size"
+            )
         raise NotDownloadable(
             f"{url}: this is a document of Google's own ({info.details.get('mimeType', 'of no known kind')}) and has no "
             f"bytes; say what it shall be exported as ({types_of(kind)}), as in drive={{'export': {{{kind!r}: 'pdf'}}}}, "

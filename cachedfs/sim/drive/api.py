@@ -81,7 +81,7 @@ class DriveApi(DriveWriting, Feed):
                 revision = ask.query.get("revisionId") if ask.words is V2 else None
                 return Route("media", lambda _: self._media(ask, key, revision), key=key)
             case (("GET" | "HEAD"), []):
-                return Route("get", lambda _: self._file(ask, self._need(ask, key)), key=key)
+                return Route("get", lambda _: self._get(ask, key), key=key)
             case (("PATCH" | "PUT") as verb, []) if verb == "PATCH" or ask.words is V2:
                 return Route("update", lambda _: self._update(ask, key), key=key)
             case "DELETE", []:

@@ -83,6 +83,13 @@ class DriveReading(Accounts):
 
         return shown
 
+    def _get(self, ask: Ask, item_id: str) -> Response:
+        item = self._need(ask, item_id)
+        if ask.flag("acknowledgeAbuse"):
+            text = "The acknowledgeAbuse parameter is only applicable for download requests."
+            raise Refusal(403, text, "invalidAbuseAcknowledgment", location="acknowledgeAbuse")
+        return self._file(ask, item)
+
     def _file(self, ask: Ask, item: Item) -> Response:
         return json_answer(self._shows(ask, ask.mask(ask.words.file_mask))(item))
 
@@ -188,14 +195,14 @@ class DriveReading(Accounts):
         raise Refusal(404, f"Revision not found: {revision_id}.", "notFound", location="revisionId")
 
     def _media(self, ask: Ask, item_id: str, revision_id: str | None) -> Response:
-        # A downloadUrl works without the shared-drive flags: its holder was allowed to see the file.
-        item = self._need(ask, item_id, in_any_drive=ask.query.get("source") == "downloadUrl")
+        # A downloadUrl works without the shared-drive flags: its holder was allowed to see the file. The method of
+        # v3 for revisions has no such flags.
+        is_any = ask.query.get("source") == "downloadUrl" or (ask.words is V3 and revision_id is not None)
+        item = self._need(ask, item_id, in_any_drive=is_any)
         revision = self._revision(ask, item, revision_id)
         if not item.fields.get("capabilities", {}).get("canDownload", True):
             raise Refusal(403, "This file cannot be downloaded by the user.", "cannotDownloadFile")
-        if item.fields.get("abusive") and not ask.flag("acknowledgeAbuse"):
-            text = "This file has been identified as malware or spam and cannot be downloaded."
-            raise Refusal(403, text, "cannotDownloadAbusiveFile")
+        _check_abuse(ask, item)
         headers = {"Content-Type": revision.mime, "Content-Disposition": "attachment"}
         answer = ranged(ask.call, headers, revision)
         is_open = ask.call.headers.get("range", "").endswith("-")
@@ -230,6 +237,21 @@ class DriveReading(Accounts):
 def forbidden(item: Item) -> Refusal:
     text = f"The user does not have sufficient permissions for file {item.id}."
     return Refusal(403, text, "insufficientFilePermissions")
+
+
+def _check_abuse(ask: Ask, item: Item) -> None:
+    """Refuse a flagged file unless its owner acknowledges that, and an acknowledgement for any other file."""
+    is_flagged, location = bool(item.fields.get("abusive")), "acknowledgeAbuse"
+    if not ask.flag(location):
+        if is_flagged:
+            text = "This file has been identified as malware or spam and cannot be downloaded."
+            raise Refusal(403, text, "cannotDownloadAbusiveFile")
+    elif not is_flagged:
+        text = "This file has not been flagged for abuse."
+        raise Refusal(403, text, "invalidAbuseAcknowledgment", location=location)
+    elif "sharedWithMeDate" in item.fields:
+        text = "Only the owner can download abusive files."
+        raise Refusal(403, text, "cannotDownloadAbusiveFile", location=location)
 
 
 def _downloaded_too_often(ask: Ask) -> Refusal:

@@ -25,6 +25,7 @@ import google.oauth2.service_account
 import pytest
 from oauth2client.client import AccessTokenCredentials, OAuth2Credentials
 from pydrive2.auth import GoogleAuth
+from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import auth
@@ -259,6 +260,17 @@ class TestServiceAccount:
         claims = google_server.grants[0]["assertion"].split(".")[1]
         said = json.loads(base64.urlsafe_b64decode(claims + "=="))
         assert (said["scope"], said["sub"]) == ("https://www.googleapis.com/auth/drive", "ann@example.org")
+
+    @pytest.mark.parametrize("form", ["dictionary", "file"])
+    async def test_a_key_as_token_may_act_for_a_user(
+        self, key: dict[str, str], google_server: Google, tmp_path: Any, form: str
+    ) -> None:
+        (tmp_path / "key.json").write_text(json.dumps(key))
+        token = key if form == "dictionary" else tmp_path / "key.json"
+        found = signed_in(token=token, client_user_email="ann@example.org")
+        assert found.name == "service account robot@p.iam.gserviceaccount.com for ann@example.org"
+        with refused(ValueError, "client_user_email", "service account"):
+            signed_in(token="TOKEN-1", client_user_email="ann@example.org")
 
     def test_no_request_is_sent_before_a_token_is_needed(
         self, key: dict[str, str], google_server: Google
@@ -567,6 +579,19 @@ class TestExistingGoogleAuth:
     def test_a_googleauth_that_is_not_signed_in_is_access_denied(self) -> None:
         with refused(AccessDenied, "LocalWebserverAuth()"):
             signed_in(google_auth=self.gauth(None))
+
+    def test_a_googledrive_and_a_settings_file_are_accepted(
+        self, google_server: Google, tmp_path: Any, key: dict[str, str]
+    ) -> None:
+        gauth = self.gauth(user_credentials(google_server))
+        assert CLIENT in signed_in(google_auth=GoogleDrive(gauth)).name
+        (tmp_path / "saved.json").write_text(saved_json(google_server))
+        (tmp_path / "settings.yaml").write_text(
+            f"save_credentials: True\nsave_credentials_backend: file\nsave_credentials_file: {tmp_path}/saved.json\n"
+        )
+        assert CLIENT in signed_in(google_auth=tmp_path / "settings.yaml").name
+        with refused(ValueError, "none.yaml", "no such"):
+            signed_in(google_auth=tmp_path / "none.yaml")
 
     def test_a_googleauth_with_saved_credentials_loads_them(
         self, google_server: Google, tmp_path: Any

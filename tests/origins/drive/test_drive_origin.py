@@ -6,12 +6,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from cachedfs.errors import OriginUnavailable
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.registry import open_origin
-from cachedfs.sim import DriveServer
+from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import CONCURRENCY, OriginContract
 
 _numbers = itertools.count()
@@ -65,6 +67,15 @@ async def origin(server: DriveServer) -> AsyncIterator[DriveOrigin]:
     assert isinstance(origin, DriveOrigin)
     yield origin
     await origin.aclose()
+
+
+async def test_a_failing_change_feed_is_asked_twice(make: Any, server: DriveServer) -> None:
+    """The feed only saves requests: a listing does not wait for it to recover."""
+    server.reset()
+    server.fail(Fault(kind="change", status=500, times=None))
+    with pytest.raises(OriginUnavailable, match="2 tries"):
+        await make().changes("My Drive", None)
+    assert server.count("change") == 2
 
 
 class TestContract(OriginContract):

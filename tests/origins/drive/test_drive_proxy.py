@@ -22,7 +22,7 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginUnreachable
-from cachedfs.origins.drive.client import proxy_of
+from cachedfs.origins.drive.client import proxy_of, trusted
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer
@@ -206,6 +206,18 @@ def test_local_addresses_and_no_proxy_are_connected_directly(
         monkeypatch.setenv(name, "http://proxy:3128")
     monkeypatch.setenv("no_proxy", no_proxy)
     assert (proxy_of(url) is not None) == used
+
+
+def test_without_system_certificates_those_of_certifi_are_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "none").mkdir()
+    certify(tmp_path / "own.pem", "localhost")
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    assert len(trusted().get_ca_certs()) < 2  # only this certificate
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    assert len(trusted().get_ca_certs()) > 50
 
 
 async def test_a_simulated_drive_is_reached_without_the_proxy(

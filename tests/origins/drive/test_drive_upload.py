@@ -32,6 +32,7 @@ from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.upload import PIECE, UploadContent
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault, Request
+from tests.origins.contract import read
 
 MakeOrigin = Callable[..., DriveOrigin]
 NO_ITEMS = '{"kind": "drive#fileList", "items": []}'
@@ -657,31 +658,31 @@ async def test_cached_parent_folders_are_confirmed_in_parallel_with_the_lookup(
 
 
 # Removing
-async def test_all_items_of_a_name_are_moved_to_the_trash(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str
-) -> None:
-    for i in range(3):
-        server.put(f"{folder}/a", b"%d" % i, new=True)
-    await writer.remove(f"{root}/a")
-    assert [item["labels"]["trashed"] for item in server.find(f"{folder}/a")] == [True] * 3
-    with pytest.raises(ObjectNotFound):
-        await writer.remove(f"{root}/a")
-
-
-async def test_of_several_items_of_a_name_the_visible_one_is_removed_last(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str
+@pytest.mark.parametrize("trash_only", [True, False])
+async def test_of_several_items_of_a_name_the_one_that_is_read_is_removed(
+    make: MakeOrigin,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    caplog: pytest.LogCaptureFixture,
+    trash_only: bool,
 ) -> None:
     days = {}
     for day in (3, 1, 2):
         id = server.put(f"{folder}/a", b"%d" % day, new=True)
         server.edit(id, modifiedDate=f"2024-01-0{day}T00:00:00.000Z")
         days[id] = day
-    server.fail(Fault(kind="update", nth=3, times=None, status=403, reason="insufficientFilePermissions"))
-    with pytest.raises(AccessDenied):
-        await writer.remove(f"{root}/a")
-    server.heal()
-    (left,) = [item["id"] for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
-    assert days[left] == 3
+    origin = make(trash_only=trash_only)
+    for newest in (3, 2, 1):
+        assert (await read(origin, f"{root}/a"))[0] == b"%d" % newest
+        caplog.clear()
+        await origin.call("rm", f"{root}/a")
+        left = [item["id"] for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
+        assert sorted(days[id] for id in left) == list(range(1, newest))
+        said = [record.getMessage() for record in caplog.records if "stayed" in record.getMessage()]
+        assert [text.split("; ")[1].split()[0] for text in said] == [str(len(left))] * bool(left)
+    with pytest.raises(ObjectNotFound):
+        await origin.call("rm", f"{root}/a")
 
 
 async def test_without_trash_items_are_deleted(
@@ -697,12 +698,11 @@ async def test_an_item_that_another_client_removed_first_counts_as_removed(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     for options, kind in (({"trash_only": False}, "delete"), ({}, "update")):
-        for i in range(2):
-            server.put(f"{folder}/a", b"%d" % i, new=True)
+        server.put(f"{folder}/a", b"1", new=True)
         server.fail(Fault(kind=kind, status=404))
         server.reset()
         await make(**options).call("rm", f"{root}/a")
-        assert server.count(kind) == 2
+        assert server.count(kind) == 1
         for item in server.find(f"{folder}/a"):
             server.remove(item["id"])
 
@@ -747,29 +747,40 @@ async def test_rmdir_of_a_folder_with_content_is_an_error(
     assert server.find(f"{folder}/sub")[0]["labels"]["trashed"] is True
 
 
-@pytest.mark.parametrize(("older", "error"), [("folder", "not empty"), ("file", "this is a file")])
+@pytest.mark.parametrize("older", ["folder", "file"])
 async def test_rmdir_keeps_items_that_are_hidden_by_the_folders_name(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str, older: str, error: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, older: str
 ) -> None:
     hidden = server.put(f"{folder}/{'sub/kept' if older == 'folder' else 'sub'}", b"1")
-    server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
-    with pytest.raises(OSError, match=error):
-        await writer.remove_empty(f"{root}/sub")
+    newest = server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
+    await writer.remove_empty(f"{root}/sub")
+    assert server.item(newest)["labels"]["trashed"] is True
     assert server.item(hidden)["labels"]["trashed"] is False
-    assert changes(server) == []
+    with pytest.raises(OSError, match="not empty" if older == "folder" else "this is a file"):
+        await writer.remove_empty(f"{root}/sub")
 
 
-async def test_rmdir_removes_all_empty_folders_of_a_name(
+async def test_rmdir_removes_a_shortcut_and_not_the_empty_folder_it_leads_to(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
-    for _ in range(2):
-        server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
     server.shortcut(f"{folder}/sub", empty := server.folder(f"{folder}/empty"))
     await writer.remove_empty(f"{root}/sub")
-    assert [item["labels"]["trashed"] for item in server.find(f"{folder}/sub")] == [True] * 3
+    assert server.find(f"{folder}/sub")[0]["labels"]["trashed"] is True
     assert server.item(empty)["labels"]["trashed"] is False
     with pytest.raises(ObjectNotFound):
         await writer.remove_empty(f"{root}/sub")
+
+
+async def test_a_copy_replaces_the_visible_item_of_a_name_and_a_move_refuses_to_choose(
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
+) -> None:
+    first, second = (server.put(f"{folder}/b", b"%d" % i, new=True) for i in range(2))
+    server.put(f"{folder}/a", b"new")
+    with pytest.raises(CachedFSError, match="2 items have this name"):
+        await writer.move(f"{root}/a", f"{root}/b")
+    await writer.copy(f"{root}/a", f"{root}/b")
+    assert server.get(f"{folder}/b") == b"new"
+    assert [server.item(id)["labels"]["trashed"] for id in (first, second)] == [False, True]
 
 
 @pytest.mark.parametrize("path", ["My Drive", "Shared with me", "shared:Team"])
@@ -830,8 +841,7 @@ async def test_a_copy_is_made_on_the_server(
     await writer.copy(f"{root}/a", f"{root}/sub/b")
     assert server.get(f"{folder}/sub/b") == b"1"
     assert server.count("media") == 0
-    for i in range(2):
-        server.put(f"{folder}/old", b"%d" % i, new=True)
+    server.put(f"{folder}/old", b"0")
     await writer.copy(f"{root}/a", f"{root}/old")
     live = [item for item in server.find(f"{folder}/old") if not item["labels"]["trashed"]]
     assert [item["md5Checksum"] for item in live] == [md5(b"1")]
