@@ -619,7 +619,7 @@ def test_a_recursive_copy_copies_the_rest_and_names_what_it_left(drive, tmp_path
     assert copied == {"a": b"a", "b": b"b"}
     if protocol == "cdrive":
         fs.evict()
-        with pytest.raises(CachedFSError, match="4 of 6 objects.*no known size"):
+        with pytest.raises(CachedFSError, match=r"4 of 6 objects.*no known size"):
             fs.prefetch(drive.path("tree")).wait()
         assert fs.cached_extent(drive.path("tree/sub/b")) == [(0, 1)]
 
