@@ -104,7 +104,7 @@ class TokenSource:
     async def headers(self) -> dict[str, str]:
         """Return the headers to send; renew a token that is about to expire."""
         if (credentials := self._credentials()) is None:
-            return {}
+            return self.current()
         # google-auth's own `valid` ends minutes earlier.
         lasts_s = left_s(credentials.token, credentials.expiry)
         if is_expired(lasts_s):

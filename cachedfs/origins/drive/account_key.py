@@ -58,7 +58,7 @@ def _credential_of(sign_in: Mapping[str, Any]) -> _Credential:
     if given is not None and not isinstance(given, (str, os.PathLike)):
         return _of_object(given)
     token, info = sign_in.get("token"), sign_in.get("client_json")
-    if token == ANONYMOUS:
+    if token == ANONYMOUS or sign_in.get("api_key"):
         return _Credential(ANONYMOUS)
     path = given or token_file(token) or sign_in.get("client_json_file_path")
     if isinstance(token, Mapping) or (isinstance(token, str) and token.lstrip().startswith("{")):

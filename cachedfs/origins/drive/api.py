@@ -43,6 +43,7 @@ __all__ = [
     "SHARED_WITH_ME",
     "SHORTCUT",
     "DriveAbusiveFile",
+    "DriveAnonymous",
     "DriveOutOfSight",
     "age",
     "change_of",
@@ -103,6 +104,8 @@ _NOT_DRIVE = (
 )
 _OUT_OF_SIGHT = "notFound at driveId"
 _NOT_RIGHTS = frozenset({"fileNotDownloadable", "fileNotExportable"})
+_UNREGISTERED = frozenset({"forbidden", "dailyLimitExceededUnreg"})
+_ANONYMOUS = ("unregistered callers", "missing a valid API key", "Unauthenticated")
 _DOWNLOADS = frozenset({"downloadQuotaExceeded", "quotaExceeded at quota.download"})
 _USED_UP = {
     "dailyLimitExceeded": "the project's requests of this day are used up; it ends at midnight, Pacific time",
@@ -433,6 +436,10 @@ class DriveOutOfSight(AccessDenied):
     """The account is not a member of the shared drive; items of it that were shared with the account still exist."""
 
 
+class DriveAnonymous(AccessDenied):
+    """Google wants to know who asks, even for what is public."""
+
+
 class DriveAbusiveFile(AccessDenied):
     """Google takes the file for malware; its owner may read it all the same."""
 
@@ -489,11 +496,11 @@ def failure(
             f"{url}: access denied; the token of {account} is not accepted ({doing}: {said}): {remedy}"
         )
     if status == 403:
-        return _permanent_error(reasons, f"{doing}: {said}", url, account)
+        return _permanent_error(reasons, f"{doing}: {said}", url, account, remedy)
     return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
 
 
-def _permanent_error(reasons: set[str], what: str, url: str, account: str) -> CachedFSError:
+def _permanent_error(reasons: set[str], what: str, url: str, account: str, remedy: str) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
     if reasons & _DOWNLOADS:
         return QuotaExceeded(
@@ -502,6 +509,8 @@ def _permanent_error(reasons: set[str], what: str, url: str, account: str) -> Ca
         )
     if used_up := [remedy for reason, remedy in _USED_UP.items() if reason in reasons]:
         return QuotaExceeded(f"{url}: {used_up[0]} ({what})")
+    if _UNREGISTERED & reasons and any(text in what for text in _ANONYMOUS):
+        return DriveAnonymous(f"{url}: Google answers no anonymous requests ({what}): {remedy}")
     if "cannotDownloadAbusiveFile" in reasons:
         return DriveAbusiveFile(
             f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "

@@ -59,6 +59,13 @@ class SignIn(NamedTuple):
     name: str  # the account as far as it is known, without secrets
     remedy: str  # what to do when its tokens are refused
     saved: SavedToken | None = None
+    api_key: str | None = None  # names a project in place of an account
+    is_missing: bool = False  # no credentials were named, and none found
+
+
+_ANONYMOUS = SignIn(
+    None, "anonymous", "sign in, or give an API key for what is public, drive={'api_key': '...'}"
+)
 
 
 class SavedToken:
@@ -107,9 +114,19 @@ class DriveAuth(TokenSource):
         return self._signed_in.name
 
     @property
+    def is_missing(self) -> bool:
+        """Whether no credentials were named, and none found."""
+        return self._signed_in.is_missing
+
+    @property
     def remedy(self) -> str:
         """What to do when its tokens are refused."""
         return self._signed_in.remedy
+
+    def current(self) -> dict[str, str]:
+        """Return the headers of the present token, or of the API key; empty without one."""
+        key = self._signed_in.api_key
+        return super().current() if key is None else {"x-goog-api-key": key}
 
     def scopes(self) -> list[str] | None:
         """Return the scopes of the tokens, as granted or else as requested; None if unknown."""
@@ -169,12 +186,20 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
 
     Tokens are requested when they are first needed, so cached data can be read without a network. Only a search for
     default credentials may ask a metadata server. Never opens a browser. Raises ValueError for options that contradict
-    each other or name a missing file, and AccessDenied where there are no credentials.
+    each other or name a missing file, and AccessDenied where the named credentials do not exist.
     """
     given = {name: value for name, value in options.items() if not _is_absent(value)}
     _check(given)
     if "google_auth" in given:
         return _from_pydrive2(given["google_auth"])
+    if "api_key" in given:
+        return SignIn(
+            None,
+            "an API key",
+            "an API key reads what is shared with 'Anyone with the link' and nothing else: sign in for the rest, or check the "
+            "key and that its project has enabled the Drive API",
+            api_key=str(given["api_key"]).strip(),
+        )
     if "credentials" in given:
         return _from_object(given["credentials"])
     if "token" in given:
@@ -198,7 +223,7 @@ def _check(given: Mapping[str, Any]) -> None:
         )
     # A service account's key in token= may act for a user.
     client = [name for name in _CLIENT if name in given and not (name == _CLIENT[-1] and "token" in given)]
-    ways = [[name] for name in ("google_auth", "credentials", "token") if name in given] + (
+    ways = [[name] for name in ("google_auth", "credentials", "token", "api_key") if name in given] + (
         [client] if client else []
     )
     if len(ways) > 1:
@@ -268,7 +293,7 @@ def _from_token(token: Any, given: Mapping[str, Any]) -> SignIn:
     if text == DEFAULT:
         return _from_default()
     if text == ANONYMOUS:
-        return SignIn(None, "anonymous", "these files are not public: sign in")
+        return _ANONYMOUS
     if not text.isprintable() or " " in text:
         raise ValueError(f"drive option token=: this is no access token; {_TOKEN_FORMS}")
     held = google_users.Credentials(text)  # type: ignore[no-untyped-call]
@@ -276,7 +301,7 @@ def _from_token(token: Any, given: Mapping[str, Any]) -> SignIn:
 
 
 def _from_default() -> SignIn:
-    """Return google-auth's default credentials.
+    """Return google-auth's default credentials, or nobody's: public files need none.
 
     These are Colab's sign-in, gcloud's, a key file in the environment, or the machine's.
     """
@@ -285,10 +310,13 @@ def _from_default() -> SignIn:
         credentials, _ = google.auth.default(scopes=[SCOPE])
     except google.auth.exceptions.DefaultCredentialsError as error:
         said = without_secrets(str((error.args or ("",))[0])).split("\n")[0]
-        raise AccessDenied(
+        return SignIn(
+            None,
+            "nobody",
             "Google Drive: no credentials found in GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default "
-            f"credentials and at the metadata server of this machine ({said}): {_WAYS}"
-        ) from None
+            f"credentials and at the metadata server of this machine ({said}): {_WAYS}",
+            is_missing=True,
+        )
     name = f"application default credentials ({name_of(credentials)})"
     return SignIn(credentials, name, f"sign in again: {_WAYS}")
 
@@ -296,7 +324,7 @@ def _from_default() -> SignIn:
 def _from_object(credentials: Any, option: str = "credentials") -> SignIn:
     """Return live credentials of google-auth or of oauth2client, which PyDrive2 makes."""
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
-        return SignIn(None, "anonymous", "these files are not public: sign in")
+        return _ANONYMOUS
     if not isinstance(credentials, google.auth.credentials.Credentials):
         credentials = _converted(credentials, option)
     held = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]

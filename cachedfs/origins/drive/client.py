@@ -21,9 +21,9 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
-from cachedfs.errors import OriginUnavailable, RequestRejected
+from cachedfs.errors import AccessDenied, OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
-from cachedfs.origins.drive import api
+from cachedfs.origins.drive import api, public
 from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.inner_filesystem import AsyncOnce
@@ -217,6 +217,7 @@ class DriveConnection:
         self.base = options.endpoint_url
         self.abusive: set[str] = set()  # ids of files that Google takes for malware,
         self.without_revisions: set[str] = set()  # and of those whose revisions it does not give
+        self.is_public = auth.is_missing  # whether to read public files at their public address
         self._session, self._account = session, account
         self._ids: list[str] = []
         self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
@@ -241,10 +242,12 @@ class DriveConnection:
         """
         from cachedfs.origins.http import HTTPRequest
 
+        assert info.id is not None  # what has bytes has an id
+        if self.is_public:
+            return self._public_request(info.id, info.details.get("resourceKey"), path, want, is_pinned=True)
         params = {"alt": "media"} | ({} if revision else api.ANY_DRIVE)
         params |= {"acknowledgeAbuse": "true"} if info.id in self.abusive else {}
         headers = {"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)}
-        assert info.id is not None  # what has bytes has an id
         return HTTPRequest(
             url=api.revision_url(self.base, info.id, revision)
             if revision
@@ -275,7 +278,45 @@ class DriveConnection:
     async def item(
         self, id: str, path: str, *, key: str | None = None, is_pinned: bool = False
     ) -> dict[str, Any]:
-        """Return an item by its id; `key` is its resource key."""
+        """Return an item by its id; `key` is its resource key.
+
+        Without an account and an API key, Google tells only about single files, at the public address.
+        """
+        if not self.is_public or not path.startswith("id:"):
+            try:
+                return await self._item(id, path, key, is_pinned)
+            except api.DriveAnonymous:
+                if not path.startswith("id:"):
+                    raise
+                self.is_public = True
+        ask = self._public_request(id, key, path, Range(0, 1), is_pinned=is_pinned)
+
+        async def attempt() -> dict[str, Any]:
+            answer = await self.send(ask, within_s=self._account.metadata_s(0))
+            if public.is_page(answer.status, answer.headers):
+                raise public.page_error(answer.status, answer.headers, answer.body, ask.subject)
+            return public.item_of(id, key, answer.status, answer.headers)
+
+        return await self.retried(attempt, ask)
+
+    def _public_request(
+        self, id: str, key: str | None, path: str, want: Range, *, is_pinned: bool
+    ) -> HTTPRequest:
+        from cachedfs.origins.http import HTTPRequest
+
+        return HTTPRequest(
+            url=public.download_url(self.base),
+            params=public.params_of(id, key),
+            subject=api.url_of(path),
+            doing=describe(want),
+            headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
+            as_stored=True,
+            is_pinned=is_pinned,
+            good=public.GOOD,
+            follows_redirects=False,
+        )
+
+    async def _item(self, id: str, path: str, key: str | None, is_pinned: bool) -> dict[str, Any]:
         params = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
         headers = api.key_headers([(id, key)] if key else [])
         return await self.json(
@@ -451,6 +492,8 @@ class DriveConnection:
         `kind` is the kind of resource that Drive answers with, which `params` must name in `fields`; None means no
         content. `asked` is what the resource has to have.
         """
+        if self.auth.is_missing:
+            raise AccessDenied(f"{api.url_of(path)}: {self.auth.remedy}")
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
         ask = self.ask(url, path, doing, params, method=method, data=data, headers=given, is_pinned=is_pinned)

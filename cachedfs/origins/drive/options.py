@@ -128,6 +128,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 # PyDrive2's own names, and those of google-auth.
 SIGN_IN = (
     "token",
+    "api_key",
     "credentials",
     "google_auth",
     "client_id",

@@ -19,7 +19,7 @@ from cachedfs.errors import (
     RequestRejected,
 )
 from cachedfs.origins.base import clipped, content_range, number
-from cachedfs.origins.drive import api
+from cachedfs.origins.drive import api, public
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
 from cachedfs.origins.resumable_stream import WHOLE, RangeNotSatisfiable, ResumableRead
 from cachedfs.origins.retry import RetryableError, RetryReason
@@ -188,6 +188,9 @@ class DriveMediaRead(ResumableRead):
         exchange = self._to.client.exchange(self._ask(span), within_s=self._tries.media_s)
         body = await self._attempt.enter_async_context(exchange)
         try:
+            if self._to.is_public and public.is_page(body.status, body.headers):
+                page = await body.read_error()
+                raise public.page_error(body.status, body.headers, page, self._url)
             if body.status == 416:
                 await self._look()  # shorter by now: that is the answer
             start = self._start_of(body.status, body.headers, span)

@@ -466,16 +466,17 @@ class TestGoogleAuthCredentials:
         assert "robot@" in gauth.name
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    def test_without_any_credentials_the_error_names_three_solutions(self) -> None:
-        with refused(
-            AccessDenied,
+    async def test_without_any_credentials_the_error_names_three_solutions(self) -> None:
+        found = signed_in()
+        assert (found.is_missing, await sent_by(found)) == (True, {})
+        for words in (
             "GOOGLE_APPLICATION_CREDENTIALS",
             "authenticate_user()",
             "gcloud auth",
             "--client-id-file=client.json",  # the client of gcloud gets no Drive scope
             "service account",
         ):
-            signed_in()
+            assert words in found.remedy
 
     async def test_revoked_credentials_are_access_denied(self, google_server: Google) -> None:
         google_server.refusal = (400, {"error": "invalid_grant", "refresh_token": "REFRESH"})
@@ -547,7 +548,7 @@ class TestOptions:
         spec = pytest.importorskip("pydrive2.fs.spec")
         code = spec.GDriveFileSystem.__init__.__code__
         theirs = set(code.co_varnames[1 : code.co_argcount]) - {"path", "trash_only", "acknowledge_abuse"}
-        assert theirs | {"token", "credentials"} == set(SIGN_IN)
+        assert theirs | {"token", "credentials", "api_key"} == set(SIGN_IN)
 
 
 class TestExistingGoogleAuth:

@@ -1,0 +1,106 @@
+"""The public download address of Google Drive: single files that everybody with the link may read, without an account.
+
+Google does not document it. What is known is in gdown and yt-dlp: it takes ranges, answers 200 with a page where there is
+a problem, and asks to confirm the download of a large file, which `confirm=t` does beforehand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC
+from email.message import Message
+from typing import Any
+
+from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound, QuotaExceeded
+from cachedfs.origins.base import content_range, http_date, number
+from cachedfs.origins.drive.api import GOOGLE
+from cachedfs.origins.retry import RetryableError, RetryReason
+
+__all__ = ["GOOD", "download_url", "is_page", "item_of", "page_error", "params_of"]
+
+GOOD = frozenset({200, 206, 302, 303, 403, 404, 416, 500})  # what `page_error` explains is among them
+_HOST = "https://drive.usercontent.google.com"
+_TITLE = re.compile(rb"<title>(?:Google Drive - )?([^<]*)</title>", re.IGNORECASE)
+_ACCOUNT = "sign in (`cachedfs login drive`), or give an API key, drive={'api_key': '...'}"
+
+
+def download_url(endpoint: str) -> str:
+    """Return the address; the simulated Drive has it at its own endpoint."""
+    return f"{_HOST if endpoint == GOOGLE else endpoint}/download"
+
+
+def params_of(id: str, key: str | None) -> dict[str, str]:
+    params = {"id": id, "export": "download", "confirm": "t"}
+    return params | ({"resourcekey": key} if key else {})
+
+
+def is_page(status: int, headers: Mapping[str, str]) -> bool:
+    """Return whether an answer is a page for people, or leads to one, and not the file."""
+    return status not in (200, 206, 416) or (
+        status != 416 and "attachment" not in headers.get("Content-Disposition", "")
+    )
+
+
+def page_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -> CachedFSError:
+    """Return the error that a page means."""
+    found = _TITLE.search(body)
+    title = found[1].decode("utf-8", "replace").strip() if found else f"status {status}"
+    if status in (302, 303) or title.startswith("Sign in"):
+        return AccessDenied(
+            f"{url}: this file is not public: ask its owner to share it with 'Anyone with the link', or {_ACCOUNT}"
+        )
+    if status == 404:
+        return ObjectNotFound(f"{url}: there is no such file, or it is not public; check the id")
+    if "Quota exceeded" in title or b"Too many users have viewed" in body:
+        return QuotaExceeded(
+            f"{url}: too many users have viewed or downloaded this file recently; Google allows more within 24 hours. "
+            f"A copy of it in a Drive of your own has its own quota: {_ACCOUNT}"
+        )
+    if status == 500:
+        return NotDownloadable(
+            f"{url}: without an account only files can be read, no folders or documents: {_ACCOUNT}"
+        )
+    if status == 403 or "nfected" in title:
+        return AccessDenied(f"{url}: Google does not give this file to everybody ({title}): {_ACCOUNT}")
+    return CachedFSError(f"{url}: Google answered with a page ({title}) in place of the file; {_ACCOUNT}")
+
+
+def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the item of a file, as the API would, from the answer to a request for its first byte.
+
+    The time of the last change stands for the revision, which this address does not tell.
+    """
+    try:
+        size = content_range(headers["Content-Range"])[2] if status == 206 else _size_of(status, headers)
+    except (KeyError, ValueError):
+        size = None
+    if size is None:
+        raise RetryableError(RetryReason("the answer does not say how large the file is"))
+    item: dict[str, Any] = {
+        "kind": "drive#file",
+        "id": id,
+        "name": _name_in(headers) or id,
+        "mimeType": headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip(),
+        "size": str(size),
+        "capabilities": {"canDownload": True, "canReadRevisions": False},
+    }
+    if key:
+        item["resourceKey"] = key
+    if (at := http_date(headers.get("Last-Modified", ""))) is not None:
+        item["modifiedTime"] = at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        item["headRevisionId"] = f"modified-{at.timestamp():.0f}"
+    return item
+
+
+def _size_of(status: int, headers: Mapping[str, str]) -> int | None:
+    if status == 416:  # no byte of an empty file is in any range
+        return number(headers.get("Content-Range", "").rpartition("/")[2])
+    return number(headers.get("Content-Length"))
+
+
+def _name_in(headers: Mapping[str, str]) -> str:
+    """Return the file name in `Content-Disposition`, in its UTF-8 form if there is one."""
+    message = Message()
+    message["Content-Disposition"] = headers.get("Content-Disposition", "")
+    return message.get_filename("") or ""
