@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from cachedfs.cli.arguments import CommonOptions, CopyCommand, argument, command, flag
 from cachedfs.cli.output import failure, print_summary, progress, rate
 from cachedfs.cli.urls import OBJECT_ERRORS, Location, Urls, locate
+from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import counted
 
 __all__ = ["get"]
@@ -27,11 +28,22 @@ SLOT, SLOTS, WINDOW = 4 << 20, 128, 64 << 20
 NOT_A_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # the local disk refuses a name
 
 
+class GetCommand(CopyCommand):
+    """Command that copies links to Google Drive into the current directory if there is no TARGET."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        if is_drive_link(str(given.get("target")).removeprefix("cachedfs::")):
+            args = ["--recursive", *args, "."]
+        return super().parse_args(ctx, args)
+
+
 @command(
     "cachedfs get gs://my-bucket/train.jsonl .",
     "cachedfs get -r gs://my-bucket/data /tmp/data",
     "cachedfs get 'gs://my-bucket/data/*.parquet' /tmp/tables/",
-    cls=CopyCommand,
+    "cachedfs get 'https://drive.google.com/file/d/ID/view?usp=sharing'",
+    cls=GetCommand,
 )
 def get(
     common: CommonOptions,
@@ -42,6 +54,8 @@ def get(
     """Copy objects and folders to the local disk.
 
     As with cp, a copy goes into the target if that is an existing directory. A
+    link to Google Drive needs no target: it is copied under its own name into
+    the current directory. A
     file appears only once it is complete. If one of several files cannot be read
     (a Google document has no bytes) or written under its name, it is reported,
     the others are copied, and the exit status is 1.
@@ -119,7 +133,7 @@ def copies_of(
     named: list[tuple[dict[str, Any], str]] = []  # with the name in the target; empty for the target itself
     for info in found:
         path = str(info["name"])
-        top = path.rstrip("/").rpartition("/")[2] if is_into or location.is_pattern else ""
+        top = name_of(info, location) if is_into or location.is_pattern else ""
         named.append((info, top))
         if info["type"] == "directory":
             below = location.fs.find(path, withdirs=True, detail=True).values()
@@ -140,6 +154,16 @@ def copies_of(
             raise FileExistsError(f"{url} cannot replace {local}, which {kind}")
         copies.append(each)
     return copies
+
+
+def name_of(info: dict[str, Any], location: Location) -> str:
+    """Return the last name in a path; for the id of an item in Google Drive, the item's title."""
+    path = str(info["name"]).rstrip("/")
+    if location.fs.target_protocol == "drive" and path.startswith("id:") and "/" not in path:
+        from cachedfs.origins.drive.api import shown
+
+        return shown(info.get("title") or location.fs.origin_fs.info(path)["title"])
+    return path.rpartition("/")[2]
 
 
 def local_path(target: str, name: str, url: str) -> str:

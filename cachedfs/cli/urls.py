@@ -16,13 +16,24 @@ import typer
 
 from cachedfs.cli.arguments import CommonOptions, argument
 from cachedfs.cli.output import print_error
+from cachedfs.common.drive_links import canonical_path, is_drive_link
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.filesystem import CachedFileSystem
 
-__all__ = ["OBJECT_ERRORS", "Location", "Urls", "at_each", "cached_url", "locate", "rejoin", "url_argument"]
+__all__ = [
+    "OBJECT_ERRORS",
+    "Location",
+    "Urls",
+    "at_each",
+    "cached_url",
+    "is_at_colab",
+    "locate",
+    "rejoin",
+    "url_argument",
+]
 
 
 OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the cache
@@ -132,20 +143,30 @@ def cached_url(text: str) -> str:
     above, chained, last = text.rpartition("::")
     if found := re.match("(gs|gcs|drive|cgs|cdrive|https?):/(?!/)", last):
         raise ValueError(f"{text!r} is no URL: write {above}{chained}{found[1]}://{last[found.end() :]}")
+    if is_drive_link(last) and (not above or above in OURS):
+        return f"cachedfs::drive://{canonical_path(last)}"
     if "://" in text or "::" in text:
         _refuse_unknown(text, last)
         first = re.split("::|://", text, maxsplit=1)[0]
         return text if first in OURS else f"cachedfs::{text}"
-    path = os.path.expanduser(text)
+    path, at_drive = os.path.expanduser(text), canonical_path(text)
+    if is_at_colab(text):
+        return f"cachedfs::drive://{at_drive}"
     if os.path.isabs(path) or text.startswith((".", "~")) or os.path.lexists(path):
         return f"cachedfs::file://{os.path.abspath(path)}"
     if text.startswith(AT_DRIVE):
         raise ValueError(f"{text!r} has no protocol: write 'drive://{text}' for Google Drive")
-    at_drive = text.removeprefix("MyDrive/")  # where a mounted Drive has its files
+    at_drive = f"My Drive/{text}" if at_drive == text else at_drive
     raise ValueError(
         f"{text!r} has no protocol, and no local file has this name: "
-        f"write gs://{text or 'my-bucket'} for Google Cloud Storage, 'drive://My Drive/{at_drive}' for Google Drive"
+        f"write gs://{text or 'my-bucket'} for Google Cloud Storage, 'drive://{at_drive}' for Google Drive"
     )
+
+
+def is_at_colab(text: str) -> bool:
+    """Return whether a path is one of Google Drive as Colab mounts it, and it is not mounted here."""
+    mounted = "/".join(text.split("/")[:3])
+    return text.startswith("/content/") and canonical_path(text) != text and not os.path.lexists(mounted)
 
 
 def _refuse_unknown(text: str, last: str) -> None:

@@ -15,6 +15,7 @@ from fsspec.registry import known_implementations
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
+from cachedfs.common.drive_links import canonical_path, is_drive_link
 from cachedfs.common.logging import without_secrets
 
 __all__ = [
@@ -92,6 +93,10 @@ def strip(own: str, target: str | None, path: Any) -> str:
     protocol, scheme, rest = text.partition("://")
     if not scheme or "/" in protocol:  # otherwise "://" is part of a key that contains a URL
         protocol, rest = target or "", text
+    elif target in (None, "drive") and is_drive_link(text):
+        protocol, rest = "drive", text
+    if protocol == "drive":
+        return canonical_path(rest.strip("/"))
     if protocol in _SLASHED or not protocol:
         return rest.strip("/") if protocol else rest.rstrip("/")
     name = str(_rule_of(protocol)(text))

@@ -58,7 +58,8 @@ class Samples(Dataset[Any]):
         `transform` is called with each sample.
         """
         self.url, self.transform = str(url), transform
-        self.fs, self.path = url_to_fs(self.url, **(storage_options or {}))
+        self.fs, path = url_to_fs(self.url, **(storage_options or {}))
+        self.path = self.fs._strip_protocol(path)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.chained import ChainedFileSystem
 
+from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.types import Exported, Imported, LinkStats, ObjectInfo, Stats, Verified
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip
 from cachedfs.config import Config
@@ -232,7 +233,9 @@ class CacheMethods(ChainedFileSystem):
         """Return a reader for the origin of a URL, in this process's runtime, and the path in it."""
         text = url.rpartition("::")[2] if "://" in url else os.path.abspath(os.path.expanduser(url))
         protocol, has_protocol, rest = text.partition("://")
-        if not has_protocol:
+        if is_drive_link(text):
+            protocol = "drive"
+        elif not has_protocol:
             protocol = "file"
         elif protocol in ORIGINS:  # go to the origin itself: an export needs no caching
             protocol = ORIGINS[protocol]

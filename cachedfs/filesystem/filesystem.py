@@ -19,12 +19,14 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 from fsspec.asyn import mirror_sync_methods
 from fsspec.config import conf
 from fsspec.core import has_magic
+from fsspec.spec import _Cached
 from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
+from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import GCS_PROTOCOLS, is_pattern, is_url, jsonable, strip, target_of
+from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, is_pattern, is_url, jsonable, strip, target_of
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ChecksumMismatch, ObjectChanged
@@ -46,7 +48,19 @@ T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own event loop thread; ours starts at the first miss
 
 
-class CachedFileSystem(CacheMethods, WriteMethods):
+class _DriveLinks(_Cached):
+    """Metaclass that takes `https` links to Google Drive for what they are: `cachedfs::https://drive.google.com/...`.
+
+    It does so before fsspec looks for an existing instance, because `fo` does not distinguish instances.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if is_drive_link(str(kwargs.get("fo"))):
+            kwargs["target_protocol"] = "drive"
+        return super().__call__(*args, **kwargs)
+
+
+class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     """An fsspec filesystem that reads any other one through a persistent cache on local disk.
 
     All processes of the machine share the cache. Open `cachedfs::gs://bucket/key` as a URL, or create the filesystem:
@@ -115,7 +129,7 @@ class CachedFileSystem(CacheMethods, WriteMethods):
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
-        return strip(cls.protocol, None, path)
+        return strip(cls.protocol, ORIGINS.get(cls.protocol), path)
 
     def _strip(self, path: Any) -> Any:
         if isinstance(path, list):

@@ -68,7 +68,7 @@ class ZarrTarget:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._options = url, dict(options or {})
         self.fs, path = url_to_fs(url, **self._options)
-        self.path = str(path).rstrip("/")
+        self.path = str(self.fs._strip_protocol(path)).rstrip("/")
         self._folders: set[str] = set()
         self.is_interrupted = False  # True: `put` raises CancelledError
 

@@ -135,12 +135,12 @@ def title_of(name: str) -> tuple[str, ...]:
     """Return the titles that a part of a path may stand for; the last one has a slash for every "／".
 
     Each "／" in the path may be a slash or itself, and each doubles the number of titles in a query. Where there are
-    more than four, all are replaced or none.
+    more than four, only the last one is returned.
     """
     parts = name.split(_SLASH)
     n_signs = len(parts) - 1
     if n_signs > _MOST_SIGNS:
-        return name, name.replace(_SLASH, "/")
+        return (name.replace(_SLASH, "/"),)
     return tuple(
         "".join(chain.from_iterable(zip(parts, (*signs, ""), strict=True)))
         for signs in product((_SLASH, "/"), repeat=n_signs)
@@ -228,7 +228,12 @@ def children_query(folder_id: str) -> str:
 
 
 def child_query(folder_id: str, name: str) -> str:
-    """Return the query for items of one name; Drive ignores case, so the caller must compare the names."""
+    """Return the query for items of one name; Drive ignores case, so the caller must compare the names.
+
+    A name with many slashes has too many possible titles to ask for: this is then the query for the whole folder.
+    """
+    if name.count(_SLASH) > _MOST_SIGNS:
+        return children_query(folder_id)
     titles = " or ".join(f"name = {_quoted(title)}" for title in _look_alikes(title_of(name)))
     return f"{children_query(folder_id)} and ({titles})"
 

@@ -104,6 +104,10 @@ class DriveFileSystem(CycleSafeWalk):
             return [cls._strip_protocol(each) for each in path]
         return plain_path(stringify_path(path))
 
+    def unstrip_protocol(self, name: Any) -> str:
+        """Return the URL of a path, in its canonical form."""
+        return f"drive://{self._strip_protocol(name)}"
+
     @property
     def fsid(self) -> str:
         """Name of the service, not of the account."""

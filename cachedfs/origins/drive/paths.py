@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from cachedfs.common.drive_links import canonical_path
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, SignInRefused
 from cachedfs.origins.drive import api
@@ -48,8 +49,8 @@ class DrivePath(NamedTuple):
 
 
 def plain_path(path: str) -> str:
-    """Return a path without protocol and without slashes around it."""
-    return path.removeprefix("drive://").removeprefix("drive::").strip("/")
+    """Return a path without protocol and without slashes around it, in its canonical form."""
+    return canonical_path(path.removeprefix("drive://").removeprefix("drive::").strip("/"))
 
 
 def place_of(path: str) -> DrivePath:
@@ -57,8 +58,8 @@ def place_of(path: str) -> DrivePath:
     top, *names = path.split("/")
     named = (top.startswith(api.SHARED) and top != api.SHARED) or (top.startswith(_ID) and top != _ID)
     if not named and top not in ("", MY_DRIVE, SHARED_WITH_ME):
-        # "MyDrive" is how a mounted Drive spells it, as Colab's.
-        meant = "/".join([MY_DRIVE, *(names if top == "MyDrive" else (top, *names))])
+        known = canonical_path(top)
+        meant = f"{MY_DRIVE}/{path}" if known == top else "/".join([known, *names])
         raise ValueError(
             f"{api.url_of(path)}: a Drive path starts with one of 'My Drive', 'shared:NAME' (a shared drive), "
             f"'Shared with me' or 'id:ID' (any file or folder), as in drive://{meant}"
@@ -155,7 +156,8 @@ class PathResolver:
         name = path.rpartition("/")[2]
         assert folder.id is not None  # all folders have one
         found = await self._found(api.child_query(folder.id, name), folder, path, "looking it up")
-        items = [item for item in found if api.shown(item["name"]) == name]
+        # By id, because a listing of several pages may have an item twice.
+        items = [*{item["id"]: item for item in found if api.shown(item["name"]) == name}.values()]
         if not items:
             self._warn_of_look_alikes(path, name, [api.shown(item["name"]) for item in found])
         return items
@@ -338,7 +340,9 @@ class PathResolver:
         if api.is_trashed(item := await to.item(id, path, key=key)):
             raise _missing(path, "it is in the trash")
         item |= {"resourceKey": key} if key else {}
-        return await self.followed(item, path)
+        info = await self.followed(item, path)
+        # An id says nothing about the name, which a copy on the local disk needs.
+        return info if top == MY_DRIVE else replace(info, details={**info.details, "title": item["name"]})
 
     async def _shared_drive(self, to: DriveConnection, path: str, name: str) -> ObjectInfo:
         drives = await to.drives()

@@ -1,0 +1,79 @@
+"""Convert links to Google Drive, and other ways to write a Drive path, to one canonical path. No I/O.
+
+The canonical path is `My Drive/...`, `Shared with me/...`, `shared:NAME/...` or `id:ID[,resourcekey=KEY]/...`. The cache
+has one key for a file, however its path was written.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs
+
+__all__ = ["canonical_path", "is_drive_link"]
+
+_CANONICAL = ("My Drive", "Shared with me", "shared:", "id:")
+# Google's ids, such as 1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ, and 0AFpK3Xx8AmgsUk9PVA of a shared drive. Names
+# that people choose rarely have this form.
+_BARE_ID = re.compile(r"(?=.*[0-9])(?=.*[A-Z])(?:[A-Za-z0-9_-]{25,44}|0A[A-Za-z0-9_-]{10,20}PVA)")
+_ID = r"[A-Za-z0-9_-]{8,}"  # or a resource key, such as 0-a8Xq1ZkPq2mC5hJ3wKfL0A
+_HOST = re.compile(r"(?:https?://)?(drive|drive\.usercontent|docs)\.google\.com(?=[/?#]|$)")
+_LINK = re.compile(
+    rf"""
+    (?:/a/[^/?#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?  # a company's domain, and the number of an account
+    (?: /folders/(?P<folder>{_ID})
+      | /(?:file|document|spreadsheets|presentation|drawings)(?:/u/[0-9]+)?/d/(?P<file>{_ID})
+        (?:/(?:view|preview|edit|copy|present|mobilebasic|htmlview))?(?=/?(?:[?\#]|$))
+      | /(?P<view>my-drive|shared-with-me)
+      | /(?:open|uc|download|folderview|embeddedfolderview)(?=\?)
+    )
+    /?(?P<query>\?[^/\#]*)?(?:\#[^/]*)?  # programs that add names to a link do so behind its query
+    (?P<names>/.*)?
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# What Colab and Google's desktop program call the places of a mounted Drive.
+_MOUNTED = re.compile(
+    r"/?(?:content/g?drive/)?(?:My ?Drive|Shared ?drives/(?P<shared>[^/]+))(?P<names>/.*)?", re.DOTALL
+)
+_VIEWS = {"my-drive": "My Drive", "shared-with-me": "Shared with me"}
+
+
+def is_drive_link(url: str) -> bool:
+    """Return whether a web address is read by the API of Google Drive, and not by HTTP.
+
+    Other addresses at docs.google.com, such as those of exports and published pages, are plain URLs.
+    """
+    host = _HOST.match(url) if url.startswith("http") else None
+    return host is not None and (host[1] != "docs" or _LINK.fullmatch(url, host.end()) is not None)
+
+
+def canonical_path(path: str) -> str:
+    """Return the canonical form of a Drive path without protocol; raise ValueError for a link that is not understood.
+
+    A path that has another beginning is returned as it is.
+    """
+    if path.startswith(_CANONICAL):
+        return path
+    if (host := _HOST.match(path)) is not None:
+        return _path_of_link(path, host.end())
+    if (mounted := _MOUNTED.fullmatch(path)) is not None:
+        return (f"shared:{mounted['shared']}" if mounted["shared"] else "My Drive") + (mounted["names"] or "")
+    return f"id:{path}" if _BARE_ID.fullmatch(path) else path
+
+
+def _path_of_link(link: str, at: int) -> str:
+    found = _LINK.fullmatch(link, at)
+    query = parse_qs((found["query"] or "?")[1:]) if found else {}
+    id, key = (query.get(name, [""])[0] for name in ("id", "resourcekey"))
+    if found is not None and found["view"]:
+        top = _VIEWS[found["view"]]
+    elif found is not None and re.fullmatch(_ID, id := found["folder"] or found["file"] or id):
+        top = f"id:{id},resourcekey={key}" if re.fullmatch(_ID, key) else f"id:{id}"
+    else:
+        raise ValueError(
+            f"{link}: this link names no file or folder that is understood. These do: https://drive.google.com/file/d/ID, "
+            "/open?id=ID, /uc?id=ID, /drive/folders/ID, /drive/my-drive and /drive/shared-with-me, and "
+            "https://docs.google.com/document/d/ID (or spreadsheets, presentation), which is read as the type in the "
+            "option export, as in drive={'export': 'docx'}"
+        )
+    return f"{top}{found['names'] or ''}".rstrip("/")
