@@ -71,9 +71,15 @@ async def test_any_other_beginning_is_a_value_error_that_names_the_four(
     assert server.count() == 0
 
 
-@pytest.mark.parametrize(("path", "meant"), [("data/a", "data/a"), ("MyDrive/data", "data"), ("MyDrive", "")])
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("data/a", "My Drive/data/a"),
+        ("1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbO/a", "id:1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbO/a"),
+    ],
+)
 def test_the_error_suggests_the_path_that_was_meant(path: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"as in drive://My Drive/?{meant}$"):
+    with pytest.raises(ValueError, match=f"as in drive://{meant}$"):
         place_of(path)
 
 
@@ -285,10 +291,19 @@ async def test_a_slash_in_a_title_is_shown_as_a_wide_slash(
     server.add("a/b", b"slash", parent=above)
     server.add("c／d", b"wide", parent=above)
     server.add("e/f／g／h/i", b"both", parent=above)
-    assert set(await listed(origin, root)) == {f"{root}/a／b", f"{root}/c／d", f"{root}/e／f／g／h／i"}
+    server.add("1/2/3／4／5／6/7", b"many", parent=above)
+    assert set(await listed(origin, root)) == {
+        f"{root}/a／b",
+        f"{root}/c／d",
+        f"{root}/e／f／g／h／i",
+        f"{root}/1／2／3／4／5／6／7",
+    }
     assert (await read(origin, f"{root}/a／b"))[0] == b"slash"
     assert (await read(origin, f"{root}/c／d"))[0] == b"wide"
     assert (await read(origin, f"{root}/e／f／g／h／i"))[0] == b"both"
+    assert (await read(origin, f"{root}/1／2／3／4／5／6／7"))[0] == b"many"
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup(f"{root}/1／2／3／4／5／6／8")
 
 
 async def test_of_duplicate_names_the_newest_is_used_with_one_warning(

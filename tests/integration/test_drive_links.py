@@ -1,0 +1,155 @@
+"""Links to Google Drive, opened through the cache and by the command line."""
+
+import fsspec
+import pytest
+from typer.testing import CliRunner
+
+from cachedfs.cli import urls
+from cachedfs.cli.app import app
+from cachedfs.datasets import LineDataset
+from cachedfs.errors import NotDownloadable
+from tests.support import forget
+
+SITE = "https://drive.google.com"
+
+
+def run(*arguments, status=0):
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == status, result.output
+    return result
+
+
+@pytest.fixture
+def file_id(drive):
+    drive.put("sub/a.csv", b"1,2\n3,4\n")
+    return drive.server.find(f"{drive.name}/sub/a.csv")[0]["id"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def folder_id(drive, file_id):
+    return drive.server.find(f"{drive.name}/sub")[0]["id"]
+
+
+def test_every_form_of_a_file_is_one_file_of_the_cache(drive, file_id):
+    forms = [
+        f"cachedfs::{SITE}/file/d/{file_id}/view?usp=sharing",
+        f"cachedfs::{SITE}/uc?id={file_id}&export=download",
+        f"cachedfs::drive://{SITE}/open?id={file_id}",
+        f"cachedfs::drive://{file_id}",
+        f"cdrive://{file_id}",
+        f"cdrive://{SITE}/file/d/{file_id}/preview",
+        f"drive://{SITE}/file/d/{file_id}/view",
+    ]
+    for url in forms:
+        with fsspec.open(url) as file:
+            assert file.read() == b"1,2\n3,4\n"
+        (same,) = fsspec.open_files([url])  # as dask and pandas do
+        fs, path = fsspec.url_to_fs(url)
+        assert fs.info(path)["name"] == fs.info(same.path)["name"] == f"id:{file_id}"
+        assert fs.unstrip_protocol(path).endswith(f"drive://id:{file_id}")
+    forget()
+    drive.asked()
+    for url in forms[:-1]:
+        with fsspec.open(url) as file:
+            file.read()
+    assert drive.asked() == []
+
+
+def test_a_link_to_a_folder_is_a_folder(drive, folder_id):
+    link = f"cachedfs::{SITE}/drive/folders/{folder_id}"
+    fs, path = fsspec.url_to_fs(f"{link}?usp=sharing")
+    assert fs.ls(path, detail=False) == fs.find(path) == [f"id:{folder_id}/a.csv"]
+    assert fs.glob(f"{SITE}/drive/folders/{folder_id}/*.csv") == [f"id:{folder_id}/a.csv"]
+    for url in (f"{link}/a.csv", f"{link}?usp=sharing/a.csv"):
+        with fsspec.open(url, "rt") as file:
+            assert file.readline() == "1,2\n"
+    assert list(LineDataset(f"{link}?usp=sharing")) == ["1,2", "3,4"]
+
+
+def test_my_drive_has_the_names_of_a_mount(drive, file_id):
+    for start in (f"{SITE}/drive/my-drive", "/content/drive/MyDrive", "MyDrive"):
+        fs, path = fsspec.url_to_fs(f"cachedfs::drive://{start}/{drive.name}/sub/a.csv")
+        assert fs.info(path)["name"] == f"My Drive/{drive.name}/sub/a.csv"
+        assert fs.info(path)["id"] == file_id
+    drive.server.put("a.txt", b"team", parent=drive.server.share_drive("Team links"))
+    fs = fsspec.filesystem("cdrive")
+    assert fs.cat_file("/content/drive/Shareddrives/Team links/a.txt") == b"team"
+
+
+def test_a_link_to_a_document_is_its_export(drive):
+    id = drive.server.document(f"{drive.name}/report", "words")
+    link = f"cachedfs::https://docs.google.com/document/d/{id}/edit?tab=t.0#heading=h.x"
+    with pytest.raises(NotDownloadable, match="docx"), fsspec.open(link) as file:
+        file.read()
+    with fsspec.open(link, drive={"export": "txt"}) as file:
+        assert file.read().endswith(b"words")
+
+
+def test_a_link_opens_what_its_resource_key_opens(drive, file_id):
+    drive.server.edit(file_id, resourceKey="0-a8Xq1ZkPq2mC5hJ3wKfL0A")
+    link = f"cachedfs::{SITE}/file/d/{file_id}/view?usp=sharing"
+    with pytest.raises(FileNotFoundError), fsspec.open(link) as file:
+        file.read()
+    with fsspec.open(f"{link}&resourcekey=0-a8Xq1ZkPq2mC5hJ3wKfL0A") as file:
+        assert file.read() == b"1,2\n3,4\n"
+
+
+def test_plain_web_addresses_have_a_filesystem_of_their_own(drive, file_id):
+    """fsspec would take an existing one for a link, as only their URLs differ."""
+    for _ in range(2):
+        assert fsspec.url_to_fs("cachedfs::https://example.org/x")[0].target_protocol == "https"
+        assert fsspec.url_to_fs(f"cachedfs::{SITE}/open?id={file_id}")[0].target_protocol == "drive"
+
+
+# Command line
+
+
+def test_a_link_alone_is_copied_under_its_own_name(drive, file_id, folder_id, here):
+    drive.server.put("deep/b.txt", b"deep", parent=folder_id)
+    drive.server.edit(file_id, title="a/../b.csv")
+    run("get", f"{SITE}/file/d/{file_id}/view?usp=sharing")
+    assert [path.name for path in here.iterdir()] == ["a／..／b.csv"]
+    run("get", f"{SITE}/drive/folders/{folder_id}", f"{SITE}/open?id={file_id}", "-o", "max_age=0")
+    files = {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()}
+    assert files == {"a／..／b.csv", "sub/a／..／b.csv", "sub/deep/b.txt"}
+
+
+def test_a_copy_never_has_the_name_of_an_id(drive, file_id, here):
+    run("get", f"drive://id:{file_id}", ".")
+    run("get", f"{SITE}/file/d/{file_id}/view", "new.csv")
+    assert {path.name for path in here.iterdir()} == {"a.csv", "new.csv"}
+    drive.server.edit(file_id, title="..")
+    assert "leads out of" in run("get", f"{SITE}/open?id={file_id}", "-o", "max_age=0", status=1).output
+
+
+def test_commands_take_links_and_paths_of_colab(drive, file_id, folder_id):
+    colab = f"/content/drive/MyDrive/{drive.name}/sub"
+    for url in (f"{SITE}/drive/folders/{folder_id}?usp=sharing", f"drive://{folder_id}", colab):
+        assert run("ls", "-o", "max_age=60", url).stdout.split("/")[-1] == "a.csv\n"
+    for url in (
+        f"cachedfs::{SITE}/open?id={file_id}",
+        f"cdrive://{SITE}/open?id={file_id}",
+        f"{colab}/a.csv",
+    ):
+        assert run("cat", "-o", "token=anon", url).stdout == "1,2\n3,4\n"
+    assert "file/d/ID" in run("cat", f"{SITE}/drive/recent", status=1).output
+
+
+def test_a_mounted_drive_is_a_local_folder(monkeypatch):
+    path = "/content/drive/MyDrive/a"
+    assert urls.cached_url(path) == "cachedfs::drive://My Drive/a"
+    monkeypatch.setattr("os.path.lexists", lambda path: path == "/content/drive")
+    assert urls.cached_url(path) == f"cachedfs::file://{path}"
+
+
+def test_without_a_protocol_the_error_names_the_drive_path(here):
+    id = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
+    assert f"'drive://id:{id}' for Google Drive" in run("ls", id, status=1).output
