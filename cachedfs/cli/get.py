@@ -53,12 +53,12 @@ def get(
 ) -> None:
     """Copy objects and folders to the local disk.
 
-    As with cp, a copy goes into the target if that is an existing directory. A
-    link to Google Drive needs no target: it is copied under its own name into
-    the current directory. A
-    file appears only once it is complete. If one of several files cannot be read
-    (a Google document has no bytes) or written under its name, it is reported,
-    the others are copied, and the exit status is 1.
+    As with cp, a copy goes into the target if that is an existing directory.
+    Links to Google Drive need no target: they are copied under their own names
+    into the current directory. A file appears only once it is complete. If one
+    of several files cannot be read (a Google document has no bytes) or written
+    under its name, it is reported, the others are copied, and the exit status
+    is 1.
     """
     if "://" in target and not os.path.isdir(target):
         raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")

@@ -149,14 +149,15 @@ def cached_url(text: str) -> str:
         _refuse_unknown(text, last)
         first = re.split("::|://", text, maxsplit=1)[0]
         return text if first in OURS else f"cachedfs::{text}"
-    path, at_drive = os.path.expanduser(text), canonical_path(text)
     if is_at_colab(text):
-        return f"cachedfs::drive://{at_drive}"
+        return f"cachedfs::drive://{canonical_path(text)}"
+    path = os.path.expanduser(text)
     if os.path.isabs(path) or text.startswith((".", "~")) or os.path.lexists(path):
         return f"cachedfs::file://{os.path.abspath(path)}"
     if text.startswith(AT_DRIVE):
         raise ValueError(f"{text!r} has no protocol: write 'drive://{text}' for Google Drive")
-    at_drive = f"My Drive/{text}" if at_drive == text else at_drive
+    known = canonical_path(text)
+    at_drive = f"My Drive/{text}" if known == text else known
     raise ValueError(
         f"{text!r} has no protocol, and no local file has this name: "
         f"write gs://{text or 'my-bucket'} for Google Cloud Storage, 'drive://{at_drive}' for Google Drive"

@@ -49,9 +49,9 @@ _NO_LOOP = object()  # keeps fsspec from starting its own event loop thread; our
 
 
 class _DriveLinks(_Cached):
-    """Metaclass that takes `https` links to Google Drive for what they are: `cachedfs::https://drive.google.com/...`.
+    """Metaclass that makes Google Drive the target of `cachedfs::https://drive.google.com/...`.
 
-    It does so before fsspec looks for an existing instance, because `fo` does not distinguish instances.
+    It does so before fsspec looks for an existing instance, because `fo` (the link) is no part of what it looks for.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
