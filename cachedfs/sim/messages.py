@@ -115,5 +115,5 @@ class Route:
     act: Callable[[Call], Response]
     bucket: str = ""
     key: str = ""
-    style: str = "json"  # format of error replies: json, text or xml
+    style: str = "json"  # format of error replies: json, text, xml or html
     units: int | None = None  # quota units; None: the cost of its kind

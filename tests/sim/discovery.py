@@ -167,7 +167,12 @@ def problems_of_reply(verb: str, target: str, status: int, kind: str, body: byte
 
 def _of_error(status: int, value: Any) -> Iterator[str]:
     error = value["error"]
-    if error.keys() != {"code", "message", "errors"} or error["code"] != status or not error["message"]:
+    least = {"code", "message", "errors"}
+    if (
+        not least <= error.keys() <= least | {"status", "details"}
+        or error["code"] != status
+        or not error["message"]
+    ):
         yield f"an error of {status} is {error}"
     for row in error["errors"]:
         if not {"domain", "reason", "message"} <= row.keys() <= {

@@ -1457,7 +1457,7 @@ def test_tokens_are_issued_expire_and_are_refused(server: DriveServer) -> None:
     from google.oauth2.credentials import Credentials as UserCredentials
 
     server.require_token("listed")
-    assert ask(server, V2)[0] == 401
+    assert ask(server, V2, authorization="Bearer other")[0] == 401
     assert ask(server, V2, authorization="Bearer listed")[0] == 200
     uri = server.endpoint_url + "/token"
     credentials = UserCredentials(None, refresh_token="r", token_uri=uri, client_id="i", client_secret="s")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from typing import Any
 
 from cachedfs.sim.drive.api import DriveApi
-from cachedfs.sim.drive.items import DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
+from cachedfs.sim.drive.items import ANYONE, DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
 from cachedfs.sim.drive.show import show
 from cachedfs.sim.drive.writing import BINARY
 from cachedfs.sim.network import Profile
@@ -71,6 +72,12 @@ class DriveService(DriveApi):
         """Share an item, and everything in it, with the account."""
         self.do_edit(item_id, sharedWithMeDate=rfc3339(self.items.tick()))
 
+    def do_publish(self, item_id: str, public: bool = True) -> None:
+        """Share an item, and everything in it, with anyone who has the link, or stop doing so."""
+        rows = self._item(item_id).fields.get("permissions") or []
+        rows = [row for row in rows if row["type"] != "anyone"] + ([ANYONE] if public else [])
+        self.do_edit(item_id, permissions=rows or None)
+
     def do_shared_with_me(self, name: str, data: bytes | None = None) -> str:
         """Create a file of another user, shared with the account; return its id.
 
@@ -127,6 +134,12 @@ class DriveService(DriveApi):
         """Charge requests with this token to this user and project instead of the default ones."""
         self.accounts[token] = (user, project)
 
+    def do_api_key(self) -> str:
+        """Return a new API key: it identifies a project without an account, which sees only public items."""
+        key = "AIzaSyS" + uuid.uuid4().hex
+        self.keys.add(key)
+        return key
+
     def do_quota(self, quota: dict[str, Any]) -> None:
         self.meter = Meter(Quota(**quota))
 
@@ -160,6 +173,10 @@ class DriveService(DriveApi):
         An infinite delay hides changes until this is called again.
         """
         self.items.change_delay_s = delay_s
+
+    def do_scan_limit(self, n_bytes: int) -> None:
+        """Warn before public downloads of files larger than this; the default is 100 MiB."""
+        self.scan_limit = n_bytes
 
     def do_expire_changes(self) -> None:
         """Reject all tokens of the changes feed issued so far. By the documentation they do not expire."""
@@ -235,6 +252,7 @@ class DriveServer(SimServer):
     document = command(DriveService.do_document)
     share_drive = command(DriveService.do_share_drive)
     share = command(DriveService.do_share)
+    publish = command(DriveService.do_publish)
     shared_with_me = command(DriveService.do_shared_with_me)
     fill = command(DriveService.do_fill)
     get = command(DriveService.do_get)
@@ -244,12 +262,14 @@ class DriveServer(SimServer):
     trash = command(DriveService.do_trash)
     remove = command(DriveService.do_remove)
     account = command(DriveService.do_account)
+    api_key = command(DriveService.do_api_key)
     expire_tokens = command(DriveService.do_expire_tokens)
     token_life = command(DriveService.do_token_life)
     refuse_tokens = command(DriveService.do_refuse_tokens)
     short_pages = command(DriveService.do_short_pages)
     drop_parents = command(DriveService.do_drop_parents)
     delay_changes = command(DriveService.do_delay_changes)
+    scan_limit = command(DriveService.do_scan_limit)
     expire_changes = command(DriveService.do_expire_changes)
     expire_pages = command(DriveService.do_expire_pages)
     expire_uploads = command(DriveService.do_expire_uploads)

@@ -12,7 +12,7 @@ from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.quota import Meter, units_of
 
-__all__ = ["Accounts"]
+__all__ = ["Accounts", "key_of", "token_of"]
 
 _JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 # Errors that Drive returns occasionally even when healthy, and more often on a bad day.
@@ -38,7 +38,7 @@ class Accounts(GoogleService):
     def _admit(self, call: Call, route: Route) -> None:
         if route.kind == "token":
             return
-        expires_s = self.issued.get(token_of(call))
+        expires_s = math.inf if key_of(call) else self.issued.get(token_of(call))
         if expires_s is None:
             super()._admit(call, route)
         elif expires_s <= self.network.now():
@@ -85,6 +85,12 @@ class Accounts(GoogleService):
         token = "ya29.sim-" + uuid.uuid4().hex
         self.issued[token] = self.network.now() + self.token_life_s
         return json_answer({"access_token": token, "expires_in": 3599, "token_type": "Bearer"})
+
+
+def key_of(call: Call) -> str:
+    """Return the API key of a caller without an account, "" for any other: a key beside a token is ignored."""
+    given = call.query.get("key") or call.headers.get("x-goog-api-key", "")
+    return "" if token_of(call) else given
 
 
 def token_of(call: Call) -> str:

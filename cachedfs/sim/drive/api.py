@@ -1,4 +1,4 @@
-"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, and OAuth tokens.
+"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, tokens, public downloads.
 
 Written from the published reference (developers.google.com/drive/api: v2 and v3 files, changes, drives,
 search query terms, batches, resumable uploads, error codes, limits). The tests validate every reply against
@@ -7,11 +7,17 @@ the API's discovery documents. Differences from the documentation:
 - Stricter: the quota per minute is a bucket of one second (`quota.py`). Requests put an item into one folder only.
   Queries have only the terms listed in `call.py`. A page token is valid only for the same query.
 - More lenient: unknown parameters are ignored, as the service does. HEAD is answered. Every caller may do what an
-  item's `capabilities` do not deny. The storage quota is never used up. Tokens have no scopes and by default do not
-  expire. Permissions, comments, labels, replies and channels do not exist (404).
+  item's `capabilities` do not deny, and needs no token unless the server requires one. An API key, which is ignored
+  beside a token, always makes a caller a mere reader of what is public. The storage quota is never used up. Tokens
+  have no scopes and by default do not expire. Items are owned by the account or by somebody else, and public or not:
+  no request changes permissions. Comments, labels, replies and channels do not exist (404).
 - Undocumented, chosen here: `alt=media` costs as much as a download. Each request of an upload is charged, but only
   the first as an edit. An open-ended range is charged to a file's quota as the whole file. The changes feed has no
-  delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip.
+  delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
+  a listing has only the children of public folders that the query names, and everything but reading files is 401. Public downloads of
+  folders, and of files that are infected or may not be downloaded, have pages of ours.
+- Undocumented, as recorded: errors of callers without an account, and of `acknowledgeAbuse`; public downloads
+  (`public.py`), whose exports of documents come without the redirect to another host.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from urllib.parse import parse_qsl, unquote
 
 from cachedfs.sim.drive.call import V2, V3, Ask, invalid
 from cachedfs.sim.drive.feed import Feed
+from cachedfs.sim.drive.public import PublicAccess
 from cachedfs.sim.drive.query import parse_query
 from cachedfs.sim.drive.show import to_v2
 from cachedfs.sim.drive.writing import DriveWriting
@@ -32,7 +39,7 @@ from cachedfs.sim.objects import DataBody
 __all__ = ["DriveApi"]
 
 
-class DriveApi(DriveWriting, Feed):
+class DriveApi(DriveWriting, Feed, PublicAccess):
     """Answers like www.googleapis.com/drive and oauth2.googleapis.com."""
 
     # Routing
@@ -43,7 +50,7 @@ class DriveApi(DriveWriting, Feed):
             return Route("batch", self.batch)
         found = re.fullmatch(r"(/upload|/resumable/upload)?/drive/(v[23])/(.+)", call.path)
         if not found:
-            return Route("other", lambda _: _no_such_address())
+            return self._route_public(call) or Route("other", lambda _: _no_such_address())
         if call.method == "POST" and (method := call.headers.get("x-http-method-override")):
             call.method = method
             if method == "GET":  # a query too long for a URL, sent as a form

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cachedfs.sim.drive.call import V2, V3, Ask, invalid
-from cachedfs.sim.drive.items import FOLDER, ItemChange, rfc3339
+from cachedfs.sim.drive.items import ANYONE, FOLDER, ItemChange, rfc3339
 from cachedfs.sim.drive.query import project
-from cachedfs.sim.drive.reading import DriveReading, can, forbidden
+from cachedfs.sim.drive.reading import DriveReading, can, can_read_revisions, forbidden
 from cachedfs.sim.drive.show import ME, user_v3
 from cachedfs.sim.google import json_answer
 from cachedfs.sim.messages import Refusal, Response
@@ -91,7 +91,7 @@ class Feed(DriveReading):
 
     def _revisions(self, ask: Ask, item_id: str, which: list[str]) -> Response:
         item, is_v3 = self._need(ask, item_id, in_any_drive=True), ask.words is V3
-        if item.mime == FOLDER or not can(item, "canReadRevisions"):
+        if item.mime == FOLDER or not can_read_revisions(ask, item):
             raise forbidden(item)
         rows = []
         for revision in [self._revision(ask, item, which[0])] if which else item.revisions:
@@ -121,11 +121,19 @@ class Feed(DriveReading):
         return Response(204)
 
     def _permissions(self, ask: Ask, item_id: str) -> Response:
-        self._need(ask, item_id)
+        item = self._need(ask, item_id)
         row = {"kind": "drive#permission", "id": ME["permissionId"], "role": "owner", "type": "user"}
         row |= {"emailAddress": ME["emailAddress"]}
         key = "permissions" if ask.words is V3 else "items"
-        return json_answer(project({"kind": "drive#permissionList", key: [row]}, ask.mask({})))
+        return json_answer(
+            project(
+                {
+                    "kind": "drive#permissionList",
+                    key: [row, *([ANYONE] if self.items.is_public(item) else [])],
+                },
+                ask.mask({}),
+            )
+        )
 
 
 def _change(change: ItemChange, shown: dict[str, Any] | None, *, is_v3: bool) -> dict[str, Any]:

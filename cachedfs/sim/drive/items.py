@@ -17,10 +17,14 @@ from typing import Any
 from cachedfs.sim.objects import Content
 
 __all__ = [
+    "ANYONE",
     "DOCUMENT",
     "EXPORTS",
+    "EXPORT_NAMES",
     "FOLDER",
+    "PRESENTATION",
     "SHORTCUT",
+    "SPREADSHEET",
     "Item",
     "ItemChange",
     "Items",
@@ -31,14 +35,19 @@ __all__ = [
 
 _APPS = "application/vnd.google-apps."
 FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"
+SPREADSHEET, PRESENTATION = _APPS + "spreadsheet", _APPS + "presentation"
 _THIRD_PARTY = _APPS + "drive-sdk"  # a third-party shortcut; the number of the application follows
 _OFFICE = "application/vnd.openxmlformats-officedocument."
-# Export formats of native documents.
-EXPORTS = {
-    DOCUMENT: ("text/plain", "text/html", "application/pdf", _OFFICE + "wordprocessingml.document"),
-    _APPS + "spreadsheet": ("text/csv", "application/pdf", _OFFICE + "spreadsheetml.sheet"),
-    _APPS + "presentation": ("text/plain", "application/pdf", _OFFICE + "presentationml.presentation"),
+# Export formats of native documents, by their names in public addresses.
+_TEXT, _PDF = {"txt": "text/plain"}, {"pdf": "application/pdf"}
+EXPORT_NAMES = {
+    DOCUMENT: {**_TEXT, "html": "text/html", **_PDF, "docx": _OFFICE + "wordprocessingml.document"},
+    SPREADSHEET: {"csv": "text/csv", **_PDF, "xlsx": _OFFICE + "spreadsheetml.sheet"},
+    PRESENTATION: {**_TEXT, **_PDF, "pptx": _OFFICE + "presentationml.presentation"},
 }
+EXPORTS = {mime: tuple(names.values()) for mime, names in EXPORT_NAMES.items()}
+# The permission of everybody who has the link.
+ANYONE = {"kind": "drive#permission", "id": "anyoneWithLink", "type": "anyone", "role": "reader"}
 
 
 def is_editors(mime: str) -> bool:
@@ -157,14 +166,21 @@ class Items:
             return item.trashed
         return all(self.is_trashed(self._items[parent]) for parent in item.parents)
 
-    def is_visible(self, item: Item) -> bool:
-        """Return True if the account sees an item.
+    def is_visible(self, item: Item, *, is_reader: bool = False) -> bool:
+        """Return True if the account sees an item, or with `is_reader` a caller without an account.
 
-        In a shared drive of which it is not a member, it sees only items shared with it.
+        In a shared drive of which the account is not a member, it sees only items shared with it.
         """
+        if is_reader:
+            return self.is_public(item)
         return item.drive_id not in self.foreign or any(
             self._items[id].fields.get("sharedWithMeDate") for id in self._above(item.id)
         )
+
+    def is_public(self, item: Item) -> bool:
+        """Return True if an item, or a folder that contains it, is shared with anyone who has the link."""
+        rows = [row for id in self._above(item.id) for row in self._items[id].fields.get("permissions") or ()]
+        return any(row["type"] == "anyone" for row in rows) and not self.is_trashed(item)
 
     def changes(self, first: int | None = None) -> tuple[list[ItemChange], int]:
         """Return the changes from number `first` on, in order, and the number to continue from.

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cachedfs.sim.drive.account import Accounts
+from cachedfs.sim.drive.account import Accounts, key_of
 from cachedfs.sim.drive.call import V2, V3, Ask, bad_fields, invalid, ordered
 from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, Items, Revision
 from cachedfs.sim.drive.query import Mask, Query, project
 from cachedfs.sim.google import json_answer, ranged
-from cachedfs.sim.messages import Refusal, Response
+from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
 
-__all__ = ["DriveReading", "can", "forbidden"]
+__all__ = ["DriveReading", "can", "can_read_revisions", "forbidden"]
 
 _EXPORT_LIMIT = 10 << 20
 _N_CURSORS = 200  # number of listings with valid page tokens; tokens of older ones are rejected
@@ -59,7 +59,7 @@ class DriveReading(Accounts):
         """Return an item that the caller may see. Raises Refusal (404) otherwise."""
         item = self.items.get(item_id)
         missing = Refusal(404, f"File not found: {item_id}.", "notFound", location="fileId")
-        if item is None or not self.items.is_visible(item):
+        if item is None or not self.items.is_visible(item, is_reader=bool(key_of(ask.call))):
             raise missing
         if item.drive_id and not (ask.knows_drives or in_any_drive):
             raise missing
@@ -71,14 +71,14 @@ class DriveReading(Accounts):
 
     def _shows(self, ask: Ask, mask: Mask) -> Callable[[Item], dict[str, Any]]:
         """Return a function that renders items in the caller's API version, limited to the mask."""
-        words, items, host = ask.words, self.items, ask.call.host
+        words, items, host, is_reader = ask.words, self.items, ask.call.host, bool(key_of(ask.call))
         if unknown := [name for name in mask if name != "*" and name not in words.fields]:
             raise bad_fields(unknown[0])
         names = [name for name in words.fields if not mask or "*" in mask or name in mask]
         parts = {name: inner for name, inner in mask.items() if inner and name != "*"}
 
         def shown(item: Item) -> dict[str, Any]:
-            out = words.show(item, items, host, names)
+            out = words.show(item, items, host, names, is_reader=is_reader)
             return out | {name: project(out[name], inner) for name, inner in parts.items() if name in out}
 
         return shown
@@ -138,11 +138,11 @@ class DriveReading(Accounts):
         self._check_drive(ask)
         matches = query.test(self._read) if query else lambda _: True
         in_space = ask.query.get("spaces", "drive") == "drive"
-        tops, wants = {items.root, *items.drives}, ask.wants_drives
+        tops, wants, is_reader = {items.root, *items.drives}, ask.wants_drives, bool(key_of(ask.call))
 
         def is_listed(item: Item) -> bool:
             is_here = item.drive_id == drive_id if drive_id else wants or not item.drive_id
-            is_seen = is_here and items.is_visible(item) and item.id not in tops
+            is_seen = is_here and items.is_visible(item, is_reader=is_reader) and item.id not in tops
             return is_seen and items.get(item.id) is item and matches(item)
 
         candidates = self._candidates(ask, query) if in_space else []
@@ -152,7 +152,7 @@ class DriveReading(Accounts):
         """Return a small superset of the matching items. Uses the title index if the query names a title."""
         parents = query.parents() if query else None
         if query is None or parents is None:
-            return list(self.items)
+            return [] if key_of(ask.call) else list(self.items)  # without an account there is no corpus
         folders = [self._need(ask, parent).id for parent in parents]
         if len(folders) > 1 and self.n_dropped:
             folders = folders[: -self.n_dropped]
@@ -187,7 +187,7 @@ class DriveReading(Accounts):
             raise Refusal(403, text, "fileNotDownloadable", location="alt")
         if revision_id is None:
             return item.head
-        if not item.fields.get("capabilities", {}).get("canReadRevisions", True):
+        if not can_read_revisions(ask, item):
             raise forbidden(item)
         for revision in item.revisions:
             if revision.id == revision_id:
@@ -204,12 +204,17 @@ class DriveReading(Accounts):
             raise Refusal(403, "This file cannot be downloaded by the user.", "cannotDownloadFile")
         _check_abuse(ask, item)
         headers = {"Content-Type": revision.mime, "Content-Disposition": "attachment"}
-        answer = ranged(ask.call, headers, revision)
-        is_open = ask.call.headers.get("range", "").endswith("-")
-        n_bytes = revision.size if is_open else answer.body.size
-        if not self.meter.download(item.id, n_bytes, self.network.now()):
+        answer = self._sent(ask.call, item, revision, headers)
+        if answer is None:
             raise _downloaded_too_often(ask)
         return answer
+
+    def _sent(self, call: Call, item: Item, revision: Revision, headers: dict[str, str]) -> Response | None:
+        """Return the bytes that a call asks for, or None if the quota of the file is used up."""
+        answer = ranged(call, headers, revision)
+        is_open = call.headers.get("range", "").endswith("-")
+        n_bytes = revision.size if is_open else answer.body.size
+        return answer if self.meter.download(item.id, n_bytes, self.network.now()) else None
 
     def _export(self, ask: Ask, item_id: str) -> Response:
         item = self._need(ask, item_id, in_any_drive=True)  # export has no supportsAllDrives parameter
@@ -223,9 +228,13 @@ class DriveReading(Accounts):
         if len(item.text) > _EXPORT_LIMIT:
             text = "This file is too large to be exported."
             raise Refusal(403, text, "exportSizeLimitExceeded")
+        return Response(200, {"Content-Type": mime}, DataBody(self._as(item, mime)))
+
+    def _as(self, item: Item, mime: str) -> bytes:
+        """Return a document in another format."""
         # Drive starts plain text exports of documents, but of no other type, with a byte order mark.
         mark = b"\xef\xbb\xbf" if (item.mime, mime) == (DOCUMENT, "text/plain") else b""
-        return Response(200, {"Content-Type": mime}, DataBody(mark + item.text))
+        return mark + item.text
 
     def _check_drive(self, ask: Ask) -> None:
         if ask.drive_id and not ask.knows_drives:
@@ -260,6 +269,11 @@ def _downloaded_too_often(ask: Ask) -> Refusal:
     if ask.words is V3:
         return Refusal(403, text, "downloadQuotaExceeded")
     return Refusal(403, text, "quotaExceeded", location="quota.download")
+
+
+def can_read_revisions(ask: Ask, item: Item) -> bool:
+    """Return True if the caller may read all revisions of an item: not just a reader, as who has only a key is."""
+    return can(item, "canReadRevisions") and not key_of(ask.call)
 
 
 def can(item: Item, capability: str) -> bool:

@@ -12,6 +12,7 @@ __all__ = ["ME", "V2_FIELDS", "V3_FIELDS", "show", "show_v3", "to_v2", "user_v3"
 
 _CAN_ALL = ["canComment", "canCopy", "canDelete", "canDownload", "canEdit", "canModifyContent"]
 _CAN_ALL += ["canRename", "canShare", "canTrash", "canUntrash"]
+_CAN_READ = ("canDownload", "canListChildren")
 _CAN_FOLDER = ("canAddChildren", "canListChildren", "canRemoveChildren")
 ME: dict[str, Any] = {
     "kind": "drive#user",
@@ -34,6 +35,11 @@ class _Shown:
     item: Item
     items: Items
     host: str
+    is_reader: bool  # the caller only reads what is public, and has no account
+
+    @property
+    def user(self) -> dict[str, Any]:
+        return {**ME, "isAuthenticatedUser": not self.is_reader}
 
     @property
     def link(self) -> str:
@@ -49,7 +55,8 @@ class _Shown:
 
     def _parents_in_sight(self) -> list[str]:
         known = {parent: self.items.get(parent) for parent in self.item.parents}
-        return [parent for parent, item in known.items() if item and self.items.is_visible(item)]
+        is_reader = self.is_reader
+        return [id for id, item in known.items() if item and self.items.is_visible(item, is_reader=is_reader)]
 
     def labels(self) -> dict[str, bool]:
         out = dict.fromkeys(("starred", "hidden", "trashed", "restricted", "viewed", "modified"), False)
@@ -60,7 +67,8 @@ class _Shown:
         is_folder = self.item.mime == FOLDER
         out = dict.fromkeys(_CAN_ALL, True) | dict.fromkeys(_CAN_FOLDER, is_folder)
         out |= {"canCopy": not is_folder, "canReadRevisions": not is_folder}
-        return {**out, **self.item.fields.get("capabilities", {})}
+        out |= self.item.fields.get("capabilities", {})
+        return {name: can and (name in _CAN_READ or not self.is_reader) for name, can in out.items()}
 
     def blob(self, read: Callable[[Revision], Any]) -> Any:
         """Return `read` of the current revision, or None if the item has no content."""
@@ -76,7 +84,8 @@ class _Shown:
 
     def user_permission(self) -> dict[str, Any]:
         at = f"{self.link}/permissions/me"
-        return {"kind": "drive#permission", "id": "me", "selfLink": at, "role": "owner", "type": "user"}
+        role = "reader" if self.is_reader else "owner"
+        return {"kind": "drive#permission", "id": "me", "selfLink": at, "role": role, "type": "user"}
 
 
 _Getter = Callable[[_Shown], Any]
@@ -113,12 +122,14 @@ _GETTERS: dict[str, _Getter] = {
     "copyable": lambda s: s.capabilities()["canCopy"],
     "editable": lambda s: s.capabilities()["canEdit"],
     "userPermission": lambda s: s.user_permission(),
-    "ownedByMe": lambda s: None if s.item.drive_id else "sharedWithMeDate" not in s.item.fields,
-    "owners": lambda s: None if s.item.drive_id else [ME],
+    "ownedByMe": lambda s: (
+        None if s.item.drive_id else not s.is_reader and "sharedWithMeDate" not in s.item.fields
+    ),
+    "owners": lambda s: None if s.item.drive_id else [s.user],
     "ownerNames": lambda s: None if s.item.drive_id else [ME["displayName"]],
-    "lastModifyingUser": lambda s: ME,
+    "lastModifyingUser": lambda s: s.user,
     "lastModifyingUserName": lambda s: ME["displayName"],
-    "shared": lambda s: "sharedWithMeDate" in s.item.fields,
+    "shared": lambda s: "sharedWithMeDate" in s.item.fields or s.items.is_public(s.item),
     "spaces": lambda s: ["drive"],
     "driveId": lambda s: s.item.drive_id,
     "teamDriveId": lambda s: s.item.drive_id,
@@ -134,13 +145,18 @@ markedViewedByMeDate openWithLinks permissionIds permissions properties resource
 sharedWithMeDate sharingUser shortcutDetails thumbnail thumbnailLink thumbnailVersion trashedDate
 trashingUser videoMediaMetadata webViewLink"""
 V2_FIELDS = (*_GETTERS, *_GIVEN.split())
+_NOT_FOR_READERS = ("permissions", "permissionIds", "sharedWithMeDate", "sharingUser")
 _MERGED = ("labels", "capabilities")  # fields merged from the computed value and the item's `fields`
 
 
-def show(item: Item, items: Items, host: str, names: Iterable[str] = V2_FIELDS) -> dict[str, Any]:
+def show(
+    item: Item, items: Items, host: str, names: Iterable[str] = V2_FIELDS, *, is_reader: bool = False
+) -> dict[str, Any]:
     """Return the named v2 fields of an item; omits fields that it lacks."""
-    shown, own, out = _Shown(item, items, host), item.fields, {}
+    shown, own, out = _Shown(item, items, host, is_reader), item.fields, {}
     for name in names:
+        if is_reader and name in _NOT_FOR_READERS:
+            continue
         if name in own and name not in _MERGED:
             value = own[name]
         else:
@@ -183,10 +199,12 @@ _V3_NAMES = (set(V2_FIELDS) - set(_V2_ONLY.split())) | {*_RENAMED, *_SHAPED} | _
 V3_FIELDS = tuple(sorted(_V3_NAMES))
 
 
-def show_v3(item: Item, items: Items, host: str, names: Iterable[str] = V3_FIELDS) -> dict[str, Any]:
+def show_v3(
+    item: Item, items: Items, host: str, names: Iterable[str] = V3_FIELDS, *, is_reader: bool = False
+) -> dict[str, Any]:
     """Return the named v3 fields of an item; omits fields that it lacks."""
     sources = {name: _SHAPED[name][0] if name in _SHAPED else _RENAMED.get(name, name) for name in names}
-    given = show(item, items, host, dict.fromkeys(sources.values()))
+    given = show(item, items, host, dict.fromkeys(sources.values()), is_reader=is_reader)
     out = {name: given[source] for name, source in sources.items() if source in given}
     out |= {name: _SHAPED[name][1](value) for name, value in out.items() if name in _SHAPED}
     return {name: value for name, value in out.items() if value is not None}
