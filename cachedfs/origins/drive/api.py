@@ -492,6 +492,8 @@ def failure(
             f"ask the owner to share it with {account}; the file of a link with resourcekey= in it is "
             "drive://id:ID,resourcekey=KEY"
         )
+    if status == 400 and "API key not valid" in text:
+        return SignInRefused(f"{url}: Google does not accept the API key ({doing}: {said}): {remedy}")
     if status == 400:
         return RequestRejected(f"{url}: Drive did not accept the request ({doing}: {said})")
     if status == 409:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC
-from email.message import Message
 from typing import Any
+from urllib.parse import unquote
 
 from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound, QuotaExceeded
 from cachedfs.origins.base import content_range, http_date, number
@@ -101,6 +101,8 @@ def _size_of(status: int, headers: Mapping[str, str]) -> int | None:
 
 def _name_in(headers: Mapping[str, str]) -> str:
     """Return the file name in `Content-Disposition`, in its UTF-8 form if there is one."""
-    message = Message()
-    message["Content-Disposition"] = headers.get("Content-Disposition", "")
-    return message.get_filename("") or ""
+    text = headers.get("Content-Disposition", "")
+    if found := re.search(r"filename\*=UTF-8''([^;]+)", text, re.IGNORECASE):
+        return unquote(found[1])
+    found = re.search(r'filename="([^"]+)"', text)
+    return found[1] if found else ""

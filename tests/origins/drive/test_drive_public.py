@@ -1,0 +1,143 @@
+"""Public files and folders of Google Drive without an account: with an API key, and at the public download address."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fsspec
+import pytest
+
+from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, QuotaExceeded, SignInRefused
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import read
+
+MakeOrigin = Callable[..., DriveOrigin]
+DATA = os.urandom(3000)
+
+
+@pytest.fixture
+def server(server: DriveServer) -> Iterator[DriveServer]:
+    """A Drive that answers no anonymous requests, as Google's does."""
+    server.require_token("of an account")
+    yield server
+    server.reset()  # the public address is in no description of the API
+    server.require_no_token()
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A machine where nobody has signed in."""
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path / "home"))
+    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
+
+
+def published(server: DriveServer, path: str, data: bytes = DATA) -> str:
+    id = server.put(path, data)
+    server.publish(id)
+    return id
+
+
+# With an API key
+async def test_an_api_key_reads_public_files_and_folders(
+    make: MakeOrigin, server: DriveServer, folder: str
+) -> None:
+    server.put(f"{folder}/sub/a", DATA)
+    server.publish(id := server.folder(folder))
+    origin = make(token=None, api_key=server.api_key())
+    server.reset()
+    assert (await read(origin, f"id:{id}/sub/a"))[0] == DATA
+    found = {info.path: info.size async for info in origin.list(f"id:{id}", deep=True)}
+    assert found == {f"id:{id}/sub": None, f"id:{id}/sub/a": len(DATA)}
+    assert not [
+        request for request in server.requests if "key" in request.query
+    ]  # it is in no log of a proxy
+
+
+async def test_an_api_key_reads_nothing_else_and_says_what_helps(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str
+) -> None:
+    private = server.put(f"{folder}/a", DATA)
+    origin = make(token=None, api_key=server.api_key())
+    for path, top in ((f"id:{private}", f"id:{private}"), (f"{root}/a", "My Drive")):
+        with pytest.raises(ObjectNotFound, match=f"drive://{top}.*an API key"):
+            await origin.lookup(path)
+    with pytest.raises(SignInRefused, match="sign in"):
+        await origin.call("pipe_file", f"id:{published(server, f'{folder}/b')}", b"new")
+    with pytest.raises(SignInRefused, match=r"does not accept the API key.*check the key"):
+        await make(token=None, api_key="AIza-wrong").lookup(f"id:{private}")
+
+
+# Without
+@pytest.mark.parametrize("options", [{"token": "anon"}, {"token": None}])
+async def test_a_public_file_is_read_without_an_account(
+    make: MakeOrigin, server: DriveServer, folder: str, nobody: None, options: dict[str, Any]
+) -> None:
+    server.scan_limit(100)  # of which Google would want a confirmation
+    id = published(server, f"{folder}/größe.bin")
+    server.edit(id, resourceKey="0-key")
+    origin, path = make(**options), f"id:{id},resourcekey=0-key"
+    info = await origin.lookup(path)
+    assert (info.size, info.details["title"]) == (len(DATA), "größe.bin")
+    assert info.fingerprint is not None
+    data, _, start, stop = await read(origin, path, None, info)
+    assert (data, start, stop) == (DATA, 0, len(DATA))
+    server.put(f"{folder}/größe.bin", DATA + b"more")
+    server.edit(id, modifiedDate="2099-01-01T00:00:00Z")
+    assert (await origin.lookup(path)).fingerprint != info.fingerprint
+    empty = published(server, f"{folder}/empty", b"")
+    assert (await read(origin, f"id:{empty}"))[0] == b""
+    server.scan_limit(100 << 20)
+
+
+async def test_a_file_that_is_not_public_says_what_helps(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, nobody: None
+) -> None:
+    private, public = server.put(f"{folder}/a", DATA), published(server, f"{folder}/b")
+    server.document(f"{folder}/doc", "text")
+    origin = make()
+    for path, kind, words in (
+        (f"id:{private}", AccessDenied, "not public.*Anyone with the link.*sign in.*API key"),
+        ("id:1nothing", ObjectNotFound, "no such file, or it is not public"),
+        (f"id:{server.folder(folder)}", AccessDenied, "not public"),
+        (f"{root}/b", AccessDenied, "no anonymous requests.*sign in, or give an API key"),
+    ):
+        with pytest.raises(kind, match=words):
+            await read(origin, path)
+    server.publish(server.folder(folder))
+    with pytest.raises(NotDownloadable, match=r"no folders or documents.*sign in"):
+        await read(origin, f"id:{server.folder(folder)}")
+    server.edit(public, capabilities={"canDownload": False})
+    with pytest.raises(AccessDenied, match="does not give this file"):
+        await read(origin, f"id:{public}")
+
+
+async def test_a_page_in_place_of_the_bytes_is_never_data(
+    make: MakeOrigin, server: DriveServer, folder: str
+) -> None:
+    id = published(server, f"{folder}/a")
+    origin = make()
+    info = await origin.lookup(f"id:{id}")
+    used_up = "<html><title>Google Drive - Quota exceeded</title>Too many users have viewed</html>"
+    page = {"Content-Type": "text/html; charset=utf-8"}
+    server.fail(Fault(kind="media", status=200, body=used_up, headers=page, times=None))
+    for pinned in (info, None):
+        with pytest.raises(QuotaExceeded, match=r"too many users.*24 hours"):
+            await read(origin, f"id:{id}", None, pinned)
+    server.heal()
+    assert (await read(origin, f"id:{id}", None, info))[0] == DATA
+
+
+def test_a_link_is_opened_without_an_account_and_cached(
+    server: DriveServer, folder: str, own_cache: Any, nobody: None
+) -> None:
+    id = published(server, f"{folder}/a")
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive={"endpoint_url": server.endpoint_url})
+    link = f"https://drive.google.com/file/d/{id}/view?usp=sharing"
+    assert fs.cat_file(link) == DATA
+    server.reset()
+    assert fs.cat_file(link) == DATA
+    assert server.count() == 0
