@@ -15,7 +15,7 @@ from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, DriveConnection
-from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path
+from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import DriveMediaRead
 from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
@@ -151,7 +151,10 @@ class DriveOrigin:
     async def _first_token(self, to: DriveConnection, part: str) -> Changes | None:
         if not has_feed(part):
             return None
-        drive_id = "" if part == MY_DRIVE else str((await self.tree.folder(part)).id)
+        if part == MY_DRIVE:  # whose folder is needed next, and cannot be another one
+            token, _ = await side_by_side([to.start_token("", part), self.tree.folder(part)])
+            return Changes(f"/{token}")
+        drive_id = str((await self.tree.folder(part)).id)
         return Changes(f"{drive_id}/{await to.start_token(drive_id, part)}")
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:

@@ -104,6 +104,7 @@ class PathResolver:
     def __init__(self, account: DriveAccount, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._account, self._clock = account, clock
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
+        self._my_drive: ObjectInfo | None = None  # always the same folder
         self._warned: set[str] = set()
 
     async def lookup(
@@ -333,6 +334,8 @@ class PathResolver:
             return api.folder_info("", "")
         if top == SHARED_WITH_ME:
             return api.folder_info(path, api.SHARED_WITH_ME)
+        if top == MY_DRIVE and self._my_drive is not None:
+            return self._my_drive
         to = await self._account.connection()
         if top.startswith(api.SHARED):
             return await self._shared_drive(to, path, top.removeprefix(api.SHARED))
@@ -340,9 +343,12 @@ class PathResolver:
         if api.is_trashed(item := await to.item(id, path, key=key)):
             raise _missing(path, "it is in the trash")
         item |= {"resourceKey": key} if key else {}
+        if top == MY_DRIVE:
+            self._my_drive = api.item_info(item, path)
+            return self._my_drive
         info = await self.followed(item, path)
         # An id says nothing about the name, which a copy on the local disk needs.
-        return info if top == MY_DRIVE else replace(info, details={**info.details, "title": item["name"]})
+        return replace(info, details={**info.details, "title": item["name"]})
 
     async def _shared_drive(self, to: DriveConnection, path: str, name: str) -> ObjectInfo:
         drives = await to.drives()
