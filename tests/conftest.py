@@ -72,6 +72,12 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def no_saved_accounts(tmp_path, monkeypatch):
+    """Hide the sign-ins that the user of this machine saved."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(autouse=True)
 def no_rate_limits(monkeypatch):
     """Remove the rate limits of Drive, except where a test uses `default_rate_limits`: tests send thousands of requests."""
     for ladder in LADDERS:

@@ -17,6 +17,7 @@ from cachedfs.cli.arguments import Command, CommonOptions, flag, option
 from cachedfs.cli.cache import evict, pin, unpin, verify
 from cachedfs.cli.doctor import doctor
 from cachedfs.cli.get import get
+from cachedfs.cli.login import accounts, login, logout
 from cachedfs.cli.monitoring import report, stats
 from cachedfs.cli.output import (
     FAILED,
@@ -150,6 +151,6 @@ def drop_stdout() -> None:
 
 for _each in (  # in the order of the help and of docs/cli.md, most used first
     *(ls, cat, get, prefetch, pack, stats, pin, unpin, evict, verify),
-    *(export, import_, report, doctor, sim, demo),
+    *(export, import_, report, login, logout, accounts, doctor, sim, demo),
 ):
     add(_each)

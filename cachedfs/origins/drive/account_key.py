@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from cachedfs.errors import AccessDenied
+from cachedfs.origins.drive import accounts
 from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, DriveOptions, saved_by_pydrive2, token_file
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.retry import RetryPolicy
@@ -54,6 +56,11 @@ def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
 
 
 def _credential_of(sign_in: Mapping[str, Any]) -> _Credential:
+    try:
+        if (name := accounts.chosen(sign_in)) is not None:
+            return _of_info(accounts.load(name), sign_in)
+    except AccessDenied:  # the first request says so
+        return _Credential(f"account {sign_in.get('account')}")
     given = sign_in.get("credentials") or sign_in.get("google_auth")
     if given is not None and not isinstance(given, (str, os.PathLike)):
         return _of_object(given)

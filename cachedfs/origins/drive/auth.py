@@ -20,6 +20,7 @@ import google.oauth2.service_account as google_services
 
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
+from cachedfs.origins.drive import accounts
 from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, saved_by_pydrive2, token_file
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.retry import RetryPolicy
@@ -40,7 +41,7 @@ _CLIENT = (
     "client_user_email",
 )
 _WAYS = (
-    "in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a laptop pass client_id= and "
+    "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a laptop pass client_id= and "
     "client_secret= of an OAuth client, or run `gcloud auth application-default login --client-id-file=client.json "
     f"--scopes={SCOPE},https://www.googleapis.com/auth/cloud-platform` with that client's JSON; on a server pass the key file of a service "
     "account as token="
@@ -190,6 +191,8 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     """
     given = {name: value for name, value in options.items() if not _is_absent(value)}
     _check(given)
+    if (account := accounts.chosen(given)) is not None:
+        return _from_account(account)
     if "google_auth" in given:
         return _from_pydrive2(given["google_auth"])
     if "api_key" in given:
@@ -223,7 +226,7 @@ def _check(given: Mapping[str, Any]) -> None:
         )
     # A service account's key in token= may act for a user.
     client = [name for name in _CLIENT if name in given and not (name == _CLIENT[-1] and "token" in given)]
-    ways = [[name] for name in ("google_auth", "credentials", "token", "api_key") if name in given] + (
+    ways = [[name] for name in ("account", "google_auth", "credentials", "token", "api_key") if name in given] + (
         [client] if client else []
     )
     if len(ways) > 1:
@@ -247,6 +250,20 @@ def _check(given: Mapping[str, Any]) -> None:
         raise ValueError(
             f"drive options {', '.join(client)}: client_id= is needed to find the saved credentials"
         )
+
+
+def _from_account(name: str) -> SignIn:
+    """Return a sign-in that `cachedfs login drive` saved; renewed tokens are saved to the same file."""
+    info = accounts.load(name)
+    if info["type"] == "service_account":
+        found = _from_key(info, None)
+        return found._replace(credentials=found.credentials.with_scopes(info.get("scopes") or [SCOPE]))
+    saved = SavedToken(str(accounts.path_of(name)), info)
+    user = {key: info[key] for key in ("refresh_token", "token_uri", "client_id", "client_secret")}
+    held = google_users.Credentials(None, scopes=info.get("scopes"), **user)  # type: ignore[no-untyped-call]
+    saved.load(held)
+    remedy = f"sign in again with `cachedfs login drive --account {name}`"
+    return SignIn(held, f"account {name}", remedy, saved)
 
 
 def _from_pydrive2(given: Any) -> SignIn:

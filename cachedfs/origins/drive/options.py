@@ -125,8 +125,9 @@ def _near(name: str, names: Iterable[str]) -> str:
     return (f"; did you mean {near[0]}?" if near else "") + f" (known: {', '.join(sorted(names))})"
 
 
-# PyDrive2's own names, and those of google-auth.
+# The name of a saved sign-in, google-auth's names, and PyDrive2's own.
 SIGN_IN = (
+    "account",
     "token",
     "api_key",
     "credentials",

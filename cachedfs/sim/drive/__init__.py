@@ -8,6 +8,7 @@ from typing import Any
 
 from cachedfs.sim.drive.api import DriveApi
 from cachedfs.sim.drive.items import ANYONE, DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
+from cachedfs.sim.drive.oauth import client_json
 from cachedfs.sim.drive.show import show
 from cachedfs.sim.drive.writing import BINARY
 from cachedfs.sim.network import Profile
@@ -244,6 +245,10 @@ class DriveServer(SimServer):
     def quota(self, quota: Quota | str) -> None:
         """Use this quota, or the one of this name, from now on, with nothing of it used."""
         self._do("quota", quota=dataclasses.asdict(Quota.resolve(quota)))
+
+    def client_json(self) -> dict[str, Any]:
+        """Return the JSON of an OAuth client whose sign-ins go to this server, as Google's console makes it."""
+        return client_json(self.endpoint_url)
 
     put = command(DriveService.do_put)
     add = command(DriveService.do_add)

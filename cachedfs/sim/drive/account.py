@@ -1,48 +1,37 @@
-"""Access control of the simulated Drive: OAuth tokens, permissions and quota."""
+"""Access control of the simulated Drive: tokens, permissions and quota."""
 
 from __future__ import annotations
 
-import math
-import uuid
-from urllib.parse import parse_qsl
-
+from cachedfs.sim.drive.oauth import OAuth, token_of
 from cachedfs.sim.faults import Fault
-from cachedfs.sim.google import GoogleService, json_answer
-from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
+from cachedfs.sim.messages import Call, Refusal, Route
 from cachedfs.sim.network import Network
 from cachedfs.sim.quota import Meter, units_of
 
 __all__ = ["Accounts", "key_of", "token_of"]
 
-_JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 # Errors that Drive returns occasionally even when healthy, and more often on a bad day.
 _FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]
 _FAILURES += [Fault(status=429), Fault(status=500), Fault(status=503), Fault(status=502, html=True)]
 
 
-class Accounts(GoogleService):
-    """Issues tokens, and admits or refuses requests by token, permission and quota."""
+class Accounts(OAuth):
+    """Admits or refuses requests by token, permission and quota."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
         self.meter = Meter(network.profile.quota)
         self.accounts: dict[str, tuple[str, str]] = {}  # token -> (user, project)
-        self.issued: dict[str, float] = {}  # token -> expiry time
-        self.token_life_s = math.inf
-        self.refuses_tokens = False
 
     # Access control
     def failure(self) -> Fault:
         return self.network.rng.choice(_FAILURES)
 
     def _admit(self, call: Call, route: Route) -> None:
-        if route.kind == "token":
+        if route.kind in ("consent", "token", "revoke"):
             return
-        expires_s = math.inf if key_of(call) else self.issued.get(token_of(call))
-        if expires_s is None:
+        if not key_of(call):
             super()._admit(call, route)
-        elif expires_s <= self.network.now():
-            raise unauthorized("Invalid Credentials", "authError")
         self._charge(call, route)
         if route.key in self._forbidden:
             text = f"The user does not have sufficient permissions for file {route.key}."
@@ -71,27 +60,8 @@ class Accounts(GoogleService):
         if not self.meter.create(self._account(call)[0], self.network.now()):
             raise self._too_fast("user")
 
-    def _token(self, call: Call) -> Response:
-        form = dict(parse_qsl(call.body.decode()))
-        given = {"refresh_token": form.get("refresh_token"), _JWT_GRANT: form.get("assertion")}
-        grant = form.get("grant_type", "")
-        if grant not in given:
-            return json_answer({"error": "unsupported_grant_type"}, 400)
-        if not given[grant]:
-            return json_answer({"error": "invalid_request"}, 400)
-        if self.refuses_tokens:
-            text = "Token has been expired or revoked."
-            return json_answer({"error": "invalid_grant", "error_description": text}, 400)
-        token = "ya29.sim-" + uuid.uuid4().hex
-        self.issued[token] = self.network.now() + self.token_life_s
-        return json_answer({"access_token": token, "expires_in": 3599, "token_type": "Bearer"})
-
 
 def key_of(call: Call) -> str:
     """Return the API key of a caller without an account, "" for any other: a key beside a token is ignored."""
     given = call.query.get("key") or call.headers.get("x-goog-api-key", "")
     return "" if token_of(call) else given
-
-
-def token_of(call: Call) -> str:
-    return call.headers.get("authorization", "").removeprefix("Bearer ")

@@ -1,4 +1,4 @@
-"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, tokens, public downloads.
+"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, OAuth (`oauth.py`), public downloads.
 
 Written from the published reference (developers.google.com/drive/api: v2 and v3 files, changes, drives,
 search query terms, batches, resumable uploads, error codes, limits). The tests validate every reply against
@@ -9,7 +9,7 @@ the API's discovery documents. Differences from the documentation:
 - More lenient: unknown parameters are ignored, as the service does. HEAD is answered. Every caller may do what an
   item's `capabilities` do not deny, and needs no token unless the server requires one. An API key, which is ignored
   beside a token, always makes a caller a mere reader of what is public. The storage quota is never used up. Tokens
-  have no scopes and by default do not expire. Items are owned by the account or by somebody else, and public or not:
+  by default do not expire. Items are owned by the account or by somebody else, and public or not:
   no request changes permissions. Comments, labels, replies and channels do not exist (404).
 - Undocumented, chosen here: `alt=media` costs as much as a download. Each request of an upload is charged, but only
   the first as an edit. An open-ended range is charged to a file's quota as the whole file. The changes feed has no
@@ -44,8 +44,8 @@ class DriveApi(DriveWriting, Feed, PublicAccess):
 
     # Routing
     def route(self, call: Call) -> Route:
-        if call.method == "POST" and call.path in ("/token", "/oauth2/v4/token"):
-            return Route("token", self._token)
+        if (route := self._oauth_route(call)) is not None:
+            return route
         if re.fullmatch(r"/batch/drive/v[23]", call.path):
             return Route("batch", self.batch)
         found = re.fullmatch(r"(/upload|/resumable/upload)?/drive/(v[23])/(.+)", call.path)

@@ -548,7 +548,7 @@ class TestOptions:
         spec = pytest.importorskip("pydrive2.fs.spec")
         code = spec.GDriveFileSystem.__init__.__code__
         theirs = set(code.co_varnames[1 : code.co_argcount]) - {"path", "trash_only", "acknowledge_abuse"}
-        assert theirs | {"token", "credentials", "api_key"} == set(SIGN_IN)
+        assert theirs | {"account", "token", "credentials", "api_key"} == set(SIGN_IN)
 
 
 class TestExistingGoogleAuth:

@@ -1,0 +1,352 @@
+"""The commands `login`, `logout` and `accounts`: sign in to Google Drive, once for all programs of a user."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shlex
+import sys
+import webbrowser
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import unquote
+
+import typer
+from rich.filesize import decimal
+
+from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
+from cachedfs.cli.output import cell, message_of, plain_table, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from cachedfs.origins.drive.options import DriveOptions
+
+__all__ = ["accounts", "login", "logout"]
+
+SCOPE = "https://www.googleapis.com/auth/drive"
+OUR_OPTIONS = ("as_json", "debug", "options")
+KINDS = {"authorized_user": "user", "service_account": "service account"}
+TRIES = 3
+T = TypeVar("T")
+STEPS = """\
+Google wants every user to have an OAuth client. You make yours once, in about two minutes and free of charge.
+
+1. Make a project; any name will do:
+     https://console.cloud.google.com/projectcreate
+2. Enable the Google Drive API in it:
+     https://console.cloud.google.com/apis/library/drive.googleapis.com
+3. Describe the app: click Get started, enter any name and your own address, and choose the audience External.
+   (In a company with Google Workspace choose Internal, and skip publishing.)
+     https://console.cloud.google.com/auth/overview
+   Then publish it: click Publish app. While an app is in testing, each sign-in ends after 7 days.
+     https://console.cloud.google.com/auth/audience
+4. Create an OAuth client of the type Desktop app, and download its JSON at once: the secret is shown only there.
+     https://console.cloud.google.com/auth/clients/create
+"""
+CONSENT = """\
+{n}. Allow access in your browser. Google warns that it has not verified the app: it is your own, so click Advanced,
+   then "Go to ... (unsafe)".
+"""
+
+
+@command(
+    "cachedfs login drive",
+    "cachedfs login drive --client ~/Downloads/client_secret.json",
+    "cachedfs login drive --account work --read-only",
+    "cachedfs login drive --service-account key.json",
+    common=OUR_OPTIONS,
+)
+def login(
+    common: CommonOptions,
+    service: Annotated[str, argument("drive", "Where to sign in.")],
+    client: Annotated[
+        str | None, option(metavar="FILE", help="The JSON of your OAuth client (a Desktop app).")
+    ] = None,
+    service_account: Annotated[
+        str | None, option(metavar="FILE", help="Sign in with this key of a service account.")
+    ] = None,
+    no_browser: Annotated[
+        bool, flag("--no-browser", help="Print the address to open, and ask for the one that follows.")
+    ] = False,
+    read_only: Annotated[bool, flag("--read-only", help="Ask for reading only.")] = False,
+    account: Annotated[
+        str | None, option(metavar="NAME", help="Save the sign-in under NAME.", default="its address")
+    ] = None,
+) -> None:
+    """Sign in to Google Drive, step by step.
+
+    Afterwards drive:// URLs work in all programs of this user, without options.
+    """
+    from cachedfs.origins.drive import accounts, browser_login
+
+    if service != "drive":
+        raise typer.BadParameter("only drive has a sign-in; for gs:// use gcloud", param_hint="SERVICE")
+    if service_account and (client or no_browser):
+        raise typer.BadParameter(
+            "a service account has a key, and no client or browser", param_hint="--service-account"
+        )
+    if account is not None:
+        accounts.check_name(account)
+    scope = f"{SCOPE}.readonly" if read_only else SCOPE
+    if service_account:
+        info = browser_login.read_key(typed_path(service_account)) | (
+            {"scopes": [scope]} if read_only else {}
+        )
+    else:
+        info = signed_in(client, scope, account, no_browser=no_browser)
+    found = browser_login.about(info, drive_options(common).endpoint_url)
+    user, quota = found["user"], found.get("storageQuota") or {}
+    email = str(user.get("emailAddress") or info.get("client_email") or user.get("permissionId"))
+    if info["type"] == "authorized_user":
+        info["account"] = email  # keeps the cached data of two accounts apart
+    name = accounts.check_name(account or email)
+    path = accounts.save(name, info)
+    is_default = accounts.default_name() == name
+    if common.as_json:
+        print_json(
+            described(name, info, is_default=is_default)
+            | {"display_name": user.get("displayName"), "used": number(quota, "usage")}
+            | {"limit": number(quota, "limit"), "file": str(path)}
+        )
+        return
+    room = f"{decimal(number(quota, 'usage') or 0)} used"
+    room += f" of {decimal(limit)}" if (limit := number(quota, "limit")) else ""
+    what = "reading only" if read_only else "reading and writing"
+    say(f"Signed in as {user.get('displayName') or email} <{email}>, for {what}; {room}.")
+    say(f"Saved in {path}.")
+    say("")
+    for line in what_to_type(name, info, is_default=is_default):
+        say(line)
+
+
+@command("cachedfs logout", "cachedfs logout work", common=OUR_OPTIONS)
+def logout(
+    common: CommonOptions,
+    name: Annotated[str | None, argument("[NAME]", "The account; by default the default one.")] = None,
+) -> None:
+    """Revoke a saved sign-in to Google Drive, and remove it."""
+    from cachedfs.origins.drive import accounts, browser_login
+
+    name = name or accounts.default_name()
+    if name is None:
+        raise ValueError("no account is saved: there is nothing to sign out from")
+    path, info, problem = accounts.path_of(name), dict[str, Any](), None
+    if not path.exists():
+        accounts.load(name)  # raises the error that names the others
+    with contextlib.suppress(PermissionError):  # a damaged file is removed as it is
+        info = accounts.load(name)
+    if info.get("type") != "authorized_user":
+        problem = "the key works until you delete it in Google's console" if info else "the file was damaged"
+    elif twins := [each for each in accounts.names() if each != name and is_one_grant(each, info)]:
+        problem = f"account {twins[0]} is the same sign-in to Google, and goes on"
+    else:
+        try:
+            browser_login.revoke(info)
+        except OSError as error:
+            problem = (
+                f"{error}. Until you remove the app at {browser_login.GRANTS_PAGE}, copies of the token work"
+            )
+    accounts.remove(name)
+    if common.as_json:
+        print_json({"name": name, "revoked": problem is None, "problem": problem, "file": str(path)})
+    elif problem is None:
+        say(f"Signed out {name}: Google revoked the token, and {path} is removed.")
+    else:
+        say(f"Signed out {name}: {path} is removed. Nothing was revoked: {problem}.")
+
+
+@command("cachedfs accounts", "cachedfs accounts --default work", common=("as_json", "debug"))
+def accounts(
+    common: CommonOptions,
+    default: Annotated[
+        str | None, option(metavar="NAME", help="Use this account where none is named.")
+    ] = None,
+) -> None:
+    """List the saved sign-ins to Google Drive."""
+    from cachedfs.origins.drive import accounts as saved
+
+    if default is not None:
+        saved.set_default(default)
+    chosen = None
+    with contextlib.suppress(PermissionError):  # several, and none was chosen
+        chosen = saved.default_name()
+    rows = []
+    for name in saved.names():
+        info: dict[str, Any] = {}
+        with contextlib.suppress(PermissionError):  # damaged: shown without its kind
+            info = saved.load(name)
+        rows.append(described(name, info, is_default=name == chosen))
+    if common.as_json:
+        print_json(rows)
+    elif not rows:
+        say("No account is saved: `cachedfs login drive` signs in.", err=True)
+    else:
+        table = plain_table("account", "address", "kind", "scope", "")
+        for row in rows:
+            mark = "default" if row["default"] else ""
+            cells = (row["name"], row["address"] or "", row["kind"] or "damaged", row["scope"] or "", mark)
+            table.add_row(*map(cell, cells))
+        print_table(table)
+
+
+# The sign-in of a user
+
+
+def signed_in(client: str | None, scope: str, account: str | None, *, no_browser: bool) -> dict[str, Any]:
+    """Guide a user through the sign-in; return what is to be saved."""
+    from cachedfs.origins.drive import browser_login
+
+    can_ask, n = is_terminal(), 1
+    if no_browser and not can_ask:
+        raise ValueError("--no-browser asks for an address: run it in a terminal")
+    if client is not None:
+        known = browser_login.read_client(typed_path(client))
+    elif (saved := saved_client(account)) is not None:
+        tell(f"With the OAuth client of account {saved[0]}; --client FILE takes another.\n")
+        known = saved[1]
+    elif can_ask:
+        tell(STEPS)
+        known, n = ask_for_client(), 5
+        tell("")
+    else:
+        raise ValueError(
+            "a first sign-in needs an OAuth client: run `cachedfs login drive` in a terminal, which says how to make one, or "
+            "pass --client FILE or --service-account FILE"
+        )
+    hint = account if account and "@" in account else None
+    tell(CONSENT.format(n=n))
+    if not no_browser and has_browser():
+        prompt = "If no window has opened, open this address on this machine:\n\n{url}\n"
+        return browser_login.by_browser(known, scope, hint, prompt)
+    if not can_ask:
+        raise ValueError("there is no browser here: run `cachedfs login drive --no-browser` in a terminal")
+    return browser_login.by_pasting(known, scope, hint, ask_for_address)
+
+
+def is_terminal() -> bool:
+    """Return whether somebody can answer questions."""
+    return sys.stdin.isatty()
+
+
+def has_browser() -> bool:
+    """Return whether a browser can be opened; one in the terminal cannot show Google's pages."""
+    try:
+        return type(webbrowser.get()) is not webbrowser.GenericBrowser or "BROWSER" in os.environ
+    except webbrowser.Error:
+        return False
+
+
+def ask_for_client() -> dict[str, str]:
+    """Ask for the JSON file of the OAuth client."""
+    from cachedfs.origins.drive import browser_login
+
+    found = glob.glob(os.path.expanduser("~/Downloads/client_secret*.json"))
+    newest = max(found, key=os.path.getmtime, default=None)
+    question = "Path of that JSON file (or drag it here)"
+    return ask(question, lambda text: browser_login.read_client(typed_path(text)), newest)
+
+
+def ask_for_address(url: str) -> str:
+    """Show Google's page; return the address of the page that follows it."""
+    from cachedfs.origins.drive.browser_login import checked_address
+
+    tell(f"Open this address in any browser:\n\n{url}\n")
+    tell("After you allow access, the browser cannot open the next page. Copy the address of that page.\n")
+    return ask("Paste that address", checked_address)
+
+
+def ask(question: str, read: Callable[[str], T], default: str | None = None) -> T:
+    """Ask until `read` accepts the answer, at most `TRIES` times; return its result."""
+    for _ in range(TRIES - 1):
+        try:
+            return read(typer.prompt(question, default=default, err=True))
+        except (OSError, ValueError) as error:
+            tell(f"{message_of(error)}\n")
+    return read(typer.prompt(question, default=default, err=True))
+
+
+def typed_path(text: str) -> str:
+    """Return a path as typed, or as a terminal writes a dragged file: with quotes, backslashes, file:// or ~."""
+    text = text.strip()
+    with contextlib.suppress(ValueError):  # an apostrophe in the name
+        if not os.path.exists(text) and len(words := shlex.split(text)) == 1:
+            text = words[0]
+    if text.startswith("file://"):
+        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
+    return os.path.expanduser(text)
+
+
+def saved_client(account: str | None) -> tuple[str, dict[str, str]] | None:
+    """Return the OAuth client of a saved account, and that account: this one, the default one or any other."""
+    from cachedfs.origins.drive import accounts
+
+    default = None
+    with contextlib.suppress(PermissionError):
+        default = accounts.default_name()
+    names = accounts.names()
+    for name in sorted(names, key=lambda each: (each != account, each != default)):
+        with contextlib.suppress(PermissionError, KeyError):
+            info = accounts.load(name)
+            return name, {key: info[key] for key in ("client_id", "client_secret", "token_uri", "auth_uri")}
+    return None
+
+
+def is_one_grant(name: str, info: Mapping[str, Any]) -> bool:
+    """Return whether Google revokes a saved account together with this one."""
+    from cachedfs.origins.drive import accounts
+
+    other: dict[str, Any] = {}
+    with contextlib.suppress(PermissionError):
+        other = accounts.load(name)
+    return all(other.get(key) == info.get(key) for key in ("type", "client_id", "account"))
+
+
+# What is shown
+
+
+def tell(text: str) -> None:
+    """Print lines on stderr, so that stdout has only the result."""
+    for line in text.split("\n"):
+        say(line, err=True)
+
+
+def drive_options(common: CommonOptions) -> DriveOptions:
+    """Return the options of Drive, those of fsspec's configuration included."""
+    from fsspec.config import conf
+
+    from cachedfs.origins.drive.options import DriveOptions
+
+    return DriveOptions.of({**conf.get("drive", {}), **common.split()[1]})
+
+
+def described(name: str, info: Mapping[str, Any], *, is_default: bool) -> dict[str, Any]:
+    scopes = info.get("scopes") or ([SCOPE] if info else [])
+    return {
+        "name": name,
+        "address": info.get("account") or info.get("client_email"),
+        "kind": KINDS.get(info.get("type", "")),
+        "scope": " ".join(scope.rpartition("/auth/")[2] for scope in scopes) or None,
+        "default": is_default,
+    }
+
+
+def what_to_type(name: str, info: Mapping[str, Any], *, is_default: bool) -> list[str]:
+    place, lines = "My Drive", []
+    if info["type"] == "service_account":
+        place = "Shared with me"
+        lines += [
+            f"Share files and folders with {info['client_email']}: a service account has none of its own.",
+            "",
+        ]
+    more = "" if is_default else f" -o account={shlex.quote(name)}"
+    keywords = "" if is_default else f', drive={{"account": "{name}"}}'
+    lines += ["Now try, in a shell and in Python:", f'  cachedfs ls{more} "drive://{place}"']
+    lines += [f'  import fsspec; print(fsspec.filesystem("cdrive"{keywords}).ls("{place}"))']
+    if not is_default:
+        lines += ["", f"`cachedfs accounts --default {shlex.quote(name)}` makes it the default."]
+    return lines
+
+
+def number(values: Mapping[str, Any], name: str) -> int | None:
+    """Return one of the numbers that Drive writes as text; None if it is missing."""
+    return int(values[name]) if str(values.get(name, "")).isdecimal() else None

@@ -1,0 +1,142 @@
+"""Saved sign-ins to Google Drive, which `cachedfs login drive` makes: one JSON file for each account.
+
+A file holds an authorized user as google-auth writes it, or the key of a service account. It contains secrets: only its
+owner may read it, and no message quotes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from cachedfs.errors import AccessDenied
+
+__all__ = [
+    "check_name",
+    "chosen",
+    "default_name",
+    "load",
+    "names",
+    "path_of",
+    "remove",
+    "save",
+    "set_default",
+]
+
+_NEEDED = {
+    "authorized_user": ("client_id", "client_secret", "refresh_token", "token_uri"),
+    "service_account": ("client_email", "private_key", "token_uri"),
+}
+_LONGEST_NAME = 100
+# A process keeps its default account, or data of one account could be cached under the name of another.
+_defaults: dict[Path, str] = {}
+
+
+def _folder() -> Path:
+    return platformdirs.user_config_path("cachedfs") / "drive"
+
+
+def check_name(name: str) -> str:
+    """Return the name of an account; raise ValueError if no file can be named after it."""
+    is_plain = name.isprintable() and not name.startswith((".", "-", " ")) and not {*name} & {*"/\\:"}
+    if not name or not is_plain or len(name) > _LONGEST_NAME:
+        raise ValueError(f"account {name!r}: a name is at most {_LONGEST_NAME} characters without / \\ and :")
+    return name
+
+
+def path_of(name: str) -> Path:
+    """Return the file of an account, which may not exist."""
+    return _folder() / f"{check_name(name)}.json"
+
+
+def names() -> list[str]:
+    """Return the names of the saved accounts, sorted."""
+    return sorted(path.stem for path in _folder().glob("*.json") if not path.name.startswith("."))
+
+
+def default_name() -> str | None:
+    """Return the account that is used where none is named; None if no account is saved.
+
+    Raises AccessDenied if several are saved and none of them was chosen.
+    """
+    folder, found = _folder(), names()
+    if folder in _defaults:
+        return _defaults[folder]
+    with suppress(OSError):
+        if (chosen := (folder / "default").read_text(encoding="utf-8").strip()) in found:
+            return _defaults.setdefault(folder, chosen)
+    if len(found) > 1:
+        raise AccessDenied(
+            f"Google Drive: the accounts {', '.join(found)} are saved, and none is the default: choose one with "
+            "`cachedfs accounts --default NAME`, or pass account="
+        )
+    return _defaults.setdefault(folder, found[0]) if found else None
+
+
+def chosen(sign_in: Mapping[str, Any]) -> str | None:
+    """Return the account that sign-in options mean: the named one, or without any option the default one."""
+    given = {
+        name for name, value in sign_in.items() if value is not None and value is not False and value != ""
+    }
+    return str(sign_in["account"]) if "account" in given else None if given else default_name()
+
+
+def set_default(name: str) -> None:
+    """Use this account where none is named; raise AccessDenied if it is not saved."""
+    load(name)
+    _write(_folder() / "default", name + "\n")
+    _defaults.pop(_folder(), None)
+
+
+def save(name: str, info: Mapping[str, Any]) -> Path:
+    """Save a sign-in in place of an older one of this name; return its file. The first one becomes the default."""
+    path, is_first = path_of(name), not names()
+    _write(path, json.dumps(info, indent=1) + "\n")
+    if is_first:
+        set_default(name)
+    return path
+
+
+def load(name: str) -> dict[str, Any]:
+    """Return a saved sign-in; raise AccessDenied if it is missing or damaged."""
+    path, again = path_of(name), f"sign in with `cachedfs login drive --account {name}`"
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+        is_whole = all(isinstance(info[key], str) and info[key] for key in _NEEDED[info["type"]])
+    except FileNotFoundError:
+        known = f"saved are {', '.join(names())}" if names() else "none is saved"
+        raise AccessDenied(f"Google Drive: no account {name!r} is saved ({known}): {again}") from None
+    except OSError as error:
+        raise AccessDenied(f"Google Drive: {path} cannot be read ({error.strerror}): {again}") from None
+    except (ValueError, LookupError, TypeError):  # not chained: a traceback may show the text
+        is_whole = False
+    if not is_whole:
+        raise AccessDenied(f"Google Drive: {path} is damaged: {again}")
+    return dict(info)
+
+
+def remove(name: str) -> None:
+    """Remove a saved sign-in; if it is the default, there is none afterwards unless one account is left."""
+    path_of(name).unlink(missing_ok=True)
+    _defaults.pop(_folder(), None)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file, readable by its owner only and never half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.chmod(path.parent, 0o700)
+    number, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")  # mode 0600
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

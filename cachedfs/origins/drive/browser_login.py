@@ -1,0 +1,279 @@
+"""Sign in to Google Drive with an OAuth client of your own: authorize, check who signed in, and revoke.
+
+The protocol is that of developers.google.com/identity/protocols/oauth2/native-app, spoken by google-auth-oauthlib.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
+from cachedfs.origins.drive.client import proxy_of
+from cachedfs.origins.origin_errors import without_secrets
+from cachedfs.origins.retry import RetryableError, RetryPolicy
+
+if TYPE_CHECKING:
+    import requests
+
+__all__ = [
+    "PASTED_URI",
+    "about",
+    "by_browser",
+    "by_pasting",
+    "checked_address",
+    "read_client",
+    "read_key",
+    "revoke",
+]
+
+API_PAGE = "https://console.cloud.google.com/apis/library/drive.googleapis.com"
+CLIENTS_PAGE = "https://console.cloud.google.com/auth/clients"
+GRANTS_PAGE = "https://myaccount.google.com/connections"
+PASTED_URI = (
+    "http://localhost:38085/"  # nothing listens there: the browser shows the address with the code in it
+)
+WAIT_S = 300
+_ABOUT = "user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+
+# Files from Google's console
+def read_client(path: str) -> dict[str, str]:
+    """Return the OAuth client in a JSON file of the console; raise ValueError for any other file."""
+    info = _read_json(path)
+    if "web" in info:
+        raise ValueError(
+            f"{path}: this client is of the type Web application: make one of the type Desktop app at {CLIENTS_PAGE}"
+        )
+    if info.get("type") == "service_account":
+        raise ValueError(f"{path}: this is the key of a service account: pass it as --service-account")
+    client = info.get("installed")
+    names = ("client_id", "client_secret", "auth_uri", "token_uri")
+    if not isinstance(client, dict) or not all(isinstance(client.get(name), str) for name in names):
+        raise ValueError(f"{path}: this is not the JSON of an OAuth client: download it at {CLIENTS_PAGE}")
+    return {name: client[name] for name in names}
+
+
+def read_key(path: str) -> dict[str, Any]:
+    """Return the key of a service account in a JSON file of the console; raise ValueError for any other file."""
+    info = _read_json(path)
+    if info.get("type") != "service_account":
+        page = "https://console.cloud.google.com/iam-admin/serviceaccounts"
+        raise ValueError(
+            f"{path}: this is not the key of a service account: add one, of type JSON, at {page}"
+        )
+    return info
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file, contextlib.suppress(ValueError):
+        if isinstance(info := json.load(file), dict):
+            return info
+    raise ValueError(f"{path}: this is not a JSON file of Google's console")
+
+
+# The sign-in
+def by_browser(client: Mapping[str, str], scope: str, hint: str | None, prompt: str) -> dict[str, Any]:
+    """Open the browser, wait for its answer, and return an authorized user as google-auth saves it.
+
+    `prompt` is printed on stderr with the address of Google's page in place of {url}.
+    """
+    flow = _flow(client, scope)
+    # google-auth-oauthlib prints the prompt. Without an answer it raises an AttributeError.
+    with _failures(client), contextlib.redirect_stdout(sys.stderr), contextlib.suppress(AttributeError):
+        flow.run_local_server(
+            host="127.0.0.1",
+            port=0,
+            timeout_seconds=WAIT_S,
+            authorization_prompt_message=prompt,
+            success_message="cachedfs has Google's answer. Close this window and go back to the terminal.",
+            **_wishes(hint),
+        )
+        return _authorized_user(flow, client)
+    raise SignInRefused(
+        f"Google Drive: the browser did not answer in {WAIT_S // 60} minutes. Sign in again. If Google's page said "
+        "'Error 403: access_denied', publish the app at https://console.cloud.google.com/auth/audience; if it said "
+        f"'Error 400: redirect_uri_mismatch', make a client of the type Desktop app at {CLIENTS_PAGE}; if this machine "
+        "has no browser, add --no-browser"
+    )
+
+
+def by_pasting(
+    client: Mapping[str, str], scope: str, hint: str | None, ask: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return an authorized user; `ask` gets the address of Google's page and returns the one that followed it."""
+    flow = _flow(client, scope)
+    flow.redirect_uri = PASTED_URI
+    with _failures(client):
+        url, _ = flow.authorization_url(**_wishes(hint))
+        # As in `run_local_server`: oauthlib accepts no http, which the loopback address must have.
+        flow.fetch_token(authorization_response=checked_address(ask(url)).replace("http:", "https:", 1))
+        return _authorized_user(flow, client)
+
+
+def checked_address(text: str) -> str:
+    """Return the address that followed Google's page; raise ValueError for any other text."""
+    address = text.strip()
+    if not {"code", "error"} & parse_qs(urlsplit(address).query).keys():
+        raise ValueError(
+            f"this is not the address that follows Google's page: it begins with {PASTED_URI} and contains code="
+        )
+    return address
+
+
+def _flow(client: Mapping[str, str], scope: str) -> Any:
+    from google_auth_oauthlib.flow import InstalledAppFlow
+
+    flow = InstalledAppFlow.from_client_config({"installed": dict(client)}, [scope])
+    _configure(flow.oauth2session, client["token_uri"])
+    return flow
+
+
+def _wishes(hint: str | None) -> dict[str, str]:
+    # Without `consent` Google may give no refresh token for an app that was allowed before.
+    return {"prompt": "consent", "login_hint": hint} if hint else {"prompt": "select_account consent"}
+
+
+def _authorized_user(flow: Any, client: Mapping[str, str]) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads(flow.credentials.to_json())
+    if not info.get("refresh_token"):
+        raise SignInRefused(
+            "Google Drive: Google gave no refresh token: remove the app's access at "
+            f"{GRANTS_PAGE}, and sign in again"
+        )
+    return {"type": "authorized_user", **info, "auth_uri": client["auth_uri"]}
+
+
+@contextlib.contextmanager
+def _failures(client: Mapping[str, str]) -> Iterator[None]:
+    """Turn what goes wrong in a sign-in into errors that say what to do."""
+    import oauthlib.oauth2
+    import requests
+
+    is_local = urlsplit(client["token_uri"]).hostname in _LOOPBACK  # a simulated Drive
+    try:
+        with _plain_http() if is_local else contextlib.nullcontext():
+            yield
+    except oauthlib.oauth2.AccessDeniedError:
+        said = "access was not allowed: sign in again and choose Allow"
+    except oauthlib.oauth2.MismatchingStateError:
+        said = "the answer belongs to another sign-in: sign in again, and use the address that is shown last"
+    except oauthlib.oauth2.MissingCodeError:
+        said = "the browser brought no code: sign in again"
+    except oauthlib.oauth2.InvalidClientError as error:
+        said = (
+            f"Google does not know this OAuth client ({_words(error)}): download its JSON at {CLIENTS_PAGE}"
+        )
+    except oauthlib.oauth2.OAuth2Error as error:
+        said = f"Google refused the sign-in ({_words(error)}): sign in again"
+    except Warning:  # how oauthlib reports fewer scopes
+        said = "Google granted less than was asked for: sign in again, and leave all boxes checked"
+    except requests.RequestException as error:
+        raise _unreachable(error) from None
+    else:
+        return
+    raise SignInRefused(f"Google Drive: {said}") from None
+
+
+@contextlib.contextmanager
+def _plain_http() -> Iterator[None]:
+    """Let oauthlib speak HTTP, which it allows for tests only."""
+    name = "OAUTHLIB_INSECURE_TRANSPORT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _words(error: Any) -> str:
+    return without_secrets(": ".join(filter(None, (error.error, error.description))))
+
+
+# Requests
+def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
+    """Return what Drive says of the user and the storage of a sign-in, in one request."""
+    import requests
+
+    from cachedfs.origins.drive.auth import headers_now, sign_in
+
+    policy, signed_in = RetryPolicy(), sign_in({"token": info})
+    try:
+        with requests.Session() as session:
+            _configure(session, endpoint_url)
+            answer = session.get(
+                f"{endpoint_url}/drive/v3/about",
+                params={"fields": _ABOUT},
+                headers=headers_now(signed_in, policy),
+                timeout=(policy.connect_s, policy.metadata_s),
+            )
+    except (requests.RequestException, RetryableError) as error:
+        raise _unreachable(error) from None
+    found: Any = {}
+    with contextlib.suppress(ValueError):
+        found = answer.json()
+    if answer.ok and isinstance(found, dict) and isinstance(found.get("user"), dict):
+        return found
+    raise _refusal(answer.status_code, found, signed_in.credentials)
+
+
+def _refusal(status: int, found: Any, credentials: Any) -> OSError:
+    error = found.get("error") if isinstance(found, dict) else None
+    error = error if isinstance(error, dict) else {}
+    reasons = {each.get("reason") for each in error.get("errors") or () if isinstance(each, dict)}
+    text = without_secrets(str(error.get("message", ""))) or "no reason given"
+    if "accessNotConfigured" in reasons:
+        number = str(getattr(credentials, "client_id", None) or "").partition("-")[0]
+        project = f"project {number}" if number.isdecimal() else "the project of this sign-in"
+        return AccessDenied(
+            f"Google Drive: the Drive API is not enabled in {project}: enable it at {API_PAGE}, wait a minute, and sign in "
+            "again"
+        )
+    if status in (401, 403):
+        return AccessDenied(f"Google Drive: the sign-in works, but Drive refuses it ({status}: {text})")
+    return OriginUnavailable(
+        f"Google Drive: no answer about the account ({status}: {text}): sign in again later"
+    )
+
+
+def revoke(info: Mapping[str, Any]) -> None:
+    """Make the tokens of an authorized user invalid at Google, also those that the same app was given elsewhere.
+
+    Raises OriginUnavailable if Google does not confirm it.
+    """
+    import requests
+
+    url = info["token_uri"].rpartition("/")[0] + "/revoke"
+    try:
+        with requests.Session() as session:
+            _configure(session, url)
+            answer = session.post(
+                url, data={"token": info["refresh_token"]}, timeout=RetryPolicy().metadata_s
+            )
+    except requests.RequestException as error:
+        raise _unreachable(error) from None
+    is_over = answer.status_code == 400 and "invalid_token" in answer.text
+    if not answer.ok and not is_over:
+        raise OriginUnavailable(f"Google answered {answer.status_code}")
+
+
+def _configure(session: requests.Session, url: str) -> None:
+    """Use the proxy and the certificates that all other requests to Google use."""
+    session.trust_env = False
+    session.proxies = {scheme: proxy_of(url) or "" for scheme in ("http", "https")}
+    session.verify = os.environ.get("SSL_CERT_FILE") or True
+
+
+def _unreachable(error: Exception) -> OriginUnavailable:
+    cause = without_secrets(str(error).split("\n")[0])
+    return OriginUnavailable(f"Google cannot be reached ({cause}): check the network, and try again")

@@ -1,0 +1,254 @@
+"""OAuth 2.0 of the simulated Google: the consent page, the token endpoint and the revocation of tokens.
+
+Written from developers.google.com/identity/protocols/oauth2/native-app and .../service-account. There is one OAuth
+client, a desktop app, and one account. Differences from the documentation:
+
+- More lenient: a refresh token that was never issued is accepted, with any scope. The signature
+  of a service account is not checked. Codes do not expire.
+- The consent page is one page, without a sign-in and without the warning about unverified apps.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import secrets
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from cachedfs.sim.drive.show import ME
+from cachedfs.sim.google import GoogleService, json_answer
+from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
+from cachedfs.sim.network import Network
+from cachedfs.sim.objects import DataBody
+
+__all__ = ["OAuth", "client_json", "token_of"]
+
+_CLIENT_ID, _CLIENT_SECRET, _APP = "1-sim.apps.googleusercontent.com", "GOCSPX-sim", "My cachedfs"
+_SCOPES = {  # of Drive, as the consent page words them
+    "https://www.googleapis.com/auth/drive": "See, edit, create, and delete all of your Google Drive files",
+    "https://www.googleapis.com/auth/drive.readonly": "See and download all your Google Drive files",
+}
+_FULL = next(iter(_SCOPES))
+_JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Sign in - Google Accounts (simulated)</title>
+<style>body {{font: 16px sans-serif; max-width: 28em; margin: 4em auto}} button {{font: inherit; margin-right: 1em}}</style>
+{}
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class _Code:
+    """An authorization code, and what the request that exchanges it must repeat."""
+
+    redirect_uri: str
+    scope: str
+    challenge: str
+    is_offline: bool
+
+
+class OAuth(GoogleService):
+    """Issues and revokes tokens, and refuses requests whose token has expired or has not the scope."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self.issued: dict[str, float] = {}  # access token -> expiry time
+        self.token_life_s = math.inf
+        self.refuses_tokens = False
+        self._scopes: dict[str, str] = {}  # access or refresh token -> scopes, separated by spaces
+        self._refresh_tokens: dict[str, str] = {}  # access token -> its refresh token
+        self._codes: dict[str, _Code] = {}
+        self._revoked: set[str] = set()  # refresh tokens
+
+    def _oauth_route(self, call: Call) -> Route | None:
+        match call.method, call.path:
+            case "GET", "/o/oauth2/v2/auth":
+                return Route("consent", self._consent)
+            case "POST", "/o/oauth2/v2/approval":
+                return Route("consent", self._approve)
+            case "POST", "/token" | "/oauth2/v4/token":
+                return Route("token", self._token)
+            case "POST", "/revoke":
+                return Route("revoke", self._revoke)
+        return None
+
+    def _admit(self, call: Call, route: Route) -> None:
+        token = token_of(call)
+        expires_s = self.issued.get(token)
+        if expires_s is None:
+            super()._admit(call, route)
+        elif expires_s <= self.network.now():
+            raise unauthorized("Invalid Credentials", "authError")
+        is_read = call.method in ("GET", "HEAD") or route.kind == "batch"
+        if not (is_read and route.kind != "ids") and _FULL not in self._scopes.get(token, _FULL).split():
+            realm = (
+                f'Bearer realm="https://accounts.google.com/", error="insufficient_scope", scope="{_FULL}"'
+            )
+            text = "Request had insufficient authentication scopes."
+            raise Refusal(403, text, "insufficientPermissions", headers={"WWW-Authenticate": realm})
+
+    # The consent page
+    def _consent(self, call: Call) -> Response:
+        if (problem := _problem(call.query)) is not None:
+            code, text = problem
+            title = f"<h1>Access blocked: Authorization Error</h1><p>{text}<p>Error {code}"
+            return _page(title, int(code[:3]))
+        hidden = "".join(
+            f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
+            for name, value in call.query.items()
+        )
+        wishes = "".join(f"<li>{escape(_SCOPES[scope])}" for scope in call.query["scope"].split())
+        return _page(
+            f"<h1>{_APP} wants access to your Google Account</h1><p>{ME['displayName']} &lt;{ME['emailAddress']}&gt;"
+            f'<p>This will allow <b>{_APP}</b> to:<ul>{wishes}</ul><form method="post" action="/o/oauth2/v2/approval">'
+            f'{hidden}<button name="decision" value="deny">Deny</button>'
+            '<button name="decision" value="allow">Allow</button></form>'
+        )
+
+    def _approve(self, call: Call) -> Response:
+        asked = dict(parse_qsl(call.body.decode()))
+        if _problem(asked) is not None:
+            return self._consent(Call("GET", call.path, asked, call.headers))
+        answer = {"state": asked["state"]} if "state" in asked else {}
+        if asked.get("decision") != "allow":
+            answer["error"] = "access_denied"
+        else:
+            code = "4/0sim" + secrets.token_urlsafe(24)
+            is_offline = asked.get("access_type") == "offline"
+            challenge = asked.get("code_challenge", "")
+            self._codes[code] = _Code(asked["redirect_uri"], asked["scope"], challenge, is_offline)
+            answer |= {"code": code, "scope": asked["scope"]}
+        joint = "&" if urlsplit(asked["redirect_uri"]).query else "?"
+        return Response(302, {"Location": asked["redirect_uri"] + joint + urlencode(answer)})
+
+    # Tokens
+    def _token(self, call: Call) -> Response:
+        form = _basic_client(call) | dict(parse_qsl(call.body.decode()))
+        match form.get("grant_type", ""):
+            case "authorization_code":
+                return self._exchange(form)
+            case "refresh_token":
+                given = form.get("refresh_token", "")
+                if given in self._scopes and (refused := _wrong_client(form)):
+                    return refused
+                if self.refuses_tokens or given in self._revoked:
+                    return _error("invalid_grant", "Token has been expired or revoked.")
+                scope = self._scopes.get(given) or form.get("scope") or _FULL
+                return self._issue(scope, given) if given else _error("invalid_request")
+            case grant if grant == _JWT_GRANT:
+                if self.refuses_tokens:
+                    return _error("invalid_grant", "Token has been expired or revoked.")
+                assertion = form.get("assertion", "")
+                return self._issue(_scope_of(assertion), "") if assertion else _error("invalid_request")
+        return _error("unsupported_grant_type")
+
+    def _exchange(self, form: Mapping[str, str]) -> Response:
+        if refused := _wrong_client(form):
+            return refused
+        code = self._codes.pop(form.get("code", ""), None)
+        if code is None:
+            return _error("invalid_grant", "Malformed auth code.")
+        if form.get("redirect_uri") != code.redirect_uri:
+            return _error("redirect_uri_mismatch", "Bad Request")
+        if code.challenge:
+            verifier = form.get("code_verifier", "")
+            if not verifier:
+                return _error("invalid_grant", "Missing code verifier.")
+            digest = hashlib.sha256(verifier.encode()).digest()
+            if base64.urlsafe_b64encode(digest).decode().rstrip("=") != code.challenge:
+                return _error("invalid_grant", "Invalid code verifier.")
+        refresh_token = "1//sim-" + uuid.uuid4().hex
+        self._scopes[refresh_token] = code.scope
+        more = {"refresh_token": refresh_token} if code.is_offline else {}
+        return self._issue(code.scope, refresh_token, **more)
+
+    def _issue(self, scope: str, refresh_token: str, /, **more: str) -> Response:
+        token = "ya29.sim-" + uuid.uuid4().hex
+        self.issued[token] = self.network.now() + self.token_life_s
+        self._scopes[token], self._refresh_tokens[token] = scope, refresh_token
+        fields = {"access_token": token, "expires_in": 3599, "scope": scope, "token_type": "Bearer"}
+        return json_answer(fields | more)
+
+    def _revoke(self, call: Call) -> Response:
+        token = call.query.get("token") or dict(parse_qsl(call.body.decode())).get("token", "")
+        grant = self._refresh_tokens.get(token) or token
+        if token not in self._scopes or grant in self._revoked:
+            return _error("invalid_token", "Token expired or revoked")
+        self._revoked.add(grant)
+        for each in [t for t, of in self._refresh_tokens.items() if grant in (of, t)]:
+            self.issued[each] = -1.0
+        return json_answer({})
+
+
+def client_json(endpoint_url: str) -> dict[str, Any]:
+    """Return the JSON of the OAuth client, as Google's console lets its owner download it."""
+    client = {"client_id": _CLIENT_ID, "project_id": "sim", "client_secret": _CLIENT_SECRET}
+    client |= {"auth_uri": f"{endpoint_url}/o/oauth2/v2/auth", "token_uri": f"{endpoint_url}/token"}
+    return {"installed": {**client, "redirect_uris": ["http://localhost"]}}
+
+
+def token_of(call: Call) -> str:
+    return call.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def _problem(asked: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the error code and the text of the page for a request that Google does not show to the user."""
+    redirect = urlsplit(asked.get("redirect_uri", ""))
+    if asked.get("client_id") != _CLIENT_ID:
+        return "401: invalid_client", "The OAuth client was not found."
+    if redirect.scheme != "http" or redirect.hostname not in ("127.0.0.1", "localhost", "::1"):
+        return "400: redirect_uri_mismatch", "This app's request is invalid."
+    if asked.get("response_type") != "code":
+        return "400: unsupported_response_type", "Invalid response_type."
+    if not asked.get("scope"):
+        return "400: invalid_request", "Missing required parameter: scope"
+    if unknown := [scope for scope in asked["scope"].split() if scope not in _SCOPES]:
+        return "400: invalid_scope", f"Some requested scopes were invalid. {escape(str(unknown))}"
+    if asked.get("code_challenge") and asked.get("code_challenge_method") != "S256":
+        return "400: invalid_request", "Only the code_challenge_method S256 is simulated."
+    return None
+
+
+def _basic_client(call: Call) -> dict[str, str]:
+    """Return the client that the headers name, as HTTP Basic does."""
+    kind, _, text = call.headers.get("authorization", "").partition(" ")
+    if kind != "Basic":
+        return {}
+    name, _, secret = base64.b64decode(text).decode().partition(":")
+    return {"client_id": name, "client_secret": secret}
+
+
+def _wrong_client(form: Mapping[str, str]) -> Response | None:
+    if form.get("client_id") != _CLIENT_ID:
+        return _error("invalid_client", "The OAuth client was not found.", 401)
+    if form.get("client_secret") != _CLIENT_SECRET:
+        return _error("invalid_client", "The provided client secret is invalid.", 401)
+    return None
+
+
+def _scope_of(assertion: str) -> str:
+    """Return the scopes that a service account asks for in its signed request."""
+    if not (found := re.fullmatch(r"[\w-]+\.([\w-]+)\.[\w-]+", assertion)):
+        return _FULL
+    try:
+        return str(json.loads(base64.urlsafe_b64decode(found[1] + "=="))["scope"])
+    except (ValueError, LookupError):
+        return _FULL
+
+
+def _error(code: str, text: str = "", status: int = 400) -> Response:
+    return json_answer({"error": code} | ({"error_description": text} if text else {}), status)
+
+
+def _page(body: str, status: int = 200) -> Response:
+    headers = {"Content-Type": "text/html; charset=UTF-8"}
+    return Response(status, headers, DataBody(_PAGE.format(body).encode()))

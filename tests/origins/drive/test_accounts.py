@@ -1,0 +1,155 @@
+"""Saved sign-ins: their files, the default one, and what `drive://` does with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from cachedfs.errors import AccessDenied
+from cachedfs.origins.drive import accounts
+from cachedfs.origins.drive.auth import headers_now, sign_in
+from cachedfs.origins.registry import identity_of
+from cachedfs.origins.retry import RetryPolicy
+from cachedfs.sim import DriveServer
+
+
+def user(**more: Any) -> dict[str, Any]:
+    info = {
+        "type": "authorized_user",
+        "client_id": "c",
+        "client_secret": "SECRET",
+        "refresh_token": "REFRESH",
+    }
+    return {**info, "token_uri": "http://127.0.0.1:9/token", "account": "me@example.com", **more}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def key(**options: Any) -> str:
+    return identity_of("drive", options, may_ask=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "config" / "cachedfs" / "drive"
+
+
+def test_only_the_owner_may_read_a_saved_account(folder: Path) -> None:
+    path = accounts.save("me@example.com", user())
+    assert path == folder / "me@example.com.json"
+    assert (mode(path), mode(folder)) == (0o600, 0o700)
+    path.chmod(0o644)
+    accounts.save("me@example.com", user(refresh_token="REFRESH-2"))  # replaces the file
+    assert (mode(path), accounts.load("me@example.com")["refresh_token"]) == (0o600, "REFRESH-2")
+    assert sorted(os.listdir(folder)) == ["default", "me@example.com.json"]
+
+
+def test_a_failed_write_leaves_the_older_file_and_nothing_else(folder: Path) -> None:
+    accounts.save("a", user())
+    with mock.patch.object(os, "replace", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
+        accounts.save("a", user(refresh_token="REFRESH-2"))
+    assert accounts.load("a")["refresh_token"] == "REFRESH"
+    assert sorted(os.listdir(folder)) == ["a.json", "default"]
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a/b", "a\\b", ".a", "-a", "a\nb", "C:a", "x" * 101])
+def test_a_name_must_be_plain(name: str) -> None:
+    for use in (accounts.path_of, accounts.load, accounts.set_default, accounts.remove):
+        with pytest.raises(ValueError, match="account '"):
+            use(name)
+    with pytest.raises(ValueError, match="account '"):
+        accounts.save(name, user())
+
+
+def test_the_first_account_is_the_default_until_another_is_chosen() -> None:
+    assert (accounts.names(), accounts.default_name()) == ([], None)
+    for name in ("b", "a"):
+        accounts.save(name, user())
+    assert (accounts.names(), accounts.default_name()) == (["a", "b"], "b")
+    accounts.set_default("a")
+    assert accounts.default_name() == "a"
+    accounts.save("c", user())
+    accounts.remove("a")
+    with pytest.raises(AccessDenied, match=r"b, c are saved.*accounts --default NAME"):
+        accounts.default_name()
+    accounts.remove("b")
+    assert accounts.default_name() == "c"
+
+
+def test_a_process_keeps_its_default_account(folder: Path) -> None:
+    for name in ("a", "b"):
+        accounts.save(name, user(account=f"{name}@example.com"))
+    before = key()
+    (folder / "default").write_text("b")  # another process chooses
+    assert (accounts.default_name(), key()) == ("a", before)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"type": "x"}', '{"type": []}', json.dumps(user(refresh_token=""))]
+)
+def test_a_damaged_file_is_named_and_not_quoted(content: str) -> None:
+    accounts.save("a", user()).write_text(content)
+    with pytest.raises(AccessDenied, match=r"a\.json is damaged: .*login drive --account a") as caught:
+        accounts.load("a")
+    assert "SECRET" not in f"{caught.value!r} {caught.value.__cause__}"
+
+
+def test_a_missing_account_names_the_saved_ones() -> None:
+    with pytest.raises(AccessDenied, match=r"no account 'x' is saved \(none is saved\): .*--account x"):
+        accounts.load("x")
+    accounts.save("a", user())
+    with pytest.raises(AccessDenied, match=r"saved are a"):
+        accounts.set_default("x")
+
+
+def test_without_options_the_default_account_signs_in() -> None:
+    accounts.save("a", user(token="TOKEN", expiry="2999-01-01T00:00:00Z", scopes=["s"]))
+    found = sign_in({})
+    assert (found.name, found.credentials.token, found.credentials.scopes) == ("account a", "TOKEN", ["s"])
+    assert "cachedfs login drive --account a" in found.remedy
+    assert sign_in({"account": "a", "token": None}).name == "account a"
+    assert sign_in({"token": "anon"}).credentials is None
+    with pytest.raises(ValueError, match="account, token: these are different ways"):
+        sign_in({"account": "a", "token": "anon"})
+
+
+def test_a_renewed_token_is_saved_for_other_processes(server: DriveServer) -> None:
+    client = server.client_json()["installed"]
+    names = ("client_id", "client_secret", "token_uri")
+    path = accounts.save("a", user(**{name: client[name] for name in names}))
+    headers = headers_now(sign_in({}), RetryPolicy())
+    assert headers_now(sign_in({}), RetryPolicy()) == headers
+    assert server.count("token") == 1
+    assert (mode(path), accounts.load("a")["account"]) == (0o600, "me@example.com")
+
+
+def test_a_service_account_signs_for_its_scope(pem: str) -> None:
+    info = {
+        "type": "service_account",
+        "client_email": "robot@p.example",
+        "private_key": pem,
+        "token_uri": "http://x",
+    }
+    accounts.save("full", info)
+    accounts.save("less", {**info, "scopes": ["https://www.googleapis.com/auth/drive.readonly"]})
+    scopes = [sign_in({"account": name}).credentials.scopes for name in ("full", "less")]
+    assert [scope.rpartition("/")[2] for (scope,) in scopes] == ["drive", "drive.readonly"]
+    assert sign_in({"account": "full"}).name == "service account robot@p.example"
+
+
+def test_two_accounts_never_share_a_cache() -> None:
+    for name, address in (("a", "a@example.com"), ("b", "b@example.com"), ("a2", "a@example.com")):
+        accounts.save(name, user(account=address))
+    assert key() == key(account="a") == key(account="a2")
+    keys = [key(), key(account="b"), key(token="anon"), key(account="missing"), key(token="google_default")]
+    assert len(set(keys)) == len(keys)
+    accounts.remove("a")
+    assert key() not in keys  # none is chosen: nothing is read before one is

@@ -1,0 +1,74 @@
+"""A browser for the consent page of the simulated Google: it reads the page, presses a button and follows redirects."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import urllib.error
+import urllib.request
+import webbrowser
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+from unittest import mock
+from urllib.parse import urlencode, urljoin
+
+__all__ = ["allow", "fetch", "opening"]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any) -> None: ...
+
+
+class _Form(HTMLParser):
+    """The address and the fields of the form in a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.action, self.fields = "", dict[str, str]()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if tag == "form":
+            self.action = given["action"]
+        elif tag == "input":
+            self.fields[given["name"]] = given["value"]
+
+
+def fetch(url: str, fields: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Return status, redirect target and text of a GET, or of a POST of these fields."""
+    opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, None if fields is None else urlencode(fields).encode()) as reply:
+            return reply.status, "", reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers.get("Location", ""), error.read().decode()
+
+
+def allow(url: str, decision: str = "allow") -> str:
+    """Press a button of the consent page at `url`; return the address that the browser is sent to."""
+    status, _, page = fetch(url)
+    assert status == 200, page
+    form = _Form(page)
+    return fetch(urljoin(url, form.action), {**form.fields, "decision": decision})[1]
+
+
+@contextlib.contextmanager
+def opening(decision: str | None = "allow") -> Iterator[list[str]]:
+    """Replace the browser that Python opens; yield the addresses it was given. None: the user closes the window."""
+    opened, threads = list[str](), list[threading.Thread]()
+
+    class Browser:
+        def open(self, url: str, new: int = 0, autoraise: bool = True) -> bool:
+            opened.append(url)
+            if decision is not None:
+                threads.append(threading.Thread(target=lambda: fetch(allow(url, decision))))
+                threads[-1].start()
+            return True
+
+    with mock.patch.object(webbrowser, "get", return_value=Browser()):
+        yield opened
+    for thread in threads:
+        thread.join()
