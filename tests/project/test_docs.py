@@ -43,7 +43,7 @@ from cachedfs.config import Config
 from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins import rate_limit
-from cachedfs.origins.drive import upload
+from cachedfs.origins.drive import accounts, upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
 from tests.support import ROOT, noise, until
@@ -464,6 +464,7 @@ class Mishaps:
             self.attempt(lambda sign_in=sign_in: self.fs(server, drive=sign_in).ls("My Drive"))
         for send in (lambda fs: fs.to_json(), pickle.dumps):
             self.attempt(lambda send=send: send(self.fs(server, drive={"google_auth": gauth})))
+        self.of_accounts(server)
         server.require_token("ya29.new")
         self.attempt(lambda: self.fs(server, token="ya29.old").ls("My Drive"))
         server.require_no_token()
@@ -475,6 +476,18 @@ class Mishaps:
             google = {"token": "anon", "endpoint_url": "https://www.googleapis.com"}
             self.attempt(lambda: self.fs(server, drive=google).ls("My Drive"))
         server.put("data/a.txt", b"a")
+
+    def of_accounts(self, server: DriveServer) -> None:
+        user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+        for name in ("default", "me", "you"):
+            accounts.save(name, {**user, "token_uri": f"{server.endpoint_url}/token", "account": name})
+        accounts.remove("default")
+        server.refuse_tokens()
+        for sign_in in ({"account": "me"}, {"account": "work"}, {}):
+            self.attempt(lambda sign_in=sign_in: self.fs(server, drive=sign_in).ls("My Drive"))
+        server.refuse_tokens(False)
+        for name in accounts.names():
+            accounts.remove(name)
 
     def of_reading(self, server: DriveServer) -> None:
         server.put("data/twice.txt", b"1")

@@ -45,12 +45,13 @@ class DriveFileSystem(CycleSafeWalk):
         fs = fsspec.filesystem("drive", token="google_default")
         fs.ls("My Drive")
 
-    The sign-in options have PyDrive2's names. `google_auth` is an authenticated GoogleAuth. `client_id`,
-    `client_secret` and `profile` name an OAuth client whose sign-in PyDrive2 saved. `client_json` or
-    `client_json_file_path` are saved credentials, or with `use_service_account` the key of a service account, which
-    acts for `client_user_email`. Instead of these, give `credentials` (a google-auth object) or `token`
-    ("google_default", "anon", a JSON file, its content, or an access token). Without any, google-auth's default
-    credentials are used, such as Colab's after `google.colab.auth.authenticate_user()`.
+    `account` is the name of a sign-in that `cachedfs login drive` saved. The other sign-in options have PyDrive2's
+    names. `google_auth` is an authenticated GoogleAuth. `client_id`, `client_secret` and `profile` name an OAuth client
+    whose sign-in PyDrive2 saved. `client_json` or `client_json_file_path` are saved credentials, or with
+    `use_service_account` the key of a service account, which acts for `client_user_email`. Instead of these, give
+    `credentials` (a google-auth object) or `token` ("google_default", "anon", a JSON file, its content, or an access
+    token). Without any, the default saved account is used, or else google-auth's default credentials, such as Colab's
+    after `google.colab.auth.authenticate_user()`.
 
     `endpoint_url` is another server than https://www.googleapis.com. `trash_only` (default True) moves removed items to
     the trash. `acknowledge_abuse` (default False) reads files that Google takes for malware. `export` is the type that
