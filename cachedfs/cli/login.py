@@ -29,23 +29,27 @@ KINDS = {"authorized_user": "user", "service_account": "service account"}
 TRIES = 3
 T = TypeVar("T")
 STEPS = """\
-Google wants every user to have an OAuth client. You make yours once, in about two minutes and free of charge.
+Google wants every user to have an OAuth client. You make yours once, in about
+two minutes and free of charge.
 
 1. Make a project; any name will do:
      https://console.cloud.google.com/projectcreate
 2. Enable the Google Drive API in it:
      https://console.cloud.google.com/apis/library/drive.googleapis.com
-3. Describe the app: click Get started, enter any name and your own address, and choose the audience External.
-   (In a company with Google Workspace choose Internal, and skip publishing.)
+3. Describe the app. Click Get started, enter any name and your own address,
+   and choose the audience External (in a company with Google Workspace:
+   Internal, which needs no publishing):
      https://console.cloud.google.com/auth/overview
-   Then publish it: click Publish app. While an app is in testing, each sign-in ends after 7 days.
+   Then click Publish app. While an app is in testing, each sign-in ends after
+   7 days:
      https://console.cloud.google.com/auth/audience
-4. Create an OAuth client of the type Desktop app, and download its JSON at once: the secret is shown only there.
+4. Create a client of the type Desktop app, and download its JSON at once, as
+   its secret is shown only then:
      https://console.cloud.google.com/auth/clients/create
 """
 CONSENT = """\
-{n}. Allow access in your browser. Google warns that it has not verified the app: it is your own, so click Advanced,
-   then "Go to ... (unsafe)".
+{n}. Allow access in your browser. Google warns that it has not verified the app.
+   It is your own: click Advanced, then "Go to ... (unsafe)".
 """
 
 
@@ -77,10 +81,14 @@ def login(
 
     Afterwards drive:// URLs work in all programs of this user, without options.
     """
-    from cachedfs.origins.drive import accounts, browser_login
-
     if service != "drive":
         raise typer.BadParameter("only drive has a sign-in; for gs:// use gcloud", param_hint="SERVICE")
+    try:
+        from cachedfs.origins.drive import accounts, browser_login
+    except ImportError as error:
+        raise ImportError(
+            'signing in to Google Drive needs the extra: pip install "cachedfs[drive]"'
+        ) from error
     if service_account and (client or no_browser):
         raise typer.BadParameter(
             "a service account has a key, and no client or browser", param_hint="--service-account"

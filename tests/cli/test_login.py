@@ -5,6 +5,7 @@ import json
 import os
 import re
 import stat
+import sys
 import webbrowser
 from pathlib import Path
 from unittest import mock
@@ -14,6 +15,7 @@ import pytest
 
 from cachedfs.cli import login
 from cachedfs.errors import AccessDenied
+from cachedfs.origins import drive
 from cachedfs.origins.drive import accounts, browser_login
 from cachedfs.sim import DriveServer, Fault
 from tests.cli.test_cli import in_terminal, run
@@ -93,7 +95,8 @@ def test_the_wizard_leads_from_nothing_to_a_working_drive(server, client):
     ):
         assert f"https://console.cloud.google.com/{page}" in screen
     assert re.findall(r"^(\d)\. ", screen, re.MULTILINE) == ["1", "2", "3", "4", "5"]
-    assert "ends after 7 days" in screen
+    assert "each sign-in ends after\n   7 days" in screen
+    assert max(map(len, login.STEPS.splitlines())) < 80
     assert "".join(screen.split()).count(opened[0]) == 1  # to be opened by hand
     assert f"Signed in as Sim User <{ME}>, for reading and writing; 0 bytes used of 16.1 GB." in screen
     assert not SECRETS.search(screen)
@@ -259,6 +262,14 @@ def test_without_a_terminal_nothing_is_asked(client):
         assert "there is no browser here" in refusal("--client", client)
 
 
+def test_a_missing_extra_is_named(client):
+    with mock.patch.dict(sys.modules, {"google_auth_oauthlib.flow": None}):
+        sys.modules.pop("cachedfs.origins.drive.browser_login", None)
+        with mock.patch.object(drive, "browser_login", create=True):
+            del drive.browser_login
+            assert 'pip install "cachedfs[drive]"' in refusal("--client", client)
+
+
 @pytest.mark.parametrize("line", ["login", "login gcs", "login drive --service-account k --no-browser"])
 def test_wrong_usage(line):
     run(*line.split(), status=2)
@@ -308,6 +319,7 @@ def test_accounts_are_listed_and_one_is_chosen(server, client):
     text = signed_in(client, "--account", "work", "--read-only")
     assert 'cachedfs ls -o account=work "drive://My Drive"' in text
     assert "`cachedfs accounts --default work`" in text
+    assert run("ls", "-o", "account=work", "drive://My Drive").stdout == "drive://My Drive/data/\n"
     rows = [line.split("  ") for line in done("accounts").splitlines()]
     assert [[cell.strip() for cell in row if cell.strip()] for row in rows][2:] == [
         ["home", ME, "user", "drive", "default"],

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
+from google_auth_oauthlib.flow import InstalledAppFlow
+
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
 from cachedfs.origins.drive.client import proxy_of
 from cachedfs.origins.origin_errors import without_secrets
@@ -128,8 +130,6 @@ def checked_address(text: str) -> str:
 
 
 def _flow(client: Mapping[str, str], scope: str) -> Any:
-    from google_auth_oauthlib.flow import InstalledAppFlow
-
     flow = InstalledAppFlow.from_client_config({"installed": dict(client)}, [scope])
     _configure(flow.oauth2session, client["token_uri"])
     return flow

@@ -40,7 +40,7 @@ _FULL = next(iter(_SCOPES))
 _JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>Sign in - Google Accounts (simulated)</title>
-<style>body {{font: 16px sans-serif; max-width: 28em; margin: 4em auto}} button {{font: inherit; margin-right: 1em}}</style>
+<style>body {{font: 16px sans-serif; max-width: 28em; margin: 4em auto}} h1 {{font-size: 1.4em}} button {{font: inherit; margin-right: 1em}}</style>
 {}
 </html>
 """
