@@ -6,7 +6,10 @@ import asyncio
 import dataclasses
 import random
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 import aiohttp
 import pytest
@@ -39,30 +42,47 @@ def client_of(session: aiohttp.ClientSession, policy: RetryPolicy) -> HTTPClient
     )
 
 
-async def sent_to(server: asyncio.Server, policy: RetryPolicy) -> int:
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    """The URL of a server that answers connections so, and is gone completely afterwards."""
+    handlers = list[Any]()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.append(asyncio.current_task())
+        try:
+            with suppress(asyncio.CancelledError):
+                await answer(reader, writer)
+        finally:
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async with await asyncio.start_server(handle, "127.0.0.1") as server:
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        finally:
+            for handler in handlers:
+                handler.cancel()
+            await asyncio.gather(*handlers, return_exceptions=True)
+
+
+async def sent_to(answer: Answer, policy: RetryPolicy) -> int:
     """Send BODY once; return the status of the answer."""
-    port = server.sockets[0].getsockname()[1]
-    request = HTTPRequest(
-        url=f"http://127.0.0.1:{port}/", params={}, subject="x://y", doing="writing", method="PUT", data=BODY
-    )
-    async with (
-        server,
-        aiohttp.ClientSession() as session,
-        client_of(session, policy).exchange(request) as response,
-    ):
-        return response.status
+    async with serving(answer) as url, aiohttp.ClientSession() as session:
+        request = HTTPRequest(url=url, params={}, subject="x://y", doing="writing", method="PUT", data=BODY)
+        async with client_of(session, policy).exchange(request) as response:
+            return response.status
 
 
 async def test_a_service_that_stops_reading_is_given_up() -> None:
-    done = asyncio.Event()
-
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await done.wait()
-        writer.close()
+        await asyncio.Event().wait()
 
     with pytest.raises(RetryableError, match="TimeoutError"):
-        await sent_to(await asyncio.start_server(deaf, "127.0.0.1"), HASTY)
-    done.set()
+        await sent_to(deaf, HASTY)
 
 
 async def test_an_answer_before_the_end_of_the_body_is_an_answer() -> None:
@@ -71,9 +91,6 @@ async def test_an_answer_before_the_end_of_the_body_is_an_answer() -> None:
         writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
         while await reader.read(1 << 20):
             pass
-        writer.close()
 
     with pytest.raises(OSError, match="answered 403"):
-        await sent_to(
-            await asyncio.start_server(hasty, "127.0.0.1"), dataclasses.replace(HASTY, stall_s=60.0)
-        )
+        await sent_to(hasty, dataclasses.replace(HASTY, stall_s=60.0))

@@ -226,9 +226,9 @@ def _check(given: Mapping[str, Any]) -> None:
         )
     # A service account's key in token= may act for a user.
     client = [name for name in _CLIENT if name in given and not (name == _CLIENT[-1] and "token" in given)]
-    ways = [[name] for name in ("account", "google_auth", "credentials", "token", "api_key") if name in given] + (
-        [client] if client else []
-    )
+    ways = [
+        [name] for name in ("account", "google_auth", "credentials", "token", "api_key") if name in given
+    ] + ([client] if client else [])
     if len(ways) > 1:
         raise ValueError(
             f"drive options {', '.join(name for way in ways for name in way)}: these are different ways to sign in; keep one"

@@ -8,7 +8,7 @@ from cachedfs.sim.messages import Call, Refusal, Route
 from cachedfs.sim.network import Network
 from cachedfs.sim.quota import Meter, units_of
 
-__all__ = ["Accounts", "key_of", "token_of"]
+__all__ = ["Accounts", "key_of"]
 
 # Errors that Drive returns occasionally even when healthy, and more often on a bad day.
 _FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from cachedfs.sim.drive.account import key_of, token_of
+from cachedfs.sim.drive.account import key_of
 from cachedfs.sim.drive.items import DOCUMENT, PRESENTATION, SPREADSHEET, Item
 from cachedfs.sim.drive.items import EXPORT_NAMES as _MIMES
+from cachedfs.sim.drive.oauth import token_of
 from cachedfs.sim.drive.reading import DriveReading
 from cachedfs.sim.messages import Call, Refusal, Response, Route
 from cachedfs.sim.network import Network
