@@ -109,7 +109,7 @@ def login(
         info["account"] = email  # keeps the cached data of two accounts apart
     name = accounts.check_name(account or email)
     path = accounts.save(name, info)
-    is_default = accounts.default_name() == name
+    is_default = default_account() == name
     if common.as_json:
         print_json(
             described(name, info, is_default=is_default)
@@ -175,10 +175,7 @@ def accounts(
 
     if default is not None:
         saved.set_default(default)
-    chosen = None
-    with contextlib.suppress(PermissionError):  # several, and none was chosen
-        chosen = saved.default_name()
-    rows = []
+    rows, chosen = [], default_account()
     for name in saved.names():
         info: dict[str, Any] = {}
         with contextlib.suppress(PermissionError):  # damaged: shown without its kind
@@ -288,14 +285,20 @@ def saved_client(account: str | None) -> tuple[str, dict[str, str]] | None:
     """Return the OAuth client of a saved account, and that account: this one, the default one or any other."""
     from cachedfs.origins.drive import accounts
 
-    default = None
-    with contextlib.suppress(PermissionError):
-        default = accounts.default_name()
-    names = accounts.names()
+    default, names = default_account(), accounts.names()
     for name in sorted(names, key=lambda each: (each != account, each != default)):
         with contextlib.suppress(PermissionError, KeyError):
             info = accounts.load(name)
             return name, {key: info[key] for key in ("client_id", "client_secret", "token_uri", "auth_uri")}
+    return None
+
+
+def default_account() -> str | None:
+    """Return the default account; None also if several are saved and none of them was chosen."""
+    from cachedfs.origins.drive import accounts
+
+    with contextlib.suppress(PermissionError):
+        return accounts.default_name()
     return None
 
 

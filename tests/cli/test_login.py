@@ -332,6 +332,18 @@ def test_accounts_are_listed_and_one_is_chosen(server, client):
     assert "damaged" in done("accounts")
 
 
+def test_without_a_default_account_another_can_sign_in(client):
+    for name in ("a", "b", "c"):
+        signed_in(client, "--account", name)
+    done("logout", "a")
+    assert "none is the default" in done("logout", status=1)
+    with opening():
+        assert "`cachedfs accounts --default d`" in done("login", "drive", "--account", "d")
+    assert "default" not in done("accounts")
+    done("accounts", "--default", "d")
+    assert accounts.default_name() == "d"
+
+
 def test_logout_revokes_and_removes(server, client):
     signed_in(client)
     info = accounts.load(ME)
