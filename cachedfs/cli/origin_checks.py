@@ -18,6 +18,7 @@ from cachedfs.cli.output import message_of, rate
 from cachedfs.cli.urls import locate
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.text import counted, per_cent
+from cachedfs.errors import SignInRefused
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -100,11 +101,17 @@ def account_checks(fs: CachedFileSystem) -> Iterator[Check]:
     """Check which Google account is signed in, and which scopes its credentials have."""
     origin = fs.origin_fs
     who = origin.identity()
+    if who == "nobody":
+        to_do = "Run `cachedfs login drive`, or give an API key for public folders"
+        yield Check("identity", "warn", "nobody is signed in: only single public files can be read", to_do)
+        return
     yield Check("identity", "ok", who)
     try:
         about = origin.about()
-    except PermissionError as error:  # later checks show whether more is denied
-        yield Check("account", "warn", message_of(error))
+    except (
+        PermissionError
+    ) as error:  # an API key has no account, and later checks show whether more is denied
+        yield Check("account", "fail" if isinstance(error, SignInRefused) else "warn", message_of(error))
         return
     user, quota = about.get("user") or {}, about.get("storageQuota") or {}
     room = f"{decimal(int(quota.get('usage') or 0))} used"

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import stat
+import tempfile
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,7 +18,19 @@ from fsspec.utils import isfilelike
 
 from cachedfs.errors import CachedFSError
 
-__all__ = ["filled"]
+__all__ = ["filled", "write_private"]
+
+
+def write_private(path: str, text: str) -> None:
+    """Replace a small text file, readable by its owner only; its folder must exist."""
+    number, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".part")  # mode 0600
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:  # an interrupt too must leave no secret behind
+        _remove(temporary)
+        raise
 
 
 async def filled(target: Any, fill: Callable[[Any], Awaitable[None]]) -> None:

@@ -6,11 +6,11 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from cachedfs.common.atomic_files import write_private
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
 from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, DriveOptions, saved_by_pydrive2, token_file
@@ -184,10 +184,7 @@ def _remember(digest: str, user: str) -> None:
     kept = dict(list(known.items())[-_MOST_KNOWN:])
     with suppress(OSError):  # the next process asks again
         os.makedirs(os.path.dirname(_file()), exist_ok=True)
-        number, temporary = tempfile.mkstemp(dir=os.path.dirname(_file()), suffix=".json")
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            json.dump(kept, file)
-        os.replace(temporary, _file())
+        write_private(_file(), json.dumps(kept))
 
 
 def _digest(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import platformdirs
 
+from cachedfs.common.atomic_files import write_private
 from cachedfs.errors import AccessDenied
 
 __all__ = [
@@ -132,11 +132,4 @@ def _write(path: Path, text: str) -> None:
     """Replace a file, readable by its owner only and never half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.chmod(path.parent, 0o700)
-    number, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")  # mode 0600
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_private(str(path), text)

@@ -523,6 +523,11 @@ def _permanent_error(reasons: set[str], what: str, url: str, account: str, remed
             f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "
             'drive={"acknowledge_abuse": True}'
         )
+    if "insufficientPermissions" in reasons and "scopes" in what:
+        return AccessDenied(
+            f"{url}: access denied; {account} may not do this, for example because the sign-in is for reading only ({what}): "
+            "sign in again for reading and writing (`cachedfs login drive` without --read-only)"
+        )
     if "exportSizeLimitExceeded" in reasons:
         return NotDownloadable(
             f"{url}: Google does not export it, as it would be more than 10 MB ({what}); download it as a file from its menu "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -18,6 +17,7 @@ import google.auth.exceptions
 import google.oauth2.credentials as google_users
 import google.oauth2.service_account as google_services
 
+from cachedfs.common.atomic_files import write_private
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
 from cachedfs.origins.drive import accounts
@@ -41,10 +41,8 @@ _CLIENT = (
     "client_user_email",
 )
 _WAYS = (
-    "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a laptop pass client_id= and "
-    "client_secret= of an OAuth client, or run `gcloud auth application-default login --client-id-file=client.json "
-    f"--scopes={SCOPE},https://www.googleapis.com/auth/cloud-platform` with that client's JSON; on a server pass the key file of a service "
-    "account as token="
+    "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a "
+    "server pass the key file of a service account as token="
 )
 _TOKEN_FORMS = (
     "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
@@ -93,11 +91,7 @@ class SavedToken:
             info |= {self._token: credentials.token, "refresh_token": credentials.refresh_token}
             if credentials.expiry is not None:
                 info[self._expiry] = credentials.expiry.strftime("%Y-%m-%dT%H:%M:%SZ")
-            # Readable by its owner only, and never half written.
-            number, temporary = tempfile.mkstemp(dir=os.path.dirname(self._path), prefix=".", suffix=".json")
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                json.dump(info, file)
-            os.replace(temporary, self._path)
+            write_private(self._path, json.dumps(info))
         except (OSError, ValueError) as error:
             log.warning("a renewed token cannot be saved in %s: %s", self._path, without_secrets(str(error)))
 
@@ -192,7 +186,7 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     given = {name: value for name, value in options.items() if not _is_absent(value)}
     _check(given)
     if (account := accounts.chosen(given)) is not None:
-        return _from_account(account)
+        return _from_account(account, given.get("client_user_email"))
     if "google_auth" in given:
         return _from_pydrive2(given["google_auth"])
     if "api_key" in given:
@@ -225,7 +219,11 @@ def _check(given: Mapping[str, Any]) -> None:
             f"drive options: no sign-in is called {', '.join(unknown)}; known: {', '.join(sorted(SIGN_IN))}"
         )
     # A service account's key in token= may act for a user.
-    client = [name for name in _CLIENT if name in given and not (name == _CLIENT[-1] and "token" in given)]
+    client = [
+        name
+        for name in _CLIENT
+        if name in given and not (name == _CLIENT[-1] and {"token", "account"} & given.keys())
+    ]
     ways = [
         [name] for name in ("account", "google_auth", "credentials", "token", "api_key") if name in given
     ] + ([client] if client else [])
@@ -252,12 +250,14 @@ def _check(given: Mapping[str, Any]) -> None:
         )
 
 
-def _from_account(name: str) -> SignIn:
+def _from_account(name: str, acts_for: str | None) -> SignIn:
     """Return a sign-in that `cachedfs login drive` saved; renewed tokens are saved to the same file."""
     info = accounts.load(name)
     if info["type"] == "service_account":
-        found = _from_key(info, None)
+        found = _from_key(info, acts_for)
         return found._replace(credentials=found.credentials.with_scopes(info.get("scopes") or [SCOPE]))
+    if acts_for is not None:
+        raise ValueError(f"drive option client_user_email=: account {name} is no service account")
     saved = SavedToken(str(accounts.path_of(name)), info)
     user = {key: info[key] for key in ("refresh_token", "token_uri", "client_id", "client_secret")}
     held = google_users.Credentials(None, scopes=info.get("scopes"), **user)  # type: ignore[no-untyped-call]

@@ -339,7 +339,7 @@ class TestSavedSignIn:
         def full(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(auth.tempfile, "mkstemp", full)
+        monkeypatch.setattr(auth, "write_private", full)
         assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
         assert "cannot be saved" in caplog.text
         assert has_no_secret(caplog.text)
@@ -471,16 +471,15 @@ class TestGoogleAuthCredentials:
         assert (found.is_missing, await sent_by(found)) == (True, {})
         for words in (
             "GOOGLE_APPLICATION_CREDENTIALS",
+            "cachedfs login drive",
             "authenticate_user()",
-            "gcloud auth",
-            "--client-id-file=client.json",  # the client of gcloud gets no Drive scope
             "service account",
         ):
             assert words in found.remedy
 
     async def test_revoked_credentials_are_access_denied(self, google_server: Google) -> None:
         google_server.refusal = (400, {"error": "invalid_grant", "refresh_token": "REFRESH"})
-        with refused(AccessDenied, "invalid_grant", "sign in again", "gcloud"):
+        with refused(AccessDenied, "invalid_grant", "sign in again", "cachedfs login drive"):
             await sent_by(signed_in(token=authorized_user(google_server)))
 
 
