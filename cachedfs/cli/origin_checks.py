@@ -32,6 +32,7 @@ MANY, SMALL = (
     256 << 10,
 )  # packing is worthwhile from this number of files on, of at most this average size
 MOST_AT_ONCE = 256  # concurrent requests: beyond this, services throttle and throughput does not grow
+NOBODY = "nobody"  # the identity where no sign-in was found
 SCOPES = {  # what each scope of Drive permits, broadest first
     "drive": "reading and writing",
     "drive.readonly": "reading; writes are refused",
@@ -68,7 +69,7 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
     else:
         yield Check("access", "ok", f"{text} is an object of {decimal(info['size'])}")
     origin, address = fs.origin_fs, id_of(fs, info)
-    if address is not None:
+    if address is not None and origin.identity() != NOBODY:
         yield rights_check(origin, address)
 
     def ask() -> None:
@@ -101,7 +102,7 @@ def account_checks(fs: CachedFileSystem) -> Iterator[Check]:
     """Check which Google account is signed in, and which scopes its credentials have."""
     origin = fs.origin_fs
     who = origin.identity()
-    if who == "nobody":
+    if who == NOBODY:
         to_do = "Run `cachedfs login drive`, or give an API key for public folders"
         yield Check("identity", "warn", "nobody is signed in: only single public files can be read", to_do)
         return

@@ -327,11 +327,12 @@ def _from_default() -> SignIn:
         credentials, _ = google.auth.default(scopes=[SCOPE])
     except google.auth.exceptions.DefaultCredentialsError as error:
         said = without_secrets(str((error.args or ("",))[0])).split("\n")[0]
+        why = "" if "not found" in said and "default" in said else f" ({said})"
         return SignIn(
             None,
             "nobody",
             "Google Drive: no credentials found in GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default "
-            f"credentials and at the metadata server of this machine ({said}): {_WAYS}",
+            f"credentials and at the metadata server of this machine{why}: {_WAYS}",
             is_missing=True,
         )
     name = f"application default credentials ({name_of(credentials)})"
