@@ -15,7 +15,6 @@ from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
 from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, DriveOptions, saved_by_pydrive2, token_file
 from cachedfs.origins.origin_errors import without_secrets
-from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["account_key"]
 
@@ -143,23 +142,10 @@ def _adc_of_gcloud() -> str:
 # Asking Drive
 def _asked(options: DriveOptions) -> str | None:
     """Return the id of the user who signs in, or None if there is no answer: the first read will say why."""
-    import requests
+    from cachedfs.origins.drive.auth import about, sign_in
 
-    from cachedfs.origins.drive.auth import headers_now, sign_in
-    from cachedfs.origins.drive.client import proxy_of
-
-    policy = RetryPolicy()
     try:
-        with requests.Session() as session:
-            session.trust_env = False  # as for all other requests
-            session.proxies = {scheme: proxy_of(options.endpoint_url) or "" for scheme in ("http", "https")}
-            session.verify = os.environ.get("SSL_CERT_FILE") or True
-            answer = session.get(
-                f"{options.endpoint_url}/drive/v3/about",
-                params={"fields": "user(permissionId)"},
-                headers=headers_now(sign_in(options.sign_in), policy),
-                timeout=(policy.connect_s, policy.metadata_s),
-            )
+        answer = about(sign_in(options.sign_in), options.endpoint_url, "user(permissionId)")
         answer.raise_for_status()
         user = answer.json()["user"]["permissionId"]
     except Exception as error:

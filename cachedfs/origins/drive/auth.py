@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import google.auth
 import google.auth.credentials
@@ -23,10 +23,14 @@ from cachedfs.errors import AccessDenied, SignInRefused
 from cachedfs.origins.drive import accounts
 from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, saved_by_pydrive2, token_file
 from cachedfs.origins.origin_errors import without_secrets
+from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of, refresh
 
-__all__ = ["SCOPE", "DriveAuth", "SavedToken", "SignIn", "headers_now", "name_of", "sign_in"]
+if TYPE_CHECKING:
+    import requests
+
+__all__ = ["SCOPE", "DriveAuth", "SavedToken", "SignIn", "about", "headers_now", "name_of", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
@@ -173,6 +177,21 @@ def headers_now(signed_in: SignIn, policy: RetryPolicy) -> dict[str, str]:
             _refresh(signed_in, policy)
         held.apply(headers)
     return headers
+
+
+def about(signed_in: SignIn, endpoint_url: str, fields: str) -> requests.Response:
+    """Return Drive's answer to the question who signs in; blocks on the network."""
+    import requests
+
+    policy = RetryPolicy()
+    with requests.Session() as session:
+        configure(session, endpoint_url)
+        return session.get(
+            f"{endpoint_url}/drive/v3/about",
+            params={"fields": fields},
+            headers=headers_now(signed_in, policy),
+            timeout=(policy.connect_s, policy.metadata_s),
+        )
 
 
 # Finding credentials

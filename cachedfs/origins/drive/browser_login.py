@@ -10,18 +10,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from google_auth_oauthlib.flow import InstalledAppFlow
 
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
-from cachedfs.origins.drive.client import proxy_of
 from cachedfs.origins.origin_errors import without_secrets
+from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryableError, RetryPolicy
-
-if TYPE_CHECKING:
-    import requests
 
 __all__ = [
     "PASTED_URI",
@@ -131,7 +128,7 @@ def checked_address(text: str) -> str:
 
 def _flow(client: Mapping[str, str], scope: str) -> Any:
     flow = InstalledAppFlow.from_client_config({"installed": dict(client)}, [scope])
-    _configure(flow.oauth2session, client["token_uri"])
+    configure(flow.oauth2session, client["token_uri"])
     return flow
 
 
@@ -205,18 +202,11 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
     """Return what Drive says of the user and the storage of a sign-in, in one request."""
     import requests
 
-    from cachedfs.origins.drive.auth import headers_now, sign_in
+    from cachedfs.origins.drive import auth
 
-    policy, signed_in = RetryPolicy(), sign_in({"token": info})
+    signed_in = auth.sign_in({"token": info})
     try:
-        with requests.Session() as session:
-            _configure(session, endpoint_url)
-            answer = session.get(
-                f"{endpoint_url}/drive/v3/about",
-                params={"fields": _ABOUT},
-                headers=headers_now(signed_in, policy),
-                timeout=(policy.connect_s, policy.metadata_s),
-            )
+        answer = auth.about(signed_in, endpoint_url, _ABOUT)
     except (requests.RequestException, RetryableError) as error:
         raise _unreachable(error) from None
     found: Any = {}
@@ -256,7 +246,7 @@ def revoke(info: Mapping[str, Any]) -> None:
     url = info["token_uri"].rpartition("/")[0] + "/revoke"
     try:
         with requests.Session() as session:
-            _configure(session, url)
+            configure(session, url)
             answer = session.post(
                 url, data={"token": info["refresh_token"]}, timeout=RetryPolicy().metadata_s
             )
@@ -265,13 +255,6 @@ def revoke(info: Mapping[str, Any]) -> None:
     is_over = answer.status_code == 400 and "invalid_token" in answer.text
     if not answer.ok and not is_over:
         raise OriginUnavailable(f"Google answered {answer.status_code}")
-
-
-def _configure(session: requests.Session, url: str) -> None:
-    """Use the proxy and the certificates that all other requests to Google use."""
-    session.trust_env = False
-    session.proxies = {scheme: proxy_of(url) or "" for scheme in ("http", "https")}
-    session.verify = os.environ.get("SSL_CERT_FILE") or True
 
 
 def _unreachable(error: Exception) -> OriginUnavailable:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import itertools
 import json
-import os
 import random
 import ssl
 import time
@@ -14,10 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
@@ -27,6 +23,7 @@ from cachedfs.origins.drive import api, public
 from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.inner_filesystem import AsyncOnce
+from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.rate_limit import RateLimiter
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
@@ -45,8 +42,6 @@ __all__ = [
     "DriveConnection",
     "PageRejected",
     "key_of",
-    "proxy_of",
-    "trusted",
 ]
 
 T = TypeVar("T")
@@ -163,39 +158,6 @@ def _signed_in(
     proxy = proxy_of(options.endpoint_url)
     auth = DriveAuth(sign_in(options.sign_in), policy)
     return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
-
-
-def proxy_of(url: str) -> str | None:
-    """Return the environment's proxy for `url`, or None; raise ValueError for a proxy that is not supported.
-
-    Asked once per connection: aiohttp's own look at the environment would also read ~/.netrc for every request.
-    """
-    parts = urlsplit(url)
-    host, proxy = parts.hostname or "", getproxies_environment().get(parts.scheme)
-    with suppress(ValueError):
-        if ip_address(host).is_loopback:
-            return None
-    if not proxy or host == "localhost" or proxy_bypass(host):
-        return None
-    with suppress(ValueError):
-        given = urlsplit(proxy)
-        if given.scheme == "http" and given.hostname and given.port is not None:
-            return proxy
-    raise ValueError(
-        f"{parts.scheme}_proxy in the environment: only HTTP proxies are spoken to, written http://HOST:PORT, and "
-        f"this is none; name one, or set no_proxy={host}"
-    )
-
-
-def trusted() -> ssl.SSLContext:
-    """Return the TLS context: the system's authorities or those in SSL_CERT_FILE, and certifi's where there are none."""
-    context = ssl.create_default_context()
-    folder = ssl.get_default_verify_paths().capath  # looked into when somebody answers
-    if not context.cert_store_stats()["x509"] and not (folder and os.listdir(folder)):
-        import certifi
-
-        context.load_verify_locations(certifi.where())
-    return context
 
 
 class DriveConnection:

@@ -22,8 +22,8 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginUnreachable
-from cachedfs.origins.drive.client import proxy_of, trusted
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer
 from tests.origins.contract import read
