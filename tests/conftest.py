@@ -15,7 +15,9 @@ import hypothesis
 import pytest
 
 from cachedfs.fetch import runtimes
-from cachedfs.origins import http, rate_limit
+from cachedfs.origins import http
+from cachedfs.origins.drive import quota
+from cachedfs.origins.rate_limit import RateLimit
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
@@ -23,7 +25,7 @@ from tests.fork_server import ForkServer
 from tests.support import NAMES, OURS, Cloud, Drive, item_threads, tallied, tally, until
 
 _numbers = itertools.count()
-LADDERS = {name: getattr(rate_limit, name) for name in ("CREATES", "REQUESTS")}
+LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
 
 # The time of an example depends on the machine. The suite runs the same examples each time, `make stress` others.
 for name, is_same in {"suite": True, "explore": False}.items():
@@ -81,7 +83,7 @@ def no_saved_accounts(tmp_path, monkeypatch):
 def no_rate_limits(monkeypatch):
     """Remove the rate limits of Drive, except where a test uses `default_rate_limits`: tests send thousands of requests."""
     for ladder in LADDERS:
-        monkeypatch.setattr(rate_limit, ladder, (rate_limit.RateLimit(1e6), rate_limit.RateLimit(1e6)))
+        monkeypatch.setattr(quota, ladder, (RateLimit(1e6), RateLimit(1e6)))
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +116,7 @@ def default_patience(patient_requests, monkeypatch):
 def default_rate_limits(no_rate_limits, monkeypatch):
     """Use the default rate limits of Drive."""
     for ladder, limits in LADDERS.items():
-        monkeypatch.setattr(rate_limit, ladder, limits)
+        monkeypatch.setattr(quota, ladder, limits)
 
 
 @pytest.fixture(scope="session")

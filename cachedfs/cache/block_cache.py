@@ -23,6 +23,7 @@ from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.local_copies import LocalCopy
 from cachedfs.cache.mapped_files import MappedFiles
 from cachedfs.cache.metadata_store import MetadataStore
+from cachedfs.cache.quota_store import QuotaStore
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
@@ -57,6 +58,7 @@ class BlockCache:
             complaints=self._complaints,
         )
         self.metadata = MetadataStore(self._own, self._mapped)
+        self.quota = QuotaStore(self._own)
         self.counts = SharedCounters(lambda: self._own.directory, lambda: self._own.locks)
 
     def __repr__(self) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.cache.index.block_rows import CachedPath
     from cachedfs.common.types import Counted
+    from cachedfs.origins.drive.quota import QuotaStats
 
 __all__ = ["bytes_of", "contents", "report", "stats", "text_of", "text_of_use"]
 
@@ -64,10 +65,17 @@ def stats(
         return
     with busy("looking at all blocks", is_quiet=common.as_json):
         found, counts, folders = contents(cache, config), cache.counts.total(), folders_of(cache.held())
+        quotas = quotas_of(cache)
     if common.as_json:
-        print_json(found | as_dict(counts) | {"folders": [dataclasses.asdict(each) for each in folders]})
+        more = {"quota": [dict_of(*each) for each in quotas.items()]}
+        print_json(
+            found | as_dict(counts) | more | {"folders": [dataclasses.asdict(each) for each in folders]}
+        )
         return
     print_table(table_of(found, counts))
+    if quotas:
+        typer.echo("")
+        print_table(table_of_quotas(quotas))
     if folders:
         typer.echo("")
         print_table(table_of_folders(folders))
@@ -187,6 +195,41 @@ def table_of(found: dict[str, Any], counts: Counted) -> Table:
     texts = {name: text_of(name, value) for name, value in found.items()} | texts_of(counts)
     for name, text in texts.items():
         table.add_row(Text(name.replace("_", " "), style="bold"), cell(text, overflow="fold"))
+    return table
+
+
+# The daily quota of Google Drive
+
+
+def quotas_of(cache: BlockCache) -> dict[str, QuotaStats]:
+    """Return what each Drive account used today, by account."""
+    from cachedfs.origins.drive.quota import QuotaStats, day_of
+
+    day = day_of(time.time())
+    return {
+        account_of(name): QuotaStats(day, *used) for name, used in sorted(cache.quota.of_day(day).items())
+    }
+
+
+def account_of(identity: str) -> str:
+    """Return the account in an identity (`drive|HOST|ACCOUNT`), with the host unless it is Google's."""
+    _, host, account = identity.split("|", 2)
+    return account if host == "www.googleapis.com" else f"{account} at {host}"
+
+
+def dict_of(account: str, used: QuotaStats) -> dict[str, Any]:
+    shares = {"units_share": used.units_share, "bytes_share": used.bytes_share}
+    return {"account": account, **used._asdict(), **shares}
+
+
+def table_of_quotas(quotas: dict[str, QuotaStats]) -> Table:
+    table = plain_table("units today", "of 400 M", "received", "of 1 TB", "Drive account")
+    for column in table.columns[:-1]:
+        column.no_wrap, column.justify = True, "right"
+    table.columns[-1].overflow = "fold"
+    for account, used in quotas.items():
+        units, received = per_cent(used.units_share), per_cent(used.bytes_share)
+        table.add_row(f"{used.units:,}", units, decimal(used.bytes), received, cell(account))
     return table
 
 

@@ -23,7 +23,7 @@ from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import ObjectKey, Stats
 from cachedfs.config import Config
-from cachedfs.errors import OriginUnavailable
+from cachedfs.errors import CacheError, OriginUnavailable
 from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
 from cachedfs.fetch.fetch_queue import FetchQueue
 from cachedfs.fetch.inflight import InflightRequest
@@ -31,6 +31,7 @@ from cachedfs.fetch.metadata_cache import MetadataCache
 from cachedfs.fetch.polling import OVERDUE_S, poll
 from cachedfs.fetch.statistics import StatisticsPublisher
 from cachedfs.origins.base import Origin
+from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.registry import open_origin
 
 __all__ = ["Runtime"]
@@ -44,6 +45,7 @@ CHECK_S = 0.05  # while that limit is exceeded: seconds between checks whether a
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
 WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
+QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 
 
@@ -72,6 +74,7 @@ class Runtime(event_log.CounterSource):
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
         self._origins: dict[str, Origin] = {}
         self._metadata_caches: dict[str, MetadataCache] = {}
+        self._quota_meters: dict[str, QuotaMeter] = {}
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
         self._space_freed = asyncio.Event()
@@ -177,6 +180,7 @@ class Runtime(event_log.CounterSource):
             on_request=self._count_request,
             concurrency=concurrency,
             alone=partial(self.alone, identity),
+            quota_meter=partial(self.quota_meter, identity),
         )
         return self._origins.setdefault(token, origin)
 
@@ -223,6 +227,19 @@ class Runtime(event_log.CounterSource):
         return self._metadata_caches.setdefault(
             identity, MetadataCache(self.cache.metadata, identity, self.cache_writer.add_record)
         )
+
+    def quota_meter(self, identity: str) -> QuotaMeter:
+        """Return what counts the quota of the Drive account with this identity, for all processes."""
+        if (meter := self._quota_meters.get(identity)) is None:
+            store = self.cache.quota
+            load, add = partial(store.of_account, identity), partial(store.add, identity)
+            meter = QuotaMeter(identity, load=load, add=add, soon=self._store_quota_soon)
+            meter = self._quota_meters.setdefault(identity, meter)
+        return meter
+
+    def _store_quota_soon(self, store: Callable[[], None]) -> None:
+        """Called on the event loop thread, where requests are counted."""
+        self.loop.call_later(QUOTA_S, self.cache_writer.after_metadata, store)
 
     def lookup_slots(self, identity: str, most: int) -> asyncio.Semaphore:
         """Return the semaphore that allows `most` lookups at an origin at a time. Event loop thread only."""
@@ -360,6 +377,9 @@ class Runtime(event_log.CounterSource):
             self._end_loop(self._loop, self._thread)
         event_log.unwatch(self)
         self._statistics.close()
+        for meter in self._quota_meters.values():
+            with contextlib.suppress(CacheError):
+                meter.store()
         self.cache.close()
 
     def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

@@ -23,6 +23,7 @@ from cachedfs.read.reader import Reader
 from cachedfs.read.verify import Verifier
 
 if TYPE_CHECKING:
+    from cachedfs.origins.drive.quota import QuotaStats
     from cachedfs.prefetch.handle import Prefetch
 
 __all__ = ["WINDOW", "AnyPath", "CacheMethods"]
@@ -94,6 +95,17 @@ class CacheMethods(ChainedFileSystem):
     def link_stats(self) -> LinkStats:
         """Return this process's measurements of the link to the origin, taken from speculative requests."""
         return self._source.link_stats()
+
+    def quota_stats(self) -> QuotaStats | None:
+        """Return what this Drive account used of Google's daily quota today; None for other origins.
+
+        All processes that use this cache directory are counted, others at the latest after a few seconds.
+        """
+        if self.target_protocol != "drive":
+            return None
+        meter = self._source.runtime.quota_meter(self._source.identity)
+        meter.refresh()
+        return meter.today()
 
     def may_hold(self) -> int | None:
         """Return how many bytes the cache may hold now, by `cache_size` and `keep_free`.

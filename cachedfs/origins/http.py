@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cachedfs.origins.rate_limit import RateLimiter
     from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = ["Auth", "HTTPClient", "HTTPRequest", "HTTPResponse", "other_host", "timeout_of"]
+__all__ = ["Auth", "HTTPClient", "HTTPRequest", "HTTPResponse", "RequestMeter", "other_host", "timeout_of"]
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
@@ -79,6 +79,18 @@ class Auth(Protocol):
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
         """Replace the credentials of the `refused` headers; return False if there are no others."""
+        ...
+
+
+class RequestMeter(Protocol):
+    """Counts requests against a quota."""
+
+    def check(self, request: HTTPRequest) -> None:
+        """Raise an error if the request may not be sent."""
+        ...
+
+    def answered(self, request: HTTPRequest, n_bytes: int) -> None:
+        """Count a request whose answer ended after `n_bytes`. A refusal for its rate is not counted."""
         ...
 
 
@@ -145,17 +157,18 @@ class HTTPClient:
         timeout: aiohttp.ClientTimeout,
         keeps_session_timeout: bool = False,
         rate_limiter: RateLimiter | None = None,
+        meter: RequestMeter | None = None,
     ) -> None:
         """Create a client that calls `on_request` for each request sent.
 
         `judge` turns an error response into a reason to retry or into the exception to raise. `rate_limiter` delays
-        requests.
+        requests. `meter` counts the answered ones, and may refuse to send more.
         """
         # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
         session._retry_connection = False
         self._session, self._auth, self._judge = session, auth, judge
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
-        self._rate_limiter = rate_limiter
+        self._rate_limiter, self._meter = rate_limiter, meter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
         self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
         self._stall_s = timeout.sock_read
@@ -214,6 +227,7 @@ class HTTPClient:
             finally:
                 exchange.close()
                 self._slots.finished(exchange.size)
+                self._count(request, exchange)
 
     async def _send(self, request: HTTPRequest, within_s: float | None) -> HTTPResponse:
         """Return a successful response; after a 401, renew the credentials and send again."""
@@ -225,6 +239,7 @@ class HTTPClient:
             and n_renewed < _MOST_RENEWALS
             and await self._renewed(response, auth_headers)
         ):
+            self._count(request, response)
             n_renewed, auth_headers = n_renewed + 1, await self._auth.headers()
             sent_at, response = await self._request_at_rate(request, auth_headers, within_s)
         is_good = response.status in request.good
@@ -242,7 +257,10 @@ class HTTPClient:
         finally:
             response.close()
         outcome = self._judge(request, response.status, response.headers, body)
-        self._report_answer(request, sent_at, refused=isinstance(outcome, RetryReason) and outcome.is_rate)
+        is_refused = isinstance(outcome, RetryReason) and outcome.is_rate
+        self._report_answer(request, sent_at, refused=is_refused)
+        if not is_refused:
+            self._count(request, response)
         if isinstance(outcome, RetryReason) and (outcome.is_rate or response.status == _OVERLOADED):
             self._slots.refused(began_at)
         raise RetryableError(outcome) if isinstance(outcome, RetryReason) else outcome
@@ -261,6 +279,8 @@ class HTTPClient:
         self, request: HTTPRequest, auth_headers: Mapping[str, str], within_s: float | None
     ) -> tuple[float, HTTPResponse]:
         """Return when `request` was sent, and its response."""
+        if self._meter is not None:
+            self._meter.check(request)
         sent_at = 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
         answer = self._request(request, auth_headers)
         if within_s is None:
@@ -274,6 +294,10 @@ class HTTPClient:
     def _report_answer(self, request: HTTPRequest, sent_at: float, *, refused: bool) -> None:
         if self._rate_limiter is not None:
             self._rate_limiter.answered(request.kind, sent_at, refused=refused)
+
+    def _count(self, request: HTTPRequest, response: HTTPResponse) -> None:
+        if self._meter is not None:
+            self._meter.answered(request, response.size)
 
     async def _request(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> HTTPResponse:
         self._on_request()

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 __all__ = [
-    "CREATES",
-    "REQUESTS",
     "RETRY_HIGHER_S",
     "LimitState",
     "RateLimit",
@@ -39,9 +37,6 @@ _MAX_REFUSED = 0.15
 _MIN_SHARE = 1 / 32  # share of a limit that we always use
 _GROWTH = 0.005  # of the limit per second: from a half to all of it in 100 s
 
-# Google Drive's limits for one user of one project, per minute: 12,000 requests, or 325,000 units for projects made
-# since May 2026 or long unused. Google does not say if `alt=media` is a download: we take the higher cost.
-_UNITS = {"other": 5.0, "list": 100.0, "download": 200.0, "edit": 50.0, "create": 50.0}
 logger = logging.getLogger("cachedfs.origins")
 _CREATE = "create"
 _RECHECK_S = 0.05  # seconds until the next check while requests wait for their turn
@@ -58,10 +53,6 @@ class RateLimit(NamedTuple):
 
     def cost(self, kind: str) -> float:
         return self.costs.get(kind, self.costs.get("other", 1.0))
-
-
-REQUESTS = (RateLimit(12_000 / 60), RateLimit(325_000 / 60, _UNITS))
-CREATES = (RateLimit(3.0), RateLimit(2.0))  # new items: undocumented, the same for all heavy writers
 
 
 class LimitState(NamedTuple):
@@ -151,9 +142,16 @@ class RateLimiter:
     One for all requests, and one more for requests that create items.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests = _Lane(REQUESTS, clock, mostly="download")
-        self.creates = _Lane(CREATES, clock, mostly=_CREATE)
+    def __init__(
+        self,
+        requests: Sequence[RateLimit],
+        creates: Sequence[RateLimit],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create them with the known limits of both, the highest first."""
+        self.requests = _Lane(requests, clock, mostly="download")
+        self.creates = _Lane(creates, clock, mostly=_CREATE)
 
     async def spend(self, kind: str) -> float:
         """Wait until a request of this kind may be sent, and count it as sent.

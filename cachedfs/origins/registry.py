@@ -50,6 +50,7 @@ def open_origin(
     on_request: Callable[[], None],
     concurrency: int = 16,
     alone: Alone | None = None,
+    quota_meter: Callable[[], Any] | None = None,
 ) -> Origin:
     """Return the origin for `protocol`; its packages and credentials are loaded at the first request.
 
@@ -57,7 +58,7 @@ def open_origin(
     every request it sends, and has at most `concurrency` requests in flight that callers wait for.
 
     `alone` provides the locks that keep other writers off a path. Google Drive needs them, because it would create two
-    items of the same name.
+    items of the same name. `quota_meter` returns the `QuotaMeter` of a Drive account.
     """
     identity = identity or identity_of(protocol, options)
     with importing():
@@ -78,6 +79,7 @@ def open_origin(
                 on_request=on_request,
                 concurrency=concurrency,
                 alone=alone,
+                meter=quota_meter and quota_meter(),
                 filesystem_over=_drive_filesystem,
             )
         from cachedfs.origins.fsspec_origin import FsspecOrigin

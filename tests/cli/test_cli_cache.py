@@ -56,6 +56,28 @@ def test_what_all_processes_counted_is_added_up(cloud):
     assert re.search(r"^fetched +3\.1 MB in 1 requests?$", shown, re.MULTILINE)
 
 
+def test_stats_show_what_drive_accounts_used_today(drive, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.drive.quota.day_of", lambda now: "2026-11-25")
+    cache = fsspec.filesystem("cdrive")._source.runtime.cache
+    assert json_of("stats")["quota"] == []
+    assert "Drive account" not in run("stats").stdout
+    cache.quota.add("drive|www.googleapis.com|user-7", "2026-11-25", 40_000_000, 2_500_000_000)
+    cache.quota.add("drive|127.0.0.1:1|anon", "2026-11-25", 5, 0)
+    cache.quota.add("drive|www.googleapis.com|user-8", "2026-11-24", 5, 0)
+    other, mine = json_of("stats")["quota"]
+    assert mine == {
+        "account": "user-7",
+        "day": "2026-11-25",
+        "units": 40_000_000,
+        "bytes": 2_500_000_000,
+        "units_share": 0.1,
+        "bytes_share": 0.0025,
+    }
+    assert other["account"] == "anon at 127.0.0.1:1"
+    shown = run("stats").stdout
+    assert re.search(r"^ *40,000,000 +10\.0 % +2\.5 GB +0\.2 % +user-7$", shown, re.MULTILINE)
+
+
 def test_a_process_tells_what_it_counts_while_it_reads(cloud):
     cloud.put("big", noise(3 * MiB))
     code = """

@@ -34,7 +34,8 @@ from cachedfs.errors import (
     OriginUnreachable,
 )
 from cachedfs.fetch import runtimes
-from cachedfs.origins import rate_limit
+from cachedfs.origins.drive import quota
+from cachedfs.origins.rate_limit import RateLimit
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import Cloud, KiB, Machine, forget, noise, stack_dump, tally, until
@@ -430,7 +431,7 @@ def policy(monkeypatch):
     for room in ("cachedfs.origins.gcs.origin", "cachedfs.origins.drive.client"):
         monkeypatch.setattr(f"{room}.RetryPolicy", lambda: RetryPolicy(**given))
     # Pacing after refusals is tested elsewhere and would take time here.
-    monkeypatch.setattr(rate_limit, "REQUESTS", (rate_limit.RateLimit(1e6),))
+    monkeypatch.setattr(quota, "REQUESTS", (RateLimit(1e6),))
     # The six tries of gcsfs would wait 31 s in all.
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
     return given

@@ -1,4 +1,4 @@
-"""Quotas of Google Drive: errors, cached data, bounded ranges, request pacing, reading ahead."""
+"""Quotas of Google Drive: errors, cached data, bounded ranges, request pacing, reading ahead, daily use."""
 
 import errno
 import re
@@ -9,6 +9,8 @@ import pytest
 
 from cachedfs.common.types import Range
 from cachedfs.errors import QuotaExceeded
+from cachedfs.fetch import runtime
+from cachedfs.origins.drive.quota import UNITS_A_DAY
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.network import Delay, Profile
 from cachedfs.sim.quota import QUOTAS
@@ -186,3 +188,104 @@ def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
     origin.spare_in_s = 0.0
     wait_until_idle(fs)
     assert [(path, want) for _, path, want in origin.log] == ahead
+
+
+# Daily use
+
+DAY = "2026-11-25"
+SUM = """
+    import fsspec
+    from cachedfs.origins.drive import quota
+    quota.day_of = lambda now: "2026-11-25"
+    fs = fsspec.filesystem("cdrive", max_age="immutable")
+    fs.cat_file("%s")
+    print(fs.quota_stats().units)
+"""
+
+
+@pytest.fixture
+def one_day(monkeypatch):
+    """The same day at Google whenever the test runs."""
+    monkeypatch.setattr("cachedfs.origins.drive.quota.day_of", lambda now: DAY)
+
+
+def units_of(drive):
+    """Return the units of the requests since the last call."""
+    return sum({"media": 200, "list": 100}.get(kind, 5) for kind in drive.asked())
+
+
+@pytest.mark.usefixtures("one_day")
+def test_what_all_processes_use_is_added_up_and_hits_use_nothing(drive, monkeypatch):
+    monkeypatch.setattr(runtime, "QUOTA_S", 3600.0)  # a process stores it at its end
+    for name in ("a", "b"):
+        drive.put(name, noise(1000))
+    fs = fsspec.filesystem("cdrive", max_age="immutable")
+    fs.cat_file(drive.path("a"))
+    mine = fs.quota_stats()
+    assert mine.units == units_of(drive) > 200
+    assert 1000 < mine.bytes < 10_000
+    fs.cat_file(drive.path("a"))
+    assert fs.quota_stats() == mine
+    theirs = int(drive.python(SUM % drive.path("b")))
+    assert theirs == units_of(drive) > 200
+    assert fs.quota_stats().units == mine.units + theirs
+    wait_until_idle(fs)
+    forget()
+    again = fsspec.filesystem("cdrive", max_age="immutable")
+    again.cat_file(drive.path("b"))
+    assert again.quota_stats().units == mine.units + theirs
+    assert drive.asked() == []
+
+
+@pytest.mark.usefixtures("one_day")
+def test_what_is_used_is_stored_soon(drive, monkeypatch):
+    monkeypatch.setattr(runtime, "QUOTA_S", 0.01)
+    fs = fsspec.filesystem("cdrive")
+    fs.ls(f"My Drive/{drive.name}")
+    source, units = fs._source, units_of(drive)
+    until(lambda: source.runtime.cache.quota.of_account(source.identity, DAY)[0] == units)
+
+
+def test_other_origins_have_no_daily_quota(cloud):
+    assert fsspec.filesystem("cgs").quota_stats() is None
+
+
+def used_up(**options):
+    """Return a filesystem whose account has used half of its daily quota."""
+    fs = fsspec.filesystem("cdrive", drive={"daily_limit": 0.5, **options}, **SMALL)
+    source = fs._source
+    source.runtime.cache.quota.add(source.identity, DAY, UNITS_A_DAY // 2, 0)
+    return fs
+
+
+@pytest.mark.usefixtures("one_day")
+def test_at_a_daily_limit_only_what_a_reader_waits_for_is_requested(drive, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.drive.quota._CHECK_S", 0.01)
+    data = drive.put("big", noise(8 * BLOCK))
+    drive.put("other", noise(BLOCK))
+    fs = used_up()
+    plan = fs.prefetch([drive.path("other")])
+    with fs.open(drive.path("big")) as file:
+        for start in range(0, 8, 2):
+            assert file.read(2 * BLOCK) == data[start * BLOCK : (start + 2) * BLOCK]
+            assert drive.asked().count("media") == 1
+    assert plan.progress.requests == 0
+    monkeypatch.setattr("cachedfs.origins.drive.quota.day_of", lambda now: "2026-11-26")
+    plan.wait()
+    assert drive.asked().count("media") == 1
+
+
+@pytest.mark.usefixtures("one_day")
+def test_where_a_daily_limit_stops_everything_cached_data_is_still_read(drive):
+    data = drive.put("a", noise(1000))
+    fsspec.filesystem("cdrive", **SMALL).cat_file(drive.path("a"))
+    drive.put("b", b"b")
+    forget()
+    fs = used_up(daily_limit_stops="everything")
+    drive.asked()
+    assert fs.cat_file(drive.path("a")) == data
+    with pytest.raises(
+        QuotaExceeded, match=r"daily_limit=0\.5.*Cached data can still be read.*The day ends at"
+    ):
+        fs.cat_file(drive.path("b"))
+    assert drive.asked() == []

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachedfs.origins.drive.quota import CREATES, REQUESTS
 from cachedfs.origins.rate_limit import (
-    CREATES,
-    REQUESTS,
     RETRY_HIGHER_S,
     LimitState,
     answered,

@@ -42,9 +42,9 @@ from pydrive2.auth import GoogleAuth
 from cachedfs.config import Config
 from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins import rate_limit
-from cachedfs.origins.drive import accounts, upload
+from cachedfs.origins.drive import accounts, quota, upload
 from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
+from cachedfs.origins.rate_limit import RateLimit
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
 from tests.support import ROOT, noise, until
 
@@ -512,6 +512,8 @@ class Mishaps:
         self.attempt(lambda: self.fs(server).open("My Drive/data/a.txt", "r+b"))
         server.fail(Fault(kind="media", status=403, reason="downloadQuotaExceeded"))
         self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
+        own_limit = {"token": "anon", "daily_limit": 1e-9, "daily_limit_stops": "everything"}
+        self.attempt(lambda: self.fs(server, drive=own_limit).cat_file("My Drive/data/a.txt"))
         server.fail(Fault(kind="upload", status=403, reason="storageQuotaExceeded"))
         self.attempt(lambda: self.fs(server).pipe_file("My Drive/data/new.txt", b"x"))
         server.heal()
@@ -547,7 +549,7 @@ class Mishaps:
         server.fail(Fault(kind="copy", lose=True))
         self.attempt(lambda: self.fs(server).cp_file("My Drive/data/report", "My Drive/data/copied"))
         with self.monkeypatch.context() as patch:
-            patch.setattr(rate_limit, "CREATES", (rate_limit.RateLimit(10.0),))
+            patch.setattr(quota, "CREATES", (RateLimit(10.0),))
             fs = self.fs(server, concurrency=15)  # a new filesystem, which uses that rate
             fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 

@@ -1,6 +1,7 @@
 """The SQLite index of one cache: all its rows, available in transactions.
 
-All SQL statements of the package are here, in `schema`, in `block_rows` (what is cached) and in `metadata_rows`.
+All SQL statements of the package are here, in `schema`, in `block_rows` (what is cached), in `metadata_rows` and in
+`quota_rows`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from cachedfs.cache.index.block_rows import BlockRows
 from cachedfs.cache.index.database import Database
 from cachedfs.cache.index.metadata_rows import MetadataRows
+from cachedfs.cache.index.quota_rows import QuotaRows
 from cachedfs.cache.index.schema import SCHEMA, VERSION
 from cachedfs.cache.locks import ByteRangeLocks
 
@@ -54,7 +56,7 @@ class CacheIndex:
         self.database.close()
 
 
-class IndexRows(BlockRows, MetadataRows):
+class IndexRows(BlockRows, MetadataRows, QuotaRows):
     """All rows as seen by one transaction. Methods that change rows need `writing`."""
 
     def sums(self) -> dict[str, int]:

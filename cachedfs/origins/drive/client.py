@@ -19,7 +19,7 @@ from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
-from cachedfs.origins.drive import api, public
+from cachedfs.origins.drive import api, public, quota
 from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.inner_filesystem import AsyncOnce
@@ -72,11 +72,13 @@ class DriveAccount:
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        meter: quota.QuotaMeter | None = None,
     ) -> None:
-        self.options = DriveOptions.of(options)
+        self.options = given = DriveOptions.of(options)
         self.on_request = on_request
         self.loop = loop
-        self.rate_limiter = RateLimiter()
+        self.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES)
+        self.quota = quota.QuotaLimit(meter or quota.QuotaMeter(), given.daily_limit, given.daily_limit_stops)
         self._policy = policy or RetryPolicy()
         self._clock, self._rng = clock, rng or random.Random()
         self.creates = CreationLimit(clock=clock)
@@ -109,6 +111,7 @@ class DriveAccount:
             on_request=self.count,
             new_tries=self.new_tries,
             rate_limiter=self.rate_limiter,
+            meter=self.quota,
         )
         media = client_of(slots=self.media_slots, timeout=timeout_of(policy))
         lookups = client_of(slots=self.lookup_slots, timeout=timeout_of(policy))
@@ -124,6 +127,10 @@ class DriveAccount:
     def metadata_s(self, n_failed: int) -> float:
         """Return how many seconds to wait for the answer about metadata, after `n_failed` failed attempts."""
         return self._policy.first_byte_s(self._policy.metadata_s, n_failed)
+
+    def spare_s(self) -> float:
+        """Return in how many seconds to check again whether a speculative request may be sent; 0: now."""
+        return self.quota.spare_s() or self.rate_limiter.spare_s()
 
     def count(self) -> None:
         """Count a request that is being sent."""

@@ -56,7 +56,8 @@ class DriveFileSystem(CycleSafeWalk):
     `endpoint_url` is another server than https://www.googleapis.com. `trash_only` (default True) moves removed items to
     the trash. `acknowledge_abuse` (default False) reads files that Google takes for malware. `export` is the type that
     Google documents are read as: {"document": "docx", "spreadsheet": "csv"}, or one type for all. Without it they
-    cannot be read.
+    cannot be read. `daily_limit` is a share of Google's daily quota, at which speculative requests stop, or all of them with
+    `daily_limit_stops="everything"`.
 
     Of several items with the same name, the last modified one counts. Shortcuts are followed. A slash in a name is
     shown as "／".

@@ -140,6 +140,7 @@ SIGN_IN = (
     "use_service_account",
     "profile",
 )
+_STOPS = "speculation", "everything"  # what daily_limit stops
 ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
 
 
@@ -152,6 +153,8 @@ class DriveOptions:
     trash_only: bool = True
     acknowledge_abuse: bool = False
     export: str | Mapping[str, str] | None = None
+    daily_limit: float | None = None
+    daily_limit_stops: str = "speculation"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> DriveOptions:
@@ -170,6 +173,12 @@ class DriveOptions:
         for name in ("trash_only", "acknowledge_abuse"):
             if isinstance(text := values.get(name), str):
                 values[name] = _said(name, text)
+        if "daily_limit" in values:
+            values["daily_limit"] = _share(values["daily_limit"])
+        if (stops := values.get("daily_limit_stops", _STOPS[0])) not in _STOPS:
+            raise ValueError(
+                f"drive option daily_limit_stops={stops!r}: one of {', '.join(_STOPS)} is expected"
+            )
         made = cls(
             sign_in={name: value for name, value in given.items() if name in SIGN_IN and value is not None},
             **values,
@@ -181,6 +190,15 @@ class DriveOptions:
     def exports(self) -> Mapping[str, str]:
         """The MIME types that documents are exported as, by kind."""
         return wanted(self.export)
+
+
+def _share(given: object) -> float:
+    with suppress(TypeError, ValueError):  # a text comes from the environment
+        if not isinstance(given, bool) and 0 < (share := float(given)) <= 1:  # type: ignore[arg-type]
+            return share
+    raise ValueError(
+        f"drive option daily_limit={given!r}: a share of Google's daily quota is expected, above 0 and at most 1"
+    )
 
 
 def _said(name: str, text: str) -> bool:

@@ -16,6 +16,7 @@ from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, DriveConnection
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
+from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.drive.read import DriveMediaRead
 from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
@@ -44,10 +45,11 @@ class DriveOrigin:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
+        meter: QuotaMeter | None = None,
     ) -> None:
         """Create the origin of an account; it signs in at the first request.
 
-        `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem
+        `meter` counts what the account uses; None counts for this origin alone. `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem
         whose methods `call` calls, at its first call.
         """
         self.identity = identity
@@ -63,6 +65,7 @@ class DriveOrigin:
             policy=policy,
             clock=clock,
             rng=rng,
+            meter=meter,
         )
         self.tree = PathResolver(self.account, clock=clock)
         self._inner = AsyncOnce(self._make)
@@ -93,7 +96,7 @@ class DriveOrigin:
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
-        return self.account.rate_limiter.spare_s()
+        return self.account.spare_s()
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> DriveMediaRead:
         """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""

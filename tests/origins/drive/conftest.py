@@ -68,7 +68,11 @@ async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]
     made: list[DriveOrigin] = []
 
     def make_origin(
-        policy: RetryPolicy = PATIENT, concurrency: int = 16, clock: Any = None, **options: Any
+        policy: RetryPolicy = PATIENT,
+        concurrency: int = 16,
+        clock: Any = None,
+        meter: Any = None,
+        **options: Any,
     ) -> Any:
         more = {} if clock is None else {"clock": clock}
         origin = DriveOrigin(
@@ -80,6 +84,7 @@ async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]
             policy=policy,
             rng=random.Random(1),
             filesystem_over=DriveFileSystem.over,
+            meter=meter,
             **more,
         )
         made.append(origin)

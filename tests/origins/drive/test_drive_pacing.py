@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.origins import rate_limit
-from cachedfs.origins.drive import api
+from cachedfs.origins.drive import api, quota
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.rate_limit import LimitState, RateLimiter
+from cachedfs.origins.rate_limit import LimitState, RateLimit, RateLimiter
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
@@ -50,7 +49,7 @@ class RecordingRateLimiter(RateLimiter):
     """Records all requests and lets them pass."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(quota.REQUESTS, quota.CREATES)
         self.asked: list[str] = []
         self.refused: list[str] = []
 
@@ -119,7 +118,7 @@ async def test_refusals_in_bulk_lower_the_rate(
 async def test_refused_creations_slow_down_only_creations(
     make: MakeOrigin, server: DriveServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limit, "CREATES", (rate_limit.RateLimit(300.0), rate_limit.RateLimit(200.0)))
+    monkeypatch.setattr(quota, "CREATES", (RateLimit(300.0), RateLimit(200.0)))
     origin = make()
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
     await origin.call("pipe_file", f"{root}/a", b"a")
@@ -139,7 +138,7 @@ async def test_items_are_created_at_three_a_second(
 
 
 async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
-    rate_limiter, now = RateLimiter(), time.monotonic()
+    rate_limiter, now = RateLimiter(quota.REQUESTS, quota.CREATES), time.monotonic()
     rate_limiter.requests.state = LimitState(rung=1, share=1 / 32, free_at=now + 1, cut_at=now)
     waiting = [asyncio.ensure_future(rate_limiter.spend("get")) for _ in range(3)]
     await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""What accounts use of a daily quota, in the index."""
+
+import sqlite3
+from pathlib import Path
+
+from tests.cache.helpers import finish, start
+
+DAY = "2026-11-25"
+
+
+def test_sums_of_accounts_and_days_survive_restarts(cache, open_cache):
+    assert cache.quota.add("a", DAY, 100, 1) == (100, 1)
+    assert cache.quota.add("a", DAY, 200, 2) == (300, 3)
+    cache.quota.add("b", DAY, 5, 0)
+    cache.quota.add("a", "2026-11-24", 7, 0)
+    cache.close()
+    again = open_cache()
+    assert again.quota.of_day(DAY) == {"a": (300, 3), "b": (5, 0)}
+    assert again.quota.of_account("a", "2026-11-24") == (7, 0)
+    assert again.quota.of_account("c", DAY) == (0, 0)
+
+
+def test_processes_add_up(cache):
+    code = f"""
+cache = BlockCache([sys.argv[1]], explicit=True)
+for _ in range(20):
+    cache.quota.add("a", "{DAY}", 5, 1)
+"""
+    children = [start(code, Path(cache.root).parent) for _ in range(2)]
+    for child in children:
+        finish(child)
+    assert cache.quota.of_account("a", DAY) == (200, 40)
+
+
+def test_days_older_than_sixty_go(cache):
+    for day in ("2026-09-25", "2026-09-26"):
+        cache.quota.add("a", day, 5, 0)
+    cache.quota.add("a", DAY, 5, 0)
+    assert cache.quota.of_account("a", "2026-09-25") == (0, 0)
+    assert cache.quota.of_account("a", "2026-09-26") == (5, 0)
+
+
+def test_an_index_without_the_table_is_kept(cache):
+    """An earlier release made it; asking does not replace it, and the first count adds the table."""
+    cache.metadata.begin_feed("a", "part", "token", 1.0)
+    index = Path(cache.root, "index.db")
+    before = index.stat().st_ino
+    with sqlite3.connect(index) as connection:
+        assert not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'quota'").fetchone()
+    connection.close()
+    assert cache.quota.of_day(DAY) == {}
+    assert cache.quota.add("a", DAY, 5, 0) == (5, 0)
+    assert index.stat().st_ino == before
+    assert cache.metadata.feed("a", "part").token == "token"

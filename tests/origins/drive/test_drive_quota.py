@@ -1,0 +1,275 @@
+"""Google Drive's daily quota: what an account uses, a warning, and a limit of one's own."""
+
+from __future__ import annotations
+
+import errno
+import zoneinfo
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from cachedfs.common.types import Range
+from cachedfs.errors import ObjectNotFound, QuotaExceeded
+from cachedfs.origins.drive import quota
+from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.quota import BYTES_A_DAY, UNITS_A_DAY, QuotaMeter, QuotaStats, day_of, end_of
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import read
+
+MakeOrigin = Callable[..., DriveOrigin]
+DAY = "2026-11-25"
+
+
+class Clock:
+    """A Unix time, noon of DAY in Pacific time."""
+
+    now = datetime(2026, 11, 25, 20, tzinfo=UTC).timestamp()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def meter(clock: Clock) -> QuotaMeter:
+    return QuotaMeter(clock=clock)
+
+
+# Days
+@pytest.mark.parametrize(
+    ("at", "day", "end"),
+    [
+        ("2026-11-25T07:59:59", "2026-11-24", "2026-11-25T08:00:00"),
+        ("2026-11-25T08:00:00", "2026-11-25", "2026-11-26T08:00:00"),
+        ("2026-07-01T06:59:59", "2026-06-30", "2026-07-01T07:00:00"),
+        ("2026-11-01T12:00:00", "2026-11-01", "2026-11-02T08:00:00"),  # summer time ends
+    ],
+)
+def test_a_day_begins_at_midnight_pacific_time(at: str, day: str, end: str) -> None:
+    assert day_of(datetime.fromisoformat(f"{at}+00:00").timestamp()) == day
+    assert end_of(day) == datetime.fromisoformat(f"{end}+00:00")
+
+
+@pytest.fixture
+def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def missing(name: str) -> None:
+        raise zoneinfo.ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
+    quota._zone.cache_clear()
+    yield
+    quota._zone.cache_clear()
+
+
+@pytest.mark.usefixtures("no_zones")
+def test_without_time_zones_a_day_begins_at_eight_utc() -> None:
+    assert day_of(datetime(2026, 7, 1, 7, 59, tzinfo=UTC).timestamp()) == "2026-06-30"
+    assert end_of("2026-06-30") == datetime(2026, 7, 1, 8, tzinfo=UTC)
+
+
+# Counting
+async def test_requests_count_their_units_and_the_bytes_of_their_answers(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, meter: QuotaMeter
+) -> None:
+    server.put(f"{folder}/a", b"a" * 1000)
+    origin = make(meter=meter)
+    here = await origin.lookup(root)
+    assert meter.today().units == 105  # the root by its id, and a query for the name
+    [info] = [info async for info in origin.list(root, here)]
+    assert meter.today().units == 205
+    to = await origin.account.connection()
+    await to.item(str(info.id), root)
+    assert meter.today().units == 210
+    before = meter.today()
+    assert (await read(origin, f"{root}/a", Range(0, 1000), info))[0] == b"a" * 1000
+    assert meter.today() == before.plus(200, 1000)
+
+
+async def test_uploaded_bytes_are_not_counted(
+    make: MakeOrigin, server: DriveServer, root: str, meter: QuotaMeter
+) -> None:
+    origin = make(meter=meter)
+    await origin.call("pipe_file", f"{root}/a", b"a")
+    before = meter.today()
+    server.reset()
+    await origin.call("pipe_file", f"{root}/a", bytes(1 << 20))
+    kinds = [request.kind for request in server.requests]
+    assert kinds.count("upload") == 1
+    assert meter.today().units - before.units == 50 + 100 * kinds.count("list") + 5 * kinds.count("get")
+    assert meter.today().bytes - before.bytes < 10_000
+
+
+async def test_answered_requests_count_and_refusals_for_their_rate_do_not(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, meter: QuotaMeter
+) -> None:
+    server.put(f"{folder}/a", b"a" * 1000)
+    origin = make(meter=meter)
+    info = await origin.lookup(f"{root}/a")
+    before = meter.today()
+    server.fail(Fault(kind="media", status=429))
+    server.fail(Fault(kind="media", nth=2, status=403, reason="userRateLimitExceeded"))
+    server.fail(Fault(kind="media", nth=3, status=503))
+    await read(origin, f"{root}/a", None, info)
+    assert meter.today().units == before.units + 400
+    before = meter.today()
+    to = await origin.account.connection()
+    with pytest.raises(ObjectNotFound):
+        await to.item("nothing", root)
+    assert meter.today().units == before.units + 5
+
+
+def test_a_new_day_begins_at_zero(meter: QuotaMeter, clock: Clock) -> None:
+    meter.count("download", 10)
+    assert meter.today() == QuotaStats(DAY, 200, 10)
+    clock.now += 12 * 3600
+    assert meter.today() == QuotaStats("2026-11-26")
+    meter.count("list", 1)
+    assert meter.today() == QuotaStats("2026-11-26", 100, 1)
+
+
+# Storing
+class Store:
+    """Sums that meters share."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[int, int]] = {}
+        self.soon: list[Callable[[], None]] = []
+        self.is_full = False
+
+    def load(self, day: str) -> tuple[int, int]:
+        return self.sums.get(day, (0, 0))
+
+    def add(self, day: str, units: int, n_bytes: int) -> tuple[int, int]:
+        if self.is_full:
+            raise OSError
+        before = self.load(day)
+        self.sums[day] = before[0] + units, before[1] + n_bytes
+        return self.sums[day]
+
+    def meter(self, clock: Clock) -> QuotaMeter:
+        return QuotaMeter(load=self.load, add=self.add, soon=self.soon.append, clock=clock)
+
+
+def test_meters_of_one_account_add_up(clock: Clock) -> None:
+    store = Store()
+    one, other = store.meter(clock), store.meter(clock)
+    one.count("list", 1)
+    one.count("list", 1)
+    other.count("download", 1000)
+    assert len(store.soon) == 2, "once for each, however many requests"
+    one.store()
+    other.store()
+    assert other.today() == store.meter(clock).today() == QuotaStats(DAY, 400, 1002)
+    assert one.today() == QuotaStats(DAY, 200, 2)
+    one.refresh()
+    assert one.today() == QuotaStats(DAY, 400, 1002)
+    one.count("get", 0)
+    assert len(store.soon) == 3
+
+
+def test_what_cannot_be_stored_is_kept(clock: Clock) -> None:
+    store = Store()
+    meter = store.meter(clock)
+    meter.count("list", 1)
+    store.is_full = True
+    with pytest.raises(OSError):
+        meter.store()
+    clock.now += 12 * 3600
+    meter.count("list", 2)
+    store.is_full = False
+    meter.store()
+    assert store.sums == {DAY: (100, 1), "2026-11-26": (100, 2)}
+    assert meter.today() == QuotaStats("2026-11-26", 100, 2)
+
+
+# A warning
+@pytest.mark.parametrize("used", [(int(0.8 * UNITS_A_DAY) - 200, 0), (0, int(0.8 * BYTES_A_DAY) - 1)])
+def test_a_warning_at_80_per_cent_once_a_day(
+    clock: Clock, caplog: pytest.LogCaptureFixture, used: tuple[int, int]
+) -> None:
+    store = Store()
+    store.sums = {DAY: (used[0] - 200, used[1] - 1), "2026-11-26": used}
+    meter = store.meter(clock)
+    meter.count("download", 1)
+    assert caplog.messages == []
+    meter.count("download", 1)
+    meter.count("download", 1)
+    [warning] = caplog.messages
+    assert "(80.0 %)" in warning
+    clock.now += 12 * 3600
+    meter.refresh()
+    meter.count("download", 1)
+    assert len(caplog.messages) == 2
+
+
+# A limit
+def limited(clock: Clock) -> QuotaMeter:
+    """Return a meter at 200 units below a half of the daily quota."""
+    store = Store()
+    store.sums[DAY] = UNITS_A_DAY // 2 - 200, 0
+    return store.meter(clock)
+
+
+async def test_speculation_stops_at_the_limit_until_the_day_ends(
+    make: MakeOrigin,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.put(f"{folder}/a", b"a")
+    meter = limited(clock)
+    origin = make(meter=meter, daily_limit=0.5)
+    assert origin.spare_s() == 0
+    meter.count("download", 1)
+    assert origin.spare_s() == origin.spare_s() == 1
+    [warning] = caplog.messages
+    assert warning == (
+        "Google Drive: daily_limit=0.5 is reached (200,000,000 of 400,000,000 quota units (50.0 %) and 1 B of 1 TB "
+        "(0.0 %)): read-ahead and prefetches stop until 2026-11-26 08:00 UTC"
+    )
+    assert (await read(origin, f"{root}/a"))[0] == b"a"
+    assert make(meter=meter).spare_s() == 0, "no limit by default"
+    clock.now += 12 * 3600
+    assert origin.spare_s() == 0
+
+
+async def test_everything_stops_at_the_limit_until_the_day_ends(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, clock: Clock
+) -> None:
+    server.put(f"{folder}/a", b"a")
+    meter = limited(clock)
+    origin = make(meter=meter, daily_limit="0.5", daily_limit_stops="everything")
+    meter.count("download", 1)
+    server.reset()
+    with pytest.raises(QuotaExceeded) as caught:
+        await origin.lookup(f"{root}/a")
+    assert caught.value.errno == errno.EDQUOT
+    assert str(caught.value) == (
+        "drive://My Drive: looking it up is stopped by the drive option daily_limit=0.5, as 200,000,000 of 400,000,000 "
+        "quota units (50.0 %) and 1 B of 1 TB (0.0 %) are used today. Cached data can still be read, also expired data "
+        "with offline=True. The day ends at 2026-11-26 08:00 UTC; raise daily_limit to go on"
+    )
+    assert server.requests == []
+    assert origin.spare_s() == 1
+    clock.now += 12 * 3600
+    assert (await read(origin, f"{root}/a"))[0] == b"a"
+
+
+@pytest.mark.parametrize("value", [0, -0.5, 1.01, "half", True, float("nan")])
+def test_a_limit_is_a_share(value: object) -> None:
+    with pytest.raises(ValueError, match="daily_limit="):
+        DriveOptions.of({"daily_limit": value})
+    assert DriveOptions.of({"daily_limit": "0.25"}).daily_limit == 0.25
+
+
+def test_a_limit_stops_what_is_known() -> None:
+    with pytest.raises(ValueError, match="daily_limit_stops='reads': one of speculation, everything"):
+        DriveOptions.of({"daily_limit_stops": "reads"})
