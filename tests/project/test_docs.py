@@ -59,7 +59,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/colab.md": 3,
     "docs/configuration.md": 5,
     "docs/guide-datasets.md": 5,
-    "docs/guide-drive.md": 7,
+    "docs/guide-drive.md": 8,
     "docs/guide-gcs.md": 15,
     "docs/guide-packing.md": 2,
     "docs/guide-training.md": 5,
