@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import google.auth
@@ -104,7 +104,7 @@ class DriveAuth(TokenSource):
     """The tokens of one Drive account."""
 
     def __init__(self, signed_in: SignIn, policy: RetryPolicy) -> None:
-        super().__init__(lambda: signed_in.credentials, partial(_refresh, signed_in, policy))
+        super().__init__(lambda: self._signed_in.credentials, lambda: _refresh(self._signed_in, policy))
         self._signed_in = signed_in
 
     @property
@@ -116,6 +116,13 @@ class DriveAuth(TokenSource):
     def is_missing(self) -> bool:
         """Whether no credentials were named, and none found."""
         return self._signed_in.is_missing
+
+    async def search(self) -> None:
+        """Look for default credentials again, as a user may have signed in since; raise AccessDenied if there are none."""
+        found = await asyncio.to_thread(sign_in, {})
+        if found.is_missing:
+            raise AccessDenied(found.remedy)
+        self._signed_in = found
 
     @property
     def remedy(self) -> str:

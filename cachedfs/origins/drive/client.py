@@ -266,7 +266,17 @@ class DriveConnection:
                 raise public.page_error(answer.status, answer.headers, answer.body, ask.subject)
             return public.item_of(id, key, answer.status, answer.headers)
 
-        return await self.retried(attempt, ask)
+        try:
+            return await self.retried(attempt, ask)
+        except AccessDenied as error:
+            if not self.auth.is_missing:
+                raise
+            try:  # as the owner or a guest, if somebody has signed in since
+                await self.auth.search()
+            except AccessDenied:
+                raise error from None
+            self.is_public = False
+            return await self._item(id, path, key, is_pinned)
 
     def _public_request(
         self, id: str, key: str | None, path: str, want: Range, *, is_pinned: bool
@@ -462,7 +472,11 @@ class DriveConnection:
         content. `asked` is what the resource has to have.
         """
         if self.auth.is_missing:
-            raise AccessDenied(f"{api.url_of(path)}: {self.auth.remedy}")
+            try:
+                await self.auth.search()
+            except AccessDenied as error:
+                raise AccessDenied(f"{api.url_of(path)}: {error}") from None
+            self.is_public = False
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
         ask = self.ask(url, path, doing, params, method=method, data=data, headers=given, is_pinned=is_pinned)

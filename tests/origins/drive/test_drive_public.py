@@ -10,6 +10,7 @@ import fsspec
 import pytest
 
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, QuotaExceeded, SignInRefused
+from cachedfs.origins.drive import accounts
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
@@ -129,6 +130,22 @@ async def test_a_page_in_place_of_the_bytes_is_never_data(
             await read(origin, f"id:{id}", None, pinned)
     server.heal()
     assert (await read(origin, f"id:{id}", None, info))[0] == DATA
+
+
+async def test_who_signs_in_later_uses_the_same_origin(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, nobody: None
+) -> None:
+    origin = make(token=None)
+    id = server.put(f"{folder}/a", DATA)
+    for path in (f"{root}/a", f"id:{id}"):
+        with pytest.raises(AccessDenied, match=r"sign in|login drive"):
+            await origin.lookup(path)
+    client = server.client_json()["installed"]
+    accounts.save(
+        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **client}
+    )
+    assert (await read(origin, f"id:{id}"))[0] == DATA
+    assert (await read(origin, f"{root}/a"))[0] == DATA
 
 
 def test_a_link_is_opened_without_an_account_and_cached(
