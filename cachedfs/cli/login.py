@@ -207,19 +207,19 @@ def signed_in(client: str | None, scope: str, account: str | None, *, no_browser
     if client is not None:
         known = browser_login.read_client(typed_path(client))
     elif (saved := saved_client(account)) is not None:
-        tell(f"With the OAuth client of account {saved[0]}; --client FILE takes another.\n")
+        print_lines(f"With the OAuth client of account {saved[0]}; --client FILE takes another.\n")
         known = saved[1]
     elif can_ask:
-        tell(STEPS)
+        print_lines(STEPS)
         known, n = ask_for_client(), 5
-        tell("")
+        print_lines("")
     else:
         raise ValueError(
             "a first sign-in needs an OAuth client: run `cachedfs login drive` in a terminal, which says how to make one, or "
             "pass --client FILE or --service-account FILE"
         )
     hint = account if account and "@" in account else None
-    tell(CONSENT.format(n=n))
+    print_lines(CONSENT.format(n=n))
     if not no_browser and has_browser():
         prompt = "If no window has opened, open this address on this machine:\n\n{url}\n"
         return browser_login.by_browser(known, scope, hint, prompt)
@@ -255,8 +255,8 @@ def ask_for_address(url: str) -> str:
     """Show Google's page; return the address of the page that follows it."""
     from cachedfs.origins.drive.browser_login import checked_address
 
-    tell(f"Open this address in any browser:\n\n{url}\n")
-    tell("After you allow access, the browser cannot open the next page. Copy the address of that page.\n")
+    print_lines(f"Open this address in any browser:\n\n{url}\n")
+    print_lines("After you allow access, the browser cannot open the next page. Copy the address of that page.\n")
     return ask("Paste that address", checked_address)
 
 
@@ -266,7 +266,7 @@ def ask(question: str, read: Callable[[str], T], default: str | None = None) -> 
         try:
             return read(typer.prompt(question, default=default, err=True))
         except (OSError, ValueError) as error:
-            tell(f"{message_of(error)}\n")
+            print_lines(f"{message_of(error)}\n")
     return read(typer.prompt(question, default=default, err=True))
 
 
@@ -315,7 +315,7 @@ def is_one_grant(name: str, info: Mapping[str, Any]) -> bool:
 # What is shown
 
 
-def tell(text: str) -> None:
+def print_lines(text: str) -> None:
     """Print lines on stderr, so that stdout has only the result."""
     for line in text.split("\n"):
         say(line, err=True)

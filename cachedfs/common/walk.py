@@ -212,7 +212,7 @@ def _not_copied(left: list[CachedFSError]) -> CachedFSError:
     named = "\n".join(str(error) for error in left[:_MOST_NAMED])
     more = f"\nand {len(left) - _MOST_NAMED:,} more" if len(left) > _MOST_NAMED else ""
     kind = type(left[0]) if len({type(error) for error in left}) == 1 else CachedFSError
-    return kind(f"all but {counted(len(left), 'object')} copied; these were left:\n{named}{more}")
+    return kind(f"{counted(len(left), 'object')} could not be copied:\n{named}{more}")
 
 
 def _raise_unless_absent(error: OSError) -> None:

@@ -18,12 +18,13 @@ from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
 from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.runtimes import runtime_for
 from cachedfs.origins.base import Origin
-from cachedfs.origins.registry import check_options, identity_of, is_whole
+from cachedfs.origins.registry import check_options, identity_of, is_whole, may_change
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
 
 __all__ = ["ABSENCE_S", "Source", "is_fresh"]
 
 
+_LOOK_S = 1.0  # between looks for a sign-in, where there was none
 ABSENCE_S = 10.0
 """Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
 
@@ -54,17 +55,26 @@ class Source:
         self.config = config
         self.url = url  # returns the full URL of a path, for messages
         check_options(protocol, options)
+        self._identity: str | None = None
+        self._look_again_at = math.inf  # when to ask again whose data this is
         self._runtime: Runtime | None = None
         self._metadata: MetadataCache | None = None
         self._origin: tuple[Runtime, Origin] | None = None
 
-    @functools.cached_property
+    @property
     def identity(self) -> str:
         """Text that identifies the data, part of every block key.
 
-        The first use may ask Drive whose credentials these are.
+        The first use may ask Drive whose credentials these are. It changes if nobody had signed in, and somebody does.
         """
-        return identity_of(self.protocol, self.options, may_ask=not self.config.offline)
+        known = self._identity
+        if known is None or time.monotonic() >= self._look_again_at:
+            found = identity_of(self.protocol, self.options, may_ask=not self.config.offline)
+            self._look_again_at = time.monotonic() + _LOOK_S if may_change(found) else math.inf
+            if found != known:
+                self._identity, self._metadata, self._origin = found, None, None
+            return found
+        return known
 
     @functools.cached_property
     def caller_key(self) -> str:
@@ -89,21 +99,22 @@ class Source:
 
     @property
     def metadata(self) -> MetadataCache:
-        _ = self.runtime
-        assert self._metadata is not None
-        return self._metadata
+        runtime, known = self.runtime, self._metadata
+        if known is None:
+            known = self._metadata = runtime.metadata_cache(self.identity)
+        return known
 
     def origin(self, path: str) -> Origin:
         """Return the origin; raises OriginUnavailable, naming `path`, if `offline` is set."""
         if self.config.offline:
             raise self.offline(path)
-        runtime = self.runtime
-        if self._origin is None or self._origin[0] is not runtime:
+        runtime, identity, opened = self.runtime, self.identity, self._origin
+        if opened is None or opened[0] is not runtime:
             found = runtime.origin(
-                self.protocol, self.options, identity=self.identity, concurrency=self.config.concurrency
+                self.protocol, self.options, identity=identity, concurrency=self.config.concurrency
             )
-            self._origin = (runtime, found)
-        return self._origin[1]
+            opened = self._origin = (runtime, found)
+        return opened[1]
 
     def link_stats(self) -> LinkStats:
         """Return the measurements of the link to the origin, without a request.

@@ -33,8 +33,8 @@ def proxy_of(url: str) -> str | None:
         if given.scheme == "http" and given.hostname and given.port is not None:
             return proxy
     raise ValueError(
-        f"{parts.scheme}_proxy in the environment: only HTTP proxies are spoken to, written http://HOST:PORT, and "
-        f"this is none; name one, or set no_proxy={host}"
+        f"{parts.scheme}_proxy in the environment: only HTTP proxies are supported: write it as http://HOST:PORT, "
+        f"or set no_proxy={host}"
     )
 
 
@@ -53,4 +53,5 @@ def configure(session: requests.Session, url: str) -> None:
     """Make a session of `requests` use the proxy and the authorities that all other requests to `url` use."""
     session.trust_env = False
     session.proxies = {scheme: proxy_of(url) or "" for scheme in ("http", "https")}
-    session.verify = os.environ.get("SSL_CERT_FILE") or True
+    bundle = os.environ.get("SSL_CERT_FILE", "")
+    session.verify = bundle if os.path.isfile(bundle) else True

@@ -25,6 +25,7 @@ __all__ = [
     "check_options",
     "identity_of",
     "is_whole",
+    "may_change",
     "names_a_version",
     "open_origin",
     "with_known_details",
@@ -54,8 +55,9 @@ def open_origin(
 ) -> Origin:
     """Return the origin for `protocol`; its packages and credentials are loaded at the first request.
 
-    `options` are the inner filesystem's own, and `identity` what `identity_of` returned for them. The origin's methods run on `loop`. It calls `on_request` there once for
-    every request it sends, and has at most `concurrency` requests in flight that callers wait for.
+    `options` are the inner filesystem's own, and `identity` what `identity_of` returned for them. The origin's methods run
+    on `loop`. It calls `on_request` there once for every request it sends, and has at most `concurrency` requests in flight
+    that callers wait for.
 
     `alone` provides the locks that keep other writers off a path. Google Drive needs them, because it would create two
     items of the same name. `quota_meter` returns the `QuotaMeter` of a Drive account.
@@ -137,6 +139,11 @@ def identity_of(
     digest = _digest(plain) if plain else "-"
     host = next((str(given[name]) for name in _HOSTS if given.get(name)), "")
     return f"{_ALIASES.get(protocol, protocol)}|{_host_of(host)}|{digest}"
+
+
+def may_change(identity: str) -> bool:
+    """Return whether an identity becomes another one when somebody signs in."""
+    return identity.startswith("drive|") and identity.endswith("|auth")
 
 
 def names_a_version(identity: str, path: str) -> bool:

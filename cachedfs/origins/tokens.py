@@ -6,8 +6,8 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from cachedfs.origins.origin_errors import token_server_away, without_secrets
 from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason, untrusted
 
-__all__ = ["TokenRenewals", "TokenSource", "is_expired", "left_s", "message_of", "refresh"]
+__all__ = ["TokenSource", "is_expired", "left_s", "message_of", "refresh"]
 
 _EXPIRES_SOON_S = 300  # as in gcsfs: a token that lasts less is renewed before it is used
 _EXPIRED_S = 10  # a token that lasts less may be refused when it arrives
@@ -37,58 +37,6 @@ def is_expired(lasts_s: float) -> bool:
     return lasts_s <= _EXPIRED_S
 
 
-class TokenRenewals:
-    """The results of renewing the tokens of one account.
-
-    The caller must see to it that one renewal runs at a time.
-    """
-
-    def __init__(self) -> None:
-        # The last failure; at Cloud Storage also of an early renewal. Not the exception: its traceback would keep the
-        # data of the request in memory.
-        self.failure: RetryReason | None = None
-        self._early_at = -math.inf  # when the last early renewal began or ended
-
-    def is_fresh(self, lasts_s: float) -> bool:
-        """Return whether to send a token with so many seconds left without renewing it."""
-        was_tried = time.monotonic() - self._early_at < _SOON_AGAIN_S
-        return lasts_s > _EXPIRES_SOON_S or (not is_expired(lasts_s) and was_tried)
-
-    @contextmanager
-    def early(self) -> Iterator[None]:
-        """Renew a token that still works.
-
-        Other requests use it meanwhile and do not renew it for a while.
-        """
-        self._early_at = time.monotonic()
-        try:
-            yield
-        finally:
-            # Again, so that a renewal that ends in a long timeout is not followed by the next.
-            self._early_at = time.monotonic()
-
-    def share(self, before: RetryReason | None) -> None:
-        """Raise the failure of a renewal that ended while the caller waited, if it is not `before`.
-
-        If each waiting caller tried again, one after the other, the last would wait for all of them.
-        """
-        if self.failure is not None and self.failure is not before:
-            raise RetryableError(self.failure)
-
-    @contextmanager
-    def shared(self, before: RetryReason | None) -> Iterator[None]:
-        """Renew the token, unless a renewal failed since `before`.
-
-        A failure is shared with all waiting callers.
-        """
-        self.share(before)
-        try:
-            yield
-        except RetryableError as failed:
-            self.failure = failed.trouble
-            raise
-
-
 class TokenSource:
     """Request headers from google-auth credentials.
 
@@ -98,8 +46,8 @@ class TokenSource:
     def __init__(self, credentials: Callable[[], Any], refresh: Callable[[], object]) -> None:
         """`credentials` returns the credentials, None for anonymous access; `refresh` renews their token."""
         self._credentials, self._refresh = credentials, refresh
-        self._renewing = asyncio.Lock()
-        self._renewals = TokenRenewals()
+        self._renewal: asyncio.Future[object] | None = None
+        self._early_at = -math.inf  # when the last early renewal began or ended
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send; renew a token that is about to expire."""
@@ -109,25 +57,39 @@ class TokenSource:
         lasts_s = left_s(credentials.token, credentials.expiry)
         if is_expired(lasts_s):
             await self.renew(self.current())
-        elif not self._renewals.is_fresh(lasts_s) and not self._renewing.locked():
+        elif lasts_s <= _EXPIRES_SOON_S and not self._is_renewing() and self._may_renew_early():
             # If this fails, the token still works for some minutes.
-            with self._renewals.early(), suppress(Exception):
+            with suppress(Exception):
                 await self.renew(self.current())
+            # Again, so that a renewal that ends in a long timeout is not followed by the next.
+            self._early_at = time.monotonic()
         return self.current()
+
+    def _may_renew_early(self) -> bool:
+        now = time.monotonic()
+        if now - self._early_at < _SOON_AGAIN_S:
+            return False
+        self._early_at = now
+        return True
+
+    def _is_renewing(self) -> bool:
+        return self._renewal is not None and not self._renewal.done()
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
         """Get another token than the refused one, unless another request just did.
 
-        Return False if there is none.
+        Return False if there is none. Requests that wait for the same renewal share its failure, and a cancelled one
+        does not stop it.
         """
         if self._credentials() is None:
             return False
-        failure = self._renewals.failure
-        async with self._renewing:
-            if self.current() == refused:
-                with self._renewals.shared(failure):
-                    await asyncio.to_thread(self._refresh)
-            return self.current() != refused
+        if self.current() == refused:
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.ensure_future(asyncio.to_thread(self._refresh))
+                # Reading the exception keeps asyncio from logging it when all waiting requests are gone.
+                self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.shield(self._renewal)
+        return self.current() != refused
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token, empty without one."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -13,13 +14,22 @@ from typing import Any, NamedTuple
 from cachedfs.common.atomic_files import write_private
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
-from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, DriveOptions, saved_by_pydrive2, token_file
+from cachedfs.origins.drive.options import (
+    ANONYMOUS,
+    DEFAULT,
+    DriveOptions,
+    said,
+    saved_by_pydrive2,
+    token_file,
+)
 from cachedfs.origins.origin_errors import without_secrets
 
-__all__ = ["account_key"]
+__all__ = ["OWN", "UNKNOWN", "account_key"]
 
 logger = logging.getLogger("cachedfs.origins")
 
+UNKNOWN = "auth"  # key of credentials that no file or option holds
+OWN = "own"  # begins the key of credentials whose account is not known: nobody shares it
 _MOST_KNOWN = 1000  # credentials whose account is remembered; an access token is new every hour
 _keys: dict[str, str] = {}  # account keys by digest of a credential, in this process
 _SECRETS = ("refresh_token", "access_token", "token")  # the longest lived first
@@ -30,6 +40,7 @@ class _Credential(NamedTuple):
 
     account: str | None = None  # the account itself
     secret: str | None = None  # belongs to one account
+    is_hidden: bool = False  # there is an account, and nothing that tells which
 
 
 def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
@@ -38,11 +49,16 @@ def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
     A service account says who it is. Of other credentials we ask Drive once (`about`), unless `may_ask` is False, and
     remember the answer on disk by a digest of the credential. Where there is no answer, the digest itself is the key.
     """
-    found = _credential_of(options.sign_in)
+    found = _credential_of(said(options.sign_in))
     if found.account is not None:
         return found.account if found.account == ANONYMOUS else f"auth-{_digest(found.account)}"
-    if found.secret is None:  # a metadata server's, such as Colab's: one account for each machine
-        return "auth"
+    if found.secret is None:
+        if (
+            not found.is_hidden
+        ):  # nobody's, or a metadata server's such as Colab's: one account for each machine
+            return UNKNOWN
+        user = _asked(options) if may_ask else None
+        return f"{OWN}-{uuid.uuid4().hex}" if user is None else f"user-{user}"
     digest = _digest(f"{options.endpoint_url} {found.secret}")
     if digest not in _keys:
         user = _remembered().get(digest) or (_asked(options) if may_ask else None)
@@ -54,58 +70,67 @@ def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
     return _keys[digest]
 
 
-def _credential_of(sign_in: Mapping[str, Any]) -> _Credential:
+def _credential_of(given: Mapping[str, Any]) -> _Credential:
     try:
-        if (name := accounts.chosen(sign_in)) is not None:
-            return _of_info(accounts.load(name), sign_in)
+        if (name := accounts.chosen(given)) is not None:
+            return _of_info(accounts.load(name), given)
     except AccessDenied:  # the first request says so
-        return _Credential(f"account {sign_in.get('account')}")
-    given = sign_in.get("credentials") or sign_in.get("google_auth")
-    if given is not None and not isinstance(given, (str, os.PathLike)):
-        return _of_object(given)
-    token, info = sign_in.get("token"), sign_in.get("client_json")
-    if token == ANONYMOUS or sign_in.get("api_key"):
+        return _Credential(f"account {given.get('account')}")
+    if "api_key" in given or given.get("token") == ANONYMOUS:
         return _Credential(ANONYMOUS)
-    path = given or token_file(token) or sign_in.get("client_json_file_path")
-    if isinstance(token, Mapping) or (isinstance(token, str) and token.lstrip().startswith("{")):
+    if "google_auth" in given:
+        return _of_pydrive2(given["google_auth"])
+    if "credentials" in given:
+        return _of_object(given["credentials"])
+    token, info = given.get("token"), given.get("client_json")
+    path = token_file(token) or given.get("client_json_file_path")
+    if isinstance(token, Mapping) or (isinstance(token, str) and token.startswith("{")):
         info = token
     elif token is not None and path is None and token != DEFAULT:
-        return _Credential(secret=str(token).strip())
+        return _Credential(secret=str(token))
     if info is not None:
-        return _of_info(_object(info), sign_in)
-    if path is None and sign_in.get("client_id"):
-        path = saved_by_pydrive2(sign_in["client_id"], sign_in.get("profile"))
-    if path is None:
-        path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or _adc_of_gcloud()
-    name = os.path.expanduser(os.fspath(path))
-    found = _of_info(_read(name), sign_in)
-    is_named = token != DEFAULT and sign_in.keys() & {
-        "token",
-        "client_id",
-        "client_json_file_path",
-        "google_auth",
-    }
-    return _Credential(account=name) if found == _Credential() and is_named else found
+        return _of_info(_object(info), given)
+    if path is None and "client_id" in given:
+        path = saved_by_pydrive2(given["client_id"], given.get("profile"))
+    is_named = path is not None
+    name = os.path.realpath(
+        os.path.expanduser(path or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or _adc_of_gcloud())
+    )
+    if not (text := _text_of(name)):
+        return _Credential(account=name) if is_named else _Credential()
+    found = _of_info(_object(text), given)
+    return (
+        found if found != _Credential() else _Credential(secret=f"{name} {text}")
+    )  # of a kind whose fields we do not know
 
 
-def _of_object(given: Any) -> _Credential:
-    """Return what live credentials of google-auth, or a `GoogleAuth` or `GoogleDrive` of PyDrive2, say of themselves."""
-    gauth = getattr(given, "auth", given)
-    held = getattr(gauth, "credentials", gauth)
-    if type(held).__name__ == "AnonymousCredentials":
+def _of_pydrive2(given: Any) -> _Credential:
+    """Return what a `GoogleAuth`, a `GoogleDrive` or a settings.yaml of PyDrive2 signs in with."""
+    from cachedfs.origins.drive.auth import sign_in
+
+    try:
+        return _of_object(sign_in({"google_auth": given}).credentials)
+    except (OSError, ValueError) as error:  # the first request says so
+        return _Credential(f"google_auth {error}")
+
+
+def _of_object(held: Any) -> _Credential:
+    """Return what live credentials of google-auth or PyDrive2 say of themselves."""
+    if held is None or type(held).__name__ == "AnonymousCredentials":
         return _Credential(ANONYMOUS)
     email = getattr(held, "service_account_email", None) or getattr(held, "_service_account_email", None)
     if isinstance(email, str) and "@" in email:
         subject = getattr(held, "_subject", None) or getattr(held, "_kwargs", {}).get("sub")
         return _Credential(_acting(email, subject))
     secrets = (getattr(held, name, None) for name in _SECRETS)
-    return _Credential(secret=next((secret for secret in secrets if isinstance(secret, str)), None))
+    secret = next((secret for secret in secrets if isinstance(secret, str)), None)
+    return _Credential(secret=secret, is_hidden=secret is None)
 
 
-def _of_info(info: Mapping[str, Any], sign_in: Mapping[str, Any]) -> _Credential:
+def _of_info(info: Mapping[str, Any], given: Mapping[str, Any]) -> _Credential:
     """Return what the JSON of credentials says."""
     if isinstance(email := info.get("client_email"), str):
-        return _Credential(_acting(email, sign_in.get("client_user_email")))
+        return _Credential(_acting(email, given.get("client_user_email")))
     if isinstance(account := info.get("account"), str) and account:
         return _Credential(account)
     return _Credential(
@@ -126,10 +151,10 @@ def _object(text: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _text_of(path: str) -> str:
     with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
-        return _object(file.read())
-    return {}
+        return file.read()
+    return ""
 
 
 def _adc_of_gcloud() -> str:
@@ -162,7 +187,7 @@ def _file() -> str:
 
 
 def _remembered() -> Mapping[str, Any]:
-    return _read(_file())
+    return _object(_text_of(_file()))
 
 
 def _remember(digest: str, user: str) -> None:

@@ -17,6 +17,7 @@ import platformdirs
 
 from cachedfs.common.atomic_files import write_private
 from cachedfs.errors import AccessDenied
+from cachedfs.origins.drive.options import said
 
 __all__ = [
     "check_name",
@@ -82,10 +83,8 @@ def default_name() -> str | None:
 
 def chosen(sign_in: Mapping[str, Any]) -> str | None:
     """Return the account that sign-in options mean: the named one, or without any option the default one."""
-    given = {
-        name for name, value in sign_in.items() if value is not None and value is not False and value != ""
-    }
-    return str(sign_in["account"]) if "account" in given else None if given else default_name()
+    given = said(sign_in)
+    return str(given["account"]) if "account" in given else None if given else default_name()
 
 
 def set_default(name: str) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "SHORTCUT",
     "DriveAbusiveFile",
     "DriveAnonymous",
+    "DriveNotAbusive",
     "DriveOutOfSight",
     "age",
     "change_of",
@@ -449,6 +450,10 @@ class DriveAbusiveFile(AccessDenied):
     """Google takes the file for malware; its owner may read it all the same."""
 
 
+class DriveNotAbusive(AccessDenied):
+    """Google no longer takes the file for malware, so that it must not be acknowledged."""
+
+
 def failure(
     status: int,
     headers: Mapping[str, str],
@@ -518,6 +523,8 @@ def _permanent_error(reasons: set[str], what: str, url: str, account: str, remed
         return QuotaExceeded(f"{url}: {used_up[0]} ({what})")
     if _UNREGISTERED & reasons and any(text in what for text in _ANONYMOUS):
         return DriveAnonymous(f"{url}: Google answers no anonymous requests ({what}): {remedy}")
+    if "invalidAbuseAcknowledgment" in reasons:
+        return DriveNotAbusive(f"{url}: Google does not accept the acknowledgement ({what})")
     if "cannotDownloadAbusiveFile" in reasons:
         return DriveAbusiveFile(
             f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "

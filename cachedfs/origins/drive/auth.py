@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,7 @@ from cachedfs.common.atomic_files import write_private
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
 from cachedfs.origins.drive import accounts
-from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, saved_by_pydrive2, token_file
+from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, said, saved_by_pydrive2, token_file
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
@@ -35,6 +36,7 @@ __all__ = ["SCOPE", "DriveAuth", "SavedToken", "SignIn", "about", "headers_now",
 log = logging.getLogger("cachedfs.origins")
 
 SCOPE = "https://www.googleapis.com/auth/drive"
+_SEARCH_AGAIN_S = 5.0  # a search for credentials may ask a metadata server that does not answer
 _CLIENT = (
     "client_id",
     "client_secret",
@@ -76,13 +78,19 @@ class SavedToken:
 
     def __init__(self, path: str, info: Mapping[str, Any]) -> None:
         self._path = os.path.realpath(os.path.expanduser(path))
+        self._account, self._refresh_token = info.get("account"), info["refresh_token"]
         is_pydrive2 = "access_token" in info
         self._token, self._expiry = ("access_token", "token_expiry") if is_pydrive2 else ("token", "expiry")
 
     def load(self, credentials: Any) -> None:
-        """Give `credentials` the token in the file, if that lasts longer than theirs."""
+        """Give `credentials` the token in the file, if that is the same account's and lasts longer than theirs."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             info = _parsed(_text_of(self._path), self._path)
+            if self._account is not None and info["account"] == self._account:
+                # Of a newer sign-in, where the old one may have been revoked.
+                self._refresh_token = credentials._refresh_token = info["refresh_token"]
+            if info["refresh_token"] != self._refresh_token:
+                return  # somebody else signed in
             expiry = datetime.fromisoformat(info[self._expiry]).replace(tzinfo=None)
             is_later = credentials.expiry is None or expiry > credentials.expiry
             if is_later and not is_expired(left_s(info[self._token], expiry)):
@@ -92,6 +100,9 @@ class SavedToken:
         """Put the token of `credentials` into the file; if that fails, this process can still use it."""
         try:
             info = _parsed(_text_of(self._path), self._path)
+            if info.get("refresh_token") != self._refresh_token:
+                return  # there was another sign-in meanwhile
+            self._refresh_token = credentials.refresh_token
             info |= {self._token: credentials.token, "refresh_token": credentials.refresh_token}
             if credentials.expiry is not None:
                 info[self._expiry] = credentials.expiry.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -106,6 +117,8 @@ class DriveAuth(TokenSource):
     def __init__(self, signed_in: SignIn, policy: RetryPolicy) -> None:
         super().__init__(lambda: self._signed_in.credentials, lambda: _refresh(self._signed_in, policy))
         self._signed_in = signed_in
+        self._search: asyncio.Future[SignIn] | None = None
+        self._search_again_at = 0.0
 
     @property
     def name(self) -> str:
@@ -113,16 +126,28 @@ class DriveAuth(TokenSource):
         return self._signed_in.name
 
     @property
+    def has_api_key(self) -> bool:
+        """Whether an API key is sent in place of a token."""
+        return self._signed_in.api_key is not None
+
+    @property
     def is_missing(self) -> bool:
         """Whether no credentials were named, and none found."""
         return self._signed_in.is_missing
 
-    async def search(self) -> None:
-        """Look for default credentials again, as a user may have signed in since; raise AccessDenied if there are none."""
-        found = await asyncio.to_thread(sign_in, {})
-        if found.is_missing:
-            raise AccessDenied(found.remedy)
-        self._signed_in = found
+    async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
+        """Look for default credentials again; return whether there are any now.
+
+        `is_same` returns whether they belong to the account in the cache keys. If they do not, a new filesystem is needed.
+        """
+        if self._search is None or time.monotonic() >= self._search_again_at:
+            self._search = asyncio.ensure_future(asyncio.to_thread(sign_in, options))
+            self._search.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
+        found = await asyncio.shield(self._search)
+        if self._signed_in.is_missing and not found.is_missing and is_same():
+            self._signed_in = found
+        return not self._signed_in.is_missing
 
     @property
     def remedy(self) -> str:
@@ -187,7 +212,7 @@ def headers_now(signed_in: SignIn, policy: RetryPolicy) -> dict[str, str]:
 
 
 def about(signed_in: SignIn, endpoint_url: str, fields: str) -> requests.Response:
-    """Return Drive's answer to the question who signs in; blocks on the network."""
+    """Return Drive's `about` response; blocks on the network."""
     import requests
 
     policy = RetryPolicy()
@@ -209,7 +234,7 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     default credentials may ask a metadata server. Never opens a browser. Raises ValueError for options that contradict
     each other or name a missing file, and AccessDenied where the named credentials do not exist.
     """
-    given = {name: value for name, value in options.items() if not _is_absent(value)}
+    given = said(options)
     _check(given)
     if (account := accounts.chosen(given)) is not None:
         return _from_account(account, given.get("client_user_email"))
@@ -234,10 +259,6 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     return _from_default()
 
 
-def _is_absent(value: Any) -> bool:
-    return value is None or value is False or (isinstance(value, str) and not value)
-
-
 def _check(given: Mapping[str, Any]) -> None:
     """Raise ValueError for options that are unknown, incomplete or contradict each other."""
     if unknown := sorted(given.keys() - set(SIGN_IN)):
@@ -248,7 +269,7 @@ def _check(given: Mapping[str, Any]) -> None:
     client = [
         name
         for name in _CLIENT
-        if name in given and not (name == _CLIENT[-1] and {"token", "account"} & given.keys())
+        if name in given and not (name == "client_user_email" and {"token", "account"} & given.keys())
     ]
     ways = [
         [name] for name in ("account", "google_auth", "credentials", "token", "api_key") if name in given
@@ -326,7 +347,7 @@ def _from_token(token: Any, given: Mapping[str, Any]) -> SignIn:
         return _from_info(_read_json(name, "token"), name, {**given, "client_json_file_path": name})
     if not isinstance(token, str):
         raise ValueError(
-            f"drive option token=: {type(token).__name__} is none; {_TOKEN_FORMS}; objects go in credentials="
+            f"drive option token=: {type(token).__name__} is not a token; {_TOKEN_FORMS}; objects go in credentials="
         )
     text = token.strip()
     if text.startswith("{"):
@@ -384,7 +405,7 @@ def _converted(credentials: Any, option: str) -> Any:
         info = {**credentials.serialization_data, "token_uri": credentials.token_uri}
         if info["private_key"] is not None:  # not a P12 key
             return google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
-                info, scopes=[SCOPE], subject=credentials._kwargs.get("sub")
+                info, scopes=credentials._scopes.split() or [SCOPE], subject=credentials._kwargs.get("sub")
             )
     elif isinstance(credentials, OAuth2Credentials) and (
         credentials.access_token or credentials.refresh_token
@@ -400,7 +421,7 @@ def _converted(credentials: Any, option: str) -> Any:
         )
     raise ValueError(
         f"drive option {option}=: credentials of google-auth are expected, or of PyDrive2 with a token, a refresh token or "
-        f"a JSON key, not {type(credentials).__name__}"
+        f"a JSON key, not {type(credentials).__name__} (convert a P12 key to JSON)"
     )
 
 
@@ -415,10 +436,10 @@ def _from_client(given: Mapping[str, Any]) -> SignIn:
         )
     if "use_service_account" in given:
         raise ValueError(f"drive option client_json_file_path={path!r}: there is no such file")
-    raise AccessDenied(f"Google Drive: no saved sign-in (there is no {path}): {_once(given)}")
+    raise AccessDenied(f"Google Drive: no saved sign-in (there is no {path}): {_how_to_sign_in(given)}")
 
 
-def _once(given: Mapping[str, Any]) -> str:
+def _how_to_sign_in(given: Mapping[str, Any]) -> str:
     """Return how to sign in by hand, so that the saved credentials are found here."""
     names = ("client_id", "profile", "client_json_file_path")
     named = [f"{name}={os.fspath(given[name])!r}" for name in names if name in given]
@@ -524,7 +545,7 @@ def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> S
     )
     path = given.get("client_json_file_path")
     name = f"saved OAuth credentials of client {info['client_id']}"
-    remedy = _once({"client_id": info["client_id"], **given})
+    remedy = _how_to_sign_in({"client_id": info["client_id"], **given})
     if path is None:
         return SignIn(held, name, remedy)
     return SignIn(held, f"{name} ({where})", f"remove {path} and {remedy}", SavedToken(os.fspath(path), info))

@@ -92,7 +92,7 @@ def by_browser(client: Mapping[str, str], scope: str, hint: str | None, prompt: 
             timeout_seconds=WAIT_S,
             authorization_prompt_message=prompt,
             success_message="cachedfs has Google's answer. Close this window and go back to the terminal.",
-            **_wishes(hint),
+            **_parameters(hint),
         )
         return _authorized_user(flow, client)
     raise SignInRefused(
@@ -110,7 +110,7 @@ def by_pasting(
     flow = _flow(client, scope)
     flow.redirect_uri = PASTED_URI
     with _failures(client):
-        url, _ = flow.authorization_url(**_wishes(hint))
+        url, _ = flow.authorization_url(**_parameters(hint))
         # As in `run_local_server`: oauthlib accepts no http, which the loopback address must have.
         flow.fetch_token(authorization_response=checked_address(ask(url)).replace("http:", "https:", 1))
         return _authorized_user(flow, client)
@@ -132,7 +132,7 @@ def _flow(client: Mapping[str, str], scope: str) -> Any:
     return flow
 
 
-def _wishes(hint: str | None) -> dict[str, str]:
+def _parameters(hint: str | None) -> dict[str, str]:
     # Without `consent` Google may give no refresh token for an app that was allowed before.
     return {"prompt": "consent", "login_hint": hint} if hint else {"prompt": "select_account consent"}
 
@@ -165,10 +165,10 @@ def _failures(client: Mapping[str, str]) -> Iterator[None]:
         said = "the browser brought no code: sign in again"
     except oauthlib.oauth2.InvalidClientError as error:
         said = (
-            f"Google does not know this OAuth client ({_words(error)}): download its JSON at {CLIENTS_PAGE}"
+            f"Google does not know this OAuth client ({_message(error)}): download its JSON at {CLIENTS_PAGE}"
         )
     except oauthlib.oauth2.OAuth2Error as error:
-        said = f"Google refused the sign-in ({_words(error)}): sign in again"
+        said = f"Google refused the sign-in ({_message(error)}): sign in again"
     except Warning:  # how oauthlib reports fewer scopes
         said = "Google granted less than was asked for: sign in again, and leave all boxes checked"
     except requests.RequestException as error:
@@ -193,7 +193,7 @@ def _plain_http() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _words(error: Any) -> str:
+def _message(error: Any) -> str:
     return without_secrets(": ".join(filter(None, (error.error, error.description))))
 
 

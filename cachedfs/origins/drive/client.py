@@ -66,6 +66,7 @@ class DriveAccount:
         self,
         options: Mapping[str, Any],
         *,
+        identity: str = "",
         loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
         concurrency: int = 16,
@@ -77,6 +78,7 @@ class DriveAccount:
         self.options = given = DriveOptions.of(options)
         self.on_request = on_request
         self.loop = loop
+        self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
         self.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES)
         self.quota = quota.QuotaLimit(meter or quota.QuotaMeter(), given.daily_limit, given.daily_limit_stops)
         self._policy = policy or RetryPolicy()
@@ -101,6 +103,11 @@ class DriveAccount:
 
         policy = self._policy
         auth, proxy, tls = await asyncio.to_thread(_signed_in, self.options, policy)
+        if not auth.is_missing and not await asyncio.to_thread(self.is_same):
+            raise AccessDenied(
+                "Google Drive: another account signed in since this filesystem was made: restart the program, or make a new "
+                "filesystem with skip_instance_cache=True"
+            )
         # Our slots are the limit.
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls), proxy=proxy)
         client_of = partial(
@@ -118,6 +125,13 @@ class DriveAccount:
         slow = timeout_of(dataclasses.replace(policy, stall_s=policy.export_s))
         exports = client_of(slots=self.media_slots, timeout=slow)
         return DriveConnection(self.options, auth, session, media, lookups, exports, self)
+
+    def is_same(self) -> bool:
+        """Return whether the options still sign in as the account in the cache keys; blocks on files."""
+        from cachedfs.origins.drive.account_key import OWN, account_key
+
+        found = account_key(self.options, may_ask=False)
+        return self._key in ("", found) or found.startswith(OWN)  # live credentials do not change
 
     def new_tries(self, *, tries: int | None = None) -> RetryAttempts:
         """Return the attempts of a new operation; at most `tries`, if given."""
@@ -184,8 +198,8 @@ class DriveConnection:
         self.client, self.lookups = media, lookups  # what streams media, and all other requests
         self.exports = exports  # waits longer, for a document to be converted
         self.base = options.endpoint_url
-        self.abusive: set[str] = set()  # ids of files that Google takes for malware,
-        self.without_revisions: set[str] = set()  # and of those whose revisions it does not give
+        self.abusive: set[str] = set()  # ids of files that Google takes for malware
+        self.without_revisions: set[str] = set()  # ids of files whose revisions Google does not give
         self.is_public = auth.is_missing  # whether to read public files at their public address
         self._session, self._account = session, account
         self._ids: list[str] = []
@@ -227,6 +241,7 @@ class DriveConnection:
             headers=headers,
             as_stored=True,
             is_pinned=True,
+            follows_redirects=not self.auth.has_api_key,  # which aiohttp would send along to another host
         )
 
     def export(self, info: ObjectInfo, path: str, mime: str) -> HTTPRequest:
@@ -241,6 +256,7 @@ class DriveConnection:
             doing=f"exporting it as {mime}",
             headers=key_of(info),
             is_pinned=True,
+            follows_redirects=not self.auth.has_api_key,
         )
 
     # Metadata
@@ -258,25 +274,37 @@ class DriveConnection:
                 if not path.startswith("id:"):
                     raise
                 self.is_public = True
-        ask = self._public_request(id, key, path, Range(0, 1), is_pinned=is_pinned)
+        ask, n_failed = (
+            self._public_request(id, key, path, Range(0, 1), is_pinned=is_pinned),
+            itertools.count(),
+        )
 
         async def attempt() -> dict[str, Any]:
             answer = await self.send(ask, within_s=self._account.metadata_s(0))
+            if answer.status == 500 and not next(
+                n_failed
+            ):  # of a folder; but once it may be a passing trouble
+                raise RetryableError(RetryReason("the public address answered 500"))
             if public.is_page(answer.status, answer.headers):
                 raise public.page_error(answer.status, answer.headers, answer.body, ask.subject)
             return public.item_of(id, key, answer.status, answer.headers)
 
         try:
             return await self.retried(attempt, ask)
-        except AccessDenied as error:
-            if not self.auth.is_missing:
+        except AccessDenied:
+            # Not public; but somebody may have signed in since, who may see it.
+            if not await self._search():
                 raise
-            try:  # as the owner or a guest, if somebody has signed in since
-                await self.auth.search()
-            except AccessDenied:
-                raise error from None
-            self.is_public = False
             return await self._item(id, path, key, is_pinned)
+
+    async def _search(self) -> bool:
+        """Look for a sign-in if there was none; return whether there is one now."""
+        if not self.auth.is_missing or not await self.auth.search(
+            self.options.sign_in, self._account.is_same
+        ):
+            return False
+        self.is_public = False
+        return True
 
     def _public_request(
         self, id: str, key: str | None, path: str, want: Range, *, is_pinned: bool
@@ -471,12 +499,8 @@ class DriveConnection:
         `kind` is the kind of resource that Drive answers with, which `params` must name in `fields`; None means no
         content. `asked` is what the resource has to have.
         """
-        if self.auth.is_missing:
-            try:
-                await self.auth.search()
-            except AccessDenied as error:
-                raise AccessDenied(f"{api.url_of(path)}: {error}") from None
-            self.is_public = False
+        if self.auth.is_missing and not await self._search():
+            raise AccessDenied(f"{api.url_of(path)}: {self.auth.remedy}")
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         given = {**headers, "Content-Type": "application/json; charset=UTF-8"} if data else headers
         ask = self.ask(url, path, doing, params, method=method, data=data, headers=given, is_pinned=is_pinned)

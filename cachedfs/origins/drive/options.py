@@ -25,6 +25,7 @@ __all__ = [
     "exported_as",
     "kind_of",
     "refuse_live",
+    "said",
     "token_file",
     "types_of",
     "wanted",
@@ -144,6 +145,16 @@ _STOPS = "speculation", "everything"  # what daily_limit stops
 ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
 
 
+def said(sign_in: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sign-in options that say something: None, False and empty texts do not."""
+    found = {name: value.strip() if isinstance(value, str) else value for name, value in sign_in.items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and value is not False and value != ""
+    }
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DriveOptions:
     """The options of `drive://`; `DriveFileSystem` describes them."""
@@ -172,7 +183,7 @@ class DriveOptions:
             values["endpoint_url"] = os.fspath(values["endpoint_url"]).rstrip("/")
         for name in ("trash_only", "acknowledge_abuse"):
             if isinstance(text := values.get(name), str):
-                values[name] = _said(name, text)
+                values[name] = _switch(name, text)
         if "daily_limit" in values:
             values["daily_limit"] = _share(values["daily_limit"])
         if (stops := values.get("daily_limit_stops", _STOPS[0])) not in _STOPS:
@@ -201,7 +212,7 @@ def _share(given: object) -> float:
     )
 
 
-def _said(name: str, text: str) -> bool:
+def _switch(name: str, text: str) -> bool:
     """Return the boolean in a text from the environment, where Python would take "False" for true."""
     for words, value in ((("true", "yes", "on", "1"), True), (("false", "no", "off", "0"), False)):
         if text.strip().lower() in words:

@@ -49,8 +49,8 @@ class DriveOrigin:
     ) -> None:
         """Create the origin of an account; it signs in at the first request.
 
-        `meter` counts what the account uses; None counts for this origin alone. `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem
-        whose methods `call` calls, at its first call.
+        `meter` counts what the account uses; None counts for this origin alone. `alone` provides the locks that keep other
+        writers off a path. `filesystem_over` creates the fsspec filesystem whose methods `call` calls, at its first call.
         """
         self.identity = identity
         self.on_request = on_request
@@ -59,6 +59,7 @@ class DriveOrigin:
         self._filesystem_over = filesystem_over
         self.account = DriveAccount(
             options,
+            identity=identity,
             loop=loop,
             on_request=lambda: self.on_request(),  # whoever it is by then
             concurrency=concurrency,

@@ -184,8 +184,8 @@ class PathResolver:
     async def at(self, path: str, *, sure: bool = False) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path` and the items of that name in it.
 
-        Remembered folders that are gone are looked up again. `sure` checks concurrently that the remembered folders are where they were: a write must not follow a renamed
-        folder.
+        Remembered folders that are gone are looked up again. `sure` checks concurrently that the remembered folders are
+        where they were: a write must not follow a renamed folder.
         """
         parent = _folder_of(path)
         is_remembered = self.remembered(parent) is not None

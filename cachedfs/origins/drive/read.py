@@ -177,6 +177,9 @@ class DriveMediaRead(ResumableRead):
         was_sent = self.info.id in self._to.abusive
         try:
             await self._send(span)
+        except api.DriveNotAbusive:
+            self._to.abusive.discard(str(self.info.id))
+            await self._send(span)
         except api.DriveAbusiveFile as error:
             if was_sent or not self._account.options.acknowledge_abuse:
                 raise AccessDenied(str(error)) from None
@@ -188,6 +191,8 @@ class DriveMediaRead(ResumableRead):
         exchange = self._to.client.exchange(self._ask(span), within_s=self._tries.media_s)
         body = await self._attempt.enter_async_context(exchange)
         try:
+            if self._to.is_public and body.status == 500:  # the lookup found a file
+                raise RetryableError(RetryReason("the public address answered 500"))
             if self._to.is_public and public.is_page(body.status, body.headers):
                 page = await body.read_error()
                 raise public.page_error(body.status, body.headers, page, self._url)

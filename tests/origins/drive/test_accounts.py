@@ -121,6 +121,21 @@ def test_without_options_the_default_account_signs_in() -> None:
         sign_in({"account": "a", "token": "anon"})
 
 
+def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server: DriveServer) -> None:
+    client = server.client_json()["installed"]
+    accounts.save("a", user(account="one@example.com", refresh_token="RT-1", **client))
+    running = sign_in({})
+    other = user(account="two@example.com", refresh_token="RT-2", token="TOKEN-2", **client)
+    accounts.save("a", {**other, "expiry": "2099-01-01T00:00:00Z"})
+    assert headers_now(running, RetryPolicy())["authorization"] != "Bearer TOKEN-2"
+    assert accounts.load("a")["refresh_token"] == "RT-2"
+    assert accounts.load("a")["token"] == "TOKEN-2"
+    # The same account signed in again: its new refresh token is used, as the old one may be revoked.
+    accounts.save("a", user(account="one@example.com", refresh_token="RT-3", **client))
+    running.saved.load(running.credentials)
+    assert running.credentials.refresh_token == "RT-3"
+
+
 def test_a_renewed_token_is_saved_for_other_processes(server: DriveServer) -> None:
     client = server.client_json()["installed"]
     names = ("client_id", "client_secret", "token_uri")

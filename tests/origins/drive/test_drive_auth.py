@@ -376,6 +376,16 @@ class TestSavedSignIn:
         google_server.refusal = None
         assert await sent_by(signed_in(client_id=CLIENT)) == {"authorization": "Bearer TOKEN-1"}
 
+    async def test_a_refusal_is_shared_by_all_that_wait_for_it(
+        self, google_server: Google, tmp_path: Any
+    ) -> None:
+        saved_file(tmp_path, saved_json(google_server))
+        google_server.refusal = (400, {"error": "invalid_grant"})
+        made = DriveAuth(signed_in(client_id=CLIENT), PATIENT)
+        waiting = await asyncio.gather(*(made.headers() for _ in range(8)), return_exceptions=True)
+        assert [type(each).__name__ for each in waiting] == ["SignInRefused"] * 8
+        assert len(google_server.grants) == 1
+
     async def test_a_failing_token_endpoint_is_retried(self, google_server: Google, tmp_path: Any) -> None:
         saved_file(tmp_path, saved_json(google_server))
         google_server.refusal = (503, {"error": "backend"})

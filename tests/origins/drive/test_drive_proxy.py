@@ -183,7 +183,9 @@ async def test_a_proxy_that_is_not_http_is_an_error_before_anything_is_sent(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", given)
     origin: DriveOrigin = make(endpoint_url="https://www.googleapis.invalid")
-    with pytest.raises(ValueError, match=r"https_proxy.*only HTTP proxies.*http://HOST:PORT") as caught:
+    with pytest.raises(
+        ValueError, match=r"https_proxy.*only HTTP proxies are supported.*http://HOST:PORT"
+    ) as caught:
         await origin.lookup("My Drive/a")
     assert "1080" not in str(caught.value)  # it may contain a password
 

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, QuotaExceeded, SignInRefused
-from cachedfs.origins.drive import accounts
+from cachedfs.origins.drive import accounts, auth
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
@@ -133,8 +133,14 @@ async def test_a_page_in_place_of_the_bytes_is_never_data(
 
 
 async def test_who_signs_in_later_uses_the_same_origin(
-    make: MakeOrigin, server: DriveServer, folder: str, root: str, nobody: None
+    make: MakeOrigin,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    nobody: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
     origin = make(token=None)
     id = server.put(f"{folder}/a", DATA)
     for path in (f"{root}/a", f"id:{id}"):
@@ -158,3 +164,46 @@ def test_a_link_is_opened_without_an_account_and_cached(
     server.reset()
     assert fs.cat_file(link) == DATA
     assert server.count() == 0
+
+
+def test_what_is_read_after_a_sign_in_is_cached_for_that_account(
+    server: DriveServer, folder: str, root: str, own_cache: Any, nobody: None
+) -> None:
+    def make() -> Any:
+        drive = {"endpoint_url": server.endpoint_url}
+        return fsspec.filesystem("cachedfs", drive=drive, target_protocol="drive", skip_instance_cache=True)
+
+    server.put(f"{folder}/private", DATA)
+    fs = make()
+    with pytest.raises(AccessDenied, match="cachedfs login drive"):
+        fs.cat_file(f"{root}/private")
+    client = server.client_json()["installed"]
+    accounts.save(
+        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **client}
+    )
+    fs._source._look_again_at = 0.0  # a second later
+    assert fs.cat_file(f"{root}/private") == DATA
+    accounts.remove("me")
+    with pytest.raises(AccessDenied, match="cachedfs login drive"):
+        make().cat_file(f"{root}/private")
+
+
+async def test_an_api_key_is_sent_to_google_alone(make: MakeOrigin, server: DriveServer, folder: str) -> None:
+    id = published(server, f"{folder}/a")
+    origin = make(token=None, api_key=server.api_key())
+    info = await origin.lookup(f"id:{id}")
+    server.reset()
+    server.fail(Fault(kind="media", redirect="/portal/page"))
+    assert (await read(origin, f"id:{id}", None, info))[0] == DATA
+    assert [request.kind for request in server.requests] == ["media", "media"]
+
+
+async def test_a_passing_trouble_of_the_public_address_is_retried(
+    make: MakeOrigin, server: DriveServer, folder: str, nobody: None
+) -> None:
+    id = published(server, f"{folder}/a")
+    origin = make(token=None)
+    page = {"Content-Type": "text/html"}
+    for pinned in (None, await origin.lookup(f"id:{id}")):
+        server.fail(Fault(kind="media", status=500, body="<title>Error 500</title>", headers=page))
+        assert (await read(origin, f"id:{id}", None, pinned))[0] == DATA
