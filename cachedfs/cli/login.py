@@ -256,7 +256,9 @@ def ask_for_address(url: str) -> str:
     from cachedfs.origins.drive.browser_login import checked_address
 
     print_lines(f"Open this address in any browser:\n\n{url}\n")
-    print_lines("After you allow access, the browser cannot open the next page. Copy the address of that page.\n")
+    print_lines(
+        "After you allow access, the browser cannot open the next page. Copy the address of that page.\n"
+    )
     return ask("Paste that address", checked_address)
 
 
