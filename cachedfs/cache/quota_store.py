@@ -1,4 +1,4 @@
-"""What accounts used of a service's daily quota, summed over all processes and kept for 60 days."""
+"""The use of a service's daily quota by account, summed over all processes and kept for 60 days."""
 
 from __future__ import annotations
 

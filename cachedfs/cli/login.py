@@ -229,7 +229,7 @@ def signed_in(client: str | None, scope: str, account: str | None, *, no_browser
 
 
 def is_terminal() -> bool:
-    """Return whether somebody can answer questions."""
+    """Return whether questions can be answered."""
     return sys.stdin.isatty()
 
 

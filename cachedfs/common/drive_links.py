@@ -39,7 +39,7 @@ _VIEWS = {"my-drive": "My Drive", "shared-with-me": "Shared with me"}
 
 
 def is_drive_link(url: str) -> bool:
-    """Return whether a web address is read by the API of Google Drive, and not by HTTP.
+    """Return whether a URL is read by the API of Google Drive, and not by HTTP.
 
     Other addresses at docs.google.com, such as those of exports and published pages, are plain URLs.
     """

@@ -39,7 +39,10 @@ def proxy_of(url: str) -> str | None:
 
 
 def trusted() -> ssl.SSLContext:
-    """Return the TLS context: the system's authorities or those in SSL_CERT_FILE, and certifi's where there are none."""
+    """Return the TLS context.
+
+    It has the authorities in SSL_CERT_FILE or those of the system, and those of certifi where there are none.
+    """
     context = ssl.create_default_context()
     folder = ssl.get_default_verify_paths().capath  # looked into when somebody answers
     if not context.cert_store_stats()["x509"] and not (folder and os.listdir(folder)):

@@ -142,8 +142,8 @@ def identity_of(
 
 
 def may_change(identity: str) -> bool:
-    """Return whether an identity becomes another one when somebody signs in."""
-    return identity.startswith("drive|") and identity.endswith("|auth")
+    """Return whether an identity changes at the next sign-in."""
+    return identity.startswith("drive|") and identity.endswith(("|auth", "|none"))
 
 
 def names_a_version(identity: str, path: str) -> bool:

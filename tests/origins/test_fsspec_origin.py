@@ -375,13 +375,12 @@ def test_every_form_of_a_token_file_distinguishes_drive_accounts(
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for name in ("alice", "bob"):
+    for name in ("alice", "bob", "alice.json", "bob.json"):
         (tmp_path / name).write_text("{}")
     unnamed = of("ya29.an-access-token")
     for forms in (
         lambda name: f"{name}.json",
         lambda name: Path(f"{name}.json"),
-        lambda name: f"/run/secrets/{name}",
         lambda name: f"~/{name}",
         lambda name: name,  # an existing file
     ):

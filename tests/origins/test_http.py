@@ -19,7 +19,7 @@ from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 
 BODY = bytes(64 << 20)  # more than the buffers of two sockets hold
-HASTY = RetryPolicy(stall_s=0.2)
+HASTY = RetryPolicy(connect_s=60.0, stall_s=0.2)
 
 
 class NoAuth:

@@ -24,23 +24,25 @@ from cachedfs.origins.drive.options import (
 )
 from cachedfs.origins.origin_errors import without_secrets
 
-__all__ = ["OWN", "UNKNOWN", "account_key"]
+__all__ = ["account_key"]
 
 logger = logging.getLogger("cachedfs.origins")
 
-UNKNOWN = "auth"  # key of credentials that no file or option holds
-OWN = "own"  # begins the key of credentials whose account is not known: nobody shares it
+UNKNOWN = "auth"  # key where no option and no file has credentials
+MISSING = "none"  # key where those that the options name are not there
+OWN = "own"  # begins a key that is used once, as nothing tells the account
 _MOST_KNOWN = 1000  # credentials whose account is remembered; an access token is new every hour
 _keys: dict[str, str] = {}  # account keys by digest of a credential, in this process
 _SECRETS = ("refresh_token", "access_token", "token")  # the longest lived first
 
 
 class _Credential(NamedTuple):
-    """What tells one account from another."""
+    """The account of credentials, or a secret that belongs to one account; neither where there are no credentials."""
 
-    account: str | None = None  # the account itself
-    secret: str | None = None  # belongs to one account
-    is_hidden: bool = False  # there is an account, and nothing that tells which
+    account: str | None = None
+    secret: str | None = None
+    is_hidden: bool = False  # live credentials that show neither
+    is_missing: bool = False  # the options name credentials that are not there
 
 
 def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
@@ -52,13 +54,13 @@ def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
     found = _credential_of(said(options.sign_in))
     if found.account is not None:
         return found.account if found.account == ANONYMOUS else f"auth-{_digest(found.account)}"
-    if found.secret is None:
-        if (
-            not found.is_hidden
-        ):  # nobody's, or a metadata server's such as Colab's: one account for each machine
-            return UNKNOWN
+    if found.is_hidden:
         user = _asked(options) if may_ask else None
         return f"{OWN}-{uuid.uuid4().hex}" if user is None else f"user-{user}"
+    if found.is_missing:
+        return MISSING
+    if found.secret is None:  # no sign-in, or that of a metadata server: one account for each machine
+        return UNKNOWN
     digest = _digest(f"{options.endpoint_url} {found.secret}")
     if digest not in _keys:
         user = _remembered().get(digest) or (_asked(options) if may_ask else None)
@@ -74,8 +76,8 @@ def _credential_of(given: Mapping[str, Any]) -> _Credential:
     try:
         if (name := accounts.chosen(given)) is not None:
             return _of_info(accounts.load(name), given)
-    except AccessDenied:  # the first request says so
-        return _Credential(f"account {given.get('account')}")
+    except AccessDenied:  # the first request raises it too
+        return _Credential(is_missing=True)
     if "api_key" in given or given.get("token") == ANONYMOUS:
         return _Credential(ANONYMOUS)
     if "google_auth" in given:
@@ -97,11 +99,10 @@ def _credential_of(given: Mapping[str, Any]) -> _Credential:
         os.path.expanduser(path or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or _adc_of_gcloud())
     )
     if not (text := _text_of(name)):
-        return _Credential(account=name) if is_named else _Credential()
+        return _Credential(is_missing=is_named)
     found = _of_info(_object(text), given)
-    return (
-        found if found != _Credential() else _Credential(secret=f"{name} {text}")
-    )  # of a kind whose fields we do not know
+    # The text of a file whose fields we do not know belongs to one account.
+    return found if found != _Credential() else _Credential(secret=f"{name} {text}")
 
 
 def _of_pydrive2(given: Any) -> _Credential:
@@ -110,8 +111,8 @@ def _of_pydrive2(given: Any) -> _Credential:
 
     try:
         return _of_object(sign_in({"google_auth": given}).credentials)
-    except (OSError, ValueError) as error:  # the first request says so
-        return _Credential(f"google_auth {error}")
+    except (OSError, ValueError):  # the first request raises it too
+        return _Credential(is_missing=True)
 
 
 def _of_object(held: Any) -> _Credential:
@@ -173,7 +174,7 @@ def _asked(options: DriveOptions) -> str | None:
         answer = about(sign_in(options.sign_in), options.endpoint_url, "user(permissionId)")
         answer.raise_for_status()
         user = answer.json()["user"]["permissionId"]
-    except Exception as error:
+    except Exception as error:  # of any library: without an answer the credential itself is the key
         logger.info("the account of these credentials is not known yet: %s", without_secrets(str(error)))
         return None
     return user if isinstance(user, str) and user else None

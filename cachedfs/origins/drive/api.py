@@ -443,7 +443,7 @@ class DriveOutOfSight(AccessDenied):
 
 
 class DriveAnonymous(AccessDenied):
-    """Google wants to know who asks, even for what is public."""
+    """Google refuses requests without an account or an API key, even for public files."""
 
 
 class DriveAbusiveFile(AccessDenied):

@@ -127,31 +127,31 @@ class DriveAuth(TokenSource):
 
     @property
     def has_api_key(self) -> bool:
-        """Whether an API key is sent in place of a token."""
+        """True if an API key is sent in place of a token."""
         return self._signed_in.api_key is not None
 
     @property
     def is_missing(self) -> bool:
-        """Whether no credentials were named, and none found."""
+        """True if the options name no credentials and none were found."""
         return self._signed_in.is_missing
 
     async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
         """Look for default credentials again; return whether there are any now.
 
-        `is_same` returns whether they belong to the account in the cache keys. If they do not, a new filesystem is needed.
+        They are used only if `is_same` returns True: they belong to the account in the cache keys. It is called in a thread.
         """
         if self._search is None or time.monotonic() >= self._search_again_at:
             self._search = asyncio.ensure_future(asyncio.to_thread(sign_in, options))
             self._search.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
         found = await asyncio.shield(self._search)
-        if self._signed_in.is_missing and not found.is_missing and is_same():
+        if self._signed_in.is_missing and not found.is_missing and await asyncio.to_thread(is_same):
             self._signed_in = found
         return not self._signed_in.is_missing
 
     @property
     def remedy(self) -> str:
-        """What to do when its tokens are refused."""
+        """Advice for when its tokens are refused."""
         return self._signed_in.remedy
 
     def current(self) -> dict[str, str]:

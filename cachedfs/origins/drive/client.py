@@ -21,7 +21,7 @@ from cachedfs.errors import AccessDenied, OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api, public, quota
 from cachedfs.origins.drive.creation_limit import CreationLimit
-from cachedfs.origins.drive.options import DriveOptions
+from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.rate_limit import RateLimiter
@@ -128,10 +128,10 @@ class DriveAccount:
 
     def is_same(self) -> bool:
         """Return whether the options still sign in as the account in the cache keys; blocks on files."""
-        from cachedfs.origins.drive.account_key import OWN, account_key
+        from cachedfs.origins.drive.account_key import account_key
 
-        found = account_key(self.options, may_ask=False)
-        return self._key in ("", found) or found.startswith(OWN)  # live credentials do not change
+        is_live = refers_to_objects(self.options.sign_in)  # which stay what they are
+        return not self._key or is_live or self._key == account_key(self.options, may_ask=False)
 
     def new_tries(self, *, tries: int | None = None) -> RetryAttempts:
         """Return the attempts of a new operation; at most `tries`, if given."""
@@ -274,16 +274,13 @@ class DriveConnection:
                 if not path.startswith("id:"):
                     raise
                 self.is_public = True
-        ask, n_failed = (
-            self._public_request(id, key, path, Range(0, 1), is_pinned=is_pinned),
-            itertools.count(),
-        )
+        ask = self._public_request(id, key, path, Range(0, 1), is_pinned=is_pinned)
+        n_failed = itertools.count()
 
         async def attempt() -> dict[str, Any]:
             answer = await self.send(ask, within_s=self._account.metadata_s(0))
-            if answer.status == 500 and not next(
-                n_failed
-            ):  # of a folder; but once it may be a passing trouble
+            # The answer for a folder; but the first time it may be a passing trouble.
+            if answer.status == 500 and next(n_failed) == 0:
                 raise RetryableError(RetryReason("the public address answered 500"))
             if public.is_page(answer.status, answer.headers):
                 raise public.page_error(answer.status, answer.headers, answer.body, ask.subject)
@@ -292,19 +289,17 @@ class DriveConnection:
         try:
             return await self.retried(attempt, ask)
         except AccessDenied:
-            # Not public; but somebody may have signed in since, who may see it.
+            # Not public; but an account that signed in since may see it.
             if not await self._search():
                 raise
             return await self._item(id, path, key, is_pinned)
 
     async def _search(self) -> bool:
         """Look for a sign-in if there was none; return whether there is one now."""
-        if not self.auth.is_missing or not await self.auth.search(
-            self.options.sign_in, self._account.is_same
-        ):
-            return False
-        self.is_public = False
-        return True
+        if self.auth.is_missing and await self.auth.search(self.options.sign_in, self._account.is_same):
+            self.is_public = False
+            return True
+        return False
 
     def _public_request(
         self, id: str, key: str | None, path: str, want: Range, *, is_pinned: bool

@@ -24,6 +24,7 @@ __all__ = [
     "DriveOptions",
     "exported_as",
     "kind_of",
+    "refers_to_objects",
     "refuse_live",
     "said",
     "token_file",
@@ -218,6 +219,12 @@ def _switch(name: str, text: str) -> bool:
         if text.strip().lower() in words:
             return value
     raise ValueError(f"drive option {name}={text!r}: True or False is expected")
+
+
+def refers_to_objects(sign_in: Mapping[str, Any]) -> bool:
+    """Return whether the sign-in is a live object, and not a name, a file or a text."""
+    given = said(sign_in)
+    return "credentials" in given or not isinstance(given.get("google_auth", ""), (str, os.PathLike))
 
 
 def refuse_live(options: Mapping[str, Any]) -> None:

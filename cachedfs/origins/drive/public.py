@@ -1,4 +1,4 @@
-"""The public download address of Google Drive: single files that everybody with the link may read, without an account.
+"""The public download address of Google Drive: single public files, without an account.
 
 Google does not document it. What is known is in gdown and yt-dlp: it takes ranges, answers 200 with a page where there is
 a problem, and asks to confirm the download of a large file, which `confirm=t` does beforehand.

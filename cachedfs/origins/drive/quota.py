@@ -1,4 +1,4 @@
-"""Google Drive's quota: units by kind of request, limits per minute and per day, and what an account uses of them.
+"""Google Drive's quota: units by kind of request, limits per minute and day, and the use by an account.
 
 All numbers of Google are here. Their source is developers.google.com/workspace/drive/api/guides/limits (2026); the
 limits on new items are undocumented.
@@ -67,7 +67,7 @@ def end_of(day: str) -> datetime:
 
 
 class QuotaStats(NamedTuple):
-    """What one Drive account used of Google's daily quota.
+    """The use of Google's daily quota by one Drive account.
 
     day: Google's day, which begins at midnight Pacific time. units: quota units of all answered requests. bytes: received
     from Google. Google's limits are per project, and it also counts other programs and machines.

@@ -1,4 +1,4 @@
-"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, OAuth (`oauth.py`), public downloads.
+"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, OAuth, public downloads.
 
 Written from the published reference (developers.google.com/drive/api: v2 and v3 files, changes, drives,
 search query terms, batches, resumable uploads, error codes, limits). The tests validate every reply against

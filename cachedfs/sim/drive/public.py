@@ -1,4 +1,4 @@
-"""What Google Drive serves to callers without an account: the API with an API key, and public downloads.
+"""Callers without an account: the API with an API key, and public downloads.
 
 Google does not document the downloads. They are simulated as gdown, yt-dlp and recorded sessions of wget and curl
 show them. One server stands for drive.google.com, drive.usercontent.google.com and docs.google.com.

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import google.oauth2.credentials
 import google.oauth2.service_account
 import pytest
 
+from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import account_key
 from cachedfs.origins.registry import identity_of
 from cachedfs.sim import DriveServer
@@ -78,11 +80,45 @@ def test_without_an_answer_each_credential_has_its_own_cache(server: DriveServer
     assert of(server, token="TOKEN-1") != refused
 
 
+class Hidden(google.oauth2.credentials.Credentials):
+    """Credentials that have no token before they are refreshed, and nothing else that tells the account."""
+
+    def refresh(self, request: Any) -> None:
+        self.token = "TOKEN-1"
+
+
+def test_credentials_that_show_nothing_are_asked_for_their_account(
+    server: DriveServer, own_cache: Any, folder: str, root: str
+) -> None:
+    server.account("TOKEN-1", "alice")
+    server.put(f"{folder}/a", b"of alice")
+    drive = {"credentials": Hidden(None), "endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive)
+    assert fs.cat_file(f"{root}/a") == b"of alice"
+    assert fs._source.identity.endswith("|user-alice")
+    first, second = (of(credentials=Hidden(None), may_ask=False) for _ in range(2))
+    assert first != second
+
+
+def test_a_sign_in_that_changes_under_a_program_is_refused(
+    server: DriveServer, own_cache: Any, folder: str, root: str, tmp_path: Path
+) -> None:
+    path, server_key = (
+        tmp_path / "token.json",
+        {"type": "authorized_user", "client_id": "c", "client_secret": "s"},
+    )
+    path.write_text(json.dumps({**server_key, "refresh_token": "R-1", "account": "one"}))
+    drive = {"token": str(path), "endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive)
+    assert fs._source.identity
+    path.write_text(json.dumps({**server_key, "refresh_token": "R-2", "account": "two"}))
+    with pytest.raises(AccessDenied, match="another account signed in"):
+        fs.cat_file(f"{root}/a")
+
+
 def test_the_cache_of_one_account_is_not_served_to_another(
     server: DriveServer, own_cache: Any, folder: str, root: str
 ) -> None:
-    import fsspec
-
     def fs(token: str) -> Any:
         drive = {"token": token, "endpoint_url": server.endpoint_url}
         return fsspec.filesystem("cachedfs", target_protocol="drive", max_age="immutable", drive=drive)

@@ -167,4 +167,4 @@ def test_two_accounts_never_share_a_cache() -> None:
     keys = [key(), key(account="b"), key(token="anon"), key(account="missing"), key(token="google_default")]
     assert len(set(keys)) == len(keys)
     accounts.remove("a")
-    assert key() not in keys  # none is chosen: nothing is read before one is
+    assert key() == key(account="missing")  # none is chosen: nothing is read before one is
