@@ -341,7 +341,7 @@ def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
     origins = {}
 
     def open_origin(protocol, options, *, loop, on_request, concurrency=16, **_):
-        fake = origins.setdefault(options.get("profile", ""), FakeOrigin())
+        fake = origins[options["token"]["client_email"]]
         fake.on_request = on_request
         return fake
 
@@ -351,9 +351,7 @@ def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
         origins[name] = FakeOrigin()
         theirs[name] = origins[name].put("My Drive/k", noise(3000, len(theirs)))
     made = {
-        name: fsspec.filesystem(
-            "cachedfs", target_protocol="drive", drive={"client_id": "c", "profile": name}
-        )
+        name: fsspec.filesystem("cachedfs", target_protocol="drive", drive={"token": {"client_email": name}})
         for name in theirs
     }
     for _ in range(2):

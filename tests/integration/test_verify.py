@@ -284,16 +284,6 @@ def drain(file):
         pass
 
 
-def test_a_file_whose_first_bytes_came_before_the_checksum_failed_raises_at_the_next_read(cloud, text):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)
-    lie_about(cloud, 0, len(text), len(text), times=None)
-    with fs.open(cloud.path("x")) as file:
-        assert file.read(MiB) != text[:MiB]
-        with pytest.raises(OriginUnavailable, match="CRC32C"):
-            drain(file)
-    assert fs.cached_extent(cloud.path("x")) == []
-
-
 def read_to_the_end(fs, path, target):
     with fs.open(path, "rb") as file:
         while file.read(100 * KiB):
