@@ -218,7 +218,8 @@ def test_readahead_has_its_own_slots(origin):
 
 
 @pytest.mark.parametrize("leave", ["close", "seek"])
-def test_readahead_stops_when_the_reader_closes_or_seeks(fs, origin, leave):
+def test_readahead_stops_when_the_reader_closes_or_seeks(origin, leave):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=64 * MiB)
     origin.put("b/k", noise(120 * MiB))
     file = fs.open("b/k")
     for _ in range(12):
@@ -260,7 +261,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
 
 def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored(fs, monkeypatch):
     runtime, config = fs._source.runtime, fs._source.config
-    for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 64 * MiB), (1000, MiB)):
+    for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 128 * MiB), (1000, MiB)):
         monkeypatch.setattr(runtime.cache._own.store, "allowed", allowed)
         assert runtime.window(config) == window
     monkeypatch.setattr(runtime.cache._own, "cannot_store", "the disk is full")
