@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +19,9 @@ from cachedfs.errors import ObjectNotFound
 
 __all__ = ["CompactStrings", "URLs", "as_urls", "files_of", "infos_at", "infos_of", "natural_key", "paths_of"]
 
+logger = logging.getLogger("cachedfs.datasets")
+
+SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})  # of Windows; those of other systems begin with a dot
 URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DIGITS = re.compile(r"[0-9]+")
 
@@ -115,12 +120,18 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
     """Return the files that a URL names, in natural order, each with its entry from the listing.
 
     A pattern names the files that match it. Any other URL names a file, or all files below a folder. One listing finds
-    them. Raises ObjectNotFound if there is no file.
+    them. Hidden files (`.DS_Store`, `.ipynb_checkpoints/a.png`, `Thumbs.db`) are left out, and the log says so, unless
+    the URL itself spells one. Raises ObjectNotFound if there is no file.
     """
     is_pattern = has_magic(path)
     matched = fs.glob(path, detail=True) if is_pattern else {}
     # The name of a folder may contain `[`, too.
     files = _files(matched) or _files(fs.find(path, detail=True))
+    hidden = [name for name in files if _is_hidden(name, path)]
+    if hidden:
+        files = {name: info for name, info in files.items() if name not in {*hidden}}
+        n, shown = len(hidden), fs.unstrip_protocol(hidden[0])
+        logger.warning("%s: left out %d hidden file%s, such as %s", url, n, "s" * (n > 1), shown)
     if files:
         return dict(sorted(files.items(), key=lambda item: (natural_key(item[0]), item[0])))
     if matched:
@@ -156,6 +167,16 @@ def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
                 url,
             )
     return infos
+
+
+def _is_hidden(name: str, path: str) -> bool:
+    """Return whether a file found at `path`, a folder or a pattern, is hidden in a way that `path` does not spell."""
+    pairs = zip(name.split("/"), path.split("/"), strict=False)
+    n_spelled = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    found, pattern = name.split("/")[n_spelled:], path.split("/")[n_spelled:]
+    if not found or any(part.startswith(".") for part in pattern):
+        return False
+    return found[-1].lower() in SYSTEM_FILES or any(part.startswith(".") for part in found)
 
 
 def _files(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

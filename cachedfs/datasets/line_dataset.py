@@ -40,8 +40,8 @@ class LineDataset(IterableDataset[Any]):
 
     Files come in natural order (or the order of the list), and lines are not shuffled. A line ends with `\\n` or
     `\\r\\n`, which is not part of it; the last line may lack it. A sample is the bytes of a line, passed through
-    `decode` and then `transform`. Without `decode` it is a `str`, or `bytes` with `encoding=None`. Empty lines are
-    left out unless `keep_empty` is True. A byte order mark at the start of a file is always left out.
+    `decode` and then `transform`. Without `decode` it is a `str`, or `bytes` with `encoding=None`. Lines without
+    anything but spaces and tabs are left out unless `keep_empty` is True. A byte order mark at the start of a file is always left out.
 
     Ranks and DataLoader workers together get each line exactly once. Each has an equal share of the bytes of all
     files, and reads the lines that begin in its share. So the numbers of lines differ a little: under
@@ -300,9 +300,9 @@ class _Position:
             lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
         if found.may_return:
             lines = [line.removesuffix(b"\r") for line in lines]
-        if not keep_empty and not all(lines):
-            self._numbers = [i for i, line in enumerate(lines) if line]
-            lines = [line for line in lines if line]
+        if not keep_empty and not all(map(bytes.strip, lines)):
+            self._numbers = [i for i, line in enumerate(lines) if line.strip()]
+            lines = [lines[i] for i in self._numbers]
         return lines
 
     def current(self) -> tuple[int | None, int]:

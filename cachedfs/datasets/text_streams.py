@@ -175,7 +175,8 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
     """Yield the lines that begin in `[start, stop)`, many at a time.
 
     A line must begin at `start`, and the file must be at `start`. The last line of a file may lack its line end. One
-    `split` call handles all that a `read` returns, so this runs at the speed of C.
+    `split` call handles all that a `read` returns, so this runs at the speed of C. Raises ValueError for a file whose
+    lines end with b"\\r" alone.
     """
     begin = position = start  # offsets of the incomplete line, and of the next read
     pending: list[bytes] = []  # pieces of the incomplete line
@@ -186,6 +187,10 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
             if pending:
                 yield LineBatch(begin, [b"".join(pending)], True)
             return
+        if position == 0 and b"\n" not in data and b"\r" in data[:-1]:
+            raise ValueError(
+                "its lines end with \\r alone: make that \\n or \\r\\n, as `tr '\\r' '\\n'` does"
+            )
         position += len(data)
         lines = data.split(b"\n", 1) if is_tail else data.split(b"\n")
         pending.append(lines[0])

@@ -75,6 +75,17 @@ def test_a_folder_is_everything_below_it(machine):
     assert FileDataset(machine.url("d/**/1")).paths == [machine.path("d/b2/x/1"), machine.path("d/b10/1")]
 
 
+@pytest.mark.parametrize("pattern", ["d", "d/*", "d/**"])
+def test_hidden_files_are_left_out_unless_the_url_spells_them(machine, caplog, pattern):
+    for name in ("a", ".DS_Store", "Thumbs.db", ".cache/b"):
+        machine.put(f"d/{name}", name.encode())
+    assert FileDataset(machine.url(pattern)).paths == [machine.path("d/a")]
+    assert "left out" in caplog.text
+    assert FileDataset(machine.url("d/.cache")).paths == [machine.path("d/.cache/b")]
+    assert FileDataset(machine.url("d/.D*")).paths == [machine.path("d/.DS_Store")]
+    assert FileDataset([machine.url("d/Thumbs.db")])[0] == b"Thumbs.db"
+
+
 def test_a_single_url_is_one_file(machine):
     machine.put("a", b"1")
     assert FileDataset(machine.url("a"))[0] == b"1"
@@ -341,6 +352,25 @@ def test_a_missing_file_is_named(machine):
         files.__getitems__([0, 2])
     assert caught.value.__notes__ == [f"in sample 2 of {files!r}: {machine.url('train/img2.json')}"]
     assert len(files.__getitems__([0, 1, 3])) == 3
+
+
+def test_skip_leaves_out_what_cannot_be_read_or_decoded(machine, caplog):
+    put(machine, 5)
+    files = FileDataset(machine.url("train"), decode=json.loads, transform=number_of, on_error="skip")
+    machine.delete("train/img2.json")
+    machine.put("train/img3.json", b'{"i": ')
+    assert files.__getitems__([0, 3, 2, 4]) == files.__getitems__([0, 3, 2, 4]) == [0, 4]
+    assert {path: type(error) for path, error in files.skipped.items()} == {
+        machine.path("train/img2.json"): ObjectNotFound,
+        machine.path("train/img3.json"): json.JSONDecodeError,
+    }
+    assert caplog.text.count("img3.json: skipped: JSONDecodeError") == 1
+    with pytest.raises(ObjectNotFound, match=r"img2\.json"):
+        files[2]
+    with pytest.raises(ObjectNotFound, match=r"img2\.json"):
+        files.__getitems__([3, 2])
+    with pytest.raises(ValueError, match='on_error=None: expected "raise" or "skip"'):
+        FileDataset(machine.url("train"), on_error=None)
 
 
 def test_a_replaced_file_is_read_in_its_new_version(machine):

@@ -154,6 +154,7 @@ def test_a_line_longer_than_parts_and_reads_is_complete(size, read_size, n_parts
         (b"a\nb\n", ["a", "b"]),
         (b"a\r\n\r\nb\r\n", ["a", "", "b"]),
         (b"\n\na\n\n", ["", "", "a", ""]),
+        (b"a \n \t\r\nb\n", ["a ", " \t", "b"]),
         (b"\xef\xbb\xbfa\nb", ["a", "b"]),
         (b"a\rb\r\r\n", ["a\rb\r"]),
         ("é\u2028\x85\x0b\n".encode(), ["é\u2028\x85\x0b"]),
@@ -163,9 +164,18 @@ def test_what_a_line_is(cloud, content, kept):
     cloud.put("a.txt", content)
     url = cloud.url("a.txt", prefix="cgs://")
     assert list(LineDataset(url, keep_empty=True)) == kept
-    assert list(LineDataset(url)) == [each for each in kept if each]
-    assert list(LineDataset(url, encoding=None)) == [each.encode() for each in kept if each]
-    assert list(LineDataset(url, decode=len, transform=float)) == [float(len(k.encode())) for k in kept if k]
+    kept = [each for each in kept if each.strip(" \t")]
+    assert list(LineDataset(url)) == kept
+    assert list(LineDataset(url, encoding=None)) == [each.encode() for each in kept]
+    assert list(LineDataset(url, decode=len, transform=float)) == [float(len(k.encode())) for k in kept]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_lines_that_end_with_a_carriage_return_alone_are_refused(cloud, name):
+    cloud.put(name, gzip.compress(b"a\rb\r") if name.endswith("gz") else b"a\rb\r")
+    with pytest.raises(ValueError, match=r"end with \\r alone") as caught:
+        list(LineDataset(cloud.url(name)))
+    assert name in caught.value.__notes__[0]
 
 
 def test_other_encodings(cloud):

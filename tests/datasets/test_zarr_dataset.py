@@ -317,18 +317,21 @@ def make_group(folder, n=20, zarr_format=3, **image):
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 @pytest.mark.parametrize("is_consolidated", [False, True])
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_the_arrays_of_a_group_are_one_sample(tmp_path, zarr_format, is_consolidated):
+def test_the_arrays_of_a_group_are_one_sample(tmp_path, caplog, zarr_format, is_consolidated):
     group = make_group(tmp_path / "g.zarr", zarr_format=zarr_format)
-    group.create_group("deeper").create_array("other", shape=(3,), dtype="i4")
+    deeper = group.create_group("deeper")
+    deeper.create_array("other", shape=(3,), dtype="i4")
+    deeper.create_group("still").create_array("twin", shape=(20,), dtype="i4")[...] = np.arange(20)
     if is_consolidated:
         zarr.consolidate_metadata(tmp_path / "g.zarr")
     url, images = str(tmp_path / "g.zarr"), group["image"][...]
     dataset = ZarrDataset(url)
-    assert dataset.arrays == ("image", "label")
+    assert dataset.arrays == ("deeper/still/twin", "image", "label")
+    assert "left out 'deeper/other' (3)" in caplog.text
     assert dataset.group_size == 1
-    image, label = dataset[-2]
+    twin, image, label = dataset[-2]
     same(image, images[-2])
-    assert label == 18
+    assert twin == label == 18
     label, image = ZarrDataset(url, arrays=("label", "image"))[3]
     same(image, images[3])
     assert label == 3
@@ -336,7 +339,7 @@ def test_the_arrays_of_a_group_are_one_sample(tmp_path, zarr_format, is_consolid
     same(ZarrDataset(f"{url}/image")[3], images[3])
     assert ZarrDataset(url, arrays="deeper/other")[0] == 0
     named = ZarrDataset(url, named=True)
-    assert named[3].keys() == {"image", "label"}
+    assert named[3].keys() == {"deeper/still/twin", "image", "label"}
     assert named.batch([1, 2])["label"].tolist() == [1, 2]
     (alone,) = ZarrDataset(url, arrays=["image"])[3]
     same(alone, images[3])

@@ -816,6 +816,16 @@ async def test_sync_methods_work_inside_a_running_loop(cloud, fs):
 # Content of the cache.
 
 
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [("a.csv.gz", ".csv.gz"), ("v1.2.tar", ".2.tar"), ("a", ""), (".hidden", ""), ("a.b c", ""), ("a.é", "")],
+)
+def test_the_name_of_a_local_path_keeps_the_suffix(cloud, fs, name, suffix):
+    cloud.put(name, b"abc")
+    with fs.local_path(cloud.path(name)) as path:
+        assert "".join(pathlib.Path(path).suffixes) == suffix
+
+
 def test_local_path_is_the_whole_object_as_a_read_only_file(cloud, fs):
     data = cloud.put("a.bin", noise(2 * MiB + 7))
     with fs.local_path(cloud.path("a.bin")) as path:

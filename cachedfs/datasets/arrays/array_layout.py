@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -169,11 +169,12 @@ class ArrayLayout:
 def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) -> dict[str, Any]:
     """Return zarr's metadata of the arrays with these names below `path`, by name.
 
-    With None as `names`, return the array at `path` under the name "", or all arrays of the group. Given names take one
-    round trip in Zarr v3, and two in v2. Raises FileNotFoundError for a missing array.
+    With None as `names`, return the array at `path` under the name "", or all arrays of the group and of the groups in
+    it ("train/image"). Given names take one round trip in Zarr v3, and two in v2. Raises FileNotFoundError for a
+    missing array.
     """
     if names is not None:
-        found = _members(fs, path, names)
+        found, _ = _members(fs, path, names)
         if missing := [name for name in names if name not in found]:
             raise FileNotFoundError(
                 f"{fs.unstrip_protocol(path)} has no array {', '.join(map(repr, missing))}"
@@ -199,22 +200,35 @@ def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) ->
         nodes = (consolidated or {}).get("metadata") or {}
         arrays = {name: node for name, node in nodes.items() if node.get("node_type") == "array"}
     if consolidated is not None:
-        return {
-            name: _metadata(fs, f"{path}/{name}", arrays[name]) for name in sorted(arrays) if "/" not in name
-        }
+        return {name: _metadata(fs, f"{path}/{name}", arrays[name]) for name in sorted(arrays)}
+    return dict(sorted(_below(fs, path)))
+
+
+def _below(fs: AbstractFileSystem, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the name and metadata of each array of the group at `path`, and of the groups in it."""
     folders = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "directory"]
-    return _members(fs, path, sorted(str(folder).rstrip("/").rpartition("/")[2] for folder in folders))
+    names = [str(folder).rstrip("/").rpartition("/")[2] for folder in folders]
+    arrays, others = _members(fs, path, names)
+    yield from arrays.items()
+    for group in others:
+        for name, metadata in _below(fs, f"{path}/{group}"):
+            yield f"{group}/{name}", metadata
 
 
-def _members(fs: AbstractFileSystem, path: str, names: Iterable[str]) -> dict[str, Any]:
-    found, missing = {}, list(names)
-    for ending in ("zarr.json", ".zarray"):
+def _members(fs: AbstractFileSystem, path: str, names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the metadata of the arrays with these names, and the names of groups."""
+    found, groups, missing = {}, [], list(names)
+    for ending in ("zarr.json", ".zarray", ".zgroup"):
         documents = _documents(fs, [f"{path}/{name}/{ending}" for name in missing])
         for name, document in zip(missing, documents, strict=True):
-            if document is not None and document.get("node_type", "array") == "array":
+            if document is None:
+                continue
+            if ending == ".zgroup" or document.get("node_type") == "group":
+                groups.append(name)
+            else:
                 found[name] = _metadata(fs, f"{path}/{name}", document)
         missing = [name for name, document in zip(missing, documents, strict=True) if document is None]
-    return {name: found[name] for name in names if name in found}
+    return {name: found[name] for name in names if name in found}, groups
 
 
 def _documents(fs: AbstractFileSystem, paths: list[str]) -> list[dict[str, Any] | None]:

@@ -69,7 +69,8 @@ class ZarrDataset(Samples):
         """Read the metadata of the arrays once. An array that grows later keeps this length here.
 
         `arrays`: names of arrays in the group at `url`; a single name for single arrays as samples; None for the
-        array at `url`, or for all arrays of the group. `pool`: memory for decoded chunks with samples still to be
+        array at `url`, or for all arrays of the group and of the groups in it ("train/image"), without those in inner
+        groups that have another length than the group's own arrays; the log names what is left out. `pool`: memory for decoded chunks with samples still to be
         read, in bytes or as a size like "256MiB". A window shuffle of `window` chunks needs room for twice as many. A
         chunk that was rewritten is read again after `max_age`, as with any read of the filesystem.
 
@@ -88,12 +89,15 @@ class ZarrDataset(Samples):
         beside = {found_by for spec in ragged.values() for found_by in (spec["offsets"], spec.get("shapes"))}
         if names is None:  # offsets and shapes of ragged arrays are not samples
             found = {name: metadata for name, metadata in found.items() if name not in beside}
+        self._ragged = RaggedArray.of(self.fs, self.path, ragged, pool_size=self._pool_size)
+        if names is None:
+            found = _of_one_length(self.url, found, self._ragged)
+            self._ragged = {name: one for name, one in self._ragged.items() if name in found}
         self.arrays = tuple(found)
         self._is_single = isinstance(arrays, str) or self.arrays == ("",)
         if named and self._is_single:
             raise ValueError(f"{self!r}: named=True is for arrays of a group")
         self._is_named = named
-        self._ragged = RaggedArray.of(self.fs, self.path, ragged, pool_size=self._pool_size)
         self._length = _length(self, found, self._ragged)
         self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
         fixed = {name: metadata for name, metadata in found.items() if name not in self._ragged}
@@ -232,14 +236,32 @@ def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
     return ragged
 
 
-def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str, RaggedArray]) -> int:
-    lengths = {name: metadata.shape[0] if metadata.shape else None for name, metadata in found.items()}
-    lengths |= {name: len(one) for name, one in ragged.items()}
-    if not lengths:
-        raise FileNotFoundError(
-            f"{dataset!r}: the group has no arrays of its own; of arrays in a group below name that group's URL, or "
-            "arrays=('group/array', ...)"
+def _lengths(found: Mapping[str, Any], ragged: Mapping[str, RaggedArray]) -> dict[str, int | None]:
+    """Return the number of samples of each array; None for an array without axes."""
+    return {
+        name: len(ragged[name]) if name in ragged else metadata.shape[0] if metadata.shape else None
+        for name, metadata in found.items()
+    }
+
+
+def _of_one_length(url: str, found: dict[str, Any], ragged: Mapping[str, RaggedArray]) -> dict[str, Any]:
+    """Return the arrays without those of inner groups that have another length than the group's own."""
+    lengths = _lengths(found, ragged)
+    own = {n for name, n in lengths.items() if "/" not in name}
+    left_out = [name for name, n in lengths.items() if "/" in name and own and n not in own]
+    if left_out:
+        logger.warning(
+            "%s: left out %s, of another length than the other arrays; arrays=(...) names what a sample has",
+            url,
+            ", ".join(f"{name!r} ({lengths[name]})" for name in left_out),
         )
+    return {name: metadata for name, metadata in found.items() if name not in left_out}
+
+
+def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str, RaggedArray]) -> int:
+    lengths = _lengths(found, ragged)
+    if not lengths:
+        raise FileNotFoundError(f"{dataset!r}: the group has no arrays")
     first = next(iter(lengths.values()))
     if first is not None and set(lengths.values()) == {first}:
         return int(first)
