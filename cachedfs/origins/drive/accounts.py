@@ -17,11 +17,9 @@ import platformdirs
 
 from cachedfs.common.atomic_files import write_private
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive.options import said
 
 __all__ = [
     "check_name",
-    "chosen",
     "default_name",
     "load",
     "names",
@@ -79,12 +77,6 @@ def default_name() -> str | None:
             "`cachedfs accounts --default NAME`, or pass account="
         )
     return _defaults.setdefault(folder, found[0]) if found else None
-
-
-def chosen(sign_in: Mapping[str, Any]) -> str | None:
-    """Return the account that sign-in options mean: the named one, or without any option the default one."""
-    given = said(sign_in)
-    return str(given["account"]) if "account" in given else None if given else default_name()
 
 
 def set_default(name: str) -> None:

@@ -16,18 +16,14 @@ from typing import Any
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.drive.api import GOOGLE
+from cachedfs.origins.drive.credentials import SIGN_IN, said
 
 __all__ = [
-    "ANONYMOUS",
-    "DEFAULT",
-    "SIGN_IN",
     "DriveOptions",
     "exported_as",
     "kind_of",
     "refers_to_objects",
     "refuse_live",
-    "said",
-    "token_file",
     "types_of",
     "wanted",
 ]
@@ -127,33 +123,7 @@ def _near(name: str, names: Iterable[str]) -> str:
     return (f"; did you mean {near[0]}?" if near else "") + f" (known: {', '.join(sorted(names))})"
 
 
-# The name of a saved sign-in, google-auth's names, and PyDrive2's own.
-SIGN_IN = (
-    "account",
-    "token",
-    "api_key",
-    "credentials",
-    "google_auth",
-    "client_id",
-    "client_secret",
-    "client_json",
-    "client_json_file_path",
-    "client_user_email",
-    "use_service_account",
-    "profile",
-)
 _STOPS = "speculation", "everything"  # what daily_limit stops
-ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
-
-
-def said(sign_in: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sign-in options that say something: None, False and empty texts do not."""
-    found = {name: value.strip() if isinstance(value, str) else value for name, value in sign_in.items()}
-    return {
-        name: value
-        for name, value in found.items()
-        if value is not None and value is not False and value != ""
-    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,27 +205,3 @@ def refuse_live(options: Mapping[str, Any]) -> None:
                 f"drive option {name}=: a live {type(options[name]).__name__} cannot travel to another process; "
                 "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
             )
-
-
-def saved_by_pydrive2(client_id: str, profile: str | None) -> str:
-    """Return the file in which PyDrive2 and DVC save the sign-in of an OAuth client."""
-    import platformdirs
-
-    folder = os.path.join(platformdirs.user_cache_dir("pydrive2fs", appauthor=False), client_id)
-    return os.path.join(folder, f"{profile or 'default'}.json")
-
-
-def token_file(token: Any) -> str | None:
-    """Return the file name in `token=`; None for a token itself or the name of a way to sign in."""
-    if not isinstance(token, (str, os.PathLike)):
-        return None
-    text: str = os.fspath(token).strip()
-    is_file = isinstance(token, os.PathLike) or (text not in (ANONYMOUS, DEFAULT) and _is_file_name(text))
-    return os.path.expanduser(text) if is_file else None
-
-
-def _is_file_name(text: str) -> bool:
-    """Return whether a text is meant as a file name: access tokens never contain `.json`, but may contain a `/`."""
-    if text.startswith(("ya29.", "1//")) or len(text) > 1000:
-        return False
-    return text.endswith(".json") or text.startswith(("/", "~", "./", "../")) or os.path.isfile(text)

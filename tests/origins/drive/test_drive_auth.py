@@ -30,7 +30,7 @@ from pydrive2.drive import GoogleDrive
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import auth
 from cachedfs.origins.drive.auth import DriveAuth, SignIn, sign_in
-from cachedfs.origins.drive.options import SIGN_IN
+from cachedfs.origins.drive.credentials import SIGN_IN
 from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.conftest import PATIENT
 

@@ -1,0 +1,185 @@
+"""Find the credentials that the options of `drive://` name; reads files, but sends no request and imports no library of Google."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from cachedfs.errors import AccessDenied
+from cachedfs.origins.drive import accounts
+
+__all__ = [
+    "ANONYMOUS",
+    "DEFAULT",
+    "SIGN_IN",
+    "TOKEN_FORMS",
+    "Found",
+    "find",
+    "how_to_sign_in",
+    "parsed",
+    "read_json",
+    "said",
+]
+
+ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
+TOKEN_FORMS = (
+    "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
+    "authorized user, credentials saved by PyDrive2 or google-auth)"
+)
+_CLIENT, _KEY = {"client_id", "client_secret", "profile"}, {"client_user_email", "use_service_account"}
+# Each way to sign in: the options that may be given together, the one that says which way it is first.
+_WAYS = (
+    ("account", {"client_user_email"}),
+    ("token", {"client_user_email"}),
+    ("api_key", set[str]()),
+    ("credentials", set[str]()),
+    ("google_auth", set[str]()),
+    ("client_json", _KEY),
+    ("client_json", _CLIENT),
+    ("client_json_file_path", _KEY),
+    ("client_json_file_path", _CLIENT),
+    ("client_id", _CLIENT),
+)
+# The name of a saved sign-in, google-auth's names, and PyDrive2's own.
+SIGN_IN = tuple(sorted({option for name, others in _WAYS for option in (name, *others)}))
+
+
+class Found(NamedTuple):
+    """The credentials that options name."""
+
+    kind: str  # "api_key", "credentials", "google_auth", "json", "token", ANONYMOUS or DEFAULT
+    options: Mapping[str, Any]  # those that say something
+    value: Any = None
+    where: str = "token"  # the option or file of it, for messages
+    path: str | None = None  # the file of JSON
+
+
+def said(sign_in: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sign-in options that say something: None, False and empty texts do not."""
+    found = {name: value.strip() if isinstance(value, str) else value for name, value in sign_in.items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and value is not False and value != ""
+    }
+
+
+def find(sign_in: Mapping[str, Any]) -> Found:
+    """Return the credentials that options name, or the default ones.
+
+    Raises ValueError for options that contradict each other or name a missing file, and AccessDenied if the sign-in that
+    they name is not saved.
+    """
+    given = said(sign_in)
+    if given.keys() <= {"client_user_email"} and (default := accounts.default_name()) is not None:
+        given["account"] = default
+    if not given:
+        return Found(DEFAULT, given)
+    way = next((name for name, others in _WAYS if name in given and given.keys() <= {name} | others), None)
+    if way is None and given.keys() & dict(_WAYS).keys():
+        raise ValueError(f"drive options {', '.join(given)}: these are different ways to sign in; keep one")
+    if way is None:
+        raise ValueError(
+            f"drive options {', '.join(given)}: pass client_id=, client_json= or client_json_file_path= too"
+        )
+    value = given[way]
+    if way == "account":
+        return Found(
+            "json", given, accounts.load(str(value)), f"account {value}", str(accounts.path_of(str(value)))
+        )
+    if way == "token":
+        return _of_token(value, given)
+    if way == "client_json":
+        return Found("json", given, parsed(value, "drive option client_json"), way)
+    if way in ("client_id", "client_json_file_path"):
+        return _of_client(given)
+    return Found(way, given, value)
+
+
+def _of_token(token: Any, given: Mapping[str, Any]) -> Found:
+    if (path := _token_file(token)) is not None:
+        return _of_file(path, "token", given)
+    if isinstance(token, Mapping) or (isinstance(token, str) and token.startswith("{")):
+        return Found("json", given, parsed(token, "drive option token"))
+    if not isinstance(token, str):
+        raise ValueError(
+            f"drive option token=: {type(token).__name__} is not a token; {TOKEN_FORMS}; objects go in credentials="
+        )
+    if token in (ANONYMOUS, DEFAULT):
+        return Found(token, given)
+    if not token.isprintable() or " " in token:
+        raise ValueError(f"drive option token=: this is no access token; {TOKEN_FORMS}")
+    return Found("token", given, token)
+
+
+def _token_file(token: Any) -> str | None:
+    """Return the file name in `token=`; None for a token itself.
+
+    Access tokens never contain `.json`, but may contain a `/`.
+    """
+    if isinstance(token, os.PathLike):
+        return os.fspath(token)  # type: ignore[no-any-return]
+    if not isinstance(token, str) or token.startswith(("ya29.", "1//", "{")) or len(token) > 1000:
+        return None
+    if token in (ANONYMOUS, DEFAULT):
+        return None
+    is_name = token.endswith(".json") or token.startswith(("/", "~", "./", "../"))
+    return token if is_name or os.path.isfile(token) else None
+
+
+def _of_client(given: Mapping[str, Any]) -> Found:
+    """Return the JSON in a file: the named one, or the one in which PyDrive2 and DVC save an OAuth sign-in."""
+    path = given.get("client_json_file_path")
+    if path is None:
+        import platformdirs
+
+        folder = os.path.join(
+            platformdirs.user_cache_dir("pydrive2fs", appauthor=False), str(given["client_id"])
+        )
+        path = os.path.join(folder, f"{given.get('profile', 'default')}.json")
+    if "use_service_account" not in given and not os.path.isfile(os.path.expanduser(path)):
+        raise AccessDenied(
+            f"Google Drive: no saved sign-in (there is no {os.fspath(path)}): {how_to_sign_in(given)}"
+        )
+    return _of_file(os.fspath(path), "client_json_file_path", given)
+
+
+def how_to_sign_in(given: Mapping[str, Any]) -> str:
+    """Return how to sign in with PyDrive2, so that the saved credentials are found here."""
+    known = {"client_id": "...", **given, "client_secret": "..."}
+    names = ("client_id", "client_secret", "profile", "client_json_file_path")
+    named = [f"{name}={os.fspath(known[name])!r}" for name in names if name in known]
+    return (
+        "sign in once where there is a browser: `from pydrive2.fs import GDriveFileSystem; "
+        f"GDriveFileSystem('root', {', '.join(named)})` (pip install \"pydrive2[fsspec]\")"
+    )
+
+
+def _of_file(name: str, option: str, given: Mapping[str, Any]) -> Found:
+    path = os.path.expanduser(name)
+    what = f"drive option {option}={path!r}"
+    try:
+        return Found("json", given, read_json(path, what), path, os.path.realpath(path))
+    except FileNotFoundError:
+        raise ValueError(f"{what}: there is no such file; {TOKEN_FORMS}") from None
+    except OSError as error:
+        raise ValueError(f"{what}: the file cannot be read ({error.strerror})") from None
+
+
+def read_json(path: str, what: str) -> dict[str, Any]:
+    """Return the JSON object in a file; raise a ValueError that does not quote it if there is none."""
+    with open(path, encoding="utf-8") as file:
+        return parsed(file.read(), what)
+
+
+def parsed(text: Any, what: str) -> dict[str, Any]:
+    """Return a JSON object, given as text or as a dictionary; raise a ValueError that does not quote it."""
+    if isinstance(text, Mapping):
+        return dict(text)
+    with suppress(ValueError, TypeError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise ValueError(f"{what}: this is not JSON of credentials")
