@@ -21,7 +21,15 @@ import google.oauth2.service_account as google_services
 from cachedfs.common.atomic_files import write_private
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
-from cachedfs.origins.drive.credentials import ANONYMOUS, TOKEN_FORMS, Found, find, how_to_sign_in, read_json
+from cachedfs.origins.drive.credentials import (
+    ANONYMOUS,
+    SCOPE,
+    TOKEN_FORMS,
+    Found,
+    find,
+    how_to_sign_in,
+    read_json,
+)
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
@@ -30,11 +38,10 @@ from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of,
 if TYPE_CHECKING:
     import requests
 
-__all__ = ["SCOPE", "DriveAuth", "SignIn", "about", "headers_now", "name_of", "sign_in"]
+__all__ = ["DriveAuth", "SignIn", "about", "headers_now", "name_of", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
-SCOPE = "https://www.googleapis.com/auth/drive"
 _SEARCH_AGAIN_S = 5.0  # a search for credentials may ask a metadata server that does not answer
 _HOW = (
     "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a "
@@ -133,13 +140,12 @@ def _can_renew(credentials: Any) -> bool:
 
 
 def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
-    held, path = signed_in.credentials, signed_in.path
-    before, refresh_token = held.token, getattr(held, "refresh_token", None)
+    held, path, before = signed_in.credentials, signed_in.path, signed_in.credentials.token
     if path is not None:
         _load(path, held)
         if held.token != before:
             return  # another process was faster
-        refresh_token = held.refresh_token
+    refresh_token = getattr(held, "refresh_token", None)
     try:
         refresh(held, policy)
     except google.auth.exceptions.GoogleAuthError as error:
@@ -242,7 +248,7 @@ def _made(found: Found) -> SignIn:
                 api_key=str(found.value),
             )
         case "credentials":
-            return _from_object(found.value, "credentials")
+            return _from_object(found.value)
         case "google_auth":
             return _from_pydrive2(found.value)
     return _ANONYMOUS if found.kind == ANONYMOUS else _default()
@@ -297,18 +303,17 @@ def _service(info: Mapping[str, Any], user: str | None) -> SignIn:
 def _user(info: Mapping[str, Any]) -> Any:
     """Return a user's credentials from JSON of google-auth or of oauth2client, which PyDrive2 saves."""
     token, expiry = (info.get(name) for name in _names_in(info))
-    scopes = info.get("scopes") or None
-    granted = (
-        "access_token" in info
-    )  # oauth2client has asked for these, and a renewal must not ask for others
+    scopes = info.get("scopes") or ()
+    scopes = scopes.split() if isinstance(scopes, str) else sorted(scopes)
+    is_pydrive2 = "access_token" in info  # whose scopes were asked for, and perhaps not all granted
     return google_users.Credentials(  # type: ignore[no-untyped-call]
         token,
         refresh_token=info["refresh_token"],
         token_uri=info.get("token_uri") or "https://oauth2.googleapis.com/token",
         client_id=info["client_id"],
         client_secret=info["client_secret"],
-        scopes=None if granted else scopes,
-        granted_scopes=sorted(scopes) if granted and scopes else None,
+        scopes=None if is_pydrive2 else scopes or None,
+        granted_scopes=scopes if is_pydrive2 else None,
         expiry=datetime.fromisoformat(expiry).replace(tzinfo=None) if expiry else None,
         quota_project_id=info.get("quota_project_id"),
         account=info.get("account"),
@@ -343,8 +348,7 @@ def _from_pydrive2(given: Any) -> SignIn:
         raise AccessDenied(
             "drive option google_auth=: it has no credentials; call its LocalWebserverAuth() or ServiceAuth() first"
         )
-    found = _from_object(gauth.credentials, "google_auth")
-    return found._replace(remedy="authenticate google_auth= again")
+    return _from_object(gauth.credentials)._replace(remedy="authenticate google_auth= again")
 
 
 def _default() -> SignIn:
@@ -369,17 +373,17 @@ def _default() -> SignIn:
     return SignIn(credentials, name, f"sign in again: {_HOW}")
 
 
-def _from_object(credentials: Any, option: str = "credentials") -> SignIn:
+def _from_object(credentials: Any) -> SignIn:
     """Return live credentials of google-auth or of oauth2client, which PyDrive2 makes."""
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
         return _ANONYMOUS
     if not isinstance(credentials, google.auth.credentials.Credentials):
-        credentials = _converted(credentials, option)
+        credentials = _converted(credentials)
     held = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]
     return SignIn(held, name_of(held), "make new credentials")
 
 
-def _converted(credentials: Any, option: str) -> Any:
+def _converted(credentials: Any) -> Any:
     """Return oauth2client's credentials as google-auth's."""
     from oauth2client.client import OAuth2Credentials
     from oauth2client.service_account import ServiceAccountCredentials
@@ -390,7 +394,7 @@ def _converted(credentials: Any, option: str) -> Any:
     if isinstance(credentials, OAuth2Credentials):
         return _user(json.loads(credentials.to_json()))
     raise ValueError(
-        f"drive option {option}=: credentials of google-auth or PyDrive2 are expected, not {type(credentials).__name__}"
+        f"drive option credentials=: an object of google-auth or PyDrive2 is expected, not {type(credentials).__name__}"
     )
 
 

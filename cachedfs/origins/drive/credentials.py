@@ -1,4 +1,4 @@
-"""Find the credentials that the options of `drive://` name; reads files, but sends no request and imports no library of Google."""
+"""Find the credentials that options of `drive://` name: no requests, and no import of Google's libraries."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cachedfs.origins.drive import accounts
 __all__ = [
     "ANONYMOUS",
     "DEFAULT",
+    "SCOPE",
     "SIGN_IN",
     "TOKEN_FORMS",
     "Found",
@@ -24,27 +25,26 @@ __all__ = [
     "said",
 ]
 
+SCOPE = "https://www.googleapis.com/auth/drive"
 ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
 TOKEN_FORMS = (
     "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
     "authorized user, credentials saved by PyDrive2 or google-auth)"
 )
 _CLIENT, _KEY = {"client_id", "client_secret", "profile"}, {"client_user_email", "use_service_account"}
-# Each way to sign in: the options that may be given together, the one that says which way it is first.
+# For each way to sign in, the options that may be given together.
 _WAYS = (
-    ("account", {"client_user_email"}),
-    ("token", {"client_user_email"}),
-    ("api_key", set[str]()),
-    ("credentials", set[str]()),
-    ("google_auth", set[str]()),
-    ("client_json", _KEY),
-    ("client_json", _CLIENT),
-    ("client_json_file_path", _KEY),
-    ("client_json_file_path", _CLIENT),
-    ("client_id", _CLIENT),
+    {"account", "client_user_email"},
+    {"token", "client_user_email"},
+    {"api_key"},
+    {"credentials"},
+    {"google_auth"},
+    {"client_json"} | _KEY,
+    {"client_json"} | _CLIENT,
+    {"client_json_file_path"} | _KEY,
+    {"client_json_file_path"} | _CLIENT,
 )
-# The name of a saved sign-in, google-auth's names, and PyDrive2's own.
-SIGN_IN = tuple(sorted({option for name, others in _WAYS for option in (name, *others)}))
+SIGN_IN = tuple(sorted(set().union(*_WAYS)))
 
 
 class Found(NamedTuple):
@@ -78,25 +78,22 @@ def find(sign_in: Mapping[str, Any]) -> Found:
         given["account"] = default
     if not given:
         return Found(DEFAULT, given)
-    way = next((name for name, others in _WAYS if name in given and given.keys() <= {name} | others), None)
-    if way is None and given.keys() & dict(_WAYS).keys():
+    if not any(given.keys() <= way for way in _WAYS):
         raise ValueError(f"drive options {', '.join(given)}: these are different ways to sign in; keep one")
-    if way is None:
-        raise ValueError(
-            f"drive options {', '.join(given)}: pass client_id=, client_json= or client_json_file_path= too"
-        )
-    value = given[way]
-    if way == "account":
-        return Found(
-            "json", given, accounts.load(str(value)), f"account {value}", str(accounts.path_of(str(value)))
-        )
-    if way == "token":
-        return _of_token(value, given)
-    if way == "client_json":
-        return Found("json", given, parsed(value, "drive option client_json"), way)
-    if way in ("client_id", "client_json_file_path"):
+    if "account" in given:
+        name = str(given["account"])
+        return Found("json", given, accounts.load(name), f"account {name}", str(accounts.path_of(name)))
+    if "token" in given:
+        return _of_token(given["token"], given)
+    if "client_json" in given:
+        return Found("json", given, parsed(given["client_json"], "drive option client_json"), "client_json")
+    if given.keys() & {"client_json_file_path", "client_id"}:
         return _of_client(given)
-    return Found(way, given, value)
+    for kind in given.keys() & {"api_key", "credentials", "google_auth"}:
+        return Found(kind, given, given[kind])
+    raise ValueError(
+        f"drive options {', '.join(given)}: pass client_id=, client_json= or client_json_file_path= too"
+    )
 
 
 def _of_token(token: Any, given: Mapping[str, Any]) -> Found:

@@ -8,7 +8,6 @@ from typing import Any
 
 import fsspec
 import google.oauth2.credentials
-import google.oauth2.service_account
 import pytest
 
 from cachedfs.errors import AccessDenied
@@ -30,32 +29,6 @@ def of(server: DriveServer | None = None, *, may_ask: bool = True, **options: An
     return identity_of("drive", {**endpoint, **options}, may_ask=may_ask).rpartition("|")[2]
 
 
-def test_a_service_account_says_who_it_is(pem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = {
-        "type": "service_account",
-        "client_email": "a@p.example",
-        "private_key": pem,
-        "token_uri": "http://x",
-    }
-    path = tmp_path / "key.json"
-    path.write_text(json.dumps(key))
-    live = google.oauth2.service_account.Credentials.from_service_account_info(key)
-    one = of(token=key)
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    for options in (
-        {"token": json.dumps(key)},
-        {"token": str(path)},
-        {"client_json_file_path": path},
-        {"client_json": key},
-        {"credentials": live},
-        {},
-    ):
-        assert of(**options) == one
-    assert of(token={**key, "client_email": "b@p.example"}) != one
-    acting = of(token=key, client_user_email="ann@example.org")
-    assert acting == of(credentials=live.with_subject("ann@example.org")) != one
-
-
 def test_other_credentials_are_asked_for_their_account_once(server: DriveServer) -> None:
     for token, user in (("TOKEN-1", "alice"), ("TOKEN-2", "alice"), ("TOKEN-3", "bob")):
         server.account(token, user)
@@ -69,6 +42,17 @@ def test_other_credentials_are_asked_for_their_account_once(server: DriveServer)
     assert of(server, token="TOKEN-1", may_ask=False) == first
     assert server.count("about") == 3
     assert "TOKEN" not in Path(account_key._file()).read_text() + first
+
+
+def test_default_credentials_of_an_unknown_kind_have_a_key_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "gcloud" / "application_default_credentials.json"
+    path.parent.mkdir()
+    keys = [of(may_ask=False)]
+    for audience in ("a", "b"):
+        path.write_text(json.dumps({"type": "external_account", "audience": audience}))
+        keys.append(of(may_ask=False))
+    assert keys[0] == "auth"
+    assert len(set(keys)) == 3
 
 
 def test_without_an_answer_each_credential_has_its_own_cache(server: DriveServer) -> None:
