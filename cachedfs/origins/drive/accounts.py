@@ -19,6 +19,7 @@ from cachedfs.common.atomic_files import write_private
 from cachedfs.errors import AccessDenied
 
 __all__ = [
+    "CLIENT",
     "check_name",
     "default_name",
     "load",
@@ -29,6 +30,7 @@ __all__ = [
     "set_default",
 ]
 
+CLIENT = ("client_id", "client_secret", "auth_uri", "token_uri")  # the fields of an OAuth client
 _NEEDED = {
     "authorized_user": ("client_id", "client_secret", "refresh_token", "token_uri"),
     "service_account": ("client_email", "private_key", "token_uri"),
@@ -100,17 +102,16 @@ def load(name: str) -> dict[str, Any]:
     path, again = path_of(name), f"sign in with `cachedfs login drive --account {name}`"
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
-        is_whole = all(isinstance(info[key], str) and info[key] for key in _NEEDED[info["type"]])
+        if all(isinstance(info[key], str) and info[key] for key in _NEEDED[info["type"]]):
+            return dict(info)
     except FileNotFoundError:
         known = f"saved are {', '.join(names())}" if names() else "none is saved"
         raise AccessDenied(f"Google Drive: no account {name!r} is saved ({known}): {again}") from None
     except OSError as error:
         raise AccessDenied(f"Google Drive: {path} cannot be read ({error.strerror}): {again}") from None
-    except (ValueError, LookupError, TypeError):  # not chained: a traceback may show the text
-        is_whole = False
-    if not is_whole:
-        raise AccessDenied(f"Google Drive: {path} is damaged: {again}")
-    return dict(info)
+    except (ValueError, LookupError, TypeError):
+        pass  # not chained: a traceback may show the text
+    raise AccessDenied(f"Google Drive: {path} is damaged: {again}")
 
 
 def remove(name: str) -> None:
