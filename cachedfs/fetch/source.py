@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import time
@@ -57,6 +58,7 @@ class Source:
         check_options(protocol, options)
         self._identity: str | None = None
         self._look_again_at = math.inf  # when to ask again whose data this is
+        self._looking: asyncio.Future[str] | None = None
         self._runtime: Runtime | None = None
         self._metadata: MetadataCache | None = None
         self._origin: tuple[Runtime, Origin] | None = None
@@ -75,6 +77,15 @@ class Source:
                 self._identity, self._metadata, self._origin = found, None, None
             return found
         return known
+
+    async def find_identity(self) -> None:
+        """Find the identity in a thread, if it is not known: `identity` may block on a request."""
+        if self._identity is not None and time.monotonic() < self._look_again_at:
+            return
+        looking = self._looking
+        if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
+            looking = self._looking = asyncio.ensure_future(asyncio.to_thread(lambda: self.identity))
+        await asyncio.shield(looking)
 
     @functools.cached_property
     def caller_key(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,29 @@ def test_credentials_that_show_nothing_are_asked_for_their_account(
     assert fs._source.identity.endswith("|user-alice")
     first, second = (of(credentials=Hidden(None), may_ask=False) for _ in range(2))
     assert first != second
+
+
+async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
+    server: DriveServer, own_cache: Any, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.account("TOKEN-1", "alice")
+    server.put(f"{folder}/a", b"of alice")
+    asked, runs = account_key._asked, threading.Event()
+    users: list[str | None] = []
+
+    def ask(options: Any) -> str | None:
+        users.append(asked(options) if runs.wait(60) else None)
+        return users[-1]
+
+    monkeypatch.setattr(account_key, "_asked", ask)
+    drive = {"token": "TOKEN-1", "endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", asynchronous=True, drive=drive)
+    reads = [asyncio.ensure_future(fs._cat_file(f"{root}/a")) for _ in range(3)]
+    reads.append(asyncio.ensure_future(fs._find(root)))
+    asyncio.get_running_loop().call_soon(runs.set)  # after the first step of each
+    assert await asyncio.gather(*reads) == [b"of alice"] * 3 + [[f"{root}/a"]]
+    assert len(users) == 1
+    assert fs._source.identity.endswith("|user-alice")
 
 
 def test_a_sign_in_that_changes_under_a_program_is_refused(
