@@ -17,9 +17,8 @@ _CANONICAL = ("My Drive", "Shared with me", "shared:", "id:")
 _BARE_ID = re.compile(r"(?=.*[0-9])(?=.*[A-Z])(?:[A-Za-z0-9_-]{25,44}|0A[A-Za-z0-9_-]{10,20}PVA)")
 _ID = r"[A-Za-z0-9_-]{8,}"  # or a resource key, such as 0-a8Xq1ZkPq2mC5hJ3wKfL0A
 _HOST = re.compile(r"(?:https?://)?(drive|drive\.usercontent|docs)\.google\.com(?=[/?#]|$)")
-_PREFIX = (
-    r"(?:/a/[^/?\#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?"  # a company's domain, the number of an account
-)
+# A company's domain, and the number of an account.
+_PREFIX = r"(?:/a/[^/?\#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?"
 _FOLDER = re.compile(
     rf"""
     {_PREFIX}/(?:folders/(?P<id>{_ID}) | (?P<view>my-drive|shared-with-me))

@@ -38,7 +38,7 @@ from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of,
 if TYPE_CHECKING:
     import requests
 
-__all__ = ["DriveAuth", "SignIn", "about", "headers_now", "name_of", "sign_in"]
+__all__ = ["DriveAuth", "SignIn", "about", "headers_now", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
@@ -126,17 +126,11 @@ class DriveAuth(TokenSource):
         Raises SignInRefused if the token has expired or Google gives no other.
         """
         held = self._signed_in.credentials
-        if held is None or _can_renew(held):
+        if not isinstance(held, google_users.Credentials) or held.refresh_token or held.refresh_handler:
             return await super().renew(refused)
         if is_expired(left_s(held.token, held.expiry)):
             raise SignInRefused(f"Google Drive: the token has expired ({self.name}): {self.remedy}")
         return False
-
-
-def _can_renew(credentials: Any) -> bool:
-    return not isinstance(credentials, google_users.Credentials) or bool(
-        credentials.refresh_token or credentials.refresh_handler
-    )
 
 
 def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
@@ -369,7 +363,7 @@ def _default() -> SignIn:
             f"credentials and at the metadata server of this machine{why}: {_HOW}",
             is_missing=True,
         )
-    name = f"application default credentials ({name_of(credentials)})"
+    name = f"application default credentials ({_name_of(credentials)})"
     return SignIn(credentials, name, f"sign in again: {_HOW}")
 
 
@@ -378,32 +372,28 @@ def _from_object(credentials: Any) -> SignIn:
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
         return _ANONYMOUS
     if not isinstance(credentials, google.auth.credentials.Credentials):
-        credentials = _converted(credentials)
+        from oauth2client.client import OAuth2Credentials
+        from oauth2client.service_account import ServiceAccountCredentials
+
+        if isinstance(credentials, ServiceAccountCredentials):
+            info = {"token_uri": credentials.token_uri, "scopes": credentials._scopes.split()}
+            subject = credentials._kwargs.get("sub")
+            credentials = _service({**credentials.serialization_data, **info}, subject).credentials
+        elif isinstance(credentials, OAuth2Credentials):
+            credentials = _user(json.loads(credentials.to_json()))
+        else:
+            raise ValueError(
+                "drive option credentials=: an object of google-auth or PyDrive2 is expected, not "
+                f"{type(credentials).__name__}"
+            )
     held = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]
-    return SignIn(held, name_of(held), "make new credentials")
+    return SignIn(held, _name_of(held), "make new credentials")
 
 
-def _converted(credentials: Any) -> Any:
-    """Return oauth2client's credentials as google-auth's."""
-    from oauth2client.client import OAuth2Credentials
-    from oauth2client.service_account import ServiceAccountCredentials
-
-    if isinstance(credentials, ServiceAccountCredentials):
-        info = {"token_uri": credentials.token_uri, "scopes": credentials._scopes.split()}
-        return _service(credentials.serialization_data | info, credentials._kwargs.get("sub")).credentials
-    if isinstance(credentials, OAuth2Credentials):
-        return _user(json.loads(credentials.to_json()))
-    raise ValueError(
-        f"drive option credentials=: an object of google-auth or PyDrive2 is expected, not {type(credentials).__name__}"
-    )
-
-
-def name_of(credentials: Any) -> str:
+def _name_of(credentials: Any) -> str:
     """Return the account of credentials as far as they name it, never their secrets."""
-    for attribute, words in (
-        ("service_account_email", "service account"),
-        ("client_id", "OAuth credentials of client"),
-    ):
-        if isinstance(value := getattr(credentials, attribute, None), str) and value:
-            return f"{words} {value}"
+    if isinstance(email := getattr(credentials, "service_account_email", None), str) and email:
+        return f"service account {email}"
+    if isinstance(client := getattr(credentials, "client_id", None), str) and client:
+        return f"OAuth credentials of client {client}"
     return f"credentials of the kind {type(credentials).__name__}"

@@ -38,9 +38,8 @@ __all__ = [
 API_PAGE = "https://console.cloud.google.com/apis/library/drive.googleapis.com"
 CLIENTS_PAGE = "https://console.cloud.google.com/auth/clients"
 GRANTS_PAGE = "https://myaccount.google.com/connections"
-PASTED_URI = (
-    "http://localhost:38085/"  # nothing listens there: the browser shows the address with the code in it
-)
+# Nothing listens there: the browser shows the address with the code in it.
+PASTED_URI = "http://localhost:38085/"
 WAIT_S = 300
 _ABOUT = "user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -162,8 +161,6 @@ def _failures(client: Mapping[str, str]) -> Iterator[None]:
         said = "access was not allowed: sign in again and choose Allow"
     except oauth2.MismatchingStateError:
         said = "the answer belongs to another sign-in: sign in again, and use the address that is shown last"
-    except oauth2.MissingCodeError:
-        said = "the browser brought no code: sign in again"
     except oauth2.InvalidClientError as error:
         said = (
             f"Google does not know this OAuth client ({_message(error)}): download its JSON at {CLIENTS_PAGE}"

@@ -22,7 +22,6 @@ __all__ = [
     "how_to_sign_in",
     "parsed",
     "read_json",
-    "said",
 ]
 
 SCOPE = "https://www.googleapis.com/auth/drive"
@@ -57,23 +56,14 @@ class Found(NamedTuple):
     path: str | None = None  # the file of JSON
 
 
-def said(sign_in: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sign-in options that say something: None, False and empty texts do not."""
-    found = {name: value.strip() if isinstance(value, str) else value for name, value in sign_in.items()}
-    return {
-        name: value
-        for name, value in found.items()
-        if value is not None and value is not False and value != ""
-    }
-
-
 def find(sign_in: Mapping[str, Any]) -> Found:
     """Return the credentials that options name, or the default ones.
 
     Raises ValueError for options that contradict each other or name a missing file, and AccessDenied if the sign-in that
     they name is not saved.
     """
-    given = said(sign_in)
+    given = {name: value.strip() if isinstance(value, str) else value for name, value in sign_in.items()}
+    given = {name: value for name, value in given.items() if value is not False and value not in (None, "")}
     if given.keys() <= {"client_user_email"} and (default := accounts.default_name()) is not None:
         given["account"] = default
     if not given:

@@ -16,7 +16,7 @@ from typing import Any
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.drive.api import GOOGLE
-from cachedfs.origins.drive.credentials import SIGN_IN, said
+from cachedfs.origins.drive.credentials import SIGN_IN
 
 __all__ = [
     "DriveOptions",
@@ -142,13 +142,9 @@ class DriveOptions:
     def of(cls, given: Mapping[str, Any]) -> DriveOptions:
         """Return the options in these keywords; raise ValueError for an unknown one, naming the nearest."""
         own = {field.name for field in dataclasses.fields(cls)} - {"sign_in"}
-        for name in given:
-            if name not in own and name not in SIGN_IN:
-                near = difflib.get_close_matches(name, [*own, *SIGN_IN], 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ValueError(
-                    f"drive option {name!r} is unknown{hint} (known: {', '.join(sorted([*own, *SIGN_IN]))})"
-                )
+        if unknown := given.keys() - {*own, *SIGN_IN}:
+            name = min(unknown)
+            raise ValueError(f"drive option {name!r} is unknown{_near(name, [*own, *SIGN_IN])}")
         values = {name: given[name] for name in own if given.get(name) is not None}
         if "endpoint_url" in values:
             values["endpoint_url"] = os.fspath(values["endpoint_url"]).rstrip("/")
@@ -162,7 +158,7 @@ class DriveOptions:
                 f"drive option daily_limit_stops={stops!r}: one of {', '.join(_STOPS)} is expected"
             )
         made = cls(
-            sign_in={name: value for name, value in given.items() if name in SIGN_IN and value is not None},
+            sign_in={name: given[name] for name in SIGN_IN if given.get(name) is not None},
             **values,
         )
         wanted(made.export)  # what is wrong with it is said here
@@ -193,8 +189,8 @@ def _switch(name: str, text: str) -> bool:
 
 def refers_to_objects(sign_in: Mapping[str, Any]) -> bool:
     """Return whether the sign-in is a live object, and not a name, a file or a text."""
-    given = said(sign_in)
-    return "credentials" in given or not isinstance(given.get("google_auth", ""), (str, os.PathLike))
+    given = sign_in.get("google_auth") or ""
+    return sign_in.get("credentials") is not None or not isinstance(given, (str, os.PathLike))
 
 
 def refuse_live(options: Mapping[str, Any]) -> None:
