@@ -41,11 +41,11 @@ def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
         return MISSING
     if account is not None:
         return account if account == ANONYMOUS else f"auth-{_digest(account)}"
-    if secret is None and found.kind == DEFAULT:
-        return UNKNOWN  # no sign-in, or that of a metadata server: one account for each machine
-    if secret is None:
+    if secret is None and found.kind in ("credentials", "google_auth"):
         user = _asked(options) if may_ask else None
         return f"{OWN}-{uuid.uuid4().hex}" if user is None else f"user-{user}"
+    if secret is None:  # the sign-in of a metadata server is one account for each machine
+        return UNKNOWN if found.kind == DEFAULT else MISSING
     digest = _digest(f"{options.endpoint_url} {secret}")
     if digest not in _keys:
         user = _remembered().get(digest) or (_asked(options) if may_ask else None)

@@ -310,6 +310,7 @@ def _user(info: Mapping[str, Any]) -> Any:
         granted_scopes=scopes if is_pydrive2 else None,
         expiry=datetime.fromisoformat(expiry).replace(tzinfo=None) if expiry else None,
         quota_project_id=info.get("quota_project_id"),
+        rapt_token=info.get("rapt_token"),
         account=info.get("account"),
     )
 

@@ -57,6 +57,21 @@ def test_default_credentials_of_an_unknown_kind_have_a_key_of_their_own(tmp_path
     assert len(set(keys)) == 3
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"account": "me"},
+        {"client_id": "c"},
+        {"token": "/no/such.json"},
+        {"client_json": "{}"},
+        {"google_auth": "/none.yaml"},
+        {"account": "me", "token": "TOKEN-1"},
+    ],
+)
+def test_credentials_that_are_not_there_have_no_account(options: dict[str, Any]) -> None:
+    assert of(**options) == "none"
+
+
 def test_without_an_answer_each_credential_has_its_own_cache(server: DriveServer) -> None:
     server.require_token("another")
     refused = of(server, token="TOKEN-1")

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import http.server
-import itertools
 import json
 import os
 import pathlib
@@ -66,24 +65,26 @@ def refused(kind: type[Exception], *words: str) -> Iterator[None]:
 
 
 class Google(http.server.ThreadingHTTPServer):
-    """POST /token issues tokens; every other path requires the newest one."""
+    """A token server."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.token_uri = f"{self.url}/token"
+        self.token_uri = f"http://127.0.0.1:{self.server_port}/token"
         self.lock = threading.Lock()
-        self.numbers = itertools.count(1)
         self.grants: list[dict[str, str]] = []
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.n_tokens = 0
         self.refusal: tuple[int, dict[str, str]] | None = None
         self.expires_in = 3600
-        self.valid: str | None = None
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that disconnect are part of the tests."""
+    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        with self.lock:
+            self.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
+            if self.refusal is not None:
+                return self.refusal
+            self.n_tokens += 1
+            return 200, {"access_token": f"TOKEN-{self.n_tokens}", "expires_in": self.expires_in}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -93,49 +94,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if self.path != "/token":
-            return self.answer_api()
-        with self.server.lock:
-            self.server.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
-            if self.server.refusal is not None:
-                return self.reply(*self.server.refusal)
-            self.server.valid = f"TOKEN-{next(self.server.numbers)}"
-            return self.reply(200, {"access_token": self.server.valid, "expires_in": self.server.expires_in})
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.answer_api()
-
-    def do_GET(self) -> None:
-        self.answer_api()
-
-    def answer_api(self) -> None:
-        sent = self.headers.get("authorization")
-        with self.server.lock:
-            self.server.asked.append((self.command, self.path, sent))
-        if self.path == "/hang-up":
-            self.close_connection = True
-            return None
-        if self.path == "/short":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc")
-            self.close_connection = True
-            return None
-        if self.path == "/308":
-            return self.reply(308, {}, {"Range": "bytes=0-9", "Location": self.server.url + "/elsewhere"})
-        if self.path == "/moved":
-            return self.reply(302, {}, {"Location": self.server.url + "/public"})
-        if self.path == "/last":
-            self.close_connection = True  # without saying so
-            return self.reply(200, {})
-        if self.path != "/public" and sent != f"Bearer {self.server.valid}":
-            return self.reply(401, {"error": "invalid"})
-        return self.reply(200, {"you": sent or "", "items": []})
-
-    def reply(self, status: int, value: Any, headers: Any = None) -> None:
+        status, value = self.server.answer(self.rfile.read(int(self.headers["content-length"])))
         body = json.dumps(value).encode()
-        head = "".join(f"{name}: {text}\r\n" for name, text in (headers or {}).items())
-        self.wfile.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body)
+        self.wfile.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
 @pytest.fixture
@@ -369,19 +330,6 @@ class TestServiceAccount:
         said = json.loads(base64.urlsafe_b64decode(claims + "=="))
         assert (said["scope"], said["sub"]) == ("https://www.googleapis.com/auth/drive", "ann@example.org")
 
-    def test_a_damaged_key_is_a_value_error_without_the_key(self, key: dict[str, str]) -> None:
-        broken = {**key, "private_key": "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"}
-        with refused(ValueError, "damaged"):
-            signed_in(token=broken)
-        with refused(ValueError, "damaged"):
-            signed_in(token={"type": "service_account"})
-
-    def test_an_invalid_service_account_key_is_refused(self, google_server: Google, tmp_path: Any) -> None:
-        with refused(ValueError, "client_json", "service account"):
-            signed_in(use_service_account=True, client_json=authorized_user(google_server))
-        with refused(ValueError, "nowhere.json", "no such file"):
-            signed_in(use_service_account=True, client_json_file_path="/nowhere.json")
-
 
 class TestSavedSignIn:
     async def test_credentials_saved_by_pydrive2_are_found_renewed_and_saved_again(
@@ -476,32 +424,13 @@ class TestSavedSignIn:
         google_server.refusal = None
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    def test_client_secrets_are_not_credentials(self) -> None:
-        with refused(ValueError, "client_id="):
-            signed_in(client_json={"installed": {"client_id": CLIENT, "client_secret": "SECRET"}})
-
 
 class TestGoogleAuthCredentials:
-    async def test_credentials_objects(self, google_server: Google, key: dict[str, str]) -> None:
-        gauth = signed_in(credentials=user_credentials(google_server))
-        assert gauth.name == f"OAuth credentials of client {CLIENT}"
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
-        unscoped = google.oauth2.service_account.Credentials.from_service_account_info(key)
-        gauth = signed_in(credentials=unscoped)
-        assert gauth.name == "service account robot@p.iam.gserviceaccount.com"
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-2"}
-        anonymous = signed_in(credentials=google.auth.credentials.AnonymousCredentials())
-        assert await sent_by(anonymous) == {}
-
     async def test_the_quota_project_is_sent(self, google_server: Google) -> None:
         credentials = user_credentials(google_server).with_quota_project("payer")
         credentials.expiry = ago(60)  # google-auth drops it in the copy
         headers = await sent_by(signed_in(credentials=credentials))
         assert headers == {"authorization": "Bearer TOKEN-1", "x-goog-user-project": "payer"}
-
-    def test_other_objects_are_refused(self) -> None:
-        with refused(ValueError, "google-auth", "object"):
-            signed_in(credentials=object())
 
     @pytest.mark.parametrize("options", [{}, {"token": "google_default"}, {"token": "", "client_id": None}])
     async def test_a_colab_sign_in_lasts_longer_than_its_token(
@@ -539,38 +468,23 @@ class TestGoogleAuthCredentials:
 
 
 class TestToken:
-    async def test_anonymous_sends_nothing(self, google_server: Google) -> None:
-        gauth = signed_in(token="anon")
-        assert gauth.name == "anonymous"
-        made = DriveAuth(gauth, PATIENT)
-        assert await made.headers() == {}
-        assert not await made.renew({})
-
-    async def test_a_bare_token_is_sent_and_cannot_be_renewed(self, google_server: Google) -> None:
-        gauth = signed_in(token="TOKEN-bare/with/slashes")
-        assert gauth.name == "access token"
-        made = DriveAuth(gauth, PATIENT)
-        headers = await made.headers()
-        assert headers == {"authorization": "Bearer TOKEN-bare/with/slashes"}
+    @pytest.mark.parametrize(
+        ("options", "headers"),
+        [
+            ({"token": "anon"}, {}),
+            ({"token": "TOKEN-x/y"}, {"authorization": "Bearer TOKEN-x/y"}),
+            (
+                {"credentials": AccessTokenCredentials("TOKEN-x", "agent")},
+                {"authorization": "Bearer TOKEN-x"},
+            ),
+        ],
+    )
+    async def test_what_is_sent_and_cannot_be_renewed(
+        self, options: dict[str, Any], headers: dict[str, str]
+    ) -> None:
+        made = DriveAuth(signed_in(**options), PATIENT)
+        assert await made.headers() == headers
         assert not await made.renew(headers)
-
-    @pytest.mark.parametrize("token", ["/no/such/key.json", "key.json", "~/key", "./key"])
-    def test_a_file_that_is_missing_is_a_value_error(self, token: str) -> None:
-        with refused(ValueError, os.path.expanduser(token), "no such file", "'anon'"):
-            signed_in(token=token)
-
-    def test_an_invalid_token_is_a_value_error(self, tmp_path: Any) -> None:
-        (tmp_path / "text.json").write_text("SECRET")
-        with refused(ValueError, "text.json", "not JSON"):
-            signed_in(token=str(tmp_path / "text.json"))
-        with refused(ValueError, "token=", "int"):
-            signed_in(token=3)
-        with refused(ValueError, "no access token"):
-            signed_in(token="SECRET\nSECRET")
-        with refused(ValueError, "type None"):
-            signed_in(token={"private_key": "SECRET"})
-        with refused(ValueError, "cannot be read"):
-            signed_in(token=str(tmp_path) + "/")
 
     async def test_an_expired_token_that_cannot_be_renewed_is_access_denied(self) -> None:
         credentials = google.oauth2.credentials.Credentials("TOKEN-old", expiry=ago(60))
@@ -578,30 +492,51 @@ class TestToken:
             await sent_by(signed_in(credentials=credentials))
 
 
+DAMAGED = "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"
+SECRETLESS = {"type": "authorized_user", "client_secret": "SECRET"}
+OAUTH_CLIENT = {"installed": {"client_id": CLIENT, "client_secret": "SECRET"}}
+
+
 class TestOptions:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"token": "anon", "client_json": "{}"}, ["token, client_json"]),
+            ({"token": "anon", "client_json": "{}"}, ["token, client_json", "keep one"]),
             ({"google_auth": object(), "credentials": object()}, ["google_auth, credentials"]),
             ({"token": "anon", "client_id": "x", "profile": "p"}, ["token, client_id, profile"]),
             ({"client_json": "{}", "client_json_file_path": "x"}, ["client_json", "client_json_file_path"]),
-            ({"use_service_account": True}, ["use_service_account", "client_json="]),
             ({"use_service_account": True, "client_json": "{}", "profile": "p"}, ["profile"]),
+            ({"use_service_account": True}, ["use_service_account", "client_json="]),
             ({"client_secret": "SECRET"}, ["client_id="]),
             ({"google_auth": "/none.yaml"}, ["none.yaml", "no such"]),
-            (
-                {"token": "TOKEN-1", "client_user_email": "ann@example.org"},
-                ["client_user_email", "service account"],
-            ),
-            ({"token": {"type": "authorized_user", "client_secret": "SECRET"}}, ["refresh_token"]),
             ({"google_auth": object()}, ["GoogleAuth", "object"]),
+            ({"credentials": object()}, ["google-auth", "object"]),
             ({"client_json": "SECRET"}, ["client_json", "JSON"]),
+            ({"client_json": OAUTH_CLIENT}, ["client_id="]),
+            ({"use_service_account": True, "client_json": {"refresh_token": "REFRESH"}}, ["client_json"]),
+            ({"use_service_account": True, "client_json_file_path": "/no.json"}, ["no.json", "no such file"]),
+            ({"token": "TOKEN-1", "client_user_email": "a@example.org"}, ["client_user_email", "service"]),
+            ({"token": {"type": "service_account"}}, ["damaged"]),
+            ({"token": {"type": "service_account", "private_key": DAMAGED}}, ["damaged"]),
+            ({"token": SECRETLESS}, ["refresh_token"]),
+            ({"token": {"private_key": "SECRET"}}, ["type None"]),
+            ({"token": 3}, ["token=", "int"]),
+            ({"token": "SECRET\nSECRET"}, ["no access token"]),
+            ({"token": "/no/such/key.json"}, ["/no/such/key.json", "no such file", "'anon'"]),
+            ({"token": "key.json"}, ["key.json", "no such file"]),
+            ({"token": "~/key"}, [os.sep + "key", "no such file"]),
+            ({"token": "./key"}, ["./key", "no such file"]),
+            ({"token": "/"}, ["cannot be read"]),
         ],
     )
     def test_impossible_options_are_named(self, options: dict[str, Any], words: list[str]) -> None:
         with refused(ValueError, *words):
             signed_in(**options)
+
+    @pytest.mark.parametrize("option", ["client_user_email", "use_service_account"])
+    def test_a_user_is_no_service_account(self, google_server: Google, option: str) -> None:
+        with refused(ValueError, option, "client_json is not the key of a service account"):
+            signed_in(client_json=authorized_user(google_server), **{option: "ann@example.org"})
 
     def test_options_of_pydrive2_are_options_here(self) -> None:
         spec = pytest.importorskip("pydrive2.fs.spec")
@@ -625,12 +560,6 @@ class TestExistingGoogleAuth:
         assert theirs.credentials is credentials
         assert theirs.http_timeout is None
         assert credentials.access_token == "TOKEN-old"
-
-    async def test_a_bare_token_of_oauth2client(self) -> None:
-        ours = signed_in(google_auth=self.gauth(AccessTokenCredentials("TOKEN-x", "agent")))
-        made = DriveAuth(ours, PATIENT)
-        assert await made.headers() == {"authorization": "Bearer TOKEN-x"}
-        assert not await made.renew(await made.headers())
 
     def test_a_googleauth_that_is_not_signed_in_is_access_denied(self) -> None:
         with refused(AccessDenied, "LocalWebserverAuth()"):
