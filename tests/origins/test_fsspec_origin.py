@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import uuid
@@ -376,7 +377,7 @@ def test_every_form_of_a_token_file_distinguishes_drive_accounts(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("alice", "bob", "alice.json", "bob.json"):
-        (tmp_path / name).write_text("{}")
+        (tmp_path / name).write_text(json.dumps({"refresh_token": name}))
     unnamed = of("ya29.an-access-token")
     for forms in (
         lambda name: f"{name}.json",

@@ -30,6 +30,21 @@ TOKEN_FORMS = (
     "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
     "authorized user, credentials saved by PyDrive2 or google-auth)"
 )
+# The name of a saved sign-in, google-auth's names, and PyDrive2's own.
+SIGN_IN = (
+    "account",
+    "token",
+    "api_key",
+    "credentials",
+    "google_auth",
+    "client_id",
+    "client_secret",
+    "client_json",
+    "client_json_file_path",
+    "client_user_email",
+    "use_service_account",
+    "profile",
+)
 _CLIENT, _KEY = {"client_id", "client_secret", "profile"}, {"client_user_email", "use_service_account"}
 # For each way to sign in, the options that may be given together.
 _WAYS = (
@@ -43,7 +58,6 @@ _WAYS = (
     {"client_json_file_path"} | _KEY,
     {"client_json_file_path"} | _CLIENT,
 )
-SIGN_IN = tuple(sorted(set().union(*_WAYS)))
 
 
 class Found(NamedTuple):
@@ -62,7 +76,8 @@ def find(sign_in: Mapping[str, Any]) -> Found:
     Raises ValueError for options that contradict each other or name a missing file, and AccessDenied if the sign-in that
     they name is not saved.
     """
-    given = {name: value.strip() if isinstance(value, str) else value for name, value in sign_in.items()}
+    given = {name: sign_in.get(name) for name in SIGN_IN}
+    given = {name: value.strip() if isinstance(value, str) else value for name, value in given.items()}
     given = {name: value for name, value in given.items() if value is not False and value not in (None, "")}
     if given.keys() <= {"client_user_email"} and (default := accounts.default_name()) is not None:
         given["account"] = default

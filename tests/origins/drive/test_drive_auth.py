@@ -502,7 +502,7 @@ class TestOptions:
         ("options", "words"),
         [
             ({"token": "anon", "client_json": "{}"}, ["token, client_json", "keep one"]),
-            ({"google_auth": object(), "credentials": object()}, ["google_auth, credentials"]),
+            ({"google_auth": object(), "credentials": object()}, ["credentials, google_auth"]),
             ({"token": "anon", "client_id": "x", "profile": "p"}, ["token, client_id, profile"]),
             ({"client_json": "{}", "client_json_file_path": "x"}, ["client_json", "client_json_file_path"]),
             ({"use_service_account": True, "client_json": "{}", "profile": "p"}, ["profile"]),
