@@ -21,15 +21,7 @@ import google.oauth2.service_account as google_services
 from cachedfs.common.atomic_files import write_private
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
-from cachedfs.origins.drive.credentials import (
-    ANONYMOUS,
-    SCOPE,
-    TOKEN_FORMS,
-    Found,
-    find,
-    how_to_sign_in,
-    read_json,
-)
+from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, HOW_TO_SIGN_IN, SCOPE, find, read_json
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
@@ -43,11 +35,6 @@ __all__ = ["DriveAuth", "SignIn", "about", "headers_now", "sign_in"]
 log = logging.getLogger("cachedfs.origins")
 
 _SEARCH_AGAIN_S = 5.0  # a search for credentials may ask a metadata server that does not answer
-_HOW = (
-    "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a "
-    "server pass the key file of a service account as token="
-)
-_OF_A_USER = frozenset({"refresh_token", "client_id", "client_secret"})
 
 
 class SignIn(NamedTuple):
@@ -61,34 +48,20 @@ class SignIn(NamedTuple):
     is_missing: bool = False  # no credentials were named, and none found
 
 
-_ANONYMOUS = SignIn(
-    None, "anonymous", "sign in, or give an API key for what is public, drive={'api_key': '...'}"
-)
-
-
 class DriveAuth(TokenSource):
     """The tokens of one Drive account."""
 
     def __init__(self, signed_in: SignIn, policy: RetryPolicy) -> None:
         super().__init__(lambda: self._signed_in.credentials, lambda: _refresh(self._signed_in, policy))
-        self._signed_in = signed_in
         self._search: asyncio.Future[SignIn] | None = None
         self._search_again_at = 0.0
+        self._use(signed_in)
 
-    @property
-    def name(self) -> str:
-        """The account, without secrets."""
-        return self._signed_in.name
-
-    @property
-    def has_api_key(self) -> bool:
-        """True if an API key is sent in place of a token."""
-        return self._signed_in.api_key is not None
-
-    @property
-    def is_missing(self) -> bool:
-        """True if the options name no credentials and none were found."""
-        return self._signed_in.is_missing
+    def _use(self, signed_in: SignIn) -> None:
+        self._signed_in = signed_in
+        self.name, self.remedy = signed_in.name, signed_in.remedy
+        self.is_missing = signed_in.is_missing
+        self.has_api_key = signed_in.api_key is not None  # which is sent in place of a token
 
     async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
         """Look for default credentials again; return whether there are any now.
@@ -100,14 +73,9 @@ class DriveAuth(TokenSource):
             self._search.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
         found = await asyncio.shield(self._search)
-        if self._signed_in.is_missing and not found.is_missing and await asyncio.to_thread(is_same):
-            self._signed_in = found
-        return not self._signed_in.is_missing
-
-    @property
-    def remedy(self) -> str:
-        """Advice for when its tokens are refused."""
-        return self._signed_in.remedy
+        if self.is_missing and not found.is_missing and await asyncio.to_thread(is_same):
+            self._use(found)
+        return not self.is_missing
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token, or of the API key; empty without one."""
@@ -216,82 +184,32 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     each other or name a missing file, and AccessDenied where the named credentials do not exist.
     """
     found = find(options)
-    made = _made(found)
-    if found.options.keys() & {"client_user_email", "use_service_account"} and not isinstance(
-        made.credentials, google_services.Credentials
-    ):
-        raise ValueError(
-            f"drive options client_user_email= and use_service_account=: {found.where} is not the key of a service account"
-        )
-    return made
+    if found.kind == DEFAULT:
+        return _default()
+    if found.kind == "credentials":
+        return _from_object(found.value)
+    if found.kind == "google_auth":
+        return _from_pydrive2(found.value)
+    held: Any = None
+    if found.kind == "service_account":
+        held = _service_account(found.value, found.acts_for)
+    elif found.kind == "user":
+        held = _user(found.value)
+    elif found.kind == "token":
+        held = google_users.Credentials(found.value)  # type: ignore[no-untyped-call]
+    api_key = found.value if found.kind == "api_key" else None
+    return SignIn(held, found.name, found.remedy, found.path, api_key)
 
 
-def _made(found: Found) -> SignIn:
-    match found.kind:
-        case "json":
-            return _from_json(found)
-        case "token":
-            held = google_users.Credentials(found.value)  # type: ignore[no-untyped-call]
-            return SignIn(held, "access token", "it has expired or was revoked: pass a new one")
-        case "api_key":
-            return SignIn(
-                None,
-                "an API key",
-                "an API key reads what is shared with 'Anyone with the link' and nothing else: sign in for the rest, or check "
-                "the key and that its project has enabled the Drive API",
-                api_key=str(found.value),
-            )
-        case "credentials":
-            return _from_object(found.value)
-        case "google_auth":
-            return _from_pydrive2(found.value)
-    return _ANONYMOUS if found.kind == ANONYMOUS else _default()
-
-
-def _from_json(found: Found) -> SignIn:
-    """Return the key of a service account, or the credentials of a user."""
-    info = found.value
-    if info.get("type") == "service_account":
-        return _service(info, found.options.get("client_user_email"))
-    if "installed" in info or "web" in info:
-        raise ValueError(
-            f"drive option {found.where}: this is an OAuth client (client_secrets.json), nobody's sign-in: pass its "
-            "client_id= and client_secret="
-        )
-    # google-auth and PyDrive2 save a user without a type.
-    if info.get("type", "authorized_user") != "authorized_user" or not info.keys() >= _OF_A_USER:
-        raise ValueError(
-            f"drive option {found.where}: this JSON (type {info.get('type')}) is no key of a service account, and no user's "
-            f"credentials with client_id, client_secret and refresh_token; {TOKEN_FORMS}; what else google-auth reads goes in "
-            "GOOGLE_APPLICATION_CREDENTIALS"
-        )
-    held, client = _user(info), info["client_id"]
-    if (account := found.options.get("account")) is not None:
-        remedy = f"sign in again with `cachedfs login drive --account {account}`"
-        return SignIn(held, f"account {account}", remedy, found.path)
-    if "access_token" not in info:
-        return SignIn(held, f"authorized user of client {client}", f"sign in again: {_HOW}")
-    name = f"saved OAuth credentials of client {client}"
-    named = {"client_json_file_path": found.where} if found.path else {}
-    remedy = how_to_sign_in({"client_id": client, **found.options, **named})
-    if found.path is None:
-        return SignIn(held, name, remedy)
-    return SignIn(held, f"{name} ({found.where})", f"remove {found.where} and {remedy}", found.path)
-
-
-def _service(info: Mapping[str, Any], user: str | None) -> SignIn:
+def _service_account(info: Mapping[str, Any], user: str | None) -> Any:
     try:
-        held = google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
+        return google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
             info, scopes=info.get("scopes") or [SCOPE], subject=user
         )
     except (ValueError, google.auth.exceptions.GoogleAuthError):  # its message may quote the key
         raise ValueError(
             "the key of the service account is damaged, incomplete or not JSON: download it again"
         ) from None
-    name = f"service account {info['client_email']}" + (f" for {user}" if user else "")
-    return SignIn(
-        held, name, "the key was deleted or may not do this: make a new key for the service account"
-    )
 
 
 def _user(info: Mapping[str, Any]) -> Any:
@@ -361,33 +279,33 @@ def _default() -> SignIn:
             None,
             "nobody",
             "Google Drive: no credentials found in GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default "
-            f"credentials and at the metadata server of this machine{why}: {_HOW}",
+            f"credentials and at the metadata server of this machine{why}: {HOW_TO_SIGN_IN}",
             is_missing=True,
         )
     name = f"application default credentials ({_name_of(credentials)})"
-    return SignIn(credentials, name, f"sign in again: {_HOW}")
+    return SignIn(credentials, name, f"sign in again: {HOW_TO_SIGN_IN}")
 
 
-def _from_object(credentials: Any) -> SignIn:
+def _from_object(live: Any) -> SignIn:
     """Return live credentials of google-auth or of oauth2client, which PyDrive2 makes."""
-    if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
-        return _ANONYMOUS
-    if not isinstance(credentials, google.auth.credentials.Credentials):
+    if isinstance(live, google.auth.credentials.AnonymousCredentials):
+        return sign_in({"token": ANONYMOUS})
+    if not isinstance(live, google.auth.credentials.Credentials):
         from oauth2client.client import OAuth2Credentials
         from oauth2client.service_account import ServiceAccountCredentials
 
-        if isinstance(credentials, ServiceAccountCredentials):
-            info = {"token_uri": credentials.token_uri, "scopes": credentials._scopes.split()}
-            subject = credentials._kwargs.get("sub")
-            credentials = _service({**credentials.serialization_data, **info}, subject).credentials
-        elif isinstance(credentials, OAuth2Credentials):
-            credentials = _user(json.loads(credentials.to_json()))
+        if isinstance(live, ServiceAccountCredentials):
+            info = {"token_uri": live.token_uri, "scopes": live._scopes.split()}
+            subject = live._kwargs.get("sub")
+            live = _service_account({**live.serialization_data, **info}, subject)
+        elif isinstance(live, OAuth2Credentials):
+            live = _user(json.loads(live.to_json()))
         else:
             raise ValueError(
                 "drive option credentials=: an object of google-auth or PyDrive2 is expected, not "
-                f"{type(credentials).__name__}"
+                f"{type(live).__name__}"
             )
-    held = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]
+    held = google.auth.credentials.with_scopes_if_required(live, [SCOPE])  # type: ignore[no-untyped-call]
     return SignIn(held, _name_of(held), "make new credentials")
 
 

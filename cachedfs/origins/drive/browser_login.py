@@ -24,16 +24,7 @@ from cachedfs.origins.origin_errors import error_of, without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 
-__all__ = [
-    "PASTED_URI",
-    "about",
-    "by_browser",
-    "by_pasting",
-    "checked_address",
-    "read_client",
-    "read_key",
-    "revoke",
-]
+__all__ = ["about", "by_browser", "by_pasting", "checked_address", "read_client", "read_key", "revoke"]
 
 API_PAGE = "https://console.cloud.google.com/apis/library/drive.googleapis.com"
 CLIENTS_PAGE = "https://console.cloud.google.com/auth/clients"

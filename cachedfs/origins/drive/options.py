@@ -18,16 +18,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.credentials import SIGN_IN
 
-__all__ = [
-    "DriveOptions",
-    "exported_as",
-    "kind_of",
-    "refers_to_objects",
-    "refuse_live",
-    "types_of",
-    "wanted",
-]
-
+__all__ = ["DriveOptions", "exported_as", "kind_of", "refers_to_objects", "refuse_live", "types_of", "wanted"]
 
 _APPS = "application/vnd.google-apps."
 _ALL = "*"
