@@ -104,7 +104,7 @@ class DriveAuth(TokenSource):
 def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
     held, path, before = signed_in.credentials, signed_in.path, signed_in.credentials.token
     if path is not None:
-        _load(path, held)
+        _load_token(path, held)
         if held.token != before:
             return  # another process was faster
     refresh_token = getattr(held, "refresh_token", None)
@@ -116,11 +116,11 @@ def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
             f"Google Drive: no token for {signed_in.name} ({message_of(error)}): {signed_in.remedy}"
         ) from None
     if path is not None:
-        _save(path, held, refresh_token)
+        _save_token(path, held, refresh_token)
 
 
 # A JSON file of PyDrive2 or of a saved account: other processes renew its token too
-def _load(path: str, held: Any) -> None:
+def _load_token(path: str, held: Any) -> None:
     """Give `held` the token in its file, if that is the same account's and lasts longer."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         saved = _user(read_json(path, path))
@@ -132,7 +132,7 @@ def _load(path: str, held: Any) -> None:
             held.token, held.expiry = saved.token, saved.expiry
 
 
-def _save(path: str, held: Any, refresh_token: str | None) -> None:
+def _save_token(path: str, held: Any, refresh_token: str | None) -> None:
     """Put the token of `held` into its file, unless that has another refresh token by now.
 
     If this fails, this process can still use it.
