@@ -19,13 +19,12 @@ from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
 from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.runtimes import runtime_for
 from cachedfs.origins.base import Origin
-from cachedfs.origins.registry import check_options, identity_of, is_whole, may_change
+from cachedfs.origins.registry import check_options, identity_lasts_s, identity_of, is_whole
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
 
 __all__ = ["ABSENCE_S", "Source", "is_fresh"]
 
 
-_LOOK_S = 1.0  # between looks for a sign-in, where there was none
 ABSENCE_S = 10.0
 """Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
 
@@ -72,7 +71,7 @@ class Source:
         known = self._identity
         if known is None or time.monotonic() >= self._look_again_at:
             found = identity_of(self.protocol, self.options, may_ask=not self.config.offline)
-            self._look_again_at = time.monotonic() + _LOOK_S if may_change(found) else math.inf
+            self._look_again_at = time.monotonic() + identity_lasts_s(found)
             if found != known:
                 self._identity, self._metadata, self._origin = found, None, None
             return found

@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import google.oauth2.credentials
 import pytest
+from pydrive2.auth import GoogleAuth
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import account_key
@@ -99,6 +100,21 @@ def test_credentials_that_show_nothing_are_asked_for_their_account(
     assert fs._source.identity.endswith("|user-alice")
     first, second = (of(credentials=Hidden(None), may_ask=False) for _ in range(2))
     assert first != second
+
+
+def test_a_late_sign_in_has_the_cache_of_its_account_at_once(
+    server: DriveServer, own_cache: Any, folder: str, root: str
+) -> None:
+    server.account("TOKEN-1", "alice")
+    server.put(f"{folder}/a", b"of alice")
+    gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
+    drive = {"google_auth": gauth, "endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive)
+    with pytest.raises(AccessDenied, match="it has no credentials"):
+        fs.cat_file(f"{root}/a")
+    gauth.credentials = google.oauth2.credentials.Credentials("TOKEN-1")
+    assert fs.cat_file(f"{root}/a") == b"of alice"
+    assert fs._source.origin(root).identity.endswith("|user-alice")
 
 
 async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
