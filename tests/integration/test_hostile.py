@@ -350,10 +350,10 @@ def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
     for name in ("one", "two"):
         origins[name] = FakeOrigin()
         theirs[name] = origins[name].put("My Drive/k", noise(3000, len(theirs)))
-    made = {
-        name: fsspec.filesystem("cachedfs", target_protocol="drive", drive={"token": {"client_email": name}})
-        for name in theirs
-    }
+    made = {}
+    for name in theirs:
+        drive = {"token": {"type": "service_account", "client_email": name}}
+        made[name] = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive)
     for _ in range(2):
         for name, fs in made.items():
             assert fs.cat_file("My Drive/k") == theirs[name]
