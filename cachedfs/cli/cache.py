@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,27 +10,21 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command, flag
-from cachedfs.cli.output import FAILED, busy, print_json, progress, say
+from cachedfs.cli.monitoring import cache_of
+from cachedfs.cli.output import busy, print_json, progress, say
 from cachedfs.cli.urls import Location, Urls, at_each, locate, url_argument
 from cachedfs.common.text import counted
-from cachedfs.config import Config
 from cachedfs.errors import CacheError, OriginUnavailable
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.common.types import Verified
 
-__all__ = ["cache_of", "evict", "pin", "unpin", "verify"]
+__all__ = ["evict", "pin", "unpin", "verify"]
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
 UrlsOrAll = Annotated[list[str] | None, url_argument("URL", "Objects, and folders with all below them.")]
-
-
-def cache_of(config: Config) -> BlockCache:
-    from cachedfs.fetch.runtimes import runtime_for
-
-    return runtime_for(config).cache
 
 
 def either(urls: list[str] | None, *, everything: bool) -> None:
@@ -58,58 +51,37 @@ def pin(common: CommonOptions, urls: Urls) -> None:
     objects that exist now are pinned. Pinned blocks count toward the size limit
     of the cache; blocks that do not fit beside them are not kept.
     """
-    done: list[Pinned] = []
-
-    def pin_one(location: Location) -> None:
-        with busy(f"listing {location.text}", is_quiet=common.as_json):
-            done.append(pinned(location))
-        if not common.as_json:
-            say(str(done[-1]))
-
-    is_ok = at_each(urls, common, pin_one)
+    done = at_each(urls, common, lambda location: pinned(location, common))
     if common.as_json:
-        print_json([dataclasses.asdict(each) for each in done])
-    may_pin = min((each.may_pin for each in done if each.may_pin is not None), default=None)
+        print_json(done)
+    may_pin = min((each["may_pin"] for each in done if each["may_pin"] is not None), default=None)
     of_all = size_of_pins(cache_of(common.config()))
     if may_pin is not None and of_all > may_pin:
         raise CacheError(
             f"pinned, but all that is pinned is {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: what does "
             "not fit is not kept; raise cache_size, lower keep_free, or unpin some"
         )
-    if not is_ok:
-        raise typer.Exit(FAILED)
 
 
-@dataclasses.dataclass
-class Pinned:
-    """Result of `pin` for one URL. Sizes are in bytes.
+def pinned(location: Location, common: CommonOptions) -> dict[str, Any]:
+    """Pin the objects matched by a URL or pattern; print and return their number and sizes.
 
-    `cached` is the size of the pinned blocks already in the cache. `may_pin` is the allowance of the cache,
-    None if unknown.
+    `cached` is the size of the pinned blocks in the cache. `may_pin` is the allowance of the cache, None if unknown.
+    Raises FileNotFoundError if there are no such objects.
     """
-
-    url: str
-    objects: int
-    bytes: int
-    cached: int
-    may_pin: int | None
-
-    def __str__(self) -> str:
-        return (
-            f"{self.url}: {counted(self.objects, 'object')} of {decimal(self.bytes)} pinned; "
-            f"{decimal(self.cached)} of them are here"
-            + ("" if self.cached >= self.bytes else ", prefetch fetches the rest")
-        )
-
-
-def pinned(location: Location) -> Pinned:
-    """Pin the objects matched by a URL or pattern. Raises FileNotFoundError if there are none."""
-    fs, sizes = location.fs, sizes_of(location)
-    paths = list(sizes)
-    for at in range(0, len(paths), AT_ONCE):
-        location.cache.pin(location.identity, *paths[at : at + AT_ONCE])
-    cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
-    return Pinned(location.text, len(paths), sum(sizes.values()), cached, fs.may_hold())
+    fs = location.fs
+    with busy(f"listing {location.text}", is_quiet=common.as_json):
+        sizes = sizes_of(location)
+        paths = list(sizes)
+        for at in range(0, len(paths), AT_ONCE):
+            location.cache.pin(location.identity, *paths[at : at + AT_ONCE])
+        cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
+    n, size = len(paths), sum(sizes.values())
+    if not common.as_json:
+        rest = "" if cached >= size else ", prefetch fetches the rest"
+        what = f"{counted(n, 'object')} of {decimal(size)} pinned"
+        say(f"{location.text}: {what}; {decimal(cached)} of them are here{rest}")
+    return {"url": location.text, "objects": n, "bytes": size, "cached": cached, "may_pin": fs.may_hold()}
 
 
 def sizes_of(location: Location) -> dict[str, int]:
@@ -240,25 +212,22 @@ def verify(common: CommonOptions, urls: Urls) -> None:
     Dropped blocks are fetched again when they are read. The exit status is 1 if
     anything was wrong.
     """
-    found: list[tuple[Location, list[Verified]]] = []
 
-    def verify_one(location: Location) -> None:
-        with progress(is_quiet=common.as_json) as callback:
-            results = (location.fs.verify(path, callback=callback) for path in location.paths())
-            found.append((location, [each for some in results for each in some]))
-
-    is_ok = at_each(urls, common, verify_one)
-    if common.as_json:
-        print_json([as_dict(location, each) for location, results in found for each in results])
-    else:
-        for location, results in found:
+    def verify_one(location: Location) -> list[dict[str, Any]]:
+        with progress(is_quiet=common.as_json) as bar:
+            results = [each for path in location.paths() for each in location.fs.verify(path, callback=bar)]
+        common.has_failed |= not all(each.ok for each in results)
+        if not common.as_json:
             for each in results:
                 if not each.ok:
                     dropped = counted(len(each.bad), "block")
                     say(f"{location.url(each.path)}: {dropped} dropped: {each.reason}")
             say(f"{location.text}: {summary(results)}")
-    if not (is_ok and all(each.ok for _, results in found for each in results)):
-        raise typer.Exit(FAILED)
+        return [as_dict(location, each) for each in results]
+
+    found = at_each(urls, common, verify_one)
+    if common.as_json:
+        print_json([each for results in found for each in results])
 
 
 def as_dict(location: Location, result: Verified) -> dict[str, Any]:
@@ -268,12 +237,10 @@ def as_dict(location: Location, result: Verified) -> dict[str, Any]:
 
 def summary(results: list[Verified]) -> str:
     """Return a summary of all results, in one line."""
-    objects, bad = (
-        sum(bool(each.blocks or each.bad) for each in results),
-        sum(len(each.bad) for each in results),
-    )
+    objects = sum(bool(each.blocks or each.bad) for each in results)
     if not objects:
         return "nothing is cached"
+    bad = sum(len(each.bad) for each in results)
     sound = counted(sum(each.blocks for each in results), "block")
     wrong = f", {bad:,} wrong and dropped" if bad else ""
     whole = sum(each.whole is True for each in results)

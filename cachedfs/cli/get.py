@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.arguments import CommonOptions, CopyCommand, argument, command, flag
+from cachedfs.cli.arguments import CommonOptions, command, flag
 from cachedfs.cli.output import failure, print_summary, progress, rate
-from cachedfs.cli.urls import OBJECT_ERRORS, Location, Urls, locate
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsAndTarget, locate, urls_and_target
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import counted
 
@@ -28,38 +28,30 @@ SLOT, SLOTS, WINDOW = 4 << 20, 128, 64 << 20
 NOT_A_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # the local disk refuses a name
 
 
-class GetCommand(CopyCommand):
-    """Command that copies links to Google Drive into the current directory if there is no TARGET."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        if is_drive_link(str(given.get("target")).removeprefix("cachedfs::")):
-            args = ["--recursive", *args, "."]
-        return super().parse_args(ctx, args)
-
-
 @command(
     "cachedfs get gs://my-bucket/train.jsonl .",
     "cachedfs get -r gs://my-bucket/data /tmp/data",
     "cachedfs get 'gs://my-bucket/data/*.parquet' /tmp/tables/",
     "cachedfs get 'https://drive.google.com/file/d/ID/view?usp=sharing'",
-    cls=GetCommand,
 )
 def get(
     common: CommonOptions,
-    urls: Urls,
-    target: Annotated[str, argument("TARGET", "A local file or directory; the latter for several URLs.")],
+    arguments: UrlsAndTarget,
     recursive: Annotated[bool, flag("-r", "--recursive", help="Copy folders too.")] = False,
 ) -> None:
     """Copy objects and folders to the local disk.
 
-    As with cp, a copy goes into the target if that is an existing directory.
-    Links to Google Drive need no target: they are copied under their own names
+    TARGET is a local file or directory; the latter for several URLs. As with
+    cp, a copy goes into it if it is an existing directory. Links to Google Drive need no target: they are copied under their own names
     into the current directory. A file appears only once it is complete. If one
     of several files cannot be read (a Google document has no bytes) or written
     under its name, it is reported, the others are copied, and the exit status
     is 1.
     """
+    if is_drive_link(arguments[-1].removeprefix("cachedfs::")):
+        urls, target, recursive = arguments, ".", True
+    else:
+        urls, target = urls_and_target(arguments)
     if "://" in target and not os.path.isdir(target):
         raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")
     if len(urls) > 1 and os.path.isfile(target):
@@ -186,27 +178,32 @@ def without_duplicates(copies: list[Copy]) -> list[Copy]:
     Raises FileExistsError if two objects have the same local file, or if one is the other's parent directory.
     """
     taken: dict[str, Copy] = {}
+    clashes = []
     for each in copies:
         other = taken.setdefault(each.local, each)
         is_same = (other.location.fs.fsid, other.path) == (each.location.fs.fsid, each.path)
         if not is_same and not (other.is_folder and each.is_folder):
-            raise clash(other, each)
+            clashes.append((other, each))
     for each in taken.values():
         above = taken.get(os.path.dirname(each.local))
         if above is not None and not above.is_folder:
-            raise clash(above, each)
+            clashes.append((above, each))
+    if clashes:
+        first, second = clashes[0]
+        raise FileExistsError(
+            f"{first.url} and {second.url} cannot both be copied: {first.local} can be one file only; "
+            "nothing was written, copy each to a directory of its own"
+        )
     return list(taken.values())
 
 
-def clash(first: Copy, second: Copy) -> FileExistsError:
-    return FileExistsError(
-        f"{first.url} and {second.url} cannot both be copied: {first.local} can be one file only; "
-        "nothing was written, copy each to a directory of its own"
-    )
-
-
 def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only: bool) -> None:
-    """Create folders and copy files. Errors of one of several files are recorded, others are raised."""
+    """Create folders and copy files concurrently, within the limit for memory.
+
+    Errors of one of several files are recorded. Other errors are raised; the first one cancels the other copies.
+    """
+    import asyncio  # imported here because the help of commands does not need it
+
     if not copies:
         return
     fs, started = copies[0].location.fs, time.perf_counter()
@@ -214,14 +211,15 @@ def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only
     files = [each for each in copies if not each.is_folder]
     is_only = is_only and len(files) == 1
 
-    async def copy_one(each: Copy) -> None:
+    async def copy_one(each: Copy, bar: Any) -> None:
         try:
             os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
             if not each.is_folder:
-                callback = callback_of_one(bar)
-                await each.location.fs._get_file(each.path, each.local, callback=callback)
+                part = bar.branched(each.path, each.local)
+                await each.location.fs._get_file(each.path, each.local, callback=part)
                 done.files += 1
-                done.bytes += callback.value
+                done.bytes += part.value
+                bar.files(done.files, len(files))
         except Exception as error:  # of any kind: errors of an object are recorded, others raised
             common.url = each.location.text
             if isinstance(error, OSError) and error.errno in NOT_A_NAME:
@@ -233,50 +231,30 @@ def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only
             done.failed.append(failure(each.url, error))
 
     with progress(total=sum(each.size or 0 for each in files), is_quiet=common.as_json) as bar:
-        run_in_slots(copies, copy_one)
+        try:
+            asyncio.run(run_in_slots(copies, lambda each: copy_one(each, bar)))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
     done.seconds = round(time.perf_counter() - started, 3)
     done.from_cache = max(0, done.bytes - (fs.stats().bytes_fetched - fetched))
 
 
-def run_in_slots(copies: list[Copy], copy_one: Callable[[Copy], Awaitable[None]]) -> None:
-    """Copy concurrently, within the limit for memory. The first error cancels the other copies."""
-    import asyncio  # imported here because the help of commands does not need it
+async def run_in_slots(copies: list[Copy], copy_one: Callable[[Copy], Awaitable[None]]) -> None:
+    """Copy each file in as many slots as it takes, up to SLOTS at a time."""
+    import asyncio
 
-    async def run_one(each: Copy, free: asyncio.Semaphore) -> None:
+    free = asyncio.Semaphore(SLOTS)
+
+    async def run_one(each: Copy, n: int) -> None:
         try:
             await copy_one(each)
         finally:
-            for _ in range(slots_of(each)):
+            for _ in range(n):
                 free.release()
 
-    async def run_all() -> None:
-        free = asyncio.Semaphore(SLOTS)
-        async with asyncio.TaskGroup() as group:
-            for each in copies:
-                for _ in range(slots_of(each)):
-                    await free.acquire()
-                group.create_task(run_one(each, free))
-
-    try:
-        asyncio.run(run_all())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-
-
-def slots_of(copy: Copy) -> int:
-    size = WINDOW if copy.size is None else min(WINDOW, copy.size)
-    return max(1, math.ceil(size / SLOT))
-
-
-def callback_of_one(bar: Any) -> Any:
-    """Return an fsspec callback for one file, which moves the bar of all files."""
-    from fsspec.callbacks import Callback
-
-    before = 0
-
-    def move(size: int | None, value: int) -> None:
-        nonlocal before
-        bar.relative_update(value - before)
-        before = value
-
-    return Callback(hooks={"bar": move})
+    async with asyncio.TaskGroup() as group:
+        for each in copies:
+            n = max(1, math.ceil(min(WINDOW, WINDOW if each.size is None else each.size) / SLOT))
+            for _ in range(n):
+                await free.acquire()
+            group.create_task(run_one(each, n))

@@ -12,7 +12,7 @@ import threading
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, TextIO
 
 import typer
@@ -39,11 +39,13 @@ __all__ = [
     "plain_table",
     "print_error",
     "print_json",
+    "print_result",
     "print_summary",
     "print_table",
     "print_traceback",
     "progress",
     "rate",
+    "rows_of",
     "say",
 ]
 
@@ -96,6 +98,14 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=datetime.datetime.isoformat))
 
 
+def print_result(value: Any, text: str, *, as_json: bool) -> None:
+    """Print a result as JSON on stdout, or as a line of text on stderr."""
+    if as_json:
+        print_json(value)
+    else:
+        say(text, err=True)
+
+
 def print_table(table: Table) -> None:
     """Print a table: fitted to a terminal, otherwise with one line per row, for grep."""
     if sys.stdout.isatty():
@@ -119,6 +129,17 @@ def plain_table(*columns: str) -> Table:
     return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
 
 
+def rows_of(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> Table:
+    """Return a table with the columns of `left` and the last one, a name, to the left, and the others to the right."""
+    table = plain_table(*heads)
+    for column in table.columns[:-1]:
+        column.no_wrap, column.justify = True, "left" if column.header in left else "right"
+    table.columns[-1].overflow = "fold"
+    for *cells, name in rows:
+        table.add_row(*cells, cell(name))
+    return table
+
+
 class Summary(Protocol):
     """Result of a command on several files: a dataclass with a `str` form; `failed` lists the errors."""
 
@@ -133,12 +154,10 @@ def failure(url: str, error: BaseException) -> dict[str, str]:
 
 def print_summary(done: Summary, *, as_json: bool) -> None:
     """Print a result as JSON on stdout or as text on stderr. Exits with FAILED if any file failed."""
-    if as_json:
-        print_json(dataclasses.asdict(done))
-    else:
+    if not as_json:
         for each in done.failed:
             say(f"cachedfs: {each['message']}", err=True)
-        say(str(done), err=True)
+    print_result(dataclasses.asdict(done), str(done), as_json=as_json)
     if done.failed:
         raise typer.Exit(FAILED)
 
@@ -148,20 +167,50 @@ def print_summary(done: Summary, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def progress(*, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
-    """Show a progress bar of bytes on a terminal; yield the fsspec callback that moves it."""
+    """Show a progress bar of bytes on a terminal; yield the fsspec callback that moves it.
+
+    The callback's `files(done, total)` shows a number of files beside it. When all bytes came, the spinner goes on and
+    the bar says so.
+    """
     from fsspec.callbacks import Callback
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich import progress as rich
+
+    class Spinner(rich.SpinnerColumn):
+        def render(self, task: Any) -> Any:  # rich stops it when all bytes came
+            return self.spinner.render(task.get_time())
+
+    class Bar(Callback):  # type: ignore[misc]  # fsspec has no types
+        def call(self, *args: Any, **kwargs: Any) -> None:
+            text = "finishing" if self.size and self.value >= self.size else ""
+            bar.update(task, total=self.size, completed=self.value, description=text)
+
+        def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Callback:
+            """Return the callback of one of the files, which moves this bar."""
+            moved = 0
+
+            def move(size: int | None, value: int) -> None:
+                nonlocal moved
+                self.relative_update(value - moved)
+                moved = value
+
+            return Callback(hooks={"bar": move})
+
+        def files(self, done: int, total: int | None) -> None:
+            of = "" if total is None else f"/{total:,}"
+            bar.update(task, files=f"{done:,}{of} files")
 
     console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns: list[Any] = [
+        Spinner(),
+        rich.BarColumn(20),
+        rich.DownloadColumn(),
+        rich.TextColumn("{task.fields[files]}"),
+    ]
+    columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn(), rich.TextColumn("{task.description}")]
     is_off = is_quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=is_off) as bar:
-        task = bar.add_task("", total=total)
-
-        def move(size: int | None, value: int) -> None:
-            bar.update(task, total=size, completed=value)
-
-        yield Callback(total, hooks={"bar": move})
+    with rich.Progress(*columns, console=console, transient=True, disable=is_off) as bar:
+        task = bar.add_task("", total=total, files="")
+        yield Bar(total)
 
 
 @contextlib.contextmanager

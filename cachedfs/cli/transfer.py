@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.arguments import CommonOptions, CopyCommand, command
-from cachedfs.cli.output import FAILED, failure, print_json, print_summary, progress, rate, say
-from cachedfs.cli.urls import Location, Urls, locate, url_argument
+from cachedfs.cli.arguments import CommonOptions, command
+from cachedfs.cli.output import failure, print_result, print_summary, progress, rate, say
+from cachedfs.cli.urls import Location, Urls, UrlsAndTarget, locate, url_argument, urls_and_target
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.common.types import Exported, Imported
     from cachedfs.prefetch.handle import Prefetch, Progress
 
 __all__ = ["export", "import_", "prefetch"]
@@ -120,10 +119,11 @@ class PrefetchCounts:
 def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
     """Show the progress of a prefetch until it ends; return False if it stops because the cache is full."""
     held_since = None
-    with progress(is_quiet=is_quiet) as callback:
+    with progress(is_quiet=is_quiet) as bar:
         while not (now := handle.progress).is_over:
-            callback.set_size(now.bytes_total)
-            callback.absolute_update(now.bytes_fetched + now.bytes_here)
+            bar.set_size(now.bytes_total)
+            bar.absolute_update(now.bytes_fetched + now.bytes_here)
+            bar.files(now.items, now.items_total)
             held_since = (held_since or time.monotonic()) if now.state == "held" else None
             if held_since is not None and time.monotonic() - held_since > HELD_S:
                 return False
@@ -141,13 +141,8 @@ def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
     "cachedfs export 'drive://My Drive/images' 'drive://My Drive/images.cache'",
     "cachedfs export gs://my-bucket/a gs://my-bucket/b gs://my-bucket/cache",
     "cachedfs export gs://my-bucket/data /mnt/disk/data.cache",
-    cls=CopyCommand,
 )
-def export(
-    common: CommonOptions,
-    urls: Urls,
-    target: Annotated[str, url_argument("TARGET", "The folder that the export is to be.")],
-) -> None:
+def export(common: CommonOptions, arguments: UrlsAndTarget) -> None:
     """Write what is cached of objects and folders as a few large objects, for import.
 
     Nothing is fetched; use prefetch for that. Run it again after an interrupt,
@@ -155,6 +150,7 @@ def export(
     TARGET is replaced once the new one is complete. All URLs must have the same
     origin.
     """
+    urls, target = urls_and_target(arguments)
     locations = [locate(text, common, offline=True) for text in urls]
     fs = locate(urls[0], common).fs
     if any(location.fs.fsid != fs.fsid for location in locations):
@@ -169,7 +165,14 @@ def export(
     with progress(is_quiet=common.as_json) as callback:
         done = fs.export_cache(paths, target, target_options, callback=callback)
     seconds = time.perf_counter() - started
-    print_result(done, text_of_export(done, seconds), seconds, common)
+    what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
+    sent = (
+        f"{decimal(done.sent)} sent{speed(done.sent, seconds)}"
+        if done.sent
+        else "all of it was there already"
+    )
+    text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
+    print_result({**done._asdict(), "seconds": round(seconds, 3)}, text, as_json=common.as_json)
 
 
 @command(
@@ -196,9 +199,12 @@ def import_(
         run = Import(reader, location.path, identity=None, callback=callback).run()
         done = reader.source.runtime.run(run)
     seconds = time.perf_counter() - started
-    print_result(done, text_of_import(done, seconds), seconds, common)
-    if not done.ok:
-        raise typer.Exit(FAILED)
+    fetched = f"{decimal(done.bytes)} fetched{speed(done.bytes, seconds)}"
+    text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here"
+    if done.left:
+        text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
+    print_result({**done._asdict(), "seconds": round(seconds, 3)}, text, as_json=common.as_json)
+    common.has_failed = not done.ok
 
 
 def cached_paths(location: Location) -> list[str]:
@@ -211,31 +217,6 @@ def cached_paths(location: Location) -> list[str]:
     if not found:
         raise CacheError(f"{location.text}: nothing that is cached has such a name: prefetch it first")
     return found
-
-
-def print_result(done: Exported | Imported, text: str, seconds: float, common: CommonOptions) -> None:
-    if common.as_json:
-        print_json({**done._asdict(), "seconds": round(seconds, 3)})
-    else:
-        say(text, err=True)
-
-
-def text_of_export(done: Exported, seconds: float) -> str:
-    what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
-    sent = (
-        f"{decimal(done.sent)} sent{speed(done.sent, seconds)}"
-        if done.sent
-        else "all of it was there already"
-    )
-    return f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
-
-
-def text_of_import(done: Imported, seconds: float) -> str:
-    fetched = f"{decimal(done.bytes)} fetched{speed(done.bytes, seconds)}"
-    text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here"
-    if done.left:
-        text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
-    return text
 
 
 def speed(size: int, seconds: float) -> str:

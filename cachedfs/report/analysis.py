@@ -77,26 +77,28 @@ class Analysis:
     """Result of `analyse`: what limited the run, the shares of its parts, and what to do.
 
     `limit`: a key of `RunFigures.times`, "start" (the wait for the first batch), or None if no part explains the waiting.
-    `shares`: the time of each part as a share of the run; they overlap. `sentence`: the verdict and the advice.
+    `shares`: the time of each part as a share of the run; they overlap. `verdict`: what limited it, as a sentence.
     """
 
     limit: str | None
     shares: dict[str, float]
-    sentence: str
+    verdict: str
     advice: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict and the advice."""
+        return f"{self.verdict} To do: {'; '.join(self.advice)}." if self.advice else self.verdict
 
 
 def analyse(run: RunFigures) -> Analysis:
     """Return what limited a run, and what to do about it."""
-    shares = {name: took_s / run.elapsed_s for name, took_s in run.times.items() if run.elapsed_s}
     if not run.elapsed_s:
-        advice = _settings(run)
-        return Analysis(None, shares, "Nothing was read yet.", tuple(advice))
+        return Analysis(None, {}, "Nothing was read yet.", tuple(_settings(run)))
+    shares = {name: took_s / run.elapsed_s for name, took_s in run.times.items()}
     limit = _limit(run)
-    advice = _advice(run, limit)
     evidence = "; ".join(filter(None, [_waited(run), _evidence(run, limit, shares)]))
-    to_do = f" To do: {'; '.join(advice)}." if advice else ""
-    return Analysis(limit, shares, f"{SUBJECTS[limit]}: {evidence}.{to_do}", tuple(advice))
+    return Analysis(limit, shares, f"{SUBJECTS[limit]}: {evidence}.", tuple(_advice(run, limit)))
 
 
 def _limit(run: RunFigures) -> str | None:
@@ -128,13 +130,15 @@ def _waited(run: RunFigures) -> str:
 
 def _evidence(run: RunFigures, limit: str | None, shares: Mapping[str, float]) -> str:
     share = per_cent(shares.get(limit or "", 0.0))
+    if limit == "link" and run.wait_s is None:
+        return f"{size(run.bytes_fetched)} at {size(run.bytes_per_s or 0.0)}/s"
     if limit == "link":
         rate = f"{size(run.bytes_fetched / run.elapsed_s)}/s of {size(run.bytes_per_s or 0.0)}/s"
         return f"{share} of the time bytes were on their way, at {rate}"
     if limit == "latency":
         at_once = f", {run.n_at_once} at a time" if run.n_at_once else ""
         asked = f"{counted(run.requests, 'request')} of {seconds(run.latency_s or 0.0)} each{at_once}"
-        return f"{share} of the time no answer had begun: {asked}"
+        return asked if run.wait_s is None else f"{share} of the time no answer had begun: {asked}"
     if limit == "quota":
         return f"it refused {run.refused:,} of {counted(run.requests, 'request')}"
     if limit == "other":

@@ -649,7 +649,7 @@ def test_a_target_that_cannot_be_is_wrong_usage(cloud, tmp_path, monkeypatch):
     url = cloud.url("one", "gs://")
     for command in ("get", "export"):
         assert "TARGET: it is missing" in run(command, url, status=2).stderr
-        assert "Missing argument 'URL'" in run(command, status=2).stderr
+        assert "Missing argument 'URL... TARGET'" in run(command, status=2).stderr
     # As with gsutil cp; a folder named gs: was made for it.
     assert "is a URL" in run("get", url, cloud.url("copy", "gs://"), status=2).stderr
     (tmp_path / "here").write_bytes(b"kept")
@@ -715,7 +715,7 @@ def test_get_bounds_files_and_memory(size, n):
         await asyncio.sleep(0)
         active.remove(each)
 
-    get.run_in_slots([get.Copy(None, str(i), "", size) for i in range(300)], copy_one)
+    asyncio.run(get.run_in_slots([get.Copy(None, str(i), "", size) for i in range(300)], copy_one))
     assert most <= n
 
 
@@ -1016,8 +1016,8 @@ def test_doctor_finds_all_well(cloud):
         "ok",
         "warn",
     }  # the disk under the tests may be slow
-    of_origin = ["access", "metadata", "first byte", "one request", "at once", "settings", "to set"]
-    assert list(checks)[-7:] == of_origin
+    of_origin = ["access", "metadata", "first byte", "one request", "at once", "settings", "limit", "to set"]
+    assert list(checks)[-8:] == of_origin
     assert str(cloud.cache_dir) in checks["cache directory"]["found"]
     assert re.search(r"\b8\.4 MB in \d+ ms", checks["one request"]["found"])
     assert "at a time" in checks["settings"]["found"]
@@ -1063,6 +1063,7 @@ def test_doctor_says_who_signs_in_at_drive_and_what_they_may_do(drive, tmp_path,
         "one request",
         "at once",
         "settings",
+        "limit",
         "to set",
     ]
     assert list(told)[at:] == of_drive
@@ -1406,6 +1407,7 @@ def test_the_commands_are_these():
 def test_every_command_has_help_with_an_example(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = run(command, "--help").stdout
+    assert "Exit status 0: success, 1: failure, 2: wrong usage, 130: Ctrl-C" in text
     assert re.search(rf"^ cachedfs {command}\b", text.partition("Examples")[2], re.MULTILINE)
     assert "…" not in text
     for line in text.partition("Examples")[2].splitlines():

@@ -1,13 +1,13 @@
 """Commands about the cache: statistics, pins, advice, and shell urls."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,8 +20,8 @@ import pytest
 
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
+from cachedfs.cli.doctor import n_to_fill
 from cachedfs.cli.monitoring import folders_of, text_of_use, texts_of
-from cachedfs.cli.origin_checks import Measured, advice, limits
 from cachedfs.common.types import Counted
 from cachedfs.sim import Fault
 from tests.cli.test_cli import in_terminal, interrupted, json_of, run, start
@@ -125,13 +125,20 @@ def test_stats_name_folders_with_their_age():
         CachedPath("b/c/d/x", 5, 2, None, None)
     ]
     big, small = folders_of(held)
-    assert (big.folder, big.objects, big.blocks, big.bytes) == ("b/a", 3, 3, 30)
-    assert (big.oldest.timestamp(), big.newest.timestamp()) == (100.0, 200.0)
-    assert (small.folder, small.objects, small.blocks, small.oldest) == ("b/c/d", 1, 2, None)
+    assert (big["oldest"].timestamp(), big["newest"].timestamp()) == (100.0, 200.0)
+    assert big | {"oldest": None, "newest": None} == {
+        "folder": "b/a",
+        "objects": 3,
+        "blocks": 3,
+        "bytes": 30,
+        "oldest": None,
+        "newest": None,
+    }
+    assert (small["folder"], small["blocks"], small["oldest"]) == ("b/c/d", 2, None)
     many = folders_of(CachedPath(f"b{i}/x", i + 1, 1, 1.0, 1.0) for i in range(20))
     assert len(many) == 8
-    assert (many[-1].folder, many[-1].objects) == ("13 others", 13)
-    assert sum(each.bytes for each in many) == 210
+    assert (many[-1]["folder"], many[-1]["objects"]) == ("13 others", 13)
+    assert sum(each["bytes"] for each in many) == 210
 
 
 def test_stats_name_what_is_here_by_folder(cloud):
@@ -283,40 +290,12 @@ def test_cat_into_a_file_shows_how_far_it_is_and_leaves_only_bytes(cloud, tmp_pa
         assert (tmp_path / "copy").read_bytes() == data
 
 
-# What doctor makes of what it measured.
-
-FAST = Measured(0.05, 16, one_per_s=50e6, all_per_s=150e6, n_at_once=8, n_files=1, size=10**6, may_hold=10**9)
+# doctor
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({}, []),
-        ({"concurrency": 2}, ["concurrency=3: fewer do not fill the link"]),
-        ({"all_per_s": 390e6, "concurrency": 8}, []),  # all eight as fast as one: what fills it was not seen
-        ({"size": 2 * 10**9, "could_hold": 10**10}, ['cache_size="3GB": then all of the object stays']),
-        (
-            {"n_files": 3, "size": 2 * 10**9, "could_hold": 10**9},
-            ["cache_dir= on a larger disk: the folder does not fit this one"],
-        ),
-        ({"is_drive": True, "is_immutable": True}, []),
-        (
-            {"n_files": 5000, "size": 5 * 10**7},
-            ["cachedfs pack: 5,000 files of 10.0 kB become tens of objects"],
-        ),
-        ({"n_files": 999, "size": 10**6}, []),
-    ],
-)
-def test_settings_follow_from_what_was_seen(changed, told):
-    assert advice(dataclasses.replace(FAST, **changed)) == told
-
-
-def test_bounds_name_link_latency_and_cache():
-    told = limits(dataclasses.replace(FAST, n_files=9, size=4 * 10**9))
-    assert told == (
-        "Small objects one by one: 20 a second; as a list by fs.cat, 16 in flight: up to 320 a second. The link gives 150.0 MB/s; "
-        "3 requests at a time fill it. Of 4.0 GB here the cache holds 25.0 %: that share of each further epoch is hits."
-    )
+@pytest.mark.parametrize(("all_per_s", "n"), [(150e6, 3), (50e6, 1), (320e6, 7), (390e6, None)])
+def test_what_fills_the_link_is_known_only_if_more_requests_are_no_faster(all_per_s, n):
+    assert n_to_fill(50e6, all_per_s, 8) == n
 
 
 def test_a_full_cache_that_gives_up_what_comes_is_named():
@@ -335,6 +314,9 @@ def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
     checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("d", "gs://"))}
     assert re.match(r"8 requests, .* in \d+ ms: ", checks["at once"])
     assert "Of 22.0 MB here the cache holds 100.0 %" in checks["settings"]
+    assert re.match(
+        r"(The link|Waiting for answers) limits: reading all of it takes at least ", checks["limit"]
+    )
     assert checks["use"] == "no block was read yet"
     tight = {
         check["name"]: check["found"]
@@ -422,7 +404,10 @@ def test_completion_looks_into_the_cache_that_the_line_names(cloud, tmp_path):
 def test_what_bash_splits_is_joined_again(line, at, words, begun):
     if "20" in words:
         words, begun = ["cachedfs", "ls", "-o", "a=b", "20"], "gs://b/year="
-    assert urls.joined(urls.split(line), at) == (words, begun)
+    environ = {"_CACHEDFS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(at)}
+    urls.rejoin(environ)
+    assert (shlex.split(environ["COMP_WORDS"]), environ["COMP_CWORD"]) == (words, str(len(words) - 1))
+    assert environ["_CACHEDFS_BEGUN"] == begun
 
 
 def test_only_lines_of_bash_are_joined():

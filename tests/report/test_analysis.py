@@ -120,7 +120,15 @@ def test_the_advice_fits_the_limit(figures, advice):
 # Before a run: what doctor measured.
 
 FORECAST = RunFigures(
-    elapsed_s=0.2, times={"link": 0.2}, n_at_once=16, n_to_fill=3, n_files=1, size=10**6, held=1.0
+    elapsed_s=0.2,
+    times={"link": 0.2},
+    bytes_fetched=10**6,
+    bytes_per_s=5e6,
+    n_at_once=16,
+    n_to_fill=3,
+    n_files=1,
+    size=10**6,
+    held=1.0,
 )
 
 
@@ -153,4 +161,4 @@ FORECAST = RunFigures(
 def test_settings_follow_from_what_was_measured(changed, advice):
     found = analyse(dataclasses.replace(FORECAST, **changed))
     assert list(found.advice) == advice
-    assert found.sentence.startswith("The link limits: reading all of it takes at least 200 ms;")
+    assert found.verdict == "The link limits: reading all of it takes at least 200 ms; 1 MB at 5 MB/s."
