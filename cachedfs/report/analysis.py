@@ -167,8 +167,8 @@ def _advice(run: RunFigures, limit: str | None) -> list[str]:
     if limit == "link":
         return _cache_advice(run, has_loader=has_loader)
     if limit in ("latency", "quota"):
-        more = [] if limit == "quota" else ["raise concurrency"]
-        return ["cachedfs pack: fewer and larger objects", *([] if has_loader else ["prefetch"]), *more]
+        sooner = "raise concurrency" if has_loader else "prefetch, or read many objects at once (fs.cat)"
+        return ["cachedfs pack: fewer and larger objects", *([sooner] if limit == "latency" else [])]
     if limit == "decode":
         return ["raise n_threads if cores are free, else use a lighter codec or transform"]
     if limit == "load":

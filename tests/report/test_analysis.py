@@ -87,7 +87,7 @@ MANY = {"times": {"latency": 9.6}, "requests": 770, "latency_s": 0.4, "n_at_once
             {"times": {"other": 8.0}, "requests": 300, "refused": 12},
             (
                 "The origin's quota limits: the program waited 8.00 s of 10.0 s (80.0 %) for data; it refused 12 of 300 "
-                "requests. To do: cachedfs pack: fewer and larger objects; prefetch."
+                "requests. To do: cachedfs pack: fewer and larger objects."
             ),
         ),
         (
@@ -106,6 +106,7 @@ def test_the_sentence_has_the_numbers_and_the_advice(figures, sentence):
     [
         ({**LINK, "held": 1.0}, "nothing: the cache holds all of it"),
         ({**LINK, "can_store": False}, "let the cache store what comes"),
+        (MANY, "read many objects at once (fs.cat)"),
         (LINK, "prefetch before it is needed"),
         ({"times": {"decode": 9.5}, "n_threads": 2}, "raise n_threads if cores are free, else use a lighter"),
         ({"times": {"load": 9.5}, "n_threads": 2}, "else use a dataset of cachedfs.datasets"),
