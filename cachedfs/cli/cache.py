@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,12 +28,32 @@ AT_ONCE = 1000  # pins per transaction, so that other processes can write in bet
 UrlsOrAll = Annotated[list[str] | None, url_argument("URL", "Objects, and folders with all below them.")]
 
 
+def print_each(
+    common: CommonOptions,
+    urls: list[str] | None,
+    name: str,
+    do: Callable[..., int],
+    text: Callable[[int], str],
+) -> None:
+    """Print the number that `do` returns for each URL, or for everything without URLs; asks no origin.
+
+    With --json, `name` is the sum of all.
+    """
+    with busy("looking at the cache", is_quiet=common.as_json):
+        locations = {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
+        of = {url: do(location, common) for url, location in locations.items()}
+    if common.as_json:
+        print_json({name: sum(of.values()), "of": of})
+        return
+    for url, n in of.items():
+        say(f"{url}: {text(n)}")
+
+
 def either(urls: list[str] | None, *, everything: bool) -> None:
     """Raise BadParameter unless exactly one of URLs and `--all` is given."""
-    if everything and urls:
-        raise typer.BadParameter("give URLs, or --all, and not both", param_hint="--all")
-    if not everything and not urls:
-        raise typer.BadParameter("give URLs, or --all", param_hint="URL")
+    if everything == bool(urls):
+        more, name = (", and not both", "--all") if everything else ("", "URL")
+        raise typer.BadParameter(f"give URLs, or --all{more}", param_hint=name)
 
 
 # pin and unpin
@@ -118,20 +139,13 @@ def unpin(
     evicted.
     """
     either(urls, everything=everything)
-    if everything:
-        done = {"all": unpinned(cache_of(common.config()), None)}
-    else:
-        locations = [locate(text, common, offline=True) for text in urls or ()]
-        done = {location.text: unpinned(location.cache, location) for location in locations}
-    if common.as_json:
-        print_json({"unpinned": sum(done.values()), "of": done})
-        return
-    for text, n in done.items():
-        say(f"{text}: {counted(n, 'object')} unpinned" if n else f"{text}: nothing was pinned")
+    text = "nothing was pinned", "{} unpinned"
+    print_each(common, urls, "unpinned", unpinned, lambda n: text[n > 0].format(counted(n, "object")))
 
 
-def unpinned(cache: BlockCache, location: Location | None) -> int:
+def unpinned(location: Location | None, common: CommonOptions) -> int:
     """Remove the pins that match `location`, or all pins; return how many were removed."""
+    cache = cache_of(common.config()) if location is None else location.cache
     pins: dict[str, list[str]] = {}
     for identity, path in cache.pins():
         if location is None or (identity == location.identity and location.named(path) is not None):
@@ -167,23 +181,14 @@ def evict(
                 "there is no terminal to ask for confirmation: add --yes", param_hint="--all"
             )
         typer.confirm("Drop the whole cache?", abort=True, err=True)
-    with busy("dropping blocks", is_quiet=common.as_json):
-        if everything:
-            freed = {"all": cache_of(common.config()).evict(None)}
-        else:
-            freed = {text: evicted(locate(text, common, offline=True)) for text in urls or ()}
-    if common.as_json:
-        print_json({"freed": sum(freed.values()), "of": freed})
-        return
-    for text, size in freed.items():
-        say(f"{text}: {decimal(size) + ' freed' if size else 'nothing was cached'}")
+    text = "nothing was cached", "{} freed"
+    print_each(common, urls, "freed", evicted, lambda n: text[n > 0].format(decimal(n)))
 
 
-def evicted(location: Location) -> int:
-    """Drop cached blocks below a path or pattern; return the bytes freed.
-
-    REQUIRES: the filesystem is offline.
-    """
+def evicted(location: Location | None, common: CommonOptions) -> int:
+    """Drop cached blocks below a path or pattern, or all; return the bytes freed."""
+    if location is None:
+        return cache_of(common.config()).evict(None)
     fs, path = location.fs, location.path
     if not location.is_pattern:
         return fs.evict(path if path.strip("/") else None)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.filesize import decimal
@@ -72,8 +72,7 @@ def get(
     print_summary(done, as_json=common.as_json)
 
 
-@dataclasses.dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """An object or folder and its local destination."""
 
     location: Location
@@ -130,21 +129,21 @@ def copies_of(
         if info["type"] == "directory":
             below = location.fs.find(path, withdirs=True, detail=True).values()
             named += [(each, f"{top}/{rest}") for each in below if (rest := str(each["name"])[len(path) :])]
-    copies = []
+    copies, folder = [], os.path.abspath(os.path.expanduser(target))
     for info, name in named:
-        url = location.url(info["name"])
-        try:
-            local = local_path(target, name, url)
-        except ValueError as error:
+        parts, is_folder = PurePosixPath(name.lstrip("/")).parts, info["type"] == "directory"
+        each = Copy(location, str(info["name"]), os.path.join(folder, *parts), info["size"], is_folder)
+        if ".." in parts or "\0" in name:
+            why = "contains a NUL character" if "\0" in name else f"leads out of {folder}"
+            error = no_local_name(each.url, f"its name {why}")
             if len(named) == 1:
-                raise
-            done.failed.append(failure(url, error))
-            continue
-        each = Copy(location, str(info["name"]), local, info["size"], info["type"] == "directory")
-        if os.path.isdir(local) != each.is_folder and os.path.lexists(local):
-            kind = "is no directory" if each.is_folder else "is a directory"
-            raise FileExistsError(f"{url} cannot replace {local}, which {kind}")
-        copies.append(each)
+                raise error
+            done.failed.append(failure(each.url, error))
+        elif os.path.isdir(each.local) != is_folder and os.path.lexists(each.local):
+            kind = "is no directory" if is_folder else "is a directory"
+            raise FileExistsError(f"{each.url} cannot replace {each.local}, which {kind}")
+        else:
+            copies.append(each)
     return copies
 
 
@@ -158,16 +157,6 @@ def name_of(info: dict[str, Any], location: Location) -> str:
     return path.rpartition("/")[2]
 
 
-def local_path(target: str, name: str, url: str) -> str:
-    """Return the path of `name` below the target. Raises ValueError if a local file cannot have this name."""
-    folder, parts = os.path.abspath(os.path.expanduser(target)), PurePosixPath(name.lstrip("/")).parts
-    if ".." in parts:
-        raise no_local_name(url, f"its name leads out of {folder}")
-    if "\0" in name:
-        raise no_local_name(url, "its name contains a NUL character")
-    return os.path.join(folder, *parts)
-
-
 def no_local_name(url: str, why: str | None) -> ValueError:
     return ValueError(f"{url} cannot be a local file: {why}; read it with cat")
 
@@ -178,7 +167,7 @@ def without_duplicates(copies: list[Copy]) -> list[Copy]:
     Raises FileExistsError if two objects have the same local file, or if one is the other's parent directory.
     """
     taken: dict[str, Copy] = {}
-    clashes = []
+    clashes: list[tuple[Copy, Copy]] = []
     for each in copies:
         other = taken.setdefault(each.local, each)
         is_same = (other.location.fs.fsid, other.path) == (each.location.fs.fsid, each.path)

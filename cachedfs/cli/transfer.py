@@ -108,12 +108,11 @@ class PrefetchCounts:
         self.failed.append(failure(url, CacheError(why)))
 
     def __str__(self) -> str:
-        files = counted(self.files, "file")
         failed = f"; {self.errors:,} not fetched" if self.errors else ""
-        here = f"{decimal(self.here)} were here already"
-        if not self.fetched:
-            return f"{files}, {here}{failed}"
-        return f"{files}, {decimal(self.fetched)} fetched{speed(self.fetched, self.seconds)}; {here}{failed}"
+        fetched = (
+            f"{decimal(self.fetched)} fetched{speed(self.fetched, self.seconds)}; " if self.fetched else ""
+        )
+        return f"{counted(self.files, 'file')}, {fetched}{decimal(self.here)} were here already{failed}"
 
 
 def wait(handle: Prefetch, *, is_quiet: bool) -> bool:

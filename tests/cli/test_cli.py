@@ -27,7 +27,7 @@ import typer
 from typer.testing import CliRunner
 
 from cachedfs import log_events
-from cachedfs.cli import get, main, output, reading, sim, urls
+from cachedfs.cli import get, main, output, reading, urls
 from cachedfs.cli.app import app, handling_errors
 from cachedfs.cli.arguments import CommonOptions
 from cachedfs.cli.pack import naming
@@ -955,7 +955,7 @@ def test_sim_runs_until_it_is_told_to_end(cloud, monkeypatch):
     assert out == b""
     told = err.decode()
     assert f"export FSSPEC_GS_ENDPOINT_URL={address}\n" in told
-    assert "cachedfs ls -l gs://my-bucket" in told
+    assert "cachedfs ls -l gs://\n" in told
     assert "Traceback" not in told
 
 
@@ -974,13 +974,6 @@ def test_sim_of_a_drive(cloud, tmp_path, monkeypatch):
     assert process.returncode == 0
 
 
-def test_sim_of_a_folder_names_its_bucket(tmp_path):
-    (tmp_path / "photos").mkdir()
-    assert sim.bucket_of(["gcs", "--folder", str(tmp_path)]) == "photos"
-    assert sim.bucket_of(["gcs", "--folder", str(tmp_path / "photos")]) == "BUCKET"
-    assert sim.bucket_of(["gcs", "--bucket", "mine"]) == "mine"
-
-
 def test_sim_on_a_port_that_is_taken(cloud):
     port = cloud.server.endpoint_url.rpartition(":")[2]
     result = run("sim", "gcs", "--port", port, status=1)
@@ -988,13 +981,10 @@ def test_sim_on_a_port_that_is_taken(cloud):
     assert "export" not in result.stderr
 
 
-def test_sim_serves_a_folder_that_is_there_and_names_a_bucket_of_it(tmp_path, monkeypatch):
+def test_sim_serves_a_folder_that_is_there(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert "there is no folder" in run("sim", "gcs", "--folder", str(tmp_path / "typo"), status=2).stderr
     assert not (tmp_path / "typo").exists()
-    for name in (".sim", "data"):  # the first is what the cloud itself keeps there
-        (tmp_path / name).mkdir()
-    assert sim.bucket_of(["gcs", "--folder", str(tmp_path)]) == "data"
 
 
 def test_demo_is_the_demo(monkeypatch):
