@@ -114,6 +114,7 @@ def add(command: Command) -> None:
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     app.command(
         command.name,
+        cls=command.cls,
         epilog=examples(*command.examples),
         context_settings=command.context_settings,
     )(run)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 
-__all__ = ["Command", "CommonOptions", "argument", "command", "flag", "option"]
+__all__ = ["Command", "CommonOptions", "CopyCommand", "argument", "command", "flag", "option"]
 
 COMMON = ("as_json", "debug", "cache_dir", "options")
 
@@ -96,6 +97,7 @@ class Command:
     name: str
     examples: Sequence[str]
     common: Sequence[str]
+    cls: type[TyperCommand] | None
     context_settings: dict[str, Any]
 
 
@@ -103,6 +105,7 @@ def command(
     *examples: str,
     name: str | None = None,
     common: Sequence[str] = COMMON,
+    cls: type[TyperCommand] | None = None,
     **context_settings: Any,
 ) -> Callable[[Callable[..., None]], Command]:
     """Declare a function as a command, with these usage examples, under its own name or `name`.
@@ -112,6 +115,23 @@ def command(
     """
 
     def declare(function: Callable[..., None]) -> Command:
-        return Command(function, name or function.__name__, examples, common, context_settings)
+        return Command(function, name or function.__name__, examples, common, cls, context_settings)
 
     return declare
+
+
+class CopyCommand(TyperCommand):
+    """Command with URLs and a TARGET, which gives a correct error if TARGET is missing.
+
+    With a single argument, typer assigns it to TARGET and reports the URL as missing.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_one = any(not each.startswith("-") for each in args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            # MissingParameter; older versions of typer take it from click.
+            if not is_one or type(error) is typer.BadParameter or getattr(error.param, "name", "") != "urls":
+                raise
+            raise typer.BadParameter("it is missing, after the URL", ctx=ctx, param_hint="TARGET") from None

@@ -210,7 +210,7 @@ def evicted(location: Location | None, common: CommonOptions) -> int:
     "cachedfs verify --json -o offline=true gs://my-bucket/data",
 )
 def verify(common: CommonOptions, urls: Urls) -> None:
-    """Check what is cached of objects and folders, and drop what is wrong.
+    """Check cached objects and folders, and drop what is wrong.
 
     Every cached byte is read from the disk and compared with its checksum.
     Completely cached objects are also compared with the checksum of the origin.

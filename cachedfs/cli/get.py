@@ -14,9 +14,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.arguments import CommonOptions, command, flag
+from cachedfs.cli.arguments import CommonOptions, CopyCommand, argument, command, flag
 from cachedfs.cli.output import failure, print_summary, progress, rate
-from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsAndTarget, locate, urls_and_target
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, Urls, locate
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import counted
 
@@ -28,30 +28,38 @@ SLOT, SLOTS, WINDOW = 4 << 20, 128, 64 << 20
 NOT_A_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # the local disk refuses a name
 
 
+class GetCommand(CopyCommand):
+    """Command that copies links to Google Drive into the current directory if there is no TARGET."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        if is_drive_link(str(given.get("target")).removeprefix("cachedfs::")):
+            args = ["--recursive", *args, "."]
+        return super().parse_args(ctx, args)
+
+
 @command(
     "cachedfs get gs://my-bucket/train.jsonl .",
     "cachedfs get -r gs://my-bucket/data /tmp/data",
     "cachedfs get 'gs://my-bucket/data/*.parquet' /tmp/tables/",
     "cachedfs get 'https://drive.google.com/file/d/ID/view?usp=sharing'",
+    cls=GetCommand,
 )
 def get(
     common: CommonOptions,
-    arguments: UrlsAndTarget,
+    urls: Urls,
+    target: Annotated[str, argument("TARGET", "A local file or directory; the latter for several URLs.")],
     recursive: Annotated[bool, flag("-r", "--recursive", help="Copy folders too.")] = False,
 ) -> None:
     """Copy objects and folders to the local disk.
 
-    TARGET is a local file or directory; the latter for several URLs. As with
-    cp, a copy goes into it if it is an existing directory. Links to Google Drive need no target: they are copied under their own names
+    As with cp, a copy goes into the target if that is an existing directory.
+    Links to Google Drive need no target: they are copied under their own names
     into the current directory. A file appears only once it is complete. If one
     of several files cannot be read (a Google document has no bytes) or written
     under its name, it is reported, the others are copied, and the exit status
     is 1.
     """
-    if is_drive_link(arguments[-1].removeprefix("cachedfs::")):
-        urls, target, recursive = arguments, ".", True
-    else:
-        urls, target = urls_and_target(arguments)
     if "://" in target and not os.path.isdir(target):
         raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")
     if len(urls) > 1 and os.path.isfile(target):

@@ -65,7 +65,7 @@ def stats(
         float, option(metavar="SECONDS", default=True, help="With --watch: how long between two looks.")
     ] = 1.0,
 ) -> None:
-    """Show what the cache holds, of which folders, what it saved, and how much it may hold.
+    """Show what the cache holds and what it saved.
 
     Hits, misses and requests are totals of all processes that use this cache
     directory. With --watch they are counted per interval; with --json, or

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.arguments import CommonOptions, command
+from cachedfs.cli.arguments import CommonOptions, CopyCommand, command
 from cachedfs.cli.output import failure, print_result, print_summary, progress, rate, say
-from cachedfs.cli.urls import Location, Urls, UrlsAndTarget, locate, url_argument, urls_and_target
+from cachedfs.cli.urls import Location, Urls, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
@@ -35,12 +35,12 @@ HELD_S = 1.0  # seconds: if a prefetch waits for a reader longer than this, the 
     "cachedfs prefetch --json 'drive://My Drive/images'",
 )
 def prefetch(common: CommonOptions, urls: Urls) -> None:
-    """Fetch objects and folders into the cache, so that later reads need no request.
+    """Fetch objects and folders into the cache.
 
-    Cached objects are not fetched again: after an interrupt, run it again to
-    continue. It stops when the cache is full of blocks of this origin that have
-    not been read yet. Objects that cannot be fetched are reported, the rest is
-    fetched, and the exit status is 1.
+    Later reads then need no request for data. Cached objects are not fetched
+    again: after an interrupt, run it again to continue. It stops when the cache
+    is full of blocks of this origin that have not been read yet. Objects that
+    cannot be fetched are reported, the rest is fetched, and the exit status is 1.
     """
     done = PrefetchCounts()
     # One prefetch per origin: blocks of a finished one are not protected from the next one.
@@ -140,16 +140,20 @@ def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
     "cachedfs export 'drive://My Drive/images' 'drive://My Drive/images.cache'",
     "cachedfs export gs://my-bucket/a gs://my-bucket/b gs://my-bucket/cache",
     "cachedfs export gs://my-bucket/data /mnt/disk/data.cache",
+    cls=CopyCommand,
 )
-def export(common: CommonOptions, arguments: UrlsAndTarget) -> None:
-    """Write what is cached of objects and folders as a few large objects, for import.
+def export(
+    common: CommonOptions,
+    urls: Urls,
+    target: Annotated[str, url_argument("TARGET", "The folder that the export is to be.")],
+) -> None:
+    """Write what is cached as a few large objects, for import.
 
     Nothing is fetched; use prefetch for that. Run it again after an interrupt,
     or when more is cached: it sends only what is missing. The previous export in
     TARGET is replaced once the new one is complete. All URLs must have the same
     origin.
     """
-    urls, target = urls_and_target(arguments)
     locations = [locate(text, common, offline=True) for text in urls]
     fs = locate(urls[0], common).fs
     if any(location.fs.fsid != fs.fsid for location in locations):

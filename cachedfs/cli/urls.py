@@ -27,14 +27,12 @@ __all__ = [
     "OBJECT_ERRORS",
     "Location",
     "Urls",
-    "UrlsAndTarget",
     "at_each",
     "cached_url",
     "is_at_colab",
     "locate",
     "rejoin",
     "url_argument",
-    "urls_and_target",
 ]
 
 
@@ -290,11 +288,3 @@ def url_argument(metavar: str, help: str) -> Any:
 
 
 Urls = Annotated[list[str], url_argument("URL", "What to read.")]
-UrlsAndTarget = Annotated[list[str], url_argument("URL... TARGET", "What to copy, and where to.")]
-
-
-def urls_and_target(arguments: list[str]) -> tuple[list[str], str]:
-    """Return the URLs and the TARGET after them. Raises BadParameter without a TARGET."""
-    if len(arguments) < 2:
-        raise typer.BadParameter("it is missing, after the URL", param_hint="TARGET")
-    return arguments[:-1], arguments[-1]

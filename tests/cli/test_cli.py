@@ -649,7 +649,7 @@ def test_a_target_that_cannot_be_is_wrong_usage(cloud, tmp_path, monkeypatch):
     url = cloud.url("one", "gs://")
     for command in ("get", "export"):
         assert "TARGET: it is missing" in run(command, url, status=2).stderr
-        assert "Missing argument 'URL... TARGET'" in run(command, status=2).stderr
+        assert "Missing argument 'URL'" in run(command, status=2).stderr
     # As with gsutil cp; a folder named gs: was made for it.
     assert "is a URL" in run("get", url, cloud.url("copy", "gs://"), status=2).stderr
     (tmp_path / "here").write_bytes(b"kept")
@@ -1378,6 +1378,13 @@ def test_a_cloud_that_cannot_be_is_not_announced(line):
 
 
 # Help and page.
+
+
+def test_the_help_has_one_line_for_each_command(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(re.findall(r"^│ ", run("--help").stdout.partition("Commands")[2], re.MULTILINE)) == len(
+        COMMANDS
+    )
 
 
 def test_the_help_and_the_page_have_the_commands_in_one_order():
