@@ -288,6 +288,16 @@ def test_get_copies_objects_and_folders(cloud, tmp_path):
     } == files
 
 
+def test_get_in_a_terminal_shows_bytes_and_files_to_the_end(cloud, tmp_path):
+    for name in "ab":
+        cloud.put(f"d/{name}", noise(MiB))
+    seen = in_terminal(
+        "get", "-r", cloud.url("d", "gs://"), str(tmp_path / "to"), TERM="xterm", COLUMNS="100"
+    )
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert re.search(r" 2\.1/2\.1 MB +2/2 files .* finishing", plain)
+
+
 def test_get_says_what_came_from_the_cache(cloud, tmp_path):
     cloud.put("key", noise(2 * MiB))
     first = json_of("get", cloud.url("key", "gs://"), str(tmp_path / "one"))
@@ -544,26 +554,6 @@ def test_export_wants_one_origin(cloud, tmp_path):
     )
 
 
-@pytest.mark.parametrize("verb", ["export", "import"])
-def test_an_export_or_import_resumes_after_an_interrupt(cloud, verb, tmp_path):
-    for i in range(3):
-        cloud.put(f"d/{i}", noise(200_000, i))
-    run("prefetch", cloud.url("d", "gs://"))
-    target = cloud.url("carry", "gs://")
-    arguments = ("export", cloud.url("d", "gs://"), target)
-    other = ()
-    if verb == "import":
-        run(*arguments)
-        arguments, other = ("import", target), ("--cache-dir", str(tmp_path / "other"))
-    forget()
-    kind = "upload" if verb == "export" else "media"
-    cloud.server.reset()
-    cloud.server.fail(Fault(kind=kind, nth=2, times=None, stall_s=3600))
-    assert interrupted(lambda: cloud.server.count(kind=kind) >= 2, *arguments, *other) == ""
-    cloud.server.heal()
-    assert json_of(*arguments, *other)["blocks"] == 3
-
-
 def test_get_copies_the_others_where_one_url_names_nothing(cloud, tmp_path):
     for name in ("a", "c"):
         cloud.put(name, noise(1000))
@@ -747,21 +737,6 @@ def test_stats_say_how_much_may_be_held(cloud):
     )
     assert 0 <= auto["may_hold"] <= auto["disk_size"] // 2
     assert 60 * MiB < bound["may_hold"] <= 64 * MiB, "what the index takes is in the bound"
-
-
-def test_stats_of_a_cache_that_cannot_store(tmp_path):
-    (tmp_path / "file").touch()
-    found = json_of("stats", "--cache-dir", str(tmp_path / "file"))
-    assert (found["directory"], found["may_hold"], found["blocks"]) == (None, None, 0)
-    assert found["cannot_store"]
-
-
-def test_stats_name_pins(cloud):
-    import fsspec
-
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    fs.pin(cloud.path("key"))
-    assert json_of("stats")["pins"] == [cloud.path("key")]
 
 
 def test_evict_drops_objects_and_asks_nobody(cloud):
