@@ -102,8 +102,6 @@ def add(command: Command) -> None:
         options = ctx.obj.then(CommonOptions(**{name: values.pop(name) for name in command.common}))
         with handling_errors(options):
             command.function(options, **values)
-            if options.has_failed:
-                raise typer.Exit(FAILED)
 
     # Typer reads the parameters of a command from its signature and annotations.
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -130,6 +128,8 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
             if runtimes := sys.modules.get("cachedfs.fetch.runtimes"):
                 with busy("writing to the cache", is_quiet=options.as_json):
                     runtimes.settle()  # while its warnings still go through our handler
+        if options.has_failed:
+            raise typer.Exit(FAILED)
     except (typer.Exit, typer.BadParameter):
         raise
     except typer.Abort as answer:

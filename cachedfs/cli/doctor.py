@@ -332,61 +332,62 @@ def speed_checks(
         whole_s = timed(lambda: read(size))
     yield Check("first byte", "ok", f"{milliseconds(first_s)} (median of 3)")
     yield Check("one request", "ok", f"{decimal(size)} in {milliseconds(whole_s)}: {rate(size, whole_s)}")
-    at_once = f"as a list by fs.cat, {n} in flight: up to {n / first_s:,.0f} a second."
-    texts = [f"Small objects one by one: {1 / first_s:,.0f} a second; {at_once}"]
-    all_per_s = to_fill = None
+    one_per_s = all_per_s = None
     if size >= LEAST:
-        n_tried = min(n, AT_ONCE)
-        part = min(size, max(LEAST, int(size / whole_s * HALF_S)))
+        one_per_s, n_tried = size / whole_s, min(n, AT_ONCE)
+        part = min(size, max(LEAST, int(one_per_s * HALF_S)))
         took_s = timed(lambda: read_at_once(fs.origin_fs, path, n_tried, part, int(info["size"])))
         all_per_s = n_tried * part / took_s
-        what = (
-            f"{n_tried} requests, {decimal(n_tried * part)} in {milliseconds(took_s)}: {rate(all_per_s, 1)}"
-        )
-        yield Check("at once", "ok", what)
-        to_fill = n_to_fill(size / whole_s, all_per_s, n_tried)
-        if to_fill is not None:
-            texts.append(
-                f"The link gives {rate(all_per_s, 1)}; {counted(to_fill, 'request')} at a time fill it."
-            )
-        else:
-            needed = max(1, math.ceil(125e6 * whole_s / size))
-            texts.append(
-                f"{needed} requests at a time would fill a link of 1 Gbit/s, {10 * needed} one of 10."
-            )
+        what = f"{n_tried} requests, {decimal(n_tried * part)} in {milliseconds(took_s)}"
+        yield Check("at once", "ok", f"{what}: {rate(all_per_s, 1)}")
+    to_fill = n_to_fill(one_per_s, all_per_s, n_tried) if one_per_s and all_per_s else None
     data = data_of(fs, found)
-    if "held" in data and data["n_files"] != 1:
-        then = "that share of each further epoch" if data["held"] < 1 else "from the second time on all of it"
-        texts.append(
-            f"Of {decimal(data['size'])} here the cache holds {per_cent(data['held'])}: {then} is hits."
-        )
-    is_drive = fs.target_protocol == "drive"
-    if is_drive:
+    times = {}
+    if data and (
+        to_fill or not one_per_s
+    ):  # else more requests at a time would be faster, and nobody knows how much
+        times["latency"] = data["n_files"] * first_s / n
+    if times and all_per_s:
+        times["link"] = data["size"] / all_per_s
+    run = RunFigures(
+        elapsed_s=max(times.values(), default=0.0),
+        times=times,
+        requests=data.get("n_files", 0),
+        latency_s=first_s,
+        bytes_fetched=data.get("size", 0),
+        bytes_per_s=all_per_s,
+        n_at_once=n,
+        n_to_fill=to_fill,
+        is_drive=fs.target_protocol == "drive",
+        is_immutable=is_immutable,
+        **data,
+    )
+    analysis = analyse(run)
+    unknown = "not known: more requests at a time are faster" if data else "not known: there are subfolders"
+    yield Check("settings", "ok", facts(run, one_per_s))
+    yield Check("limit", "ok", analysis.verdict if times else unknown)
+    yield Check("to set", "ok", "; ".join(analysis.advice) or "nothing to change")
+
+
+def facts(run: RunFigures, one_per_s: float | None) -> str:
+    """Return how fast reads can be, as sentences."""
+    first_s, n = run.latency_s or 0.0, run.n_at_once or 1
+    at_once = f"as a list by fs.cat, {n} in flight: up to {n / first_s:,.0f} a second."
+    texts = [f"Small objects one by one: {1 / first_s:,.0f} a second; {at_once}"]
+    if run.n_to_fill is not None:
+        fill = f"{counted(run.n_to_fill, 'request')} at a time fill it."
+        texts.append(f"The link gives {rate(run.bytes_per_s or 0.0, 1)}; {fill}")
+    elif one_per_s:
+        needed = max(1, math.ceil(125e6 / one_per_s))
+        texts.append(f"{needed} requests at a time would fill a link of 1 Gbit/s, {10 * needed} one of 10.")
+    if run.size and run.held is not None and run.n_files != 1:
+        then = "that share of each further epoch" if run.held < 1 else "from the second time on all of it"
+        texts.append(f"Of {decimal(run.size)} here the cache holds {per_cent(run.held)}: {then} is hits.")
+    if run.is_drive:
         texts.append(
             "Drive serves an account about 200 downloads a second, and 27 if its project was made since May 2026."
         )
-    times = {"latency": data["n_files"] * first_s / n} if data else {}
-    if data and all_per_s:
-        times["link"] = data["size"] / all_per_s
-    analysis = analyse(
-        RunFigures(
-            elapsed_s=max(times.values(), default=0.0),
-            times=times,
-            requests=data.get("n_files", 0),
-            latency_s=first_s,
-            bytes_fetched=data.get("size", 0),
-            bytes_per_s=all_per_s,
-            n_at_once=n,
-            n_to_fill=to_fill,
-            is_drive=is_drive,
-            is_immutable=is_immutable,
-            **data,
-        )
-    )
-    yield Check("settings", "ok", " ".join(texts))
-    if data:
-        yield Check("limit", "ok", analysis.verdict)
-    yield Check("to set", "ok", "; ".join(analysis.advice) or "nothing to change")
+    return " ".join(texts)
 
 
 def data_of(fs: CachedFileSystem, found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _limit(run: RunFigures) -> str | None:
 
 def _waited(run: RunFigures) -> str:
     if run.wait_s is None:
-        return f"reading all of it takes at least {seconds(run.elapsed_s)}"
+        return f"reading all of it takes about {seconds(run.elapsed_s)}"
     first = (
         f", {seconds(run.first_wait_s)} of it at the beginning" if run.first_wait_s > run.wait_s / 2 else ""
     )

@@ -1451,6 +1451,7 @@ def comparable(text, is_about):
     """Return what of a text does not depend on the machine and on how the test sets it up."""
     text = re.sub(r"\w+ +options.*?(?=\w+ +cache directory)", "", text, flags=re.DOTALL)
     text = re.sub(r"\w+ +write speed.*?(?=\w+ +index)", "", text, flags=re.DOTALL)
+    text = re.sub(r"\w+ +limit .*?(?=\w+ +to set)", "", text, flags=re.DOTALL)
     # What fills a link is seen where several requests get more than one does, and not on a busy machine.
     text = re.sub(
         r"(The\s+link\s+gives.*?fill\s+it\.|\d+\s+requests\s+at\s+a\s+time\s+would.*?of\s+10\.)",

@@ -162,4 +162,4 @@ FORECAST = RunFigures(
 def test_settings_follow_from_what_was_measured(changed, advice):
     found = analyse(dataclasses.replace(FORECAST, **changed))
     assert list(found.advice) == advice
-    assert found.verdict == "The link limits: reading all of it takes at least 200 ms; 1 MB at 5 MB/s."
+    assert found.verdict == "The link limits: reading all of it takes about 200 ms; 1 MB at 5 MB/s."
