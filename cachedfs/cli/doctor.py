@@ -22,7 +22,6 @@ from rich.text import Text
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.monitoring import bytes_of, cache_of, contents, text_of, text_of_use
 from cachedfs.cli.output import (
-    FAILED,
     busy,
     cell,
     message_of,
@@ -104,8 +103,7 @@ def doctor(
             table.add_row(Text(check.state, style=COLORS[check.state]), Text(check.name, style="bold"), text)
         table.columns[0].no_wrap = table.columns[1].no_wrap = True
         print_table(table)
-    if any(check.state == "fail" for check in checks):
-        raise typer.Exit(FAILED)
+    common.has_failed = any(check.state == "fail" for check in checks)
 
 
 def with_errors(name: str, checks: Iterator[Check], common: CommonOptions) -> Iterator[Check]:

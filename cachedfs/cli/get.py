@@ -78,6 +78,7 @@ def get(
             done.failed.append(failure(text, error))
     copy(without_duplicates(copies), done, common, is_only=len(urls) == 1)
     print_summary(done, as_json=common.as_json)
+    common.has_failed = bool(done.failed)
 
 
 class Copy(NamedTuple):

@@ -153,13 +153,11 @@ def failure(url: str, error: BaseException) -> dict[str, str]:
 
 
 def print_summary(done: Summary, *, as_json: bool) -> None:
-    """Print a result as JSON on stdout or as text on stderr. Exits with FAILED if any file failed."""
+    """Print a result as JSON on stdout or as text on stderr, after the errors."""
     if not as_json:
         for each in done.failed:
             say(f"cachedfs: {each['message']}", err=True)
     print_result(dataclasses.asdict(done), str(done), as_json=as_json)
-    if done.failed:
-        raise typer.Exit(FAILED)
 
 
 # Progress

@@ -67,6 +67,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
                 done.add_full(locations, handle.progress)
                 break
     print_summary(done, as_json=common.as_json)
+    common.has_failed = bool(done.failed)
 
 
 @dataclasses.dataclass

@@ -33,6 +33,7 @@ from cachedfs.cli.arguments import CommonOptions
 from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
 from cachedfs.fetch import runtimes
+from cachedfs.fetch.runtime import Runtime
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault, GCSServer
 from tests.cache.helpers import flip
@@ -1262,11 +1263,14 @@ def test_mistaken_options_are_wrong_usage():
 
 
 def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeypatch):
-    def late(self, timeout_s=0.0):
+    drain = Runtime.drain
+
+    def late(self, timeout_s=5.0):
+        drain(self, timeout_s)
         logging.getLogger("cachedfs.cache").warning("blocks are not cached")
 
     cloud.put("key", b"1")
-    monkeypatch.setattr("cachedfs.fetch.runtime.Runtime.drain", late)
+    monkeypatch.setattr(Runtime, "drain", late)
     assert run("cat", cloud.url("key", "gs://")).stderr == "cachedfs: warning: blocks are not cached\n"
 
 
