@@ -15,7 +15,7 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, CopyCommand, argument, command, flag
-from cachedfs.cli.output import failure, print_summary, progress, rate
+from cachedfs.cli.output import failure, print_result, progress, rate
 from cachedfs.cli.urls import OBJECT_ERRORS, Location, Urls, locate
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import counted
@@ -77,8 +77,7 @@ def get(
                 raise
             done.failed.append(failure(text, error))
     copy(without_duplicates(copies), done, common, is_only=len(urls) == 1)
-    print_summary(done, as_json=common.as_json)
-    common.has_failed = bool(done.failed)
+    print_result(common, dataclasses.asdict(done), str(done), done.failed)
 
 
 class Copy(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import logging
@@ -13,7 +12,7 @@ import traceback
 import unicodedata
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol, TextIO
+from typing import Any, TextIO
 
 import typer
 from rich import box
@@ -22,13 +21,13 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from cachedfs.cli.arguments import CommonOptions
 from cachedfs.errors import CachedFSError
 
 __all__ = [
     "FAILED",
     "INTERRUPTED",
     "PIPE_CLOSED",
-    "Summary",
     "busy",
     "cell",
     "escaped",
@@ -40,7 +39,6 @@ __all__ = [
     "print_error",
     "print_json",
     "print_result",
-    "print_summary",
     "print_table",
     "print_traceback",
     "progress",
@@ -98,12 +96,16 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=datetime.datetime.isoformat))
 
 
-def print_result(value: Any, text: str, *, as_json: bool) -> None:
-    """Print a result as JSON on stdout, or as a line of text on stderr."""
-    if as_json:
+def print_result(
+    common: CommonOptions, value: dict[str, Any], text: str, failed: Sequence[dict[str, str]] = ()
+) -> None:
+    """Print a result as JSON on stdout, or as text on stderr after the errors in `failed`. The command fails with them."""
+    if common.as_json:
         print_json(value)
     else:
-        say(text, err=True)
+        for line in (*(f"cachedfs: {each['message']}" for each in failed), text):
+            say(line, err=True)
+    common.has_failed |= bool(failed)
 
 
 def print_table(table: Table) -> None:
@@ -140,24 +142,9 @@ def rows_of(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Collectio
     return table
 
 
-class Summary(Protocol):
-    """Result of a command on several files: a dataclass with a `str` form; `failed` lists the errors."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    failed: list[dict[str, str]]
-
-
 def failure(url: str, error: BaseException) -> dict[str, str]:
     """Return the entry of `failed` for a URL."""
     return {"url": url, "type": type(error).__name__, "message": str(error)}
-
-
-def print_summary(done: Summary, *, as_json: bool) -> None:
-    """Print a result as JSON on stdout or as text on stderr, after the errors."""
-    if not as_json:
-        for each in done.failed:
-            say(f"cachedfs: {each['message']}", err=True)
-    print_result(dataclasses.asdict(done), str(done), as_json=as_json)
 
 
 # Progress

@@ -12,7 +12,7 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, CopyCommand, command
-from cachedfs.cli.output import failure, print_result, print_summary, progress, rate, say
+from cachedfs.cli.output import failure, print_result, progress, rate, say
 from cachedfs.cli.urls import Location, Urls, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
@@ -66,8 +66,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
             if not is_whole:
                 done.add_full(locations, handle.progress)
                 break
-    print_summary(done, as_json=common.as_json)
-    common.has_failed = bool(done.failed)
+    print_result(common, dataclasses.asdict(done), str(done), done.failed)
 
 
 @dataclasses.dataclass
@@ -176,7 +175,7 @@ def export(
         else "all of it was there already"
     )
     text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
-    print_result({**done._asdict(), "seconds": round(seconds, 3)}, text, as_json=common.as_json)
+    print_result(common, {**done._asdict(), "seconds": round(seconds, 3)}, text)
 
 
 @command(
@@ -207,7 +206,7 @@ def import_(
     text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here"
     if done.left:
         text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
-    print_result({**done._asdict(), "seconds": round(seconds, 3)}, text, as_json=common.as_json)
+    print_result(common, {**done._asdict(), "seconds": round(seconds, 3)}, text)
     common.has_failed = not done.ok
 
 
