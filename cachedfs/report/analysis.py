@@ -33,6 +33,7 @@ SUBJECTS = {
     "other": "Neither link nor answers limit",
     None: "Waiting for data limits",
 }
+EARLIER = "prefetch before the loop begins"
 LOCAL = ("decode", "load")  # these limit only if their threads are busy all the time
 
 
@@ -105,7 +106,8 @@ def _limit(run: RunFigures) -> str | None:
     wait_s = run.elapsed_s if run.wait_s is None else run.wait_s
     if wait_s <= LITTLE * run.elapsed_s:
         return "compute"
-    if run.first_wait_s and wait_s - run.first_wait_s <= LITTLE * (run.elapsed_s - run.first_wait_s):
+    later_s = run.elapsed_s - run.first_wait_s
+    if wait_s <= run.elapsed_s / 2 and run.first_wait_s and wait_s - run.first_wait_s <= LITTLE * later_s:
         return "start"
     parts = {name: took_s for name, took_s in run.times.items() if name != "compute"}
     limiting = [
@@ -163,7 +165,7 @@ def _advice(run: RunFigures, limit: str | None) -> list[str]:
     if limit == "compute":
         return []
     if limit == "start":
-        return ["prefetch before the loop begins; in a longer run it does not matter"]
+        return [f"{EARLIER}; in a longer run it does not matter"]
     if limit == "link":
         return _cache_advice(run, has_loader=has_loader)
     if limit in ("latency", "quota"):
@@ -175,7 +177,8 @@ def _advice(run: RunFigures, limit: str | None) -> list[str]:
         known = "a faster disk" if run.read_share is not None else "a dataset of cachedfs.datasets"
         return [f"raise n_threads if cores are free, else use {known}"]
     if limit is None:
-        return ["raise n_threads or n_prefetch" if has_loader else "prefetch in the order of the reads"]
+        more = "raise n_threads or n_prefetch" if has_loader else "prefetch in the order of the reads"
+        return [EARLIER, more] if run.first_wait_s > (run.wait_s or 0.0) / 2 else [more]
     return []
 
 

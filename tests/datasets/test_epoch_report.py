@@ -110,7 +110,7 @@ def test_reading_and_decoding_together_are_the_limit():
 
 
 def test_a_late_first_batch_is_the_limit_only_if_the_others_were_in_time():
-    first = report(timings(compute_s=0.01, load_s=0.01, first_wait_s=3.0))
+    first = report(timings(compute_s=0.1, load_s=0.01, first_wait_s=3.0))
     assert first.limit == "start"
     assert "waited     3.00 s for batches, 3.00 s of it for the first" in str(first)
     # Four batches: the first took most of the waiting, and 97 % of the time was waiting.

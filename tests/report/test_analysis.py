@@ -29,6 +29,7 @@ def run(**figures):
         # The first batch took most of the waiting, but the later ones were waited for as well.
         ({"wait_s": 9.7, "first_wait_s": 6.0, "times": {"compute": 0.3, "link": 7.0}}, "link"),
         ({"wait_s": 9.7, "first_wait_s": 6.0, "times": {"compute": 0.3, "link": 1.0}}, None),
+        ({"wait_s": 9.7, "first_wait_s": 9.7, "times": {"compute": 0.3, "link": 1.0}}, None),
         ({"wait_s": 3.2, "first_wait_s": 3.0, "times": {"compute": 6.8, "link": 9.0}}, "start"),
         ({"elapsed_s": 0.0, "wait_s": 0.0}, None),
     ],
@@ -42,8 +43,7 @@ def test_what_limits(figures, limit):
 def test_a_run_that_waited_nearly_all_the_time_says_so(times, first_wait_s):
     found = analyse(run(wait_s=9.7, first_wait_s=first_wait_s, times={"compute": 0.3, **times}))
     assert "the program waited 9.70 s of 10.0 s (97.0 %) for data" in found.sentence
-    assert found.sentence.startswith("Only the beginning was waited for") == (first_wait_s == 9.7)
-    assert found.limit != "compute"
+    assert found.limit not in ("compute", "start")
 
 
 LINK = {"times": {"link": 9.7}, "bytes_fetched": 580_000_000, "bytes_per_s": 60e6}
@@ -111,7 +111,8 @@ def test_the_sentence_has_the_numbers_and_the_advice(figures, sentence):
         ({"times": {"decode": 9.5}, "n_threads": 2}, "raise n_threads if cores are free, else use a lighter"),
         ({"times": {"load": 9.5}, "n_threads": 2}, "else use a dataset of cachedfs.datasets"),
         ({"times": {}, "n_threads": 2}, "raise n_threads or n_prefetch"),
-        ({"wait_s": 5.0, "first_wait_s": 5.0}, "prefetch before the loop begins"),
+        ({"wait_s": 5.0, "first_wait_s": 5.0}, "prefetch before the loop begins; in a longer run it does"),
+        ({"wait_s": 9.7, "first_wait_s": 6.0}, "prefetch before the loop begins; prefetch in the order"),
     ],
 )
 def test_the_advice_fits_the_limit(figures, advice):
