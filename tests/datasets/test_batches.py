@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cachedfs.datasets.loading.batch_queue import UNKNOWN, QueueLimits, may_start  # noqa: E402
-from cachedfs.datasets.loading.batches import BatchMover, mapped, size_of  # noqa: E402
-from cachedfs.datasets.loading.prefetch_plan import ranks_here  # noqa: E402
+from cachedfs.datasets.batch_queue import UNKNOWN, QueueLimits, may_start  # noqa: E402
+from cachedfs.datasets.batches import BatchMover, mapped, size_of  # noqa: E402
+from cachedfs.datasets.prefetch_plan import ranks_here  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "image label")
 

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cachedfs.datasets import FileDataset, Loader  # noqa: E402
-from cachedfs.datasets.loading.dali import as_arrays  # noqa: E402
-from cachedfs.datasets.loading.sampler import epoch_order  # noqa: E402
+from cachedfs.datasets.dali import as_arrays  # noqa: E402
+from cachedfs.datasets.sampler import epoch_order  # noqa: E402
 from tests.support import noise  # noqa: E402
 
 

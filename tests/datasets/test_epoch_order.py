@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.datasets.loading.sampler import epoch_order
+from cachedfs.datasets.sampler import epoch_order
 
 N, GROUP, BATCH = 131_072, 64, 64
 

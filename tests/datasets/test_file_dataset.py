@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from cachedfs.datasets.file_dataset import FileDataset  # noqa: E402
 from cachedfs.datasets.file_list import CompactStrings, natural_key  # noqa: E402
-from cachedfs.datasets.loading.loader import Loader  # noqa: E402
+from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.errors import ObjectNotFound  # noqa: E402
 from tests.support import forget  # noqa: E402
 

@@ -20,9 +20,9 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from cachedfs.datasets import FileDataset  # noqa: E402
-from cachedfs.datasets.loading.batch_queue import BatchQueue  # noqa: E402
-from cachedfs.datasets.loading.loader import Loader  # noqa: E402
-from cachedfs.datasets.loading.sampler import epoch_order  # noqa: E402
+from cachedfs.datasets.batch_queue import BatchQueue  # noqa: E402
+from cachedfs.datasets.loader import Loader  # noqa: E402
+from cachedfs.datasets.sampler import epoch_order  # noqa: E402
 from cachedfs.datasets.samples import Samples  # noqa: E402
 from tests.support import MiB, forget, item_threads, noise, tally, until  # noqa: E402
 
@@ -570,7 +570,7 @@ def test_nothing_starts_before_the_first_batch_is_requested(cloud):
 
 
 def test_a_batch_that_hangs_does_not_block_the_end_of_a_loop(monkeypatch):
-    monkeypatch.setattr("cachedfs.datasets.loading.batch_queue.END_S", 0.01)
+    monkeypatch.setattr("cachedfs.datasets.batch_queue.END_S", 0.01)
     gate, begun = threading.Event(), Queue()
 
     def before(index):
@@ -589,7 +589,7 @@ def test_a_batch_that_hangs_does_not_block_the_end_of_a_loop(monkeypatch):
 IN_USE_AT_THE_END = """
     import sys, threading
     from cachedfs.datasets.samples import Samples
-    from cachedfs.datasets.loading.loader import Loader
+    from cachedfs.datasets.loader import Loader
 
     class Objects(Samples):
         def __len__(self):
@@ -847,7 +847,7 @@ def test_a_failing_plan_is_no_error(cloud, monkeypatch, caplog):
 
 
 def test_a_plan_that_failed_is_started_again_at_the_position(cloud, monkeypatch):
-    monkeypatch.setattr("cachedfs.datasets.loading.prefetch_plan.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_EVERY_S", 0.0)
     dataset, real, calls, may_fail = objects(cloud, 30), Objects.items, [], threading.Event()
 
     def items(indexes):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.datasets.loading.sampler import (
+from cachedfs.datasets.sampler import (
     VERSION,
     EpochOrders,
     EpochPosition,

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
-from cachedfs.datasets.arrays import array_layout, chunk_reader, codecs  # noqa: E402
-from cachedfs.datasets.arrays.zarr_dataset import ZarrDataset  # noqa: E402
-from cachedfs.datasets.loading.loader import Loader  # noqa: E402
+from cachedfs.datasets import codecs, zarr_layout, zarr_reader  # noqa: E402
+from cachedfs.datasets.loader import Loader  # noqa: E402
+from cachedfs.datasets.zarr_dataset import ZarrDataset  # noqa: E402
 from cachedfs.errors import ObjectChanged  # noqa: E402
 from tests.support import KiB, MiB, noise  # noqa: E402
 
@@ -594,9 +594,9 @@ def test_a_chunk_used_by_several_batches_is_decoded_once(tmp_path, decoded):
 
 
 def test_the_index_of_a_shard_is_read_and_decoded_once_per_process(tmp_path, monkeypatch):
-    array, decode, n = sharded(tmp_path / "a.zarr"), array_layout.ShardIndexFormat.decode, []
+    array, decode, n = sharded(tmp_path / "a.zarr"), zarr_layout.ShardIndexFormat.decode, []
     monkeypatch.setattr(
-        array_layout.ShardIndexFormat, "decode", lambda self, data: n.append(1) or decode(self, data)
+        zarr_layout.ShardIndexFormat, "decode", lambda self, data: n.append(1) or decode(self, data)
     )
     dataset = ZarrDataset(str(tmp_path / "a.zarr"))
     order = np.random.default_rng(0).permutation(32)
@@ -811,7 +811,7 @@ def test_a_shard_replaced_right_after_its_index_was_read(cloud, tmp_path, monkey
     array = sharded(tmp_path / "a.zarr", compressors=zarr.codecs.ZstdCodec())
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": max_age}})
-    decode, read = array_layout.ShardIndexFormat.decode, []
+    decode, read = zarr_layout.ShardIndexFormat.decode, []
 
     def then_replaced(self, data):
         found = decode(self, data)
@@ -822,7 +822,7 @@ def test_a_shard_replaced_right_after_its_index_was_read(cloud, tmp_path, monkey
             dataset.fs.invalidate_cache()
         return found
 
-    monkeypatch.setattr(array_layout.ShardIndexFormat, "decode", then_replaced)
+    monkeypatch.setattr(zarr_layout.ShardIndexFormat, "decode", then_replaced)
     for samples in ([3], [4, 5], [29, 3]):
         same(dataset.batch(samples).numpy(), array[...][samples])
 
@@ -840,13 +840,13 @@ def test_a_shard_that_is_replaced_again_and_again_is_an_error(cloud, tmp_path, m
     sharded(tmp_path / "a.zarr")
     put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
     dataset = ZarrDataset(cloud.url("a.zarr"), storage_options={"cachedfs": {"max_age": 0}})
-    decode = array_layout.ShardIndexFormat.decode
+    decode = zarr_layout.ShardIndexFormat.decode
 
     def then_replaced(self, data):
         put_folder(cloud, tmp_path / "a.zarr", "a.zarr")
         return decode(self, data)
 
-    monkeypatch.setattr(array_layout.ShardIndexFormat, "decode", then_replaced)
+    monkeypatch.setattr(zarr_layout.ShardIndexFormat, "decode", then_replaced)
     with pytest.raises(ObjectChanged, match=r"a\.zarr/c/1/0 is replaced faster than it is read") as error:
         dataset[9]
     assert "in sample 9 of" in notes(error)
@@ -878,7 +878,7 @@ def test_a_removed_shard_with_a_version_is_an_error(cloud, tmp_path):
 
 
 def test_many_threads_decode_each_chunk_once(tmp_path, decoded, monkeypatch):
-    monkeypatch.setattr(chunk_reader, "INLINE", 0)
+    monkeypatch.setattr(zarr_reader, "INLINE", 0)
     array = zarr.create_array(
         tmp_path / "a.zarr", shape=(256, 100), chunks=(16, 50), shards=(64, 100), dtype="f4"
     )

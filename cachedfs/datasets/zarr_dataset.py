@@ -15,7 +15,10 @@ import numpy.typing as npt
 import torch
 
 from cachedfs.config import parse_size
-from cachedfs.datasets.arrays.array_layout import (
+from cachedfs.datasets.prefetch_plan import items_of
+from cachedfs.datasets.ragged_arrays import RaggedArray
+from cachedfs.datasets.samples import Item, Samples, once_each
+from cachedfs.datasets.zarr_layout import (
     NUMBERS,
     RAGGED,
     ArrayLayout,
@@ -24,10 +27,7 @@ from cachedfs.datasets.arrays.array_layout import (
     dtype_of,
     layout_of,
 )
-from cachedfs.datasets.arrays.chunk_reader import ChunkReader
-from cachedfs.datasets.arrays.ragged_arrays import RaggedArray
-from cachedfs.datasets.loading.prefetch_plan import items_of
-from cachedfs.datasets.samples import Item, Samples, once_each
+from cachedfs.datasets.zarr_reader import ChunkReader
 
 __all__ = ["ZarrDataset"]
 

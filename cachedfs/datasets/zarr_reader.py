@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.array_layout import ABSENT, ArrayLayout
-from cachedfs.datasets.arrays.chunk_cache import BoundedLRU, ChunkCache, in_threads
-from cachedfs.datasets.arrays.chunk_slices import ChunkSlice, parts_of
+from cachedfs.datasets.chunk_cache import BoundedLRU, ChunkCache, in_threads
+from cachedfs.datasets.chunk_slices import ChunkSlice, parts_of
 from cachedfs.datasets.loading.metrics import reading
 from cachedfs.datasets.samples import Item
+from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.read.cached_reads import versions_read

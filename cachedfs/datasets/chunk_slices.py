@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from cachedfs.datasets.arrays.array_layout import ArrayLayout, ChunkPositions, Place
-from cachedfs.datasets.arrays.chunk_cache import ChunkCache
+from cachedfs.datasets.chunk_cache import ChunkCache
+from cachedfs.datasets.zarr_layout import ArrayLayout, ChunkPositions, Place
 
 __all__ = ["ChunkSlice", "parts_between", "parts_of"]
 

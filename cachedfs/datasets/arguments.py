@@ -7,7 +7,7 @@ from typing import Any
 
 from cachedfs.common.executor import n_cores
 from cachedfs.config import parse_size
-from cachedfs.datasets.loading.sampler import Shuffle
+from cachedfs.datasets.sampler import Shuffle
 
 __all__ = ["at_least", "default_threads", "ranks_of", "shuffle_of", "size"]
 

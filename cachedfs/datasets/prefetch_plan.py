@@ -12,7 +12,7 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from cachedfs.datasets.loading.sampler import EpochOrders, EpochPosition, RankDivision
+from cachedfs.datasets.sampler import EpochOrders, EpochPosition, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
 __all__ = ["LOOKAHEAD", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here"]

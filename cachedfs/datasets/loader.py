@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import torch
 
-from cachedfs.datasets.loading.arguments import at_least, default_threads, ranks_of, shuffle_of, size
-from cachedfs.datasets.loading.batch_queue import BatchQueue, PreparedBatch, QueueLimits
-from cachedfs.datasets.loading.batches import BatchMover, size_of
-from cachedfs.datasets.loading.dali import ExternalSource
+from cachedfs.datasets.arguments import at_least, default_threads, ranks_of, shuffle_of, size
+from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch, QueueLimits
+from cachedfs.datasets.batches import BatchMover, size_of
+from cachedfs.datasets.dali import ExternalSource
 from cachedfs.datasets.loading.epoch_report import EpochMeasurement, EpochReport, FetchMeter, report_of
 from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings, reading_s
-from cachedfs.datasets.loading.prefetch_plan import DatasetPrefetch, ranks_here
-from cachedfs.datasets.loading.sampler import (
+from cachedfs.datasets.prefetch_plan import DatasetPrefetch, ranks_here
+from cachedfs.datasets.sampler import (
     EpochOrders,
     EpochPosition,
     Order,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.codecs import ChunkDecoder, Crc32c
+from cachedfs.datasets.codecs import ChunkDecoder, Crc32c
 
 __all__ = [
     "ABSENT",

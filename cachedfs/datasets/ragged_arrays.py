@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.array_layout import ArrayLayout, UnsupportedArray, layout_of
-from cachedfs.datasets.arrays.chunk_reader import ChunkReader
-from cachedfs.datasets.arrays.chunk_slices import parts_between
+from cachedfs.datasets.chunk_slices import parts_between
 from cachedfs.datasets.samples import Item, naming
+from cachedfs.datasets.zarr_layout import ArrayLayout, UnsupportedArray, layout_of
+from cachedfs.datasets.zarr_reader import ChunkReader
 
 __all__ = ["RaggedArray"]
 
