@@ -1,16 +1,13 @@
-"""Batches: size in bytes, moving to a device, how many are prefetched."""
+"""Batches: size in bytes, moving to a device, and who declares their reads."""
 
 import collections
 import types
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cachedfs.datasets.batch_queue import UNKNOWN, QueueLimits, may_start  # noqa: E402
 from cachedfs.datasets.batches import BatchMover, mapped, size_of  # noqa: E402
 from cachedfs.datasets.prefetch_plan import ranks_here  # noqa: E402
 
@@ -74,29 +71,6 @@ def test_cuda_batches_are_copied_on_a_separate_stream_before_use():
         batch = mover.received(batch, event)
         assert batch["x"].device == torch.device("cuda", torch.cuda.current_device())
         assert batch["x"].sum().item() == i * (1 << 20)
-
-
-@given(
-    bounds=st.builds(QueueLimits, n=st.integers(1, 12), size=st.integers(1, 1000)),
-    sizes=st.lists(st.integers(0, 400), max_size=12),
-    n_making=st.integers(0, 12),
-    most=st.integers(0, 400),
-)
-def test_prefetched_batches_stay_within_their_limits(bounds, sizes, n_making, most):
-    ready, n_ahead = sum(sizes), len(sizes) + n_making
-    expected = max([*sizes, most])
-    begins = may_start(bounds, n_ahead=n_ahead, ready=ready, n_making=n_making, expected=expected)
-    if n_ahead == 0:
-        assert begins  # else no batch was ever made
-    else:
-        assert begins == (n_ahead < bounds.n and ready + expected * (n_making + 1) <= bounds.size)
-
-
-def test_few_batches_are_prefetched_before_their_size_is_known():
-    n = 0
-    while may_start(QueueLimits(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
-        n += 1
-    assert n == UNKNOWN
 
 
 def torchrun(rank, world_size, local_rank, n_local):

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cachedfs.datasets import FileDataset, Loader  # noqa: E402
-from cachedfs.datasets.dali import as_arrays  # noqa: E402
+from cachedfs.datasets.batches import as_arrays  # noqa: E402
 from cachedfs.datasets.sampler import epoch_order  # noqa: E402
 from tests.support import noise  # noqa: E402
 

@@ -406,7 +406,7 @@ def test_stop_iteration_in_a_sample_is_an_error_and_not_the_end(cloud, where):
     for batches in (files, DataLoader(files, batch_size=2), Loader(files, batch_size=2)):
         with pytest.raises(RuntimeError, match=r"^StopIteration in sample 5 of .*img5\.json") as caught:
             list(batches)
-        assert isinstance(caught.value.__cause__, StopIteration)
+        assert isinstance(caught.value.__context__, StopIteration)
 
 
 def test_an_index_error_in_a_sample_is_an_error_and_not_the_end(cloud):
