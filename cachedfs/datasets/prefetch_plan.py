@@ -43,10 +43,7 @@ class ArrayReads(Protocol):
 
 
 def items_of(arrays: Sequence[ArrayReads], samples: Iterable[int]) -> Iterator[Item]:
-    """Yield what samples read, sample by sample, and for each sample array by array.
-
-    Takes `LOOKAHEAD` samples at a time.
-    """
+    """Yield what samples read, sample by sample and array by array; takes `LOOKAHEAD` samples at a time."""
     yielded: set[str] = set()
     remaining = iter(samples)
     current: list[Sequence[Iterable[int]]] = []
@@ -73,15 +70,11 @@ def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> ra
     none. A process without torchrun's variables in its environment, or with another rank than these say, declares its
     own reads.
     """
-    try:
-        numbers = [
-            int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        ]
-    except (KeyError, ValueError):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    values = [environment.get(name, "") for name in names]
+    if not all(map(str.isdigit, values)) or [*map(int, values)][:2] != [rank, world_size]:
         return range(rank, rank + 1)
-    if numbers[:2] != [rank, world_size]:
-        return range(rank, rank + 1)
-    _, _, local_rank, n_local = numbers
+    local_rank, n_local = map(int, values[2:])
     return range(rank, min(rank + n_local, world_size)) if local_rank == 0 else range(rank, rank)
 
 
@@ -120,10 +113,7 @@ class DatasetPrefetch:
     def continues(
         self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
     ) -> bool:
-        """Return whether this plan covers the reads from `place` on.
-
-        If so, let it fetch the epoch after that, too.
-        """
+        """Return whether this plan covers the reads from `place` on; if so, let it fetch the epoch after that, too."""
         is_next = (epochs, division, ranks) == self._key and place == self._next
         if not is_next or self._pid != os.getpid() or self._has_failed():
             return False
@@ -132,10 +122,7 @@ class DatasetPrefetch:
         return True
 
     def restarted_if_failed(self, place: EpochPosition) -> DatasetPrefetch:
-        """Return this plan, or a new one from `place` on if it failed.
-
-        It fails when the origin is unreachable, for example.
-        """
+        """Return this plan, or a new one from `place` on if it failed, for example at an unreachable origin."""
         if time.monotonic() < self._check_at:
             return self
         self._check_at = time.monotonic() + CHECK_EVERY_S
@@ -170,10 +157,7 @@ def _items(
     place: EpochPosition,
     grants: Grants,
 ) -> Iterator[Item]:
-    """Yield what these ranks read, epoch after epoch, each when it is granted.
-
-    Runs in the thread of the plan.
-    """
+    """Yield what these ranks read, epoch after epoch, each when it is granted. Runs in the thread of the plan."""
     while grants.get():
         order = epochs.order(place.epoch)
         shares = division.batches(order, ranks, place.position)

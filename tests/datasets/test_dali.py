@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from cachedfs.datasets import FileDataset, Loader  # noqa: E402
 from cachedfs.datasets.batches import as_arrays  # noqa: E402
-from cachedfs.datasets.sampler import epoch_order  # noqa: E402
+from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from tests.support import noise  # noqa: E402
 
 
 def order(n, epoch):
-    return epoch_order(n, seed=0, epoch=epoch, shuffle="full").tolist()
+    return EpochOrders(n, 0, "full").order(epoch).tolist()
 
 
 def pairs(n):

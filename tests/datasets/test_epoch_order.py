@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.datasets.sampler import epoch_order
+from cachedfs.datasets.sampler import EpochOrders
 
 N, GROUP, BATCH = 131_072, 64, 64
 
@@ -18,8 +18,8 @@ N, GROUP, BATCH = 131_072, 64, 64
     group_size=st.integers(1, 60),
     window=st.integers(1, 9),
 )
-def test_every_sample_occurs_once(n, **options):
-    assert sorted(epoch_order(n, **options)) == list(range(n))
+def test_every_sample_occurs_once(n, epoch, **options):
+    assert sorted(EpochOrders(n, **options).order(epoch)) == list(range(n))
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_every_sample_occurs_once(n, **options):
     ],
 )
 def test_the_order_is_the_same_in_every_version(shuffle, first):
-    order = epoch_order(100, seed=7, epoch=3, shuffle=shuffle, group_size=4, window=3)
+    order = EpochOrders(100, 7, shuffle, group_size=4, window=3).order(3)
     assert order[:8].tolist() == first
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window"])
 def test_every_seed_and_epoch_has_another_order(shuffle):
     orders = {
-        tuple(epoch_order(1000, seed=seed, epoch=epoch, shuffle=shuffle, group_size=4, window=8))
+        tuple(EpochOrders(1000, seed, shuffle, group_size=4, window=8).order(epoch))
         for seed in range(5)
         for epoch in range(5)
     }
@@ -52,7 +52,7 @@ def test_every_seed_and_epoch_has_another_order(shuffle):
     [("full", 0, 63.0, 5.44), ("window", 16, 31.2, 4.45), ("window", 64, 51.0, 5.15)],
 )
 def test_a_batch_is_as_diverse_as_documented(shuffle, window, groups, entropy):
-    order = epoch_order(N, seed=1, epoch=0, shuffle=shuffle, group_size=GROUP, window=window)
+    order = EpochOrders(N, 1, shuffle, window, GROUP).order(0)
     batches = order.reshape(-1, BATCH)
     assert np.mean([len(np.unique(batch // GROUP)) for batch in batches]) >= groups - 0.2
     shares = np.stack([np.bincount(batch * 100 // N, minlength=100) for batch in batches]) / BATCH
@@ -61,7 +61,7 @@ def test_a_batch_is_as_diverse_as_documented(shuffle, window, groups, entropy):
 
 
 def test_a_window_contains_few_groups_at_a_time():
-    order = epoch_order(N, seed=1, epoch=0, shuffle="window", group_size=GROUP, window=16)
+    order = EpochOrders(N, 1, "window", 16, GROUP).order(0)
     position = np.empty(N, dtype=int)
     position[order] = np.arange(N)
     begun, over = position.reshape(-1, GROUP).min(axis=1), position.reshape(-1, GROUP).max(axis=1)

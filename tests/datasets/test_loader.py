@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 from cachedfs.datasets import FileDataset  # noqa: E402
 from cachedfs.datasets.batch_queue import BatchQueue  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
-from cachedfs.datasets.sampler import epoch_order  # noqa: E402
+from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import Samples  # noqa: E402
 from tests.support import MiB, forget, item_threads, noise, tally, until  # noqa: E402
 
@@ -76,7 +76,7 @@ class Stream(IterableDataset):
 
 
 def order_of(n=100, epoch=0, shuffle="full", seed=0, **options):
-    return epoch_order(n, seed=seed, epoch=epoch, shuffle=shuffle, **options).tolist()
+    return EpochOrders(n, seed, shuffle, **options).order(epoch).tolist()
 
 
 def flat(batches):
