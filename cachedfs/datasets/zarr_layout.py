@@ -37,22 +37,7 @@ RAGGED = "cachedfs_ragged"
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 NUMBERS = "biufcmM"  # kinds of dtypes that are decoded directly
 # The bytes-to-bytes codecs among those of numcodecs that Zarr v3 has.
-NUMCODECS = {
-    *[
-        "adler32",
-        "blosc",
-        "bz2",
-        "crc32",
-        "crc32c",
-        "fletcher32",
-        "gzip",
-        "lz4",
-        "lzma",
-        "shuffle",
-        "zlib",
-        "zstd",
-    ]
-}
+NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd"}  # fmt: skip
 
 Place = tuple[int, ...]
 
