@@ -241,7 +241,7 @@ class Loader:
 
     def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
         if self._plan is not None:
-            self._plan = self._plan.restarted_if_failed(self._position)
+            self._plan = self._plan.restarted_if_needed(self._position)
         queue.must_be_ours()
         try:
             return queue.take()

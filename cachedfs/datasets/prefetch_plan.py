@@ -21,7 +21,7 @@ __all__ = ["LOOKAHEAD", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here
 LOOKAHEAD = 256  # samples in a group; a group's shard indexes come before the previous group's chunks
 
 logger = logging.getLogger("cachedfs.datasets")
-CHECK_EVERY_S = 60.0  # seconds between two checks whether the plan has failed
+CHECK_EVERY_S = 10.0  # seconds between two checks whether the plan must be started again
 AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
 Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
@@ -81,7 +81,8 @@ def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> ra
 class DatasetPrefetch:
     """The prefetch plan for the given ranks, from a position on, until `close` or garbage collection.
 
-    Its errors never reach the training. If an object cannot be read, the read itself raises.
+    It pauses after an epoch without a request: a plan whose objects are all cached costs more CPU than reading small
+    ones. Its errors never reach the training. If an object cannot be read, the read itself raises.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class DatasetPrefetch:
         self._check_at = time.monotonic() + CHECK_EVERY_S
         self._next = EpochPosition(place.epoch + 1)
         self._pid = os.getpid()
+        self._n_requests, self._is_paused = self._count_requests(), False
         # A SimpleQueue, because its `put` is reentrant: the garbage collector may call it at any point.
         self._grants: Grants = SimpleQueue()
         for _ in range(AHEAD):
@@ -117,19 +119,27 @@ class DatasetPrefetch:
         is_next = (epochs, division, ranks) == self._key and place == self._next
         if not is_next or self._pid != os.getpid() or self._has_failed():
             return False
-        self._next = replace(place, epoch=place.epoch + 1)
-        self._grants.put(True)
+        n_before, self._n_requests = self._n_requests, self._count_requests()
+        is_cached = self._n_requests is not None and self._n_requests == n_before
+        if self._is_paused and not is_cached:
+            return False
+        self._next, self._is_paused = replace(place, epoch=place.epoch + 1), is_cached
+        if not is_cached:
+            self._grants.put(True)
         return True
 
-    def restarted_if_failed(self, place: EpochPosition) -> DatasetPrefetch:
-        """Return this plan, or a new one from `place` on if it failed, for example at an unreachable origin."""
+    def restarted_if_needed(self, place: EpochPosition) -> DatasetPrefetch:
+        """Return this plan, or a new one from `place` on if it failed, or has paused and objects are fetched again."""
         if time.monotonic() < self._check_at:
             return self
         self._check_at = time.monotonic() + CHECK_EVERY_S
-        if not self._has_failed():
+        if not self._has_failed() and not (self._is_paused and self._count_requests() != self._n_requests):
             return self
         self.close()
         return DatasetPrefetch(self._source, *self._key, place)
+
+    def _count_requests(self) -> int | None:
+        return None if self._source.fs is None else self._source.fs.stats().requests
 
     def _has_failed(self) -> bool:
         return getattr(getattr(self._plan, "progress", None), "state", None) == "failed"
