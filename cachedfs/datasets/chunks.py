@@ -30,18 +30,8 @@ class ChunkSlice:
     """
 
     __slots__ = (
-        "beside",
-        "future",
-        "layout",
-        "n_rows",
-        "number",
-        "out",
-        "path",
-        "pool",
-        "rows",
-        "version",
-        "within",
-    )
+        "beside", "future", "layout", "n_rows", "number", "out", "path", "pool", "rows", "version", "within",
+    )  # fmt: skip
 
     def __init__(
         self,

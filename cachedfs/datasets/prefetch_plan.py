@@ -17,7 +17,6 @@ from cachedfs.datasets.samples import Item, SampleReader
 
 __all__ = ["LOOKAHEAD", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here"]
 
-
 LOOKAHEAD = 256  # samples in a group; a group's shard indexes come before the previous group's chunks
 
 logger = logging.getLogger("cachedfs.datasets")

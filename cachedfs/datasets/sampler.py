@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 __all__ = ["EpochOrders", "EpochPosition", "RankDivision", "Shuffle", "place_in", "state_at"]
 
-
 Shuffle = Literal["full", "window"]
 Order = npt.NDArray[np.int64]
 

@@ -17,7 +17,6 @@ from cachedfs.readahead.object_history import as_declared
 
 __all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each"]
 
-
 Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
 
 Collate = Callable[[list[Any]], Any]

@@ -13,17 +13,8 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = [
-    "END",
-    "LineBatch",
-    "LineSpan",
-    "decompressed",
-    "first_line",
-    "is_compressed",
-    "lines_from",
-    "spans_of",
-]
-
+__all__ = ["END", "LineBatch", "LineSpan", "decompressed", "first_line", "is_compressed", "lines_from"]
+__all__ += ["spans_of"]
 
 _INPUT = 128 << 10  # compressed bytes read at a time
 

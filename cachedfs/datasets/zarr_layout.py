@@ -15,19 +15,8 @@ from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.codecs import ChunkDecoder, Crc32c
 
-__all__ = [
-    "ABSENT",
-    "NUMBERS",
-    "RAGGED",
-    "ArrayLayout",
-    "ChunkPositions",
-    "Place",
-    "ShardIndexFormat",
-    "UnsupportedArray",
-    "arrays_at",
-    "dtype_of",
-    "layout_of",
-]
+__all__ = ["ABSENT", "NUMBERS", "RAGGED", "ArrayLayout", "ChunkPositions", "Place", "ShardIndexFormat"]
+__all__ += ["UnsupportedArray", "arrays_at", "dtype_of", "layout_of"]
 
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.

@@ -514,14 +514,6 @@ def test_a_process_that_opens_a_different_file_reports_it(cloud, changed, messag
             copy[0]
 
 
-def test_a_process_that_opens_an_equal_file_reads_it(cloud):
-    cloud.put("a.h5", pairs())
-    rows = pickle.dumps(HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud, max_age=0)))
-    cloud.put("a.h5", pairs(images=IMAGES[::-1], chunks=(10, 8, 6)))
-    forget()
-    np.testing.assert_array_equal(pickle.loads(rows)[0][0], IMAGES[-1])
-
-
 def test_an_error_of_transform_names_the_sample(url):
     rows = HDF5Dataset(url, transform=fail_on_fifty)
     with pytest.raises(ZeroDivisionError, match=r"^mine\n") as caught:

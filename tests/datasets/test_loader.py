@@ -119,6 +119,9 @@ def test_ranks_share_the_order_step_by_step_and_have_equal_last_batches():
     assert [[len(batch) for batch in rank] for rank in ranks] == [[8, 8, 8, 8, 2]] * 3
     given = [i for step in zip(*ranks, strict=True) for batch in step for i in batch.tolist()]
     assert given == order + order[:2]
+    options = {"batch_size": 8, "world_size": 3, "pad": False}
+    sizes = [[len(batch) for batch in Loader(Numbers(97), rank=r, **options)] for r in range(3)]
+    assert sizes == [[8, 8, 8, 8, 1], [8, 8, 8, 8], [8, 8, 8, 8]]
 
 
 def test_drop_last_leaves_only_full_batches():
