@@ -24,10 +24,10 @@ class FileDataset(Samples):
         texts = FileDataset("cachedfs::gs://my-bucket/texts/*.txt", decode=bytes.decode)
         print(len(texts), texts[0])
 
-    A folder stands for all files below it, without hidden ones such as `.DS_Store`. A sample is the file's bytes, passed through `decode` and then `transform`
-    if they are given. With `label`, it is a tuple `(sample, label(path))`. A batch is read in one round trip. `paths`
-    lists the files in the order of the samples: natural order (`img2` before `img10`, folder by folder), or the order
-    of the list.
+    A folder stands for all files below it, without hidden ones such as `.DS_Store`. A sample is the file's bytes,
+    passed through `decode` and then `transform` if they are given. With `label`, it is a tuple `(sample, label(path))`.
+    A batch is read in one round trip. `paths` lists the files in the order of the samples: natural order (`img2` before
+    `img10`, folder by folder), or the order of the list.
 
     The files are listed once, in the constructor, and copies in workers keep that list. A file that was replaced since
     then is read as it is now. A file that was deleted raises `ObjectNotFound` (a FileNotFoundError) with its name.
@@ -71,10 +71,7 @@ class FileDataset(Samples):
         return len(self.paths)
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these indexes, their files read in one round trip.
-
-        An error names the file.
-        """
+        """Return the samples with these indexes, their files read in one round trip. An error names the file."""
         wanted = [(number, self.paths[number]) for number in map(self.number, indexes)]
         found = self._read(list(dict.fromkeys(path for _, path in wanted)))
         if self.on_error == "raise" or len(wanted) == 1:
@@ -84,15 +81,13 @@ class FileDataset(Samples):
             try:
                 samples.append(self._sample(number, path, found[path]))
             except Exception as error:  # any type: user code may raise it
-                self._skip(path, error)
+                if path not in self.skipped:
+                    kind = type(error).__name__
+                    logger.warning("%s: skipped: %s: %s", self.fs.unstrip_protocol(path), kind, error)
+                self.skipped.setdefault(path, error)
         if not samples:
             raise self.skipped[wanted[-1][1]]
         return samples
-
-    def _skip(self, path: str, error: Exception) -> None:
-        if path not in self.skipped:
-            self.skipped[path] = error
-            logger.warning("%s: skipped: %s: %s", self.fs.unstrip_protocol(path), type(error).__name__, error)
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
         """Yield the paths of these samples, as `fs.prefetch` takes them."""

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -27,10 +26,9 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 class CompactStrings(Sequence[str]):
-    """A sequence of strings stored in one block of memory.
+    """A sequence of strings in one block of memory, which pickles fast, and whose pages forked workers share.
 
-    It pickles as fast as memory is copied, and forked workers share its pages. Reading a list of strings instead writes
-    their reference counts, which makes each worker copy the pages.
+    Reading a list of strings instead writes their reference counts, so that each worker copies the pages.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -52,9 +50,7 @@ class CompactStrings(Sequence[str]):
         return self._bytes[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
-        ends = self._ends.tolist()
-        for start, stop in pairwise(ends):
-            yield self._bytes[start:stop].decode("utf-8", "surrogatepass")
+        return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
@@ -69,17 +65,13 @@ class CompactStrings(Sequence[str]):
 
 
 def natural_key(path: str) -> str:
-    """Return a key that sorts paths in natural order: `img2` before `img10`.
+    """Return a key that sorts paths in natural order: `img2` before `img10`, and the files of a folder together."""
 
-    The files of one folder stay together.
-    """
-    # The length in front of a number makes shorter numbers sort first. NUL makes a slash sort before all else.
-    return _DIGITS.sub(_measured, path.replace("/", "\0"))
+    def measured(match: re.Match[str]) -> str:
+        digits = match[0].lstrip("0") or "0"
+        return f"{len(digits):05}{digits}"  # so that shorter numbers sort first
 
-
-def _measured(match: re.Match[str]) -> str:
-    digits = match[0].lstrip("0") or "0"
-    return f"{len(digits):05}{digits}"
+    return _DIGITS.sub(measured, path.replace("/", "\0"))  # NUL sorts before all else
 
 
 def as_urls(given: URLs) -> tuple[str, list[str] | None]:
@@ -109,10 +101,7 @@ def paths_of(fs: Any, urls: Iterable[str]) -> list[str]:
 
 
 def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
-    """Return the files that a URL names, in natural order; see `infos_of`.
-
-    Each comes with its size, None if unknown.
-    """
+    """Return the files that a URL names, in natural order, with their sizes (None if unknown); see `infos_of`."""
     return {name: info.get("size") for name, info in infos_of(fs, url, path).items()}
 
 
@@ -127,25 +116,22 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
     matched = fs.glob(path, detail=True) if is_pattern else {}
     # The name of a folder may contain `[`, too.
     files = _files(matched) or _files(fs.find(path, detail=True))
-    hidden = [name for name in files if _is_hidden(name, path)]
+    hidden = dict.fromkeys(name for name in files if _is_hidden(name, path))
     if hidden:
-        files = {name: info for name, info in files.items() if name not in {*hidden}}
-        n, shown = len(hidden), fs.unstrip_protocol(hidden[0])
+        files = {name: info for name, info in files.items() if name not in hidden}
+        n, shown = len(hidden), fs.unstrip_protocol(next(iter(hidden)))
         logger.warning("%s: left out %d hidden file%s, such as %s", url, n, "s" * (n > 1), shown)
     if files:
         return dict(sorted(files.items(), key=lambda item: (natural_key(item[0]), item[0])))
     if matched:
-        raise ObjectNotFound(
-            f"{url}: this pattern matches folders only; with /** behind it, all files below them"
-        )
-    if is_pattern:
-        raise ObjectNotFound(
-            f"{url}: no file matches this pattern; see what fs.ls has of the folder before it"
-        )
-    hint = ""
-    if "://" not in url:
-        hint = f". It is taken as a local path: for Google Cloud Storage write gs://{url}, for Google Drive drive://{url}"
-    raise ObjectNotFound(f"{url}: there is no file with this name, and no folder with files{hint}")
+        why = "this pattern matches folders only; with /** behind it, all files below them"
+    elif is_pattern:
+        why = "no file matches this pattern; see what fs.ls has of the folder before it"
+    else:
+        why = "there is no file with this name, and no folder with files"
+        if "://" not in url:
+            why += f". It is taken as a local path: for Google Cloud Storage write gs://{url}, for Google Drive drive://{url}"
+    raise ObjectNotFound(f"{url}: {why}")
 
 
 def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:

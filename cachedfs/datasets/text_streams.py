@@ -13,17 +13,8 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = [
-    "END",
-    "LineBatch",
-    "LineSpan",
-    "decompressed",
-    "first_line",
-    "is_compressed",
-    "lines_from",
-    "spans_of",
-]
-
+__all__ = ["END", "LineBatch", "LineSpan", "decompressed", "first_line", "is_compressed", "lines_from"]
+__all__ += ["spans_of"]
 
 _INPUT = 128 << 10  # compressed bytes read at a time
 
@@ -38,11 +29,10 @@ def is_compressed(path: str) -> bool:
 
 
 def decompressed(path: str, file: Any) -> Any:
-    """Return a reader of the content of an open compressed file.
+    """Return a reader of the content of an open compressed file, with `read(n)`, forward `seek`, and `close`.
 
-    It has `read(n)`, forward `seek`, and `close`. It reads all members or frames in sequence. `read` raises the
-    library's errors for corrupt data (OSError, zlib.error, lzma.LZMAError, ...), and EOFError for a truncated file.
-    `close` leaves `file` open.
+    It reads all members or frames in sequence. `read` raises the library's errors for corrupt data, and EOFError for a
+    truncated file. `close` leaves `file` open.
     """
     return _READERS[_suffix(path)](file)
 
