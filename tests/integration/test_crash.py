@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import fsspec
@@ -67,14 +66,6 @@ def read_until(folder, seed, call, nth, when):
     read_on(folder, seed)
 
 
-def write_on(folder, seed):
-    fs, chance = filesystem(Path(folder)), random.Random(seed)
-    while True:
-        n = chance.randrange(N_FILES)
-        fs.pipe_file(str(file_at(Path(folder), n)), noise(SIZE, chance.randrange(1000)))
-        assert len(fs.cat_file(str(file_at(Path(folder), n)))) == SIZE
-
-
 def write_and_die(folder, n, when):
     """Die right before or right after the write reaches the origin, before any other process learns of it."""
     write = LocalFileSystem.pipe_file
@@ -114,13 +105,6 @@ def assert_cache_is_valid(folder):
     cache.close()
 
 
-def kill_after(fork_server, pid, chance, longest_s):
-    time.sleep(chance.uniform(0.005, longest_s))  # the random moment is part of the test
-    os.kill(pid, signal.SIGKILL)
-    assert fork_server.wait(pid).signal == signal.SIGKILL
-    tally("kills of the whole stack")
-
-
 def test_a_reader_killed_at_a_system_call_leaves_a_valid_cache(source_files, fork_server):
     for n, (call, when) in enumerate(CALLS):
         file_at(source_files, n % N_FILES).write_bytes(noise(SIZE, 100 + n))
@@ -134,27 +118,6 @@ def test_a_reader_killed_at_a_system_call_leaves_a_valid_cache(source_files, for
         forget()
 
 
-def killed_readers_leave_it_right(folder, fork_server, *, n, seed):
-    chance = random.Random(seed)
-    for step in range(n):
-        file_at(folder, step % N_FILES).write_bytes(noise(SIZE, 200 + step))
-        pid = fork_server.start("tests.integration.test_crash:read_on", str(folder), step)
-        kill_after(fork_server, pid, chance, 0.2)
-        assert_reads_are_right(folder, filesystem(folder, max_age=0))
-        assert_cache_is_valid(folder)
-        forget()
-
-
-def killed_writers_leave_no_old_bytes(folder, fork_server, *, n, seed):
-    """This process has fresh metadata of every object; a writer invalidates it before it writes."""
-    fs, chance = filesystem(folder), random.Random(seed)
-    for step in range(n):
-        assert_reads_are_right(folder, fs)
-        pid = fork_server.start("tests.integration.test_crash:write_on", str(folder), step)
-        kill_after(fork_server, pid, chance, 0.1)
-        assert_reads_are_right(folder, fs)
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_after_a_killed_write_no_process_reads_old_bytes(source_files, fork_server, when):
     fs = filesystem(source_files)
@@ -163,10 +126,3 @@ def test_after_a_killed_write_no_process_reads_old_bytes(source_files, fork_serv
     assert ended.signal == signal.SIGKILL
     assert (file_at(source_files, 2).read_bytes() == noise(SIZE, 99)) == (when == "after")
     assert_reads_are_right(source_files, fs)
-
-
-@pytest.mark.stress
-@pytest.mark.timeout(3600)
-def test_hundreds_of_readers_and_writers_are_killed(source_files, fork_server):
-    killed_readers_leave_it_right(source_files, fork_server, n=300, seed=2)
-    killed_writers_leave_no_old_bytes(source_files, fork_server, n=300, seed=2)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-import os
 import pathlib
 import shutil
 import tempfile
@@ -22,7 +21,6 @@ from hypothesis.stateful import (
 
 from cachedfs.errors import CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
 from cachedfs.fetch.runtime import Runtime
-from tests.cache.helpers import flip
 from tests.fakes import FakeOrigin
 from tests.support import KiB, forget
 
@@ -68,10 +66,6 @@ WHOLE = {
     "open": _through_a_file,
     "local_path": _through_a_local_file,
 }
-
-
-def cut(path, size):
-    os.truncate(path, size)
 
 
 class FilesystemMachine(RuleBasedStateMachine):
@@ -343,17 +337,6 @@ class FilesystemMachine(RuleBasedStateMachine):
     def delete_from_the_cache(self, what):
         for path in (self.folder / "cache").glob(f"cachedfs-*/{what}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-    @rule(how=st.sampled_from([flip, cut]), at=st.integers(0, BLOCK), choice=st.integers(0))
-    def damage_a_block(self, how, at, choice):
-        """Damage a copy and rename it into place; a byte changed in an open file needs `verify_always`."""
-        if blocks := sorted((self.folder / "cache").glob("cachedfs-*/blocks/*/*")):
-            path = blocks[choice % len(blocks)]
-            copy = path.with_name("copy")
-            shutil.copyfile(path, copy)
-            if size := path.stat().st_size:
-                how(copy, at % size)
-            copy.replace(path)
 
 
 few = settings(

@@ -2,7 +2,6 @@
 
 import errno
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
@@ -11,11 +10,9 @@ from cachedfs.common.types import Range
 from cachedfs.errors import QuotaExceeded
 from cachedfs.fetch import runtime
 from cachedfs.origins.drive.quota import UNITS_A_DAY
-from cachedfs.sim import DriveServer, Fault
-from cachedfs.sim.network import Delay, Profile
-from cachedfs.sim.quota import QUOTAS
+from cachedfs.sim import Fault
 from tests.fakes import FakeOrigin
-from tests.support import Drive, KiB, MiB, forget, noise, tally, until
+from tests.support import KiB, MiB, forget, noise, until
 
 V2 = (
     '{"error": {"code": 403, "message": "The download quota for this file has been exceeded", "errors": '
@@ -116,57 +113,7 @@ def test_every_request_for_media_has_a_bounded_range(drive, tmp_path, options, s
     assert [text for text in ranges if not re.fullmatch(r"bytes=\d+-\d+", text)] == []
 
 
-# Several processes
-
-NEW = Profile(name="new", media=Delay(0.05), quota=QUOTAS["units"])
-READ = """
-    import fsspec, sys
-    fs = fsspec.filesystem("cdrive")
-    names = fs.ls("My Drive/many", detail=False)
-    start = int(sys.argv[1])
-    print(len(fs.cat(names[start : start + 45])))
-"""
-
-
-@pytest.fixture
-def machine(own_cache, monkeypatch):
-    """A machine, and a Drive that allows 27 downloads a second without saying so."""
-    with DriveServer(NEW) as server:
-        options = {"token": "anon", "endpoint_url": server.endpoint_url}
-        monkeypatch.setitem(fsspec.config.conf, "drive", options)
-        server.fill(server.folder("many"), 135, size=500)
-        yield Drive(server, "many", own_cache)
-
-
-@pytest.mark.stress
-def test_processes_that_share_a_quota_all_finish(machine):
-    """Each process finds the quota for itself, and slows down when it is refused."""
-    machine.python('import fsspec; fsspec.filesystem("cdrive").ls("My Drive/many")')
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda i: machine.python(READ, str(45 * i)), range(3))) == ["45\n"] * 3
-    tally(
-        "requests refused while three processes found a quota",
-        sum(request.status == 403 for request in machine.server.requests),
-    )
-
-
 # Readahead
-
-
-def test_readahead_waits_while_requests_are_scarce_and_reads_do_not(monkeypatch):
-    origin = FakeOrigin()
-    origin.install(monkeypatch)
-    data = origin.put("b/big", noise(20 * MiB))
-    origin.spare_in_s = 0.01
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    with fs.open("b/big") as file:
-        for _ in range(9):
-            file.read(MiB)
-        alone = len(origin.log)
-        assert alone == 2  # the first eight, and the one that the reader waited for
-        origin.spare_in_s = 0.0
-        until(lambda: len(origin.log) > alone)
-        assert file.read() == data[9 * MiB :]
 
 
 def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):

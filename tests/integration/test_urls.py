@@ -1,10 +1,8 @@
 """URL forms and the methods of fsspec. Other libraries are in tests/libraries."""
 
 import functools
-import gzip
 import http.server
 import io
-import json
 import pathlib
 import threading
 import zipfile
@@ -32,14 +30,6 @@ def fs(cloud):
 
 
 # URL forms and options.
-
-
-def test_json_lines_in_text_mode_in_every_form(base):
-    with fsspec.open(f"{base}/a.jsonl", "wt") as file:
-        for i in range(100):
-            file.write(json.dumps({"i": i, "text": "naïve ✓"}) + "\n")
-    with fsspec.open(f"{base}/a.jsonl", "rt", encoding="utf-8") as file:
-        assert [json.loads(line)["i"] for line in file] == list(range(100))
 
 
 def test_options_reach_cachedfs_and_the_target(cloud, tmp_path):
@@ -132,22 +122,6 @@ def test_rsync_takes_our_urls(cloud, tmp_path, prefix):
     assert len(fs.find(cloud.path("back"))) == 3
 
 
-def test_cat_ranges_of_several_objects(cloud, fs):
-    objects = {cloud.path(f"f/{i}"): cloud.put(f"f/{i}", noise(3 * MiB, i)) for i in range(3)}
-    paths = [*objects, *objects]
-    starts, ends = [0, 5, -100, MiB - 1, 2 * MiB, None], [10, 2 * MiB, None, MiB + 1, 3 * MiB, None]
-    expected = [objects[path][a:b] for path, a, b in zip(paths, starts, ends, strict=True)]
-    for _ in range(2):
-        assert fs.cat_ranges(paths, starts, ends) == expected
-    for ten in (10, np.int64(10)):
-        expected = [objects[path][:10] for path in paths]
-        assert (
-            fs.cat_ranges(paths, ten - 10, ten) == fs.cat_ranges(paths, 6 * [ten - 10], 6 * [ten]) == expected
-        )
-    found = fs.cat_ranges([*objects, cloud.path("absent")], 0, 1, on_error="return")
-    assert isinstance(found[-1], FileNotFoundError)
-
-
 class Counting(Callback):
     """Records sizes and steps of each transfer by its target."""
 
@@ -189,13 +163,6 @@ def test_get_and_put_report_sizes_to_their_callbacks(cloud, fs, tmp_path):
     fs.put_file(tmp_path / "one", cloud.path("up/one"), callback=one)
     assert (one.size, one.value) == (3 * MiB, 3 * MiB)
     assert fs.cat_file(cloud.path("up/one")) == noise(3 * MiB, 3 * MiB)
-
-
-def test_upload_and_download_are_put_and_get(cloud, fs, tmp_path):
-    (tmp_path / "a").write_bytes(b"data")
-    fs.upload(str(tmp_path / "a"), cloud.url("a"))
-    fs.download(cloud.url("a"), str(tmp_path / "b"))
-    assert (tmp_path / "b").read_bytes() == b"data"
 
 
 def test_find_glob_walk_and_du_agree(cloud, fs):
@@ -243,31 +210,6 @@ def test_head_tail_and_read_block(cloud, fs):
     assert fs.read_block(cloud.path("a.txt"), 2, 6, delimiter=b"\n") == b"two\nthree\n"
     assert fs.read_text(cloud.path("a.txt")) == data.decode()
     assert fs.read_bytes(cloud.path("a.txt"), start=4, end=7) == b"two"
-
-
-def test_gzip_objects_are_read_as_stored_and_decompressed_by_infer(cloud, fs):
-    text = b"".join(b"line %d\n" % i for i in range(20_000))
-    packed = gzip.compress(text)
-    cloud.put("a.txt.gz", packed, content_encoding="gzip")
-    for _ in range(2):
-        with fsspec.open(cloud.url("a.txt.gz"), compression="infer") as file:
-            assert file.read() == text
-        assert fs.cat_file(cloud.path("a.txt.gz"), 100, 200) == packed[100:200]
-        assert fs.info(cloud.path("a.txt.gz"))["size"] == len(packed)
-        assert fs.info(cloud.path("a.txt.gz"))["contentEncoding"] == "gzip"
-        forget()
-    with fsspec.open(cloud.url("a.txt.gz"), "rt", compression="infer") as file:
-        assert sum(1 for _ in file) == 20_000
-
-
-def test_a_url_returned_by_cachedfs_opens_the_same_object(base):
-    with fsspec.open(f"{base}/a.bin", "wb") as file:
-        file.write(b"abc")
-    with fsspec.open(f"{base}/a.bin") as file:
-        name = file.full_name
-    with fsspec.open(name) as file:
-        assert file.read() == b"abc"
-    assert fsspec.open(f"{base}/a.bin").full_name == name
 
 
 def test_a_mapper_is_a_mapping_of_the_objects(base):

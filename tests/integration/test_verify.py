@@ -126,16 +126,6 @@ def test_a_partly_cached_object_is_checked_by_block_only(cloud):
     assert "not all of it" in found.reason
 
 
-def test_without_google_crc32c_the_md5_is_compared(cloud, fs, monkeypatch):
-    path = cloud.path("x")
-    cloud.put("x", noise(SIZE))
-    fs.cat_file(path)
-    monkeypatch.setattr(checksums, "has_crc32c", lambda: False)
-    [found] = fs.verify(path)
-    assert found.whole is True
-    assert "MD5" in found.reason
-
-
 def test_a_missing_checksum_is_requested_unless_offline(cloud, fs):
     path = cloud.path("x")
     cloud.put("x", noise(SIZE))
@@ -268,15 +258,6 @@ def lie_about(cloud, start, stop, size, times=1):
     nth = 1 + start // MiB
     cloud.server.fail(Fault(kind="media", nth=nth, status=206, body=lie, headers=headers, times=times))
     cloud.server.reset()
-
-
-def test_a_big_object_with_wrong_bytes_is_fetched_once_more(cloud, fs, text):
-    path = cloud.path("x")
-    fs.info(path)
-    lie_about(cloud, 0, len(text), len(text))
-    assert fs.cat_file(path) == text
-    assert cloud.asked() == ["media"] * 2
-    assert fs.verify(path)[0].whole is True
 
 
 def drain(file):
