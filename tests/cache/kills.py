@@ -29,7 +29,7 @@ from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_o
 from tests.support import until
 
 IDENTITY = "gs://test"
-OLD, NEW, PINNED = key_of("b/old"), key_of("b/new"), key_of("b/pinned")
+OLD, NEW = key_of("b/old"), key_of("b/new")
 N_OLD = 6
 
 
@@ -265,15 +265,6 @@ def killer(call: str, nth: int, when: str) -> Callable[[str, str], None]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return hit
-
-
-def repeat(operation: str, directory: str, size: int) -> None:
-    """Do it again and again, until killed; what it made goes before the next time, so that there is something to do."""
-    cache = BlockCache([directory], explicit=True)
-    act, bounds = OPERATIONS[operation].act, CacheBounds(size=size, keep_free=0)
-    while True:
-        act(directory if act in _OPENING else cache, bounds)
-        cache.evict(IDENTITY, NEW.path)
 
 
 def churn(

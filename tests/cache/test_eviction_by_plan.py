@@ -9,7 +9,6 @@ from cachedfs.cache.block_file import file_size
 from cachedfs.cache.eviction.future_uses import FutureUses, Use
 from cachedfs.common.types import CacheBounds
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for, start
-from tests.support import tally
 
 BLOCK = 16 << 10
 AT_ONCE = 4  # accesses between two looks at what is to be fetched
@@ -81,41 +80,6 @@ def bounds_for(cache, n):
     n_fit = cache.usage()[0]
     cache.evict(None)
     return bounds, n_fit
-
-
-class Ahead(Plan):
-    """Readers who are ahead of a plan: so many at once, each block once an epoch, and the plan fetches nothing."""
-
-    def __init__(self, cache, bounds, n, *, at_once):
-        super().__init__(cache, bounds, n, touches=1)
-        self.at_once = at_once
-
-    def step(self):
-        self.look_ahead()
-        if len(self.coming) % self.at_once == 0:  # some get further than others
-            self.coming[: self.at_once] = self.chance.sample(self.coming[: self.at_once], self.at_once)
-        now, self.coming = self.coming[:AT_ONCE], self.coming[AT_ONCE:]
-        missing = [index for index in now if self.cache.read(self.key, index, 0, 8) is None]
-        for index in missing:
-            self.cache.missed(self.key, index, self.bounds)
-            self.cache.touch(self.key, index)
-        for index in missing:
-            self.cache.put([(self.key.block(index), bytes(BLOCK))], self.bounds, plan=self.order)
-            self.order.stored([(self.key, index)])
-        self.fetched += len(missing)
-        self.at += AT_ONCE
-        self.order.look(is_held=False)
-
-
-@pytest.mark.parametrize(("share", "at_once"), [(0.25, 8), (0.75, 64)])
-def test_readers_ahead_of_their_plan_hit_as_often_as_any_cache_can(cache, share, at_once):
-    bounds, n_fit = bounds_for(cache, 160)
-    plan = Ahead(cache, bounds, -(-round(n_fit / share) // 64) * 64, at_once=at_once)
-    plan.read(plan.per_epoch)
-    assert plan.fetched == plan.n
-    ratio = plan.hit_ratio(2)
-    tally(f"{n_fit} of {plan.n} blocks fit, {at_once} read at once ahead of the plan: {ratio:.3f}")
-    assert n_fit / plan.n - 0.02 <= ratio <= n_fit / plan.n
 
 
 # What a plan leaves to others.
@@ -220,37 +184,6 @@ def test_what_others_use_stays_while_a_plan_reads_more_than_fits(cache):
             cache.read(others, index, 0, 1)
     assert plan.fetched > 1.3 * n
     assert missing == 0
-
-
-# Two plans that share one bound.
-
-
-HALF = 0.80  # what a plan over as many blocks as fit hits when it has half of the bound for itself: see the table
-
-
-def in_turn(plans, epochs):
-    """Let plans of the same size read in turn; return the hit ratio of each."""
-    before, steps = [plan.fetched for plan in plans], int(epochs * plans[0].per_epoch / AT_ONCE)
-    for _ in range(steps):
-        for plan in plans:
-            plan.step()
-    return [1 - (plan.fetched - was) / steps / AT_ONCE for plan, was in zip(plans, before, strict=True)]
-
-
-def test_two_plans_of_one_process_have_what_half_the_bound_gives_each_alone(open_cache, folder):
-    cache = open_cache(folder)
-    bounds, n = bounds_for(cache, 120)
-    earlier = Plan(cache, bounds, n, path="b/second")
-    earlier.read(earlier.per_epoch // 4)
-    earlier.order.close()
-    first = Plan(cache, bounds, n, path="b/first")
-    first.read(first.per_epoch)
-    assert first.order.taken > 0.9 * cache.allowance(bounds)
-    second = Plan(cache, bounds, n, seed=1, path="b/second")  # of which nothing is new here
-    assert min(in_turn([first, second], 1)) >= 0.9 * HALF
-    second.order.close()
-    first.read(first.per_epoch)
-    assert first.hit_ratio(0.5) > 0.99  # it has all of the cache again
 
 
 def test_a_plan_counts_until_its_process_is_gone_however_it_went(open_cache, folder):

@@ -14,7 +14,7 @@ from cachedfs.cache.block_file import FORMAT
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
-from tests.cache.helpers import AMPLE, content, file_of, finish, key_of, put, start, whole
+from tests.cache.helpers import AMPLE, content, file_of, key_of, put, whole
 
 ORIGIN, NOW = "gs://test", 1.7e9
 US, THEM = 12345, 12346  # users of no name
@@ -124,46 +124,6 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
     assert {name: entry for name, entry in snapshot(Path(cache.root)).items() if "blocks" in name} == {
         name: entry for name, entry in before.items() if "blocks" in name
     }
-
-
-@needs_root
-def test_layers_of_another_user_are_read_verified_and_never_written(open_cache, shared):
-    key = key_of()
-    below = open_cache(shared)
-    put(below, key, 0, 1)
-    below.pin(ORIGIN, "b/x")
-    below.close()
-    theirs = Path(below.root).rename(Path(below.root).with_name(f"cachedfs-{FORMAT}-{THEM}"))
-    for path in [theirs, *theirs.rglob("*")]:
-        os.chown(path, THEM, THEM)
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    (bad,) = theirs.rglob(key.name(1))
-    data = bytearray(bad.read_bytes())
-    data[5] ^= 1
-    bad.write_bytes(data)
-    before = snapshot(theirs)
-    code = (
-        "import encodings.unicode_escape\n"
-        "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
-        "cache = BlockCache([sys.argv[1] + '/own', sys.argv[1]], explicit=True)\n"
-        "key = key_of()\n"
-        "assert whole(cache, key, 0) == content(key, 0)\n"
-        "assert whole(cache, key, 1) is None and not cache.has(key, 1)\n"
-        "put(cache, key, 1)\n"
-        "assert whole(cache, key, 1) == content(key, 1)\n"
-        "cache.evict('gs://test', None)\n"
-        "assert cache.check(repair=True).ok and cache.pins() == []\n"
-        "assert whole(cache, key, 0) == content(key, 0)\n"
-    )
-    (shared / "own").mkdir()
-    os.chown(shared / "own", US, US)
-    finish(start(code, shared))
-    cache = open_cache(shared / "root", shared)  # root could write it, and does not
-    assert whole(cache, key, 0) == content(key, 0)
-    assert whole(cache, key, 1) is None
-    cache.evict(ORIGIN, None)
-    cache.check(repair=True)
-    assert snapshot(theirs) == before
 
 
 # Planted symlinks
