@@ -1,7 +1,6 @@
 """The filesystem API: names, writes, metadata, instances, options, max_age, local copies, ranges."""
 
 import asyncio
-import datetime
 import functools
 import json
 import logging
@@ -11,11 +10,9 @@ import pickle
 import re
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import fsspec
-import gcsfs.core
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
@@ -175,29 +172,6 @@ def test_a_path_object_is_accepted(cloud, fs, tmp_path):
 # Metadata of the origin.
 
 
-def test_info_contains_json_values_and_datetimes(cloud, fs):
-    cloud.put("d/a", b"abc", content_type="text/plain")
-
-    def plain(value):
-        if isinstance(value, dict):
-            return all(isinstance(k, str) and plain(v) for k, v in value.items())
-        if isinstance(value, list):
-            return all(map(plain, value))
-        return value is None or isinstance(value, str | int | float | bool | datetime.datetime)
-
-    for info in (
-        fs.info(cloud.path("d/a")),
-        fs.info(cloud.path("d")),
-        *fs.ls(cloud.path("d")),
-        fs.info(cloud.bucket),
-    ):
-        assert plain(info), info
-        assert {"name", "size", "type"} <= set(info)
-    forget()
-    again = fsspec.filesystem("cachedfs", target_protocol="gs")
-    assert again.info(cloud.path("d/a")) == fs.info(cloud.path("d/a"))
-
-
 def test_changes_of_a_returned_info_do_not_change_the_cache(cloud, fs):
     fs.pipe_file(cloud.path("a"), b"1", metadata={"by": "me"})
     for ask in (
@@ -209,28 +183,6 @@ def test_changes_of_a_returned_info_do_not_change_the_cache(cloud, fs):
         assert given["metadata"] == {"by": "me"}
         given["metadata"]["by"] = given["size"] = "you"
         assert fs.info(cloud.path("a"))["metadata"] == {"by": "me"}
-
-
-def test_the_fingerprint_changes_with_the_bytes(cloud, fs):
-    cloud.put("a", b"1")
-    first = fs.ukey(cloud.path("a"))
-    assert fs.checksum(cloud.path("a")) == first
-    fs.pipe_file(cloud.path("a"), b"2")
-    assert fs.ukey(cloud.path("a")) != first
-
-
-def test_created_and_modified_are_those_of_the_origin(cloud, fs):
-    cloud.put("a", b"1")
-    for ask in ("created", "modified"):
-        moment = getattr(fs, ask)(cloud.path("a"))
-        assert moment == getattr(fs.origin_fs, ask)(cloud.path("a"))
-        assert moment.tzinfo is not None
-
-
-def test_sign_is_passed_to_the_origin(tmp_path):
-    fs = fsspec.filesystem("cachedfs", target_protocol="file")
-    with pytest.raises(NotImplementedError):
-        fs.sign(str(tmp_path))
 
 
 WRITES = {
@@ -744,18 +696,6 @@ def test_a_hit_of_cgs_imports_no_gcsfs_and_starts_no_thread(cloud):
     assert cloud.asked() == []
 
 
-# Options.
-
-
-def test_options_come_from_argument_then_configuration_then_default(cloud, monkeypatch):
-    monkeypatch.setitem(fsspec.config.conf["cachedfs"], "max_age", "5")
-    for protocol, target in (("cachedfs", {"target_protocol": "gs"}), ("cgs", {})):
-        assert fsspec.filesystem(protocol, **target, skip_instance_cache=True).config.max_age == 5
-        fs = fsspec.filesystem(protocol, **target, max_age="immutable", skip_instance_cache=True)
-        assert fs.config.max_age == float("inf")
-        assert fs.config.block_size == MiB
-
-
 # Event loops and threads.
 
 
@@ -791,19 +731,6 @@ def test_invalidate_cache_drops_everything_at_and_below_a_path(cloud, name):
     assert fs.cat_file(a) == b"new!"
     assert fs.cat_file(b) == (b"old" if name else b"new!")
     assert fs.find(cloud.path("d")) == [a, cloud.path("d/deep/more")]
-
-
-def test_event_loops_of_several_threads_share_fetches(cloud):
-    objects = {cloud.path(str(i)): cloud.put(str(i), noise(200 * KiB, i)) for i in range(30)}
-
-    async def read():
-        fs = fsspec.filesystem("cachedfs", target_protocol="gs", asynchronous=True)
-        return await asyncio.gather(*(fs._cat_file(path) for path in objects))
-
-    with ThreadPoolExecutor(4) as pool:
-        for result in pool.map(lambda _: asyncio.run(read()), range(4)):
-            assert result == [*objects.values()]
-    assert cloud.asked() == ["media"] * 30
 
 
 async def test_sync_methods_work_inside_a_running_loop(cloud, fs):
@@ -883,52 +810,6 @@ def test_may_hold_is_none_without_a_cache_directory():
     assert fs.may_hold() is None
 
 
-def test_a_pin_keeps_blocks_until_it_is_removed(cloud, tmp_path):
-    fs = fsspec.filesystem(
-        "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "small"), cache_size="8MiB"
-    )
-    for name in "ab":
-        cloud.put(name, noise(3 * MiB, ord(name)))
-    fs.pin(cloud.path("a"))
-    fs.cat_file(cloud.path("a"))
-    forget()
-    fs = fsspec.filesystem(
-        "cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "small"), cache_size="8MiB"
-    )
-    for i in range(4):
-        cloud.put(f"other{i}", noise(3 * MiB, i))
-        fs.cat_file(cloud.path(f"other{i}"))
-        fs._source.runtime.drain(120)
-    assert fs.cached_extent(cloud.path("a")) == [(0, 3 * MiB)]
-    assert fs.stats().bytes_cached <= 8 * MiB
-    fs.unpin(cloud.path("a"))
-    for i in range(4):
-        cloud.put(f"more{i}", noise(3 * MiB, i))
-        for _ in range(2):
-            fs.cat_file(cloud.path(f"more{i}"))
-        fs._source.runtime.drain(120)
-    assert fs.cached_extent(cloud.path("a")) != [(0, 3 * MiB)]
-
-
-def test_further_cache_directories_are_read_and_never_written(cloud, tmp_path):
-    layer, own = str(tmp_path / "layer"), str(tmp_path / "own")
-    data = {name: cloud.put(name, noise(MiB, i)) for i, name in enumerate("ab")}
-    fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=layer).cat_file(cloud.path("a"))
-    forget()
-    before = sorted(path for path in pathlib.Path(layer).rglob("*") if path.is_file())
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=[own, layer])
-    cloud.asked()
-    assert fs.cat_file(cloud.path("a")) == data["a"]
-    assert fs.cat_file(cloud.path("b")) == data["b"]
-    assert "media" in cloud.asked()
-    forget()
-    assert sorted(path for path in pathlib.Path(layer).rglob("*") if path.is_file()) == before
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=[own, layer])
-    assert fs.cat([cloud.path("a"), cloud.path("b")]) == {cloud.path(k): v for k, v in data.items()}
-    assert cloud.asked() == []
-    assert fs.stats().cache_dir.startswith(own)
-
-
 # Freshness.
 
 
@@ -972,23 +853,6 @@ def test_a_listing_refreshes_the_metadata_of_its_files(cloud, fs, clock):
     assert list(fs.cat(names[:4]).values()) == [b"old", b"old", b"old", b"new"]
     assert not fs.exists(names[4])
     assert cloud.asked() == ["media"]
-
-
-@pytest.mark.parametrize(
-    "listed", [lambda fs, folder: fs.find(folder), lambda fs, folder: fs.ls(f"{folder}/d", refresh=True)]
-)
-def test_a_newer_listing_replaces_cached_metadata(cloud, fs, listed):
-    old, new = cloud.path("d/old"), cloud.path("d/new")
-    cloud.put("d/old", b"1")
-    assert fs.info(old)["size"] == 1
-    assert not fs.exists(new)
-    cloud.put("d/old", b"four")
-    cloud.put("d/new", b"new")
-    listed(fs, cloud.bucket)
-    cloud.asked()
-    assert fs.info(old)["size"] == 4
-    assert fs.cat(fs.find(cloud.path("d"))) == {new: b"new", old: b"four"}
-    assert cloud.asked() == ["media", "media"]
 
 
 def test_metadata_refreshed_by_another_process_is_used(cloud, fs, clock):
@@ -1123,13 +987,6 @@ def test_an_error_response_does_not_make_the_origin_unreachable(cloud, fs, clock
     cloud.server.fail(Fault(status=status, times=None))
     with pytest.raises(FileNotFoundError if status == 404 else PermissionError):
         fs.cat_file(cloud.path("a"))
-
-
-def test_the_inner_filesystem_is_accessible(cloud, fs):
-    cloud.put("a", b"1")
-    assert isinstance(fs.origin_fs, gcsfs.core.GCSFileSystem)
-    assert not isinstance(fs.origin_fs, CachedFileSystem)
-    assert fs.origin_fs.cat_file(cloud.path("a")) == b"1"
 
 
 async def test_a_copy_cancelled_while_its_file_is_created_leaves_no_file(tmp_path):

@@ -101,36 +101,6 @@ class TestOverLocalFiles(OriginContract):
         await origin.aclose()
 
 
-class TestOverAFolderOfMemory(OriginContract):
-    """A filesystem that wraps another: its options are passed to the inner one."""
-
-    missing_folder_is_an_error = True
-
-    @pytest.fixture
-    def world(self) -> Iterator[MemoryWorld]:
-        world = MemoryWorld()
-        world.put("root/.keep", b"")
-        world.outer, world.root = world.root, f"{world.root}/root"  # type: ignore[attr-defined]
-        yield _Below(world)  # type: ignore[misc]
-        MemoryFileSystem().rm(world.outer, recursive=True)  # type: ignore[attr-defined]
-
-    @pytest.fixture
-    async def origin(self, world: Any) -> AsyncIterator[FsspecOrigin]:
-        origin = make_origin("dir", fo=world.inside.outer, target_protocol="memory", target_options={})
-        yield origin
-        await origin.aclose()
-
-
-class _Below:
-    """A world that the origin sees one folder deeper."""
-
-    root = "root"
-
-    def __init__(self, inside: MemoryWorld) -> None:
-        self.inside = inside
-        self.put, self.get, self.delete = inside.put, inside.get, inside.delete
-
-
 # fingerprint and details
 @pytest.mark.parametrize(
     ("info", "expected"),

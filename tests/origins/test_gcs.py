@@ -33,7 +33,6 @@ import google.oauth2.credentials
 import pytest
 from gcsfs.core import GCSFileSystem
 from gcsfs.credentials import GoogleCredentials
-from google.auth.credentials import AnonymousCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +47,6 @@ from cachedfs.errors import (
     OriginUnreachable,
     SignInRefused,
 )
-from cachedfs.origins import tokens
 from cachedfs.origins.base import range_header
 from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.gcs import api
@@ -200,12 +198,6 @@ async def test_a_read_is_one_request(origin: GCSOrigin, server: GCSServer, path:
     assert kinds(server) == ["media"] * 11
 
 
-async def test_a_missing_object_is_one_request(origin: GCSOrigin, server: GCSServer, path: str) -> None:
-    with pytest.raises(ObjectNotFound):
-        await read(origin, path + ".none", Range(0, 10))
-    assert kinds(server) == ["media"]
-
-
 async def test_a_lookup_is_one_request_or_two_if_there_is_no_object(
     origin: GCSOrigin, server: GCSServer, path: str, world: Bucket
 ) -> None:
@@ -243,17 +235,6 @@ async def test_an_empty_page_token_is_the_end(origin: GCSOrigin, server: GCSServ
     server.fail(Fault(kind="list", status=200, body=json.dumps(page)))
     assert await names(origin.list(f"{world.root}/d")) == {(f"{world.root}/d/x", "file")}
     assert kinds(server) == ["list"]
-
-
-@pytest.mark.parametrize("body", ["null", "[]", "3"])
-async def test_json_that_is_no_dictionary_is_retried(
-    origin: GCSOrigin, server: GCSServer, path: str, body: str
-) -> None:
-    server.fail(Fault(kind="list", status=200, body=body))
-    server.fail(Fault(kind="metadata", status=200, body=body))
-    assert await names(origin.list(path.rpartition("/")[0])) == {(path, "file")}
-    assert (await origin.lookup(path)).size == len(DATA)
-    assert kinds(server) == ["list", "list", "metadata", "metadata"]
 
 
 async def test_every_request_is_counted(make: MakeOrigin, server: GCSServer, path: str) -> None:
@@ -430,15 +411,6 @@ async def test_requester_pays(
     ]
 
 
-async def test_session_headers_are_sent(make: MakeOrigin, server: GCSServer, path: str) -> None:
-    key = {"x-goog-encryption-algorithm": "AES256", "x-goog-encryption-key": "a2V5"}
-    await origin_with_headers(make, key).lookup(path)
-    await ask_all(origin_with_headers(make, {"x-mine": "1"}), path)
-    first, *others = server.requests
-    assert key.items() <= first.headers.items()
-    assert [r.headers["x-mine"] for r in others] == ["1"] * 3
-
-
 def origin_with_headers(make: MakeOrigin, headers: dict[str, str]) -> GCSOrigin:
     return make(session_kwargs={"headers": headers})
 
@@ -555,12 +527,6 @@ def _utc(seconds: float) -> datetime:
     return datetime.now(UTC).replace(tzinfo=None) + timedelta(seconds=seconds)
 
 
-async def test_a_token_is_sent_with_everything(make: MakeOrigin, server: GCSServer, path: str) -> None:
-    server.require_token("good")
-    await ask_all(make(token=google.oauth2.credentials.Credentials("good")), path)
-    assert [r.headers["authorization"] for r in server.requests] == ["Bearer good"] * 3
-
-
 async def test_a_raw_access_token_is_sent(
     make: MakeOrigin, server: GCSServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,11 +545,6 @@ async def test_a_token_given_as_a_dictionary_is_renewed_before_use(
     server.require_token("for-r")
     token = {"refresh_token": "r", "client_id": "i", "client_secret": "s", "type": "authorized_user"}
     assert (await read(make(token=token), path))[0] == DATA
-
-
-async def test_anonymous_credentials_send_no_token(make: MakeOrigin, server: GCSServer, path: str) -> None:
-    await ask_all(make(token=AnonymousCredentials()), path)
-    assert {request.headers.get("authorization") for request in server.requests} == {None}
 
 
 @pytest.mark.parametrize("form", [str, Path, dict])
@@ -655,24 +616,6 @@ async def test_expired_credentials_are_renewed_once_in_a_thread(
     assert threading.get_ident() not in credentials.threads
 
 
-async def test_refused_credentials_are_renewed_once(make: MakeOrigin, server: GCSServer, path: str) -> None:
-    server.require_token("new")
-    credentials = Renewable("revoked", "new")
-    origin = make(token=credentials)
-    replies = await asyncio.gather(*(read(origin, path) for _ in range(5)))
-    assert [r[0] for r in replies] == [DATA] * 5
-    assert credentials.n_refreshed == 1
-
-
-async def test_a_token_that_is_replaced_while_another_is_refused_is_used(
-    make: MakeOrigin, server: GCSServer, path: str
-) -> None:
-    server.require_token("three")
-    credentials = Renewable("one", "two", "three")
-    assert (await read(make(token=credentials), path))[0] == DATA
-    assert [r.status for r in server.requests] == [401, 401, 200]
-
-
 async def test_credentials_that_stay_refused_are_access_denied(
     make: MakeOrigin, server: GCSServer, path: str
 ) -> None:
@@ -719,13 +662,6 @@ async def test_temporary_failures_are_retried(
     assert server.count() == 7
 
 
-async def test_a_rate_limit_with_status_403_is_retried(
-    origin: GCSOrigin, server: GCSServer, path: str
-) -> None:
-    server.fail(Fault(status=403, reason="rateLimitExceeded"))
-    assert (await read(origin, path))[0] == DATA
-
-
 async def test_six_failures_are_origin_unavailable(origin: GCSOrigin, server: GCSServer, path: str) -> None:
     server.fail(Fault(kind="media", status=503, times=None))
     with pytest.raises(OriginUnavailable, match=rf"gs://{path}.*reading bytes 0 to 5.*6 tries in .* s.*503"):
@@ -760,37 +696,6 @@ async def test_a_broken_body_is_resumed_where_it_broke_and_pinned(
         assert text.endswith("-8999")
         assert pin == info.fingerprint
     assert asked[1][0] == "bytes=1010-8999"
-
-
-async def test_a_short_body_is_requested_again(origin: GCSOrigin, server: GCSServer, path: str) -> None:
-    server.fail(Fault(kind="media", short_by=100))
-    data, _, _, _ = await read(origin, path, Range(0, 5000))
-    assert data == DATA[:5000]
-    assert [r.headers["range"] for r in server.requests] == ["bytes=0-4999"] * 2
-
-
-async def test_a_stalled_body_is_resumed(make: MakeOrigin, server: GCSServer, path: str) -> None:
-    server.fail(Fault(kind="media", stall_after=3000, stall_s=60))
-    assert (await read(make(QUICK), path))[0] == DATA
-    assert server.count("media") >= 2  # a busy machine may stall once more
-
-
-async def test_a_corrupted_body_is_requested_again(origin: GCSOrigin, server: GCSServer, path: str) -> None:
-    server.fail(Fault(kind="media", flip=7, times=2))
-    assert (await read(origin, path))[0] == DATA
-    assert server.count("media") == 3
-    server.fail(Fault(kind="media", flip=7, times=None))
-    async with origin.read(path, Range(0, 1 << 20), None) as reply:
-        with pytest.raises(OriginUnavailable, match=rf"gs://{path}.*6 tries.*CRC32C"):
-            await anext(aiter(reply))
-
-
-async def test_a_buffered_body_that_breaks_is_resumed_where_it_broke(
-    origin: GCSOrigin, server: GCSServer, path: str
-) -> None:
-    server.fail(Fault(kind="media", close_after=1000))
-    assert (await read(origin, path))[0] == DATA
-    assert server.bytes_sent() == len(DATA)
 
 
 def test_bytes_are_checked_with_the_best_known_checksum() -> None:
@@ -856,15 +761,6 @@ async def test_an_object_replaced_while_its_body_broke_is_object_changed(
             [piece async for piece in reply]
 
 
-async def test_a_body_that_always_breaks_is_origin_unavailable(
-    origin: GCSOrigin, server: GCSServer, path: str
-) -> None:
-    server.fail(Fault(kind="media", close_after=10, times=None))
-    with pytest.raises(OriginUnavailable, match="6 tries"):
-        await read(origin, path)
-    assert server.count() == 6
-
-
 # Complete bodies with wrong bytes
 TEXT, LIE = b"the truth, " * 1000, b"not truth, " * 1000
 
@@ -891,15 +787,6 @@ async def test_a_whole_body_that_fails_its_checksum_is_requested_again(
     assert data == TEXT
     pins = [request.query.get("ifGenerationMatch") for request in world.server.requests]
     assert pins == [None, info.fingerprint, info.fingerprint]
-
-
-async def test_a_whole_body_that_stays_wrong_names_both_checksums(origin: GCSOrigin, world: Bucket) -> None:
-    world.put("x", TEXT)
-    lies(world, "x", times=None)
-    said = f"6 tries.*CRC32C.*{checksums.crc32c_of(LIE):08x}.*{checksums.crc32c_of(TEXT):08x}"
-    with pytest.raises(OriginUnavailable, match=said):
-        await read(origin, f"{world.root}/x")
-    assert world.server.count("media") == 6
 
 
 async def test_the_checksum_of_the_metadata_is_used_if_the_answer_has_none(
@@ -975,19 +862,6 @@ async def test_a_connection_that_timed_out_because_the_process_was_blocked_is_re
     monkeypatch.setattr(type(loop), "sock_connect", late)
     assert (await read(origin, path))[0] == DATA
     assert held_up
-
-
-async def test_an_unresolved_host_is_retried_for_two_seconds(
-    make: MakeOrigin, waits: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unresolved(*_: Any, **__: Any) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unresolved)  # the resolver itself may take long
-    origin = make(RetryPolicy(), clock=lambda: sum(waits), endpoint_url="http://no-such-host.invalid")
-    with pytest.raises(OriginUnavailable, match="gs://b/k"):
-        await origin.lookup("b/k")
-    assert 0 < sum(waits) <= RetryPolicy().connect_s
 
 
 async def test_the_error_of_a_requester_pays_bucket_names_the_option(
@@ -1134,52 +1008,6 @@ async def test_a_valid_token_is_used_if_it_cannot_be_renewed(
     assert credentials.n_refreshed == 1  # not once for every request
 
 
-async def test_google_auth_can_mount_certificates_on_the_token_session() -> None:
-    """google-auth mounts the certificates of a metadata server there, on machines that have them."""
-    found: list[Any] = []
-
-    class Looking(Renewable):
-        def refresh(self, request: Any) -> None:
-            found.append(request.session.mount)
-            super().refresh(request)
-
-    looking = Looking("old", "new")
-    looking.expiry = _utc(-1)
-    assert await GCSAuth(gcsfs_credentials(looking), PATIENT).headers()
-    assert len(found) == 1
-
-
-async def test_a_valid_token_is_used_while_another_caller_renews_it() -> None:
-    slow = Slow("old")
-    slow.expiry = _utc(100)
-    auth = GCSAuth(gcsfs_credentials(slow), PATIENT)
-    first = asyncio.create_task(auth.headers())
-    await asyncio.to_thread(slow.begun.wait, 60)
-    assert (await asyncio.wait_for(auth.headers(), 60))["authorization"] == "Bearer old"
-    slow.go_on.set()
-    assert (await first)["authorization"] == "Bearer old"
-
-
-async def test_a_failed_renewal_of_a_valid_token_is_not_repeated_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Silent(Renewable):
-        def refresh(self, request: Any) -> None:
-            nonlocal now
-            now += 30.0
-            super().refresh(request)
-
-    now = 1000.0
-    monkeypatch.setattr(tokens, "time", types.SimpleNamespace(monotonic=lambda: now))
-    silent = Silent("old")
-    silent.expiry = _utc(200)
-    auth = GCSAuth(gcsfs_credentials(silent), PATIENT)
-    for n_refreshed in (1, 1, 2):
-        assert (await auth.headers())["authorization"] == "Bearer old"
-        assert silent.n_refreshed == n_refreshed
-        now += 16.0
-
-
 async def test_callers_that_wait_for_the_same_renewal_share_its_failure() -> None:
     slow = Slow("old", expired=True)
     auth = GCSAuth(gcsfs_credentials(slow), PATIENT)
@@ -1192,21 +1020,6 @@ async def test_callers_that_wait_for_the_same_renewal_share_its_failure() -> Non
     with pytest.raises(RetryableError):  # a later caller tries again
         await auth.headers()
     assert slow.n_refreshed == 2
-
-
-async def test_a_silent_token_server_times_out(make: MakeOrigin, path: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        credentials = google.oauth2.credentials.Credentials(
-            None,
-            refresh_token="r",
-            client_id="i",
-            client_secret="s",
-            token_uri=f"http://127.0.0.1:{silent.getsockname()[1]}/",
-        )
-        origin = make(RetryPolicy(tries=2, base_s=0.001, stall_s=0.1), token=credentials)
-        with pytest.raises(OriginUnavailable, match=rf"gs://{path}: .*2 tries.*no token") as raised:
-            await asyncio.wait_for(read(origin, path), 60)
-    assert not isinstance(raised.value, OriginUnreachable)  # it accepted the connection
 
 
 async def test_a_failing_token_server_is_retried(make: MakeOrigin, server: GCSServer, path: str) -> None:
