@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.readahead.chunk_sequence import ChunkHistory, ahead
@@ -156,17 +156,6 @@ def test_several_readers_of_one_array_are_each_followed():
     assert out.unread == []
 
 
-def test_a_second_pass_is_followed_like_the_first():
-    places = grid(20, 10)
-    history, asked = ChunkHistory(), []
-    for place in places * 2:
-        history = history.after(place, (20, 10))
-        wanted = [*ahead(history, extents=(20, 10), most=MOST)]
-        asked += wanted
-        history = history.having_asked(len(wanted)) if wanted else history
-    assert len(asked) >= 380
-
-
 def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
     places = grid(20, 10)
     history = ChunkHistory()
@@ -191,21 +180,6 @@ def test_random_orders_request_almost_nothing(extents):
     assert n_asked <= 0.004 * 5 * math.prod(extents)
 
 
-@settings(max_examples=40)
-@given(st.lists(st.integers(0, 999), max_size=60))
-def test_nothing_is_requested_unless_neighbors_are_read_in_order(numbers):
-    assume(all(abs(a - b) > 20 for a, b in itertools.combinations(numbers, 2)))
-    assume(
-        not any(
-            b - a == c - b
-            for at, c in enumerate(numbers)
-            for b in numbers[:at]
-            for a in numbers[: numbers.index(b)]
-        )
-    )
-    assert replay([(n,) for n in numbers], (1000,)).asked == []
-
-
 def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
     """`a[t]` for random t: the chunks of one step are in order, and the steps are not."""
     rng = random.Random(0)
@@ -214,16 +188,6 @@ def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
     out = replay(places, (500, 6, 6))
     assert out.unread == []
     assert len(out.missed) <= 6 + len(steps)
-
-
-@pytest.mark.parametrize("most", [4, 64])
-def test_random_crops_cost_at_most_one_window(most):
-    for seed in range(2):
-        rng = random.Random(seed)
-        corners = [(rng.randrange(50), rng.randrange(36), rng.randrange(36)) for _ in range(200)]
-        places = [(t, y + dy, x + dx) for t, y, x in corners for dy in range(4) for dx in range(4)]
-        out = replay(places, (50, 40, 40), most)
-        assert len(out.unread) <= most + len(places) * 0.05
 
 
 @settings(max_examples=40)

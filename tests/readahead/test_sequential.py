@@ -136,16 +136,6 @@ def test_readers_that_alternate_in_one_file_are_each_followed(n_readers, burst):
     assert reader.n_wasted <= WINDOW
 
 
-def test_small_gaps_are_tolerated():
-    reader, rng, at = Reader(5000), random.Random(1), 0
-    while at < 4900:
-        length = rng.randrange(20, 60)
-        reader.take(at, at + length)
-        at += length + rng.randrange(2)
-    assert reader.n_waits <= 5
-    assert reader.n_wasted < 0.05 * len(reader.read)
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_random_reads_request_almost_nothing(seed):
@@ -192,27 +182,6 @@ def test_any_pattern_wastes_less_than_a_window_and_a_twentieth(seed, n_blocks, m
         assert unread <= 2 * most, "while readers begin to take turns, and a window otherwise"
         assert reader.n_wasted <= reader.history.n_wasted + unread, "none is forgotten"
     assert reader.n_wasted <= most + reader.history.n_touched / 20
-
-
-@pytest.mark.parametrize(
-    ("pace", "most_wasted"), [(1, REQUEST), (2, 1.25 * WINDOW), (2 * WINDOW, 1.25 * WINDOW)]
-)
-def test_reading_on_elsewhere_is_read_ahead_however_often(pace, most_wasted):
-    n_segments = 10
-    reader = Reader(3000, pace=pace)
-    for number in range(n_segments):
-        reader.take(300 * number, 300 * number + 100)
-    assert reader.n_waits <= 4 * n_segments
-    assert reader.n_wasted <= most_wasted
-    assert len(reader.asked) <= n_segments * (100 + WINDOW) / REQUEST
-
-
-def test_consecutive_ranges_that_are_no_whole_blocks_are_read_ahead():
-    reader = Reader(1000)
-    for number in range(100):  # not in whole blocks, like the rows of a table
-        reader.observe(int(number * 2.6 * B), int((number + 1) * 2.6 * B))
-    assert reader.n_waits <= 12
-    assert reader.n_wasted <= WINDOW
 
 
 def test_a_window_of_zero_reads_nothing_ahead():
