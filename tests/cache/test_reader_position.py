@@ -131,6 +131,19 @@ def test_a_slow_read_is_not_the_next_use_of_the_block():
     assert uses.reader == 8
 
 
+def test_accesses_of_blocks_that_no_use_is_left_of_are_forgotten(monkeypatch):
+    monkeypatch.setattr(future_uses, "LOOK", 4)
+    cache, n = Cache(size=4), 100
+    uses = ahead_of([], cache)
+    uses.add(Use(position, ("x", position), 1) for position in range(n))
+    for position in range(n):
+        cache.touch("x", position)
+        while uses.look(is_held=False):
+            pass
+    assert uses.reader == n
+    assert len(uses._accesses) < n // 2
+
+
 def test_a_failed_object_leaves_the_window():
     uses = ahead_of("abcdef", Cache())
     uses.remove(1, 4)

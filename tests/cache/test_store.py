@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import disk
+from cachedfs.cache import disk, writer
 from cachedfs.cache.eviction.policy import wal_pages_of
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
@@ -206,7 +206,8 @@ def test_evicting_a_path_takes_all_its_versions_and_nothing_else(cache):
     assert cache.has(key_of(identity="gs://elsewhere"), 0)
 
 
-def test_evicting_a_folder_takes_all_below_it_and_no_neighbour(cache):
+def test_evicting_a_folder_takes_all_below_it_and_no_neighbour(cache, monkeypatch):
+    monkeypatch.setattr(writer, "_DROPPED_AT_ONCE", 2)
     for path in ("b/x", "b/x/1", "b/x/2/3", "b/x.txt", "b/x0", "b/y"):
         put(cache, key_of(path), 0)
     assert cache.evict("gs://test", "b/x") > 0

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cachedfs.errors import ObjectChanged
-from cachedfs.read.raw_reader import RawReader
+from cachedfs.read.raw_reader import CACHED_AFTER, RawReader
 from tests.support import KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 12345
@@ -207,6 +207,27 @@ def test_a_closed_file_opens_no_block_again(fs, cloud):
 def read_all(file):
     file.seek(0)
     return b"".join(iter(lambda: file.read(64 * KiB), b""))
+
+
+def test_readahead_stops_looking_when_the_whole_file_is_cached(cloud, monkeypatch):
+    cloud.put("many", noise(300 * 64 * KiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB")
+    looks = []
+    look = RawReader._read_ahead
+    with fs.open(cloud.path("many")) as file:
+        read_all(file)
+        fs._source.runtime.drain(120)
+        hits = fs.stats().hits
+        monkeypatch.setattr(RawReader, "_read_ahead", lambda raw: (looks.append(raw), look(raw)))
+        for block in random.Random(1).sample(range(300), 300):
+            file.seek(block * 64 * KiB + 5)
+            assert file.read(1000)
+        # Until the last four runs are forgotten, and once for each block from then on.
+        assert CACHED_AFTER <= len(looks) <= CACHED_AFTER + 10
+        assert fs.stats().hits == hits + 300
+        read_all(file)
+        assert len(looks) <= CACHED_AFTER + 10
+        assert fs.stats().hits == hits + 600
 
 
 def test_failed_readahead_of_a_closed_file_is_not_retried(origin, monkeypatch):

@@ -208,6 +208,28 @@ async def test_short_answers_are_never_returned(strange: Any, monkeypatch: pytes
         await read(make_origin("strange"), "/x", Range(3, 50))
 
 
+async def test_an_error_of_a_filesystem_that_no_caller_made_is_ours(
+    strange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(strange, "evidence", lambda self, info: {"size": -5, "etag": "x"})
+        with pytest.raises(CachedFSError, match=r"strange:///x: the origin failed.*a size of -5"):
+            await make_origin("strange").lookup("/x")
+    origin = make_origin("strange")
+    pinned = await origin.lookup("/x")
+
+    def broken(self: Any, path: str, start: Any, end: Any) -> bytes:
+        raise TypeError("a mistake of its own")
+
+    monkeypatch.setattr(strange, "answer", broken)
+    with pytest.raises(CachedFSError, match="a mistake of its own") as caught:
+        await read(origin, "/x", Range(3, 9), pinned)
+    assert not isinstance(caught.value, ObjectChanged)
+    strange().pipe_file("/x", DATA[::-1])  # which explains the error
+    with pytest.raises(ObjectChanged):
+        await read(origin, "/x", Range(3, 9), pinned)
+
+
 async def test_a_replacement_during_a_read_is_read_again_once(
     strange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ import google.oauth2.credentials
 import pytest
 from gcsfs.core import GCSFileSystem
 from gcsfs.credentials import GoogleCredentials
+from google.auth.credentials import AnonymousCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -545,6 +546,11 @@ async def test_a_token_given_as_a_dictionary_is_renewed_before_use(
     server.require_token("for-r")
     token = {"refresh_token": "r", "client_id": "i", "client_secret": "s", "type": "authorized_user"}
     assert (await read(make(token=token), path))[0] == DATA
+
+
+async def test_anonymous_credentials_send_no_token(make: MakeOrigin, server: GCSServer, path: str) -> None:
+    await ask_all(make(token=AnonymousCredentials()), path)
+    assert {request.headers.get("authorization") for request in server.requests} == {None}
 
 
 @pytest.mark.parametrize("form", [str, Path, dict])

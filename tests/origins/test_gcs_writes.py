@@ -243,6 +243,19 @@ def test_exit_and_end_of_iteration_publish_the_file(cloud, fs, act):
     assert fs.cat_file(cloud.path("k")) == b"all"
 
 
+def test_a_file_opened_while_two_exceptions_are_handled_is_published(cloud, fs):
+    try:
+        raise KeyError
+    except KeyError:
+        try:
+            raise FileNotFoundError
+        except FileNotFoundError:
+            file = fs.open(cloud.path("k"), "wb")
+        file.write(b"all")
+        file.close()
+    assert fs.cat_file(cloud.path("k")) == b"all"
+
+
 def closed_while_handling(file):
     try:
         raise KeyError

@@ -646,6 +646,18 @@ def test_an_object_replaced_after_the_listing_is_fetched_in_its_new_version(clou
     assert cloud.asked() == []
 
 
+def test_a_large_object_replaced_after_the_listing_is_fetched_whole(origin):
+    fs = fake_fs()
+    origin.put("b/d/x", noise(20 * MiB, 1))
+    fs.ls("b/d")
+    new = origin.put("b/d/x", noise(20 * MiB, 2))
+    assert fs.prefetch(["b/d/x"]).wait(120).errors == 0
+    fs._source.runtime.drain(120)
+    n = len(origin.log)
+    assert fs.cat_file("b/d/x") == new
+    assert len(origin.log) == n
+
+
 @pytest.mark.parametrize("name", ["b/d/", "b/d"])
 def test_an_unexpected_error_of_a_listing_ends_the_plan(origin, monkeypatch, name):
     async def broken(folder, parent=None, *, deep=False):
