@@ -86,10 +86,7 @@ def passes(cache, n, times, *, first=0, shuffled=True, seed=0):
 @pytest.mark.parametrize(("share", "shuffled"), [(0.05, False), (0.25, True), (0.75, False), (0.9, True)])
 def test_forty_epochs_over_more_than_fits_hit_the_part_that_fits(share, shuffled):
     size, staging = round(BLOCKS * share), round(BLOCKS * share * 0.05)
-    for ours, part in (
-        (Ours(size), share),
-        (Ours(size + staging, staging), share),
-    ):
+    for ours, part in ((Ours(size), share), (Ours(size + staging, staging), share)):
         assert min(passes(ours, BLOCKS, 40, shuffled=shuffled)[1:]) >= part - 0.01
     assert min(passes(LRU(size), BLOCKS, 4, shuffled=shuffled)[1:]) < share - 0.04
 

@@ -2,13 +2,11 @@
 
 import contextlib
 import errno
-import gc
 import logging
 import os
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +114,7 @@ SMALL = CacheBounds(size=7 << 19, keep_free=0)  # a few blocks, beside the bookk
 
 
 @contextlib.contextmanager
-def tried() -> Iterator[None]:
+def tried():
     """What writes may be a CacheError, and nothing else."""
     with contextlib.suppress(CacheError):
         yield
@@ -328,21 +326,6 @@ def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache,
         cache._handles._sweep()
     assert left_open(f"{cache.root}/blocks") == []
     assert whole(cache, KEY, 0) == content(KEY, 0)
-
-
-@pytest.mark.parametrize("given", ["back", "to nobody"])
-def test_a_block_in_somebody_s_hands_at_the_end_of_the_cache_is_closed_with_the_last_of_them(tmp_path, given):
-    cache = BlockCache([str(tmp_path)], explicit=True)
-    folder = f"{cache.root}/blocks"
-    put(cache, KEY, 0)
-    handle = cache.borrow(KEY, 0)
-    cache.close()
-    assert len(left_open(folder)) == 1
-    if given == "back":
-        cache.give_back(KEY, 0, handle)
-    del handle, cache
-    gc.collect()
-    assert left_open(folder) == []
 
 
 def test_blocks_that_cannot_be_opened_for_want_of_descriptors_are_counted_later_and_not_removed(

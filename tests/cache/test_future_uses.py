@@ -50,11 +50,7 @@ def quick_polls(monkeypatch):
 @pytest.fixture
 def fs(cloud):
     return fsspec.filesystem(
-        "cachedfs",
-        target_protocol="gs",
-        cache_size=189 * BLOCK,
-        block_size=BLOCK,
-        read_ahead=0,
+        "cachedfs", target_protocol="gs", cache_size=189 * BLOCK, block_size=BLOCK, read_ahead=0
     )
 
 

@@ -229,29 +229,6 @@ def test_a_symlink_in_place_of_a_folder_is_refused_with_the_remedy(open_cache, t
         open_cache(tmp_path / "c")
 
 
-@pytest.mark.parametrize("name", ["index.db", "index.db-wal", "marks", "touches", "block", "blocks/xx"])
-def test_a_symlink_that_leads_nowhere_makes_way(open_cache, tmp_path, name):
-    cache = open_cache(tmp_path / "c")
-    put(cache, key_of(), 0)
-    cache.metadata.mark(ORIGIN, "b/x")
-    place = path_of(cache, name)
-    cache.close()
-    if place.exists():
-        place.rename(tmp_path / "away")
-    nowhere = tmp_path / "nowhere"
-    place.symlink_to(nowhere)
-    cache._own._look_at = 0.0
-    with contextlib.suppress(CacheError):  # where it is noticed only now
-        put(cache, key_of(), 1)
-    put(cache, key_of(), 0, 1)
-    assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
-    cache.metadata.mark(ORIGIN, "b/x")
-    assert not cache._mapped.marks.is_private
-    assert not cache._mapped.touches.is_private
-    assert not place.is_symlink()
-    assert not nowhere.exists()
-
-
 # Names made to break things
 
 NFC, NFD = unicodedata.normalize("NFC", "b/é"), unicodedata.normalize("NFD", "b/é")

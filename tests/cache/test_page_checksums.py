@@ -1,7 +1,5 @@
 """The checksums of pages, alone and joined."""
 
-from __future__ import annotations
-
 import random
 import zlib
 

@@ -213,11 +213,7 @@ def test_evicting_a_folder_takes_all_below_it_and_no_neighbour(cache, monkeypatc
     assert cache.evict("gs://test", "b/x") > 0
     assert [
         path for path in ("b/x", "b/x/1", "b/x/2/3", "b/x.txt", "b/x0", "b/y") if cache.has(key_of(path), 0)
-    ] == [
-        "b/x.txt",
-        "b/x0",
-        "b/y",
-    ]
+    ] == ["b/x.txt", "b/x0", "b/y"]
 
 
 def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache, open_cache):

@@ -20,10 +20,8 @@ from zarr.storage import FsspecStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 from zarr.testing.store import StoreTests
 
-from tests.support import Cloud
 
-
-def number_of_tests(suite: type) -> int:
+def number_of_tests(suite):
     return sum(name.startswith("test_") for name, _ in inspect.getmembers(suite, inspect.isfunction))
 
 
@@ -156,12 +154,12 @@ def test_the_suites_have_as_many_tests_as_before():
 
 
 @pytest.fixture
-def prefix(cloud: Cloud) -> str:
+def prefix(cloud):
     return cloud.path("store")
 
 
 @pytest.fixture
-def options(cloud: Cloud) -> dict:
+def options(cloud):
     """Options that are pickled with a store."""
     return {"cache_dir": str(cloud.cache_dir), "keep_free": 0, **cloud.options}
 

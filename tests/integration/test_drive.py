@@ -200,18 +200,6 @@ def test_two_processes_that_write_one_new_path_create_one_file(drive, fs):
         assert len(drive.server.find(f"{drive.name}/new/er/b.txt")) == 1
 
 
-def test_two_threads_that_write_one_new_path_create_one_file(drive):
-    path = drive.path("new/a.txt")
-    both = [fsspec.filesystem("cdrive", concurrency=n) for n in (8, 9)]  # other options, so two origins
-    drive.server.fail(Fault(kind="upload", times=2, stall_s=0.2))
-    at_once(*(functools.partial(fs.pipe_file, path, b"%d" % i) for i, fs in enumerate(both)))
-    assert (
-        len(drive.server.find(f"{drive.name}/new")) == len(drive.server.find(f"{drive.name}/new/a.txt")) == 1
-    )
-    for fs in both:
-        assert fs.cat_file(path) == drive.server.get(f"{drive.name}/new/a.txt")
-
-
 def test_a_killed_writer_leaves_no_partial_file_and_does_not_block_the_path(drive, fs, tmp_path):
     path, spools = drive.path("new/a.bin"), tmp_path / "spools"
     spools.mkdir()
@@ -471,22 +459,6 @@ def test_a_recursive_copy_copies_the_rest_and_names_what_it_left(drive, tmp_path
         with pytest.raises(CachedFSError, match=r"4 of 6 objects.*no known size"):
             fs.prefetch(drive.path("tree")).wait()
         assert fs.cached_extent(drive.path("tree/sub/b")) == [(0, 1)]
-
-
-def test_a_move_is_done_by_drive_and_keeps_the_id(drive, fs):
-    for i in range(3):
-        drive.put(f"folder/{i}.txt", b"%d" % i)
-    before = fs.info(drive.path("folder/1.txt"))["id"]
-    fs.find(drive.path())
-    drive.asked()
-    fs.mv(drive.path("folder"), drive.path("moved"), recursive=True)
-    assert drive.asked().count("update") == 1
-    assert drive.server.count("copy") == 0
-    assert fs.cat_file(drive.path("moved/1.txt")) == b"1"
-    assert not fs.exists(drive.path("folder/1.txt"))
-    fs.mv(drive.path("moved/1.txt"), drive.path("other.txt"))
-    assert fs.info(drive.path("other.txt"))["id"] == before
-    assert fs.find(drive.path()) == [drive.path(name) for name in ("moved/0.txt", "moved/2.txt", "other.txt")]
 
 
 def test_an_error_for_a_missing_path_has_the_reason_of_drive(drive, fs):

@@ -3,14 +3,11 @@
 import asyncio
 import errno
 import functools
-import gc
 import os
 import re
 import traceback
-import types
 
 import fsspec
-import gcsfs.retry
 import pytest
 
 from cachedfs.cache.block_file import FORMAT
@@ -175,28 +172,6 @@ def test_a_drive_without_access_is_an_error_and_not_empty(drive, status):
         failure(act, AccessDenied)
 
 
-def test_a_failed_write_names_the_url_and_closes_the_file(cloud, fs, monkeypatch):
-    # Let gcsfs retry six times without waiting.
-    monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
-    cloud.put("a", b"old")
-    for fault, kind in (
-        ({"status": 403}, PermissionError),
-        ({"status": 200, "body": "{}"}, OriginUnavailable),
-    ):
-        cloud.server.fail(Fault(kind="upload", times=None, **fault))
-        file = fs.open(cloud.path("a"), "wb")
-        file.write(b"new")
-        with pytest.raises(kind, match=re.escape(cloud.url("a"))):
-            file.close()
-        assert file.closed
-        cloud.server.heal()
-        cloud.asked()
-        del file
-        gc.collect()
-        assert cloud.asked() == []
-        assert fs.cat_file(cloud.path("a")) == b"old"
-
-
 @pytest.mark.parametrize("status", [400, 401, 403, 412, 500])
 def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
     monkeypatch.setattr(origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
@@ -260,10 +235,7 @@ def test_a_missing_protocol_is_a_value_error_with_examples():
 
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [
-        ("cache_sise", "1GB", "did you mean 'cache_size'"),
-        ("keep_free", "200%", "between 0% and 100%"),
-    ],
+    [("cache_sise", "1GB", "did you mean 'cache_size'"), ("keep_free", "200%", "between 0% and 100%")],
 )
 def test_a_wrong_option_is_a_value_error_that_names_it(option, value, says):
     for protocol, target in (("cachedfs", {"target_protocol": "gs"}), ("cgs", {})):

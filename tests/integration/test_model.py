@@ -11,13 +11,7 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from cachedfs.errors import CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
 from cachedfs.fetch.runtime import Runtime
@@ -91,7 +85,6 @@ class FilesystemMachine(RuleBasedStateMachine):
         self.n_versions = 0
         self.may_break = False  # a request that will break in its body may be in flight
         self.has_listed = False
-        self.handles = []
         for path in PATHS:
             self.hold(path, self.content(SIZES[0]))
         self.reopen()
@@ -104,15 +97,9 @@ class FilesystemMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "patch"):
-            self.close_handles()
             forget()
             self.patch.undo()
             shutil.rmtree(self.folder)
-
-    def close_handles(self):
-        for _, _, file, _, _ in self.handles:
-            file.close()
-        self.handles.clear()
 
     @invariant()
     def what_arrived_is_stored(self):
@@ -189,7 +176,6 @@ class FilesystemMachine(RuleBasedStateMachine):
         if self.may_break and "the connection broke" in str(error):
             return  # a request of an earlier rule is still in flight, and this read joined it
         if isinstance(error, FileNotFoundError):
-            assert path is not None, "to a handle, what is removed has changed"
             self.check_absent(path, name, trouble)
         elif name == "offline":
             assert isinstance(error, OriginUnavailable)
@@ -248,45 +234,6 @@ class FilesystemMachine(RuleBasedStateMachine):
                 age = math.inf if kind == "away" else AGES[name]
                 assert sizes[path] in map(len, self.bytes_of(path, self.allowed(path, age)))
 
-    # Open files.
-
-    @rule(name=names, path=paths, trouble=troubles)
-    def open_a_handle(self, name, path, trouble):
-        self.now += 1
-        kind = trouble and trouble[0]
-        try:
-            with self.trouble_with(path, trouble):
-                file = self.filesystems[name].open(path)
-        except CachedFSError as error:
-            self.check_error(error, path, name, kind)
-            return
-        candidates = self.bytes_of(path, self.allowed(path, math.inf if kind == "away" else AGES[name]))
-        self.handles.insert(0, (name, path, file, candidates, len(self.history[path])))
-        for _, _, old, _, _ in self.handles[3:]:
-            old.close()
-        del self.handles[3:]
-
-    @rule(which=st.integers(0, 2), seek=st.one_of(st.none(), offsets), size=offsets, trouble=troubles)
-    def read_on(self, which, seek, size, trouble):
-        self.now += 1
-        if which >= len(self.handles):
-            return
-        name, path, file, candidates, n_versions = self.handles[which]
-        try:
-            with self.trouble_with(path, trouble):
-                start = file.tell() if seek is None else file.seek(seek)
-                data = file.read(size)
-        except ObjectChanged:
-            # It was replaced since, or the file had an older version when it was opened.
-            latest = self.history[path][-1][1]
-            assert len(self.history[path]) > n_versions or candidates != [latest]
-            return
-        except CachedFSError as error:
-            self.check_error(error, None, name, trouble and trouble[0])
-            return
-        candidates[:] = [version for version in candidates if version[start : start + size] == data]
-        assert candidates, "a mixture"
-
     # Changes, by us and by others.
 
     @rule(name=writers, path=paths, how=st.sampled_from(["write", "write", "remove", "copy"]), size=sizes)
@@ -329,7 +276,6 @@ class FilesystemMachine(RuleBasedStateMachine):
 
     @rule()
     def begin_a_new_process(self):
-        self.close_handles()
         forget()
         self.reopen()
 

@@ -124,7 +124,7 @@ def test_reading_the_end_of_a_big_object_costs_two_requests_and_three_mib(far_cl
 # Libraries.
 
 
-def data_set() -> xr.Dataset:
+def data_set():
     t = np.arange(4 * 6 * 8, dtype="f4").reshape(4, 6, 8)
     return xr.Dataset(
         {"t": (("time", "y", "x"), t), "p": (("time", "y", "x"), t)},

@@ -2,10 +2,8 @@
 
 import functools
 import http.server
-import io
 import pathlib
 import threading
-import zipfile
 
 import fsspec
 import numpy as np
@@ -19,7 +17,6 @@ from tests.support import KiB, MiB, forget, noise
 ROWS = pd.DataFrame(
     {"n": range(1000), "x": np.linspace(0, 1, 1000), "name": [f"row {i}" for i in range(1000)]}
 )
-FORMS = ["cachedfs::gs://", "cgs://", "cachedfs::gcs://"]
 
 uploading = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # raised by gcsfs in aiohttp
 
@@ -76,13 +73,6 @@ def test_open_files_by_glob_and_by_list(cloud):
         assert len(files) == 12
         with files as opened:
             assert [file.read() for file in opened] == [f"text {i}" for i in range(12)]
-
-
-def test_open_files_writes_too(cloud, fs):
-    with fsspec.open_files(cloud.url("out/*.txt"), "wt", num=3) as files:
-        for i, file in enumerate(files):
-            file.write(f"part {i}")
-    assert fs.cat(cloud.path("out/*")) == {cloud.path(f"out/{i}.txt"): f"part {i}".encode() for i in range(3)}
 
 
 def test_cat_accepts_many_paths_in_every_form_and_globs(cloud, fs):
@@ -224,24 +214,6 @@ def test_a_mapper_is_a_mapping_of_the_objects(base):
         mapper["c"]
 
 
-def test_a_reference_filesystem_reads_through_cachedfs(cloud):
-    data = cloud.put("raw.bin", noise(3 * MiB))
-    references = {f"part{i}": [cloud.url("raw.bin", "cgs://"), i * MiB, MiB] for i in range(3)}
-    fs = fsspec.filesystem("reference", fo=references, fs=fsspec.filesystem("cgs"))
-    assert fs.cat("part1") == data[MiB : 2 * MiB]
-    assert fs.cat([*references]) == {f"part{i}": data[i * MiB : (i + 1) * MiB] for i in range(3)}
-
-
-def test_a_zip_file_is_read_through_cachedfs(cloud):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as packed:
-        packed.writestr("d/rows.csv", ROWS.to_csv(index=False))
-    cloud.put("a.zip", buffer.getvalue())
-    for prefix in FORMS:
-        back = pd.read_csv(f"zip://d/rows.csv::{cloud.url('a.zip', prefix)}")
-        pd.testing.assert_frame_equal(back, ROWS, check_exact=False)
-
-
 @pytest.fixture
 def web(tmp_path):
     """The URL of a web server with one file."""
@@ -264,17 +236,6 @@ def web(tmp_path):
         finally:
             forget()  # closes the connections
             server.shutdown()
-
-
-def test_web_pages_are_named_by_their_urls(web, tmp_path):
-    url = f"{web}/rows.csv"
-    pd.testing.assert_frame_equal(pd.read_csv(f"cachedfs::{url}"), ROWS, check_exact=False)
-    fs, path = fsspec.url_to_fs(f"cachedfs::{url}")
-    assert path == url
-    assert fs.unstrip_protocol(path) == f"cachedfs::{url}"
-    assert fs.cat_file(url) == (tmp_path / "rows.csv").read_bytes()
-    assert fs.exists(url)
-    assert not fs.exists(f"{url}.not")
 
 
 @pytest.mark.parametrize("query", ["", "?sig=1"])

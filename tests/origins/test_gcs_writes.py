@@ -172,14 +172,7 @@ def in_a_transaction(fs, url):
         raise ZeroDivisionError
 
 
-FAILING = [
-    with_bytes,
-    with_text,
-    with_compression,
-    with_open_file,
-    with_finally,
-    in_a_transaction,
-]
+FAILING = [with_bytes, with_text, with_compression, with_open_file, with_finally, in_a_transaction]
 
 
 @pytest.mark.parametrize(

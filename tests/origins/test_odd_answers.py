@@ -13,7 +13,7 @@ import random
 import threading
 import traceback
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,7 +26,7 @@ from fsspec.core import url_to_fs
 from hypothesis import strategies as st
 from yarl import URL
 
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.types import Range, Suffix
 from cachedfs.errors import CachedFSError, OriginUnavailable
 from cachedfs.origins import http
 from cachedfs.origins.drive.filesystem import DriveFileSystem
@@ -66,22 +66,22 @@ class Odd:
 class OddServer:
     """Answers as a simulated service does, but for what is odd."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.service: Any = None
         self.odd = Odd("")
         self.kinds: set[str] = set()
         self._n_odd = 0
 
-    def begin(self, service: Any, odd: Odd) -> None:
+    def begin(self, service, odd):
         self.service, self.odd, self._n_odd, self.kinds = service, odd, 0, set()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
+    async def running(self):
         async with await asyncio.start_server(self._answer, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
             yield f"http://{host}:{port}"
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, reader, writer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             method, target, _ = head[0].split(" ", 2)
@@ -96,7 +96,7 @@ class OddServer:
             writer.close()
             await writer.wait_closed()
 
-    def _reply(self, call: Call) -> bytes:
+    def _reply(self, call):
         route = self.service._route(call)
         self.kinds.add(route.kind)
         odd = self.odd
@@ -109,7 +109,7 @@ class OddServer:
         return raw(odd, self.service.answer(call, route), call)
 
 
-def raw(odd: Odd, answer: Response, call: Call) -> bytes:
+def raw(odd, answer, call):
     """Return the bytes of an answer with all that is odd about it."""
     body = bytes(answer.body.read(0, answer.body.size))
     headers: dict[str, str | None] = {**answer.headers}
@@ -134,7 +134,7 @@ def raw(odd: Odd, answer: Response, call: Call) -> bytes:
     return whole if odd.cut is None else whole[: odd.cut]
 
 
-def changed(body: bytes, place: int | str, value: Any) -> bytes:
+def changed(body, place, value):
     """Return JSON with another value in one place, or without it; other bodies as they are."""
     try:
         found = json.loads(body)
@@ -151,7 +151,7 @@ def changed(body: bytes, place: int | str, value: Any) -> bytes:
     return json.dumps(found).replace(f'"{DEEP}"', "[" * 40_000 + "]" * 40_000).encode()
 
 
-def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
+def places_of(value):
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, item in list(pairs):
         yield value, name
@@ -191,12 +191,12 @@ STATUSES = [
 ]  # fmt: skip
 
 
-def odd_headers() -> st.SearchStrategy[tuple[tuple[str, str | None], ...]]:
+def odd_headers():
     pairs = [(name, text) for name, texts in HEADERS.items() for text in texts]
     return st.lists(st.sampled_from(pairs), max_size=2).map(tuple)
 
 
-def odd_answers(kind: str) -> st.SearchStrategy[Odd]:
+def odd_answers(kind):
     times = st.sampled_from([1, None])
     framing = st.sampled_from(["length", "length", "chunked", "close"])
     cut = st.none() | st.integers(0, 4000)
@@ -224,7 +224,7 @@ def odd_answers(kind: str) -> st.SearchStrategy[Odd]:
     )
 
 
-def odd_calls(pair: tuple[str, str]) -> st.SearchStrategy[tuple[str, Odd]]:
+def odd_calls(pair):
     call, kind = pair
     return st.tuples(st.just(call), odd_answers(kind))
 
@@ -239,8 +239,8 @@ WANTS: dict[str, Range | Suffix | None] = {
 }
 
 
-def reading(want: Range | Suffix | None, *, is_pinned: bool = False) -> Act:
-    async def act(world: Any, path: str) -> None:
+def reading(want, *, is_pinned=False):
+    async def act(world, path):
         pinned = world.info if is_pinned else None
         async with world.origin.read(path, want, pinned) as reply:
             data = b"".join([piece async for piece in reply])
@@ -250,40 +250,40 @@ def reading(want: Range | Suffix | None, *, is_pinned: bool = False) -> Act:
     return act
 
 
-async def lookup(world: Any, path: str) -> None:
+async def lookup(world, path):
     is_sane(await world.origin.lookup(path))
 
 
-async def listed(world: Any, path: str) -> None:
+async def listed(world, path):
     for deep in (False, True):
         async for info in world.origin.list(world.folder, deep=deep):
             is_sane(info)
 
 
-def is_sane(info: ObjectInfo) -> None:
+def is_sane(info):
     assert isinstance(info.path, str)
     assert info.size is None or (isinstance(info.size, int) and info.size >= 0)
     assert info.fingerprint is None or isinstance(info.fingerprint, str)
     json.dumps(dict(info.details), default=str)
 
 
-async def listed_top(world: Any, path: str) -> None:
+async def listed_top(world, path):
     async for info in world.origin.list(""):
         is_sane(info)
 
 
-async def removed_with_contents(world: Any, path: str) -> None:
+async def removed_with_contents(world, path):
     await world.origin.call("rm", f"{world.folder}/d", recursive=True)
 
 
-async def changes(world: Any, path: str) -> None:
+async def changes(world, path):
     if first := await world.origin.changes(path, None):
         world.touch()
         await world.origin.changes(path, first.token)
 
 
-def writing(method: str) -> Act:
-    async def act(world: Any, path: str) -> None:
+def writing(method):
+    async def act(world, path):
         new = f"{world.folder}/new"
         args = {"pipe_file": (new, NEW), "cp_file": (path, new), "mv_file": (path, new), "rm_file": (path,)}
         await world.origin.call(method, *args[method])
@@ -312,23 +312,23 @@ class World:
     folder = url = ""
     calls = READS
 
-    def __init__(self, server: OddServer, base: str) -> None:
+    def __init__(self, server, base):
         self.server, self.base = server, base
         self.origin: Any = None
         self.info: Any = None
 
-    async def begin(self, odd: Odd) -> None:
+    async def begin(self, odd):
         """Start afresh, and know the object."""
         self.server.begin(self.service(), Odd(""))
         await self.open()
         self.info = self.info or await self.origin.lookup(f"{self.folder}/k")
         self.server.begin(self.server.service, odd)
 
-    async def open(self) -> None: ...
+    async def open(self): ...
 
-    def service(self) -> Any: ...
+    def service(self): ...
 
-    async def close(self) -> None:
+    async def close(self):
         await self.origin.aclose()
 
 
@@ -336,13 +336,13 @@ class GCSWorld(World):
     folder, url = "b", "gs://"
     calls = READS | WRITES
 
-    def service(self) -> Any:
+    def service(self):
         service = GCSService(Network(PROFILES["off"]))
         service.do_put("b", "k", DATA)
         service.do_put("b", "d/x", b"x")
         return service
 
-    async def open(self) -> None:
+    async def open(self):
         if self.origin is None:
             self.origin = GCSOrigin(
                 {"token": "anon", "endpoint_url": self.base},
@@ -355,7 +355,7 @@ class GCSWorld(World):
         generation = self.server.service.store.get("b", "k").generation
         self.info = self.info and dataclasses.replace(self.info, fingerprint=str(generation))
 
-    def stored(self, key: str) -> bytes | None:
+    def stored(self, key):
         found = self.server.service.store.get("b", key)
         return None if found is None else found.content()
 
@@ -364,14 +364,14 @@ class DriveWorld(World):
     folder, url = "My Drive", "drive://"
     calls = READS | WRITES | {"ask what changed": changes}
 
-    def service(self) -> Any:
+    def service(self):
         service = DriveService(Network(PROFILES["off"]))
         service.do_put("k", DATA)
         service.do_put("d/x", b"x")
         self.info = None
         return service
 
-    async def open(self) -> None:
+    async def open(self):
         if self.origin is not None:
             await self.origin.aclose()
         self.origin = DriveOrigin(
@@ -384,17 +384,17 @@ class DriveWorld(World):
             filesystem_over=DriveFileSystem.over,
         )
 
-    def touch(self) -> None:
+    def touch(self):
         self.server.service.do_put("k", DATA + b"more")
 
-    def stored(self, key: str) -> bytes | None:
+    def stored(self, key):
         with contextlib.suppress(FileNotFoundError):
             return bytes(self.server.service.do_get(key))
         return None
 
 
 @contextlib.contextmanager
-def running(cls: type[World]) -> Iterator[tuple[Callable[[str, Odd], None], dict[str, list[str]]]]:
+def running(cls):
     """Yield what makes one call while answers are odd and asserts that it is right, and the requests of each call."""
     loop = asyncio.new_event_loop()
     stack = contextlib.AsyncExitStack()
@@ -402,7 +402,7 @@ def running(cls: type[World]) -> Iterator[tuple[Callable[[str, Odd], None], dict
     base = loop.run_until_complete(stack.enter_async_context(server.running()))
     world = cls(server, base)
 
-    async def one(call: str, odd: Odd) -> None:
+    async def one(call, odd):
         await world.begin(odd)
         try:
             await asyncio.wait_for(world.calls[call](world, f"{world.folder}/k"), 60.0)
@@ -410,7 +410,7 @@ def running(cls: type[World]) -> Iterator[tuple[Callable[[str, Odd], None], dict
             names_the_url = world.url in str(error)
             assert names_the_url
 
-    async def used(call: str) -> list[str]:
+    async def used(call):
         await one(call, Odd(""))
         return sorted(server.kinds)
 
@@ -433,7 +433,7 @@ def no_wait(monkeypatch):
 N_EXAMPLES = {GCSWorld: 300, DriveWorld: 150}
 
 
-def endless(kind: str) -> bytes:
+def endless(kind):
     """Return a page that names itself as the next one."""
     return json.dumps({"kind": kind, "nextPageToken": "x"}).encode()
 
@@ -486,7 +486,7 @@ def test_odd_answers_give_right_bytes_or_an_error_that_names_the_url(cls, no_rat
 
         @hypothesis.settings(max_examples=N_EXAMPLES[cls])
         @hypothesis.given(st.sampled_from(pairs).flatmap(odd_calls))
-        def check(each: tuple[str, Odd]) -> None:
+        def check(each):
             one(*each)
 
         for call, odd in EXAMPLES[cls]:
@@ -509,11 +509,11 @@ class Trickle:
 
     status, headers, history = 200, types.MappingProxyType({}), ()
 
-    def __init__(self, clock: FakeClock, size: int, every_s: float) -> None:
+    def __init__(self, clock, size, every_s):
         self.url = URL("http://host")
         self.content, self._clock, self._size, self._every_s = self, clock, size, every_s
 
-    async def readany(self) -> bytes:
+    async def readany(self):
         self._clock.now += self._every_s
         return bytes(self._size)
 
@@ -553,7 +553,7 @@ SECRETS = ["PASSWORD", "SIGNATURE", "CREDENTIAL"]
 
 
 @pytest.fixture
-def secret_url(tmp_path) -> Iterator[str]:
+def secret_url(tmp_path):
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "k").write_bytes(DATA)
     handler = partial(QuietHandler, directory=str(tmp_path / "www"))
@@ -570,7 +570,7 @@ def secret_url(tmp_path) -> Iterator[str]:
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         pass
 
 

@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.origins.drive.quota import CREATES, REQUESTS
-from cachedfs.origins.rate_limit import (
-    RETRY_HIGHER_S,
-    LimitState,
-    answered,
-    per_s,
-    spare_s,
-    taken,
-)
+from cachedfs.origins.rate_limit import RETRY_HIGHER_S, LimitState, answered, per_s, spare_s, taken
 from cachedfs.origins.retry import RetryPolicy, delay
 
 OLD, NEW = 200.0, 325_000 / 60  # requests per second; and units per second, of which a download takes 200

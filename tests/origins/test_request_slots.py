@@ -8,10 +8,10 @@ from cachedfs.origins.request_slots import ConcurrencyWindow, RequestSlots, spec
 class Service:
     """Finished requests of a service with `rate` requests a second at most, 50 ms for each."""
 
-    def __init__(self, window: ConcurrencyWindow, rate: float = float("inf")) -> None:
+    def __init__(self, window, rate=float("inf")):
         self.window, self.rate, self.now = window, rate, 0.0
 
-    def round(self, *, is_full: bool = True) -> None:
+    def round(self, *, is_full=True):
         """Finish as many requests as the window has."""
         n = self.window.size
         self.window.was_full |= is_full

@@ -82,9 +82,7 @@ def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
 
 @settings(max_examples=40)
 @given(passes())
-def test_a_pass_in_any_order_of_axes_misses_the_first_positions_and_wastes_nothing(
-    case,
-):
+def test_a_pass_in_any_order_of_axes_misses_the_first_positions_and_wastes_nothing(case):
     extents, places = case
     out = replay(places, extents)
     # Four to recognize an order, and the first of each axis that begins to move.
@@ -192,9 +190,7 @@ def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
-    st.integers(0, 12),
-    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150), st.integers(0, 12), st.booleans()
 )
 def test_nothing_beyond_the_grid_or_the_window_is_requested(places, most, is_known):
     extents = (6, 10) if is_known else (None, None)

@@ -127,8 +127,7 @@ def test_blocks_that_were_not_received_do_not_count_as_wasted():
     runtime = SimpleNamespace(window=lambda config: WINDOW, call_soon=lambda function, *args: function(*args))
     config = SimpleNamespace(request_size=REQUEST, block_size=BLOCK)
     fetcher = SimpleNamespace(
-        source=SimpleNamespace(runtime=runtime, config=config),
-        forget_speculative=stopped.append,
+        source=SimpleNamespace(runtime=runtime, config=config), forget_speculative=stopped.append
     )
     readahead = RangeReadahead(BLOCK)
     for index in range(8):

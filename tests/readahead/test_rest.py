@@ -10,7 +10,7 @@ B, REQUEST = 1 << 20, 8
 LINK = LinkEstimate()
 
 
-def worth(n_misses: int, n_missing: int, link: LinkEstimate = LINK) -> bool:
+def worth(n_misses, n_missing, link=LINK):
     return is_rest_worth_it(n_misses, n_missing, block_size=B, blocks_per_request=REQUEST, link=link)
 
 

@@ -32,7 +32,7 @@ class Reader:
     n_waits: int = 0  # blocks that had to be read without being requested
     position: int = 0
 
-    def take(self, start: float, stop: float) -> None:
+    def take(self, start, stop):
         """Read the bytes `[start, stop)`, given in blocks."""
         at, end = int(start * B), min(int(stop * B), self.n_blocks * B)
         while at < end:
@@ -41,7 +41,7 @@ class Reader:
                 self.observe(at, next_at, left=self.position)
             self.position = at = next_at
 
-    def observe(self, start: int, stop: int, left: int | None = None) -> None:
+    def observe(self, start, stop, left=None):
         blocks = set(range(start // B, -(-stop // B)))
         self.history = self.history.after(start, stop, left=left)
         self.give_up()
@@ -59,7 +59,7 @@ class Reader:
         self.known.update(new)
         self.coming += [(self.history.runs[0].number, block) for block in new]
 
-    def give_up(self) -> None:
+    def give_up(self):
         for run in self.history.dropped:
             unread = {block for blocks in run.unread(B) for block in blocks}
             never = {block for owner, block in self.coming if owner == run.number}
@@ -70,7 +70,7 @@ class Reader:
         self.history = self.history._replace(dropped=())
 
     @property
-    def n_wasted(self) -> int:
+    def n_wasted(self):
         return len(self.known - self.read)
 
 
@@ -146,7 +146,7 @@ def test_random_reads_request_almost_nothing(seed):
     assert reader.n_wasted <= REQUEST  # three may be adjacent by chance
 
 
-def patterns(rng: random.Random, n_blocks: int):
+def patterns(rng, n_blocks):
     """Yield the reads of a reader with changing patterns, in blocks."""
     for _ in range(rng.randrange(1, 12)):
         at, n = rng.randrange(n_blocks), rng.randrange(1, 60)
