@@ -262,33 +262,6 @@ def test_an_exclusive_write_in_a_transaction_refuses_existing_objects(cloud, tmp
     assert fs.cat_file(path) == b"1"
 
 
-@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
-def test_trees_are_copied_moved_and_removed(cloud, tmp_path, protocol):
-    top = {"gs": cloud.bucket, "memory": "/trees", "file": str(tmp_path / "trees")}[protocol]
-    options = {"auto_mkdir": True} if protocol == "file" else {}
-    fs = fsspec.filesystem("cachedfs", target_protocol=protocol, target_options=options)
-    objects = {f"{folder}/{i}": noise(10 * i, i) for folder in ("a", "a/b", "a/b/c") for i in range(3)}
-    fs.pipe({f"{top}/{name}": data for name, data in objects.items()})
-
-    def tree(folder):
-        start = f"{top}/{folder}"
-        return {path.removeprefix(top).lstrip("/"): fs.cat_file(path) for path in fs.find(start)}
-
-    assert tree("a") == objects
-    fs.cp(f"{top}/a", f"{top}/copy", recursive=True)
-    assert tree("copy") == {name.replace("a", "copy", 1): data for name, data in objects.items()}
-    fs.mv(f"{top}/copy", f"{top}/moved", recursive=True)
-    assert not fs.exists(f"{top}/copy")
-    assert tree("moved") == {name.replace("a", "moved", 1): data for name, data in objects.items()}
-    fs.rm(fs.glob(f"{top}/moved/b/*"), recursive=True)
-    assert sorted(tree("moved")) == ["moved/0", "moved/1", "moved/2"]
-    fs.rm([f"{top}/moved/0", f"{top}/moved/1"])
-    assert sorted(tree("moved")) == ["moved/2"]
-    fs.rm(f"{top}/a", recursive=True)
-    assert not fs.exists(f"{top}/a")
-    assert not fs.exists(f"{top}/a/b/0")
-
-
 def test_a_copied_tree_is_complete_if_objects_precede_their_folders(tmp_path, monkeypatch):
     fs = fsspec.filesystem("cachedfs", target_protocol="file")
     for name in ("a", "b/a"):

@@ -1,6 +1,7 @@
 """The generic origin: the contract over memory and local files, fingerprints, misbehaving filesystems."""
 
 import asyncio
+import json
 import os
 import sys
 import uuid
@@ -339,6 +340,29 @@ def test_identity_distinguishes_places_and_contains_no_secret():
         client_kwargs={"aws_session_token": "2", "region_name": "a"}
     )
     assert of(session=object()) == of(session=object())
+
+
+def test_every_form_of_a_token_file_distinguishes_drive_accounts(tmp_path, monkeypatch):
+    def of(token):
+        return identity_of("drive", {"token": token}, may_ask=False)
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("alice", "bob", "alice.json", "bob.json"):
+        user = {"client_id": "c", "client_secret": "s", "refresh_token": name}
+        (tmp_path / name).write_text(json.dumps(user))
+    unnamed = of("ya29.an-access-token")
+    for forms in (
+        lambda name: f"{name}.json",
+        lambda name: Path(f"{name}.json"),
+        lambda name: f"~/{name}",
+        lambda name: name,  # an existing file
+    ):
+        assert len({of(forms("alice")), of(forms("bob")), unnamed}) == 3
+    # One file is one account, however it is written.
+    assert of(Path("alice.json")) == of("alice.json")
+    assert of("~/alice") == of(str(tmp_path / "alice")) == of(tmp_path / "alice")
+    assert len({of("anon"), of("google_default"), unnamed}) == 3
 
 
 def test_identity_includes_fsspec_configuration(monkeypatch):

@@ -452,6 +452,7 @@ EXAMPLES: dict[type[World], list[tuple[str, Odd]]] = {
         *((call, Odd(kind, None, 500, b"[" * 65536)) for call, kind in [(RANGE, "media"), ("pipe_file", "upload")]),
         *(("look it up", Odd("metadata", place=name)) for name in ("name", "generation", "size")),
         *(("list", Odd("list", place=name)) for name in ("name", "generation", "size")),
+        ("list", Odd("list", place="name", value="other")),
         *((call, Odd(kind, place="size", value=-5)) for call, kind in [("look it up", "metadata"), ("list", "list")]),
         *((call, Odd(kind, place="metadata", value=DEEP)) for call, kind in [("look it up", "metadata"), ("list", "list")]),
         *((call, Odd("list", None, 200, endless("storage#objects"))) for call in ("list", "rm")),

@@ -10,7 +10,7 @@ import pytest
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.common.types import ObjectKey
-from cachedfs.errors import CachedFSError, CacheError, ObjectChanged
+from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -93,6 +93,18 @@ def test_an_answer_with_other_bytes_than_requested_is_an_error(fs, origin):
         file.seek(15 * MiB)
         with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 were announced"):
             file.read(10)
+
+
+def test_offline_a_missing_block_of_a_known_object_is_an_error(fs, origin):
+    data = origin.put("b/k", noise(3 * MiB))
+    assert fs.cat_file("b/k", 0, 10) == data[:10]
+    fs._source.runtime.drain(120)
+    offline = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True)
+    assert offline.cat_file("b/k", 5, 10) == data[5:10]
+    for read in (lambda: offline.cat_file("b/k"), lambda: offline.open("b/k").read()):
+        with pytest.raises(OriginUnavailable, match="offline"):
+            read()
+    assert len(origin.log) == 1
 
 
 def test_a_cancelled_read_does_not_stop_the_request_for_others(fs, origin):

@@ -193,6 +193,24 @@ def test_the_grid_is_known_from_consolidated_metadata(
 # Shards.
 
 
+def test_an_array_that_grew_is_read_ahead_to_its_new_end(
+    cloud, tmp_path, requested_ahead, one_chunk_at_a_time
+):
+    make(cloud, tmp_path, shape=(10,))
+    zarr.open_array(cloud.url("a.zarr"), mode="r")[...]
+    values = make(cloud, tmp_path / "more", shape=(30,))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.evict()
+    fs.invalidate_cache()
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    requested_ahead.clear()
+    np.testing.assert_array_equal(array[...], values)
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == 30
+    assert len(requested_ahead) == 30 - 4
+
+
 def sharded(cloud, tmp_path, n=8):
     values = np.frombuffer(noise(n * 16 * 128 * KiB), "u1").reshape(n * 16, -1)
     array = zarr.create_array(

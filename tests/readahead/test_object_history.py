@@ -121,6 +121,17 @@ def test_the_rest_is_not_fetched_if_it_does_not_fit_or_readahead_is_off(origin, 
     assert block_received(fs) == 30 * BLOCK
 
 
+@pytest.mark.parametrize("step", [1, 16])
+def test_consecutive_ranges_are_read_ahead(fs, origin, step):
+    n = 96
+    data = put(fs, origin, n)
+    for start in range(0, n, step):
+        stop = start + step
+        assert fs.cat_file("b/k", start * BLOCK, stop * BLOCK) == data[start * BLOCK : stop * BLOCK]
+    assert block_received(fs) == len(data)
+    assert len(requested(origin)) <= n / 8 + 10
+
+
 def test_blocks_that_were_not_received_do_not_count_as_wasted():
     info, stopped = ObjectInfo("b/k", size=1000 * BLOCK), []
     entry, key = MetadataEntry("b/k", info, 0.0, 0, ()), ObjectKey("gs", "b/k", "1", BLOCK)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
-from cachedfs.snapshot import archive, exported_metadata, manifest
+from cachedfs.snapshot import archive, exported_metadata, import_, manifest
 from cachedfs.snapshot.archive import BadBundle
 from cachedfs.snapshot.exported_metadata import MetadataImport, age_kept, decoded_rows, encoded_rows
 from tests.cache.helpers import flip
@@ -69,6 +69,7 @@ def small_bundles(monkeypatch):
     """Make bundles of about 24 KB."""
     monkeypatch.setattr(archive, "LEAST", 16 * KiB)
     monkeypatch.setattr(archive, "MEAN", 8 * KiB)
+    monkeypatch.setattr(import_, "BATCH", 10 * KiB)
 
 
 SMALL = """
@@ -721,3 +722,24 @@ def test_arbitrary_rows_are_refused_or_harmless(tmp_path_factory, rows):
     with contextlib.suppress(BadBundle):
         MetadataImport(cache.metadata, "gs||", 1e9).take(iter(json.loads(json.dumps(rows))))
     cache.close()
+
+
+@given(
+    JSON
+    | st.fixed_dictionaries(
+        {
+            "kind": st.just("cachedfs export"),
+            "format": st.just(manifest.FORMAT),
+            "bundles": JSON,
+            "identity": JSON,
+            "block_size": JSON,
+            "made_at": JSON,
+            "metadata": JSON,
+            "metadata_size": JSON,
+        }
+    )
+)
+@settings(max_examples=60)
+def test_an_arbitrary_manifest_is_refused(found):
+    with pytest.raises(BadBundle):
+        manifest.Manifest.decode(json.dumps(found).encode())
