@@ -201,8 +201,6 @@ _OPENING = (open_and_put,)
 
 
 # In the child.
-
-
 def record(operation, directory, size):
     """Do it, and return the names of its calls in order."""
     calls: list[str] = []

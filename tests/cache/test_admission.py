@@ -107,8 +107,6 @@ def test_one_scan_of_three_times_the_bound_costs_a_set_that_fits_one_pass():
 
 
 # The same through the whole stack.
-
-
 def test_one_object_larger_than_the_cache_does_not_drive_the_others_out(tmp_path):
     """The first time, nor later where the others are read in between."""
     folder, bound = tmp_path / "data", 24 << 20

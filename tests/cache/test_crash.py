@@ -21,17 +21,9 @@ from tests.support import tally
 HOUR_S = 3600
 # The calls that leave something to other processes: to die before or after any other is to die at one of these.
 CHANGES = {
-    "allocate",
-    "create",
-    "make_folder",
-    "os.link",
-    "os.makedirs",
-    "os.rename",
-    "shutil.rmtree",
-    "unlink",
-    "write_all",
-    "SQL COMMIT",
-}
+    "allocate", "create", "make_folder", "os.link", "os.makedirs", "os.rename", "shutil.rmtree", "unlink",
+    "write_all", "SQL COMMIT",
+}  # fmt: skip
 
 
 class Start:

@@ -283,8 +283,6 @@ def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(
 
 
 # One call at a time
-
-
 def failing(number):
     def fail(*args, **options):
         raise OSError(number, os.strerror(number))

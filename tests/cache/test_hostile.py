@@ -25,8 +25,6 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 
 
 # Other users, strange umasks
-
-
 @pytest.fixture
 def shared():
     """A folder that every user of the machine can reach: pytest's own are for us alone."""
@@ -127,8 +125,6 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
 
 
 # Planted symlinks
-
-
 def snapshot(folder):
     """Return what is below a folder, down to the bytes and the time they were written."""
     return {
@@ -143,15 +139,8 @@ def snapshot(folder):
 
 FOLDERS = ["blocks", "tmp", "leases", "blocks/xx"]
 FILES = [
-    "index.db",
-    "index.db-wal",
-    "index.db-shm",
-    "index.db-journal",
-    "claims",
-    "marks",
-    "touches",
-    "block",
-]
+    "index.db", "index.db-wal", "index.db-shm", "index.db-journal", "claims", "marks", "touches", "block",
+]  # fmt: skip
 
 
 def path_of(cache, name):

@@ -137,8 +137,6 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
 
 
 # Touches
-
-
 def touches_of(n_slots=1 << 12, **options):
     return AccessStats(None, "", n_slots, **options)
 

@@ -10,17 +10,8 @@ from tests.cache.helpers import key_of, put
 
 # The tables that grow, and the statements that may read all of one: none of them belongs to a read or a write.
 GROWING = {
-    "blocks",
-    "objects",
-    "facts",
-    "listings",
-    "children",
-    "graves",
-    "pins",
-    "leases",
-    "folders",
-    "quota",
-}
+    "blocks", "objects", "facts", "listings", "children", "graves", "pins", "leases", "folders", "quota",
+}  # fmt: skip
 WHOLE = {
     "SELECT clock FROM blocks ORDER BY id DESC LIMIT 1": "the last row",
     "SELECT listing FROM graves LIMIT 1": "the first row",

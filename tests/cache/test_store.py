@@ -305,8 +305,6 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
 
 
 # Disks that fail
-
-
 def full(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -24,23 +24,12 @@ from cachedfs.sim import Fault, GCSServer
 from tests.support import KiB, MiB, forget, noise
 
 FORMS = [
-    ("cachedfs", ""),
-    ("cachedfs", "gs://"),
-    ("cachedfs", "cachedfs://"),
-    ("cgs", "gcs://"),
-    ("cgs", "cgs://"),
+    ("cachedfs", ""), ("cachedfs", "gs://"), ("cachedfs", "cachedfs://"), ("cgs", "gcs://"), ("cgs", "cgs://"),
     ("cgs", "cachedfs::gs://"),
-]
-
-
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
+]  # fmt: skip
 
 
 # Names.
-
-
 @pytest.mark.parametrize(("protocol", "form"), FORMS)
 def test_every_method_accepts_every_form_of_a_path(cloud, protocol, form, tmp_path):
     fs = fsspec.filesystem(protocol, **({"target_protocol": "gs"} if protocol == "cachedfs" else {}))
@@ -156,8 +145,6 @@ def test_a_path_object_is_accepted(cloud, fs, tmp_path):
 
 
 # Metadata of the origin.
-
-
 def test_changes_of_a_returned_info_do_not_change_the_cache(cloud, fs):
     fs.pipe_file(cloud.path("a"), b"1", metadata={"by": "me"})
     for ask in (
@@ -443,8 +430,6 @@ def test_an_empty_object_is_an_object(cloud, fs):
 
 
 # The same metadata from every method.
-
-
 def metadata_of(fs, path):
     """Return the metadata of an object from every method."""
     (listed,) = fs.ls(path, detail=True)
@@ -521,8 +506,6 @@ def test_metadata_of_a_replaced_or_changed_object_is_the_new_one(cloud, fs, cloc
 
 
 # Instances.
-
-
 def test_instances_are_shared_by_their_options(cloud, fs):
     assert fsspec.filesystem("cachedfs", target_protocol="gs") is fs
     assert fsspec.url_to_fs(cloud.url("a"))[0] is fsspec.url_to_fs(cloud.url("b"))[0]
@@ -637,8 +620,6 @@ def test_a_hit_of_cgs_imports_no_gcsfs_and_starts_no_thread(cloud):
 
 
 # Event loops and threads.
-
-
 def test_two_event_loops_use_one_asynchronous_filesystem(cloud):
     data = cloud.put("a", noise(3 * MiB))
 
@@ -681,8 +662,6 @@ async def test_sync_methods_work_inside_a_running_loop(cloud, fs):
 
 
 # Content of the cache.
-
-
 @pytest.mark.parametrize(
     ("name", "suffix"),
     [("a.csv.gz", ".csv.gz"), ("v1.2.tar", ".2.tar"), ("a", ""), (".hidden", ""), ("a.b c", ""), ("a.é", "")],
@@ -751,8 +730,6 @@ def test_may_hold_is_none_without_a_cache_directory():
 
 
 # Freshness.
-
-
 def test_a_changed_object_is_seen_after_max_age(cloud, fs, clock):
     path = cloud.path("a")
     cloud.put("a", b"old")

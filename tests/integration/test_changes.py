@@ -224,8 +224,6 @@ def test_get_into_an_open_file_restarts_at_its_start_position(fake, steps):
 
 
 # Own writes.
-
-
 def _ls(fs, path):
     return [info["size"] for info in fs.ls(fs._parent(path)) if info["name"] == path]
 
@@ -354,8 +352,6 @@ def test_every_write_is_seen_at_once_by_another_process(request, tmp_path, place
 
 
 # Zarr returns fill values for missing chunks.
-
-
 @pytest.mark.parametrize(("at", "is_sharded"), [("fake", False), ("cloud", True)])
 def test_zarr_returns_no_fill_values_for_chunks_that_are_replaced(
     request, steps, clock, tmp_path, at, is_sharded
@@ -396,8 +392,6 @@ def test_zarr_returns_no_fill_values_for_chunks_that_are_replaced(
 
 
 # An unreachable origin.
-
-
 def test_many_files_are_read_while_the_origin_is_unreachable(own_cache, clock, caplog, monkeypatch):
     waited, next_wait_s = collections.Counter(), RetryAttempts.next_wait_s
 

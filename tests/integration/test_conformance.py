@@ -26,8 +26,6 @@ def number_of_tests(suite):
 
 
 # fsspec.
-
-
 class Fixtures(suites.AbstractFixtures):
     @pytest.fixture
     def fs_join(self):
@@ -151,8 +149,6 @@ def test_the_suites_have_as_many_tests_as_before():
 
 
 # zarr.
-
-
 @pytest.fixture
 def prefix(cloud):
     return cloud.path("store")

@@ -38,8 +38,6 @@ def file_at(folder, n):
 
 
 # Run in the child processes.
-
-
 def read_on(folder, seed):
     """Read forever, in every way, and compare with the files, which do not change."""
     fs, chance = filesystem(Path(folder), max_age=0), random.Random(seed)
@@ -80,8 +78,6 @@ def write_and_die(folder, n, when):
 
 
 # Checked after each kill.
-
-
 @pytest.fixture
 def source_files(folder):
     (folder / "origin").mkdir()

@@ -37,8 +37,6 @@ def revisions_hidden(drive, key):
 
 
 # Cost in requests.
-
-
 def test_an_unknown_file_costs_its_folders_and_its_data_then_nothing(drive):
     data = drive.put("deep/er/a.bin", noise(40_000))
     # My Drive, the test's folder, two folders and the file, each looked up in its parent; then the bytes.
@@ -132,8 +130,6 @@ def test_a_folder_with_many_changes_is_listed_instead_of_looked_up_by_name(drive
 
 
 # Changes.
-
-
 @pytest.mark.parametrize("has_no_revisions", [False, True])
 def test_an_open_file_never_mixes_two_versions(drive, has_no_revisions):
     old, new = noise(4 * MiB, seed=1), noise(4 * MiB, seed=2)
@@ -288,8 +284,6 @@ def test_concurrent_changes_of_the_same_names_end_as_in_some_order(drive, protoc
 
 
 # Items that a user meets.
-
-
 def test_the_error_of_an_unreadable_path_says_why(drive, fs):
     drive.put("folder/x", b"x")
     drive.server.document(f"{drive.name}/report", "words")

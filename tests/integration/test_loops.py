@@ -73,8 +73,6 @@ def stall(cloud, *keys, after=None):
 
 
 # Event loops of callers.
-
-
 def test_a_loop_closed_during_a_read_does_not_affect_others(origin):
     """Its tasks are never cancelled: the read ends by itself, and its blocks are cached."""
     fs, there = (
@@ -120,8 +118,6 @@ def test_a_cancelled_read_leaves_nothing_running(cloud, monkeypatch):
 
 
 # Ctrl-C.
-
-
 def test_an_interrupt_ends_a_read_and_the_process(cloud):
     """KeyboardInterrupt is raised even if nothing answers; received blocks are stored whole or not at all."""
     stall(cloud, "slow")
@@ -264,8 +260,6 @@ def test_a_process_exits_with_requests_in_flight(cloud, how):
 
 
 # Leaks.
-
-
 def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
     """Reads, listings, errors and evictions add no thread, descriptor or task per round; closing frees all."""
     for i in range(6):

@@ -18,11 +18,6 @@ from cachedfs.sim import Fault
 from tests.support import forget, noise
 
 
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
 def every_read(fs, path):
     """Return functions that each read bytes of `path`."""
     return {
@@ -52,8 +47,6 @@ def failure(act, kind):
 
 
 # Missing objects.
-
-
 def test_reading_a_missing_object_is_file_not_found(cloud, fs):
     for name, read in every_read(fs, cloud.path("nothing")).items():
         error = failure(read, FileNotFoundError)
@@ -125,8 +118,6 @@ def test_reading_a_folder_as_an_object_is_is_a_directory(cloud, fs):
 
 
 # Credentials.
-
-
 def test_a_forbidden_bucket_is_a_permission_error(cloud, fs):
     cloud.put("a", b"1")
     cloud.server.forbid(cloud.bucket)
@@ -214,8 +205,6 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(cloud, fs, mon
 
 
 # Protocols and packages.
-
-
 def test_an_unknown_protocol_is_a_value_error_that_names_it():
     with pytest.raises(ValueError, match="nonsense"):
         fsspec.open("cachedfs::nonsense://a").open()
@@ -231,8 +220,6 @@ def test_a_missing_protocol_is_a_value_error_with_examples():
 
 
 # Options.
-
-
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [("cache_sise", "1GB", "did you mean 'cache_size'"), ("keep_free", "200%", "between 0% and 100%")],
@@ -274,8 +261,6 @@ def test_a_cache_directory_writable_by_others_is_a_value_error(cloud, tmp_path):
 
 
 # Modes and ranges.
-
-
 def test_a_wrong_mode_is_a_value_error(cloud, fs):
     cloud.put("a", b"1")
     for mode in ("q", "rw", ""):

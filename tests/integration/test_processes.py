@@ -46,8 +46,6 @@ def run(context, target, *arguments, n=1):
 
 
 # Functions of the children, at module level so that spawn finds them.
-
-
 def check_handle(file, expected_size, seed):
     file.seek(0)
     assert file.read() == noise(expected_size, seed)
@@ -72,8 +70,6 @@ def fetch(fs, path):
 
 
 # Fork.
-
-
 def test_a_filesystem_used_before_a_fork_works_in_children(cloud, fs, forking):
     for i, name in enumerate("ab"):
         cloud.put(f"d/{name}", noise(SIZE, i))
@@ -141,8 +137,6 @@ def test_a_forked_child_holds_no_blocks_of_its_parent(cloud, forking):
 
 
 # Spawn and forkserver.
-
-
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_pickled_filesystems_files_and_arrays_work_in_new_processes(cloud, method):
     fs, _ = fsspec.url_to_fs(cloud.url(), **options(cloud))
@@ -166,8 +160,6 @@ def options(cloud):
 
 
 # Workers that end.
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_blocks_fetched_by_a_worker_are_on_disk_when_it_has_ended(cloud, forking, method):
     cloud.put("a", noise(10 * MiB))
@@ -203,8 +195,6 @@ def test_a_worker_killed_during_a_fetch_blocks_no_other(cloud, fs, forking):
 
 
 # Threads.
-
-
 def test_many_threads_read_the_right_bytes_once(cloud, fs):
     objects = {cloud.path(f"{i}"): cloud.put(f"{i}", noise(MiB + i, i)) for i in range(10)}
     paths, barrier, wrong = list(objects), threading.Barrier(50), []

@@ -1,7 +1,6 @@
 """Quotas of Google Drive: errors, cached data, bounded ranges, request pacing, reading ahead, daily use."""
 
 import errno
-import re
 
 import fsspec
 import pytest
@@ -71,51 +70,7 @@ def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(driv
     assert "media" not in drive.asked()
 
 
-@pytest.mark.usefixtures("default_patience")
-@pytest.mark.parametrize(
-    ("size", "n_requests", "options"), [(3 * MiB, 10, {"read_ahead": 0}), (20 * MiB, 12, {})]
-)
-def test_every_request_for_media_has_a_bounded_range(drive, tmp_path, options, size, n_requests):
-    """An open-ended request is charged as the whole file, even if it is aborted."""
-    fs = fsspec.filesystem("cdrive", **options)
-    data = drive.put("big.bin", noise(size))
-    path, uncached = drive.path("big.bin"), fsspec.filesystem("drive")
-    for name in ("small", "other", "third"):
-        drive.put(name, noise(1000))
-    with fs.open(path) as file:
-        assert file.read(10) == data[:10]
-        wait_until_idle(fs)
-        file.seek(-10, 2)
-        assert file.read() == data[-10:]
-    wait_until_idle(fs)
-    assert fs.cat_file(path, -100) == data[-100:]
-    wait_until_idle(fs)
-    assert fs.cat_ranges([path, path], [5, MiB], [9, None]) == [data[5:9], data[MiB:]]
-    wait_until_idle(fs)
-    assert fs.cat([drive.path("small"), drive.path("other")])
-    wait_until_idle(fs)
-    fs.get(drive.path("third"), str(tmp_path / "third"))
-    wait_until_idle(fs)
-    fs.head(path)
-    fs.tail(path)
-    wait_until_idle(fs)
-    assert uncached.cat_file(path) == data
-    wait_until_idle(fs)
-    assert uncached.cat_file(path, -7) == data[-7:]
-    wait_until_idle(fs)
-    with uncached.open(path) as file:
-        assert file.read() == data
-    wait_until_idle(fs)
-    uncached.get(path, str(tmp_path / "b/big"))
-    wait_until_idle(fs)
-    ranges = [r.headers.get("range", "") for r in drive.server.requests if r.kind == "media"]
-    assert len(ranges) == n_requests  # the rest was fetched with it
-    assert [text for text in ranges if not re.fullmatch(r"bytes=\d+-\d+", text)] == []
-
-
 # Readahead
-
-
 def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
     origin = FakeOrigin()
     origin.install(monkeypatch)

@@ -1,22 +1,15 @@
 """Exact counts of the requests of each operation: cold, warm, and after a restart."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import numpy as np
 import pytest
 import xarray as xr
-import zarr
 
 from cachedfs.fetch import source
 from cachedfs.sim import Fault, GCSServer
-from tests.support import AGE_S, Cloud, KiB, MiB, forget, noise
-
-
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
+from tests.support import AGE_S, Cloud, MiB, forget, noise
 
 
 def test_an_unknown_small_object_costs_one_request_then_none(cloud):
@@ -122,8 +115,6 @@ def test_reading_the_end_of_a_big_object_costs_two_requests_and_three_mib(far_cl
 
 
 # Libraries.
-
-
 def data_set():
     t = np.arange(4 * 6 * 8, dtype="f4").reshape(4, 6, 8)
     return xr.Dataset(
@@ -156,31 +147,3 @@ def test_open_zarr_sends_each_request_once_and_none_after_a_restart(
             assert ds.load().identical(data_set())
         assert cloud.asked() == []
         forget()
-
-
-def test_concurrent_zarr_and_cat_file_cost_one_request_per_block(cloud, fs, tmp_path):
-    array = zarr.create_array(
-        tmp_path / "a.zarr",
-        shape=(4 * MiB,),
-        shards=(2 * MiB,),
-        chunks=(256 * KiB,),
-        dtype="u1",
-        compressors=None,
-    )
-    array[:] = np.frombuffer(noise(4 * MiB), "u1")
-    for path in (tmp_path / "a.zarr").rglob("*"):
-        if path.is_file():
-            cloud.put(str(path.relative_to(tmp_path)), path.read_bytes())
-    opened = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    shards = [cloud.path(f"a.zarr/c/{i}") for i in range(2)]
-    sizes = [fs.info(shard)["size"] for shard in shards]
-    cloud.asked()
-    sent = cloud.server.bytes_sent()
-    cloud.server.fail(Fault(kind="media", stall_s=0.1, times=None))  # so that all are in flight together
-    with ThreadPoolExecutor() as pool:
-        whole = pool.submit(lambda: opened[:])
-        objects = list(pool.map(fs.cat_file, shards * 2))
-        np.testing.assert_array_equal(whole.result(), np.frombuffer(noise(4 * MiB), "u1"))
-    assert [len(data) for data in objects] == sizes * 2
-    assert cloud.server.bytes_sent() - sent == sum(sizes)
-    assert len(cloud.asked()) <= sum(-(-size // MiB) for size in sizes)

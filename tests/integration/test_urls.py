@@ -21,14 +21,7 @@ ROWS = pd.DataFrame(
 uploading = pytest.mark.filterwarnings("ignore:Sending a large body directly")  # raised by gcsfs in aiohttp
 
 
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
 # URL forms and options.
-
-
 def test_options_reach_cachedfs_and_the_target(cloud, tmp_path):
     ours = {"cache_dir": str(tmp_path / "elsewhere"), "block_size": 64 * KiB}
     theirs = {"token": "anon", "endpoint_url": cloud.server.endpoint_url, "consistency": "size"}
@@ -60,8 +53,6 @@ def test_options_reach_cachedfs_and_the_target(cloud, tmp_path):
 
 
 # Methods of fsspec.
-
-
 def test_open_files_by_glob_and_by_list(cloud):
     for i in range(12):
         cloud.put(f"f/{i:02}.txt", f"text {i}".encode())

@@ -21,11 +21,6 @@ from tests.support import KiB, MiB, forget, noise
 SIZE = 3 * MiB + 17  # four blocks
 
 
-@pytest.fixture
-def fs():
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
 def files_of(cloud):
     """Return the files of all cached blocks, in the order of their indexes."""
     found = cloud.cache_dir.glob("cachedfs-*/blocks/*/*")
@@ -206,8 +201,6 @@ async def test_verify_can_be_awaited(cloud):
 
 
 # Checks while receiving
-
-
 def test_wrong_bytes_of_a_small_object_are_never_returned_or_stored(cloud, fs, monkeypatch):
     monkeypatch.setattr(retry, "delay", lambda *args, **options: 0.0)
     truth, lie = b"the truth, " * 1000, "not truth, " * 1000

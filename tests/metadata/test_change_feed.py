@@ -44,8 +44,6 @@ FOLDER = "application/vnd.google-apps.folder"
 
 
 # Cost in requests.
-
-
 def test_a_second_session_costs_one_request_when_nothing_changed(drive, fs, tree, clock):
     data = {drive.path(key): content for key, content in tree.items()}
     names = fs.find(drive.path())
@@ -199,8 +197,6 @@ def test_a_long_listing_is_not_repeated_for_one_changed_name(drive, fs, clock):
 
 
 # Failures.
-
-
 def test_a_rejected_token_causes_one_new_listing_and_a_new_token(drive, fs, tree, clock):
     names = fs.find(drive.path())
     drive.server.expire_changes()
@@ -276,8 +272,6 @@ def test_paths_that_no_feed_covers_are_looked_up(drive, fs, clock):
 
 
 # Correctness.
-
-
 def trash_and_back(at):
     at.server.trash(at.id("d/one"))
     at.server.trash(at.id("d/one"), False)

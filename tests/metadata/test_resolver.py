@@ -14,11 +14,6 @@ from cachedfs.errors import AccessDenied, OriginUnavailable
 from tests.support import forget, until
 
 
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
 def test_a_listing_does_not_make_deeper_objects_absent(cloud, fs):
     cloud.put("z/a/array", b"data")
     cloud.put("z/group", b"{}")

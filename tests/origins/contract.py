@@ -91,16 +91,12 @@ class OriginContract:
     @pytest.mark.parametrize(
         ("want", "start", "stop"),
         [
-            (Range(100, 300), 100, 300),
-            (Range(0, len(DATA)), 0, len(DATA)),
-            (Range(10_000, 20_000), 10_000, len(DATA)),
-            (Range(len(DATA), len(DATA) + 5), len(DATA), len(DATA)),
-            (Range(20_000, 20_010), len(DATA), len(DATA)),
-            (Range(7, 7), 7, 7),
-            (Suffix(100), len(DATA) - 100, len(DATA)),
-            (Suffix(20_000), 0, len(DATA)),
+            (Range(100, 300), 100, 300), (Range(0, len(DATA)), 0, len(DATA)),
+            (Range(10_000, 20_000), 10_000, len(DATA)), (Range(len(DATA), len(DATA) + 5), len(DATA), len(DATA)),
+            (Range(20_000, 20_010), len(DATA), len(DATA)), (Range(7, 7), 7, 7),
+            (Suffix(100), len(DATA) - 100, len(DATA)), (Suffix(20_000), 0, len(DATA)),
         ],
-    )
+    )  # fmt: skip
     async def test_ranges_are_clipped(self, origin, path, want, start, stop):
         known = await origin.lookup(path)
         for pinned in (None, known):

@@ -102,12 +102,10 @@ class TestOverLocalFiles(OriginContract):
         ({"size": 3, "md5Hash": "q==", "mtime": 1.0}, "hash:q==-3"),
         ({"size": 3, "mtime": 1.5, "ino": 9, "created": 1.0}, "time:1.5-3-9"),
         ({"size": 0, "last_modified": datetime(2026, 1, 2, tzinfo=UTC)}, "time:1767312000.0-0"),
-        ({"size": None, "etag": "x"}, None),
-        ({"etag": "x"}, None),
-        ({"size": 3}, None),
+        ({"size": None, "etag": "x"}, None), ({"etag": "x"}, None), ({"size": 3}, None),
         ({"size": 3, "etag": "", "mtime": None}, None),
     ],
-)
+)  # fmt: skip
 def test_the_fingerprint_is_the_strongest_evidence(info, expected):
     assert fingerprint(info) == expected
 
@@ -381,20 +379,14 @@ class _HttpError(Exception):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (FileNotFoundError("x"), FileNotFoundError),
-        (NotADirectoryError("x"), FileNotFoundError),
-        (PermissionError("x"), AccessDenied),
-        (OSError("Forbidden: b/k"), AccessDenied),
-        (IsADirectoryError("x"), IsADirectoryError),
-        (ConnectionRefusedError("x"), OriginUnavailable),
-        (TimeoutError(), OriginUnavailable),
-        (_HttpError(401), AccessDenied),
-        (_HttpError(404), FileNotFoundError),
-        (_HttpError(503), OriginUnavailable),
-        (_HttpError(418), CachedFSError),
+        (FileNotFoundError("x"), FileNotFoundError), (NotADirectoryError("x"), FileNotFoundError),
+        (PermissionError("x"), AccessDenied), (OSError("Forbidden: b/k"), AccessDenied),
+        (IsADirectoryError("x"), IsADirectoryError), (ConnectionRefusedError("x"), OriginUnavailable),
+        (TimeoutError(), OriginUnavailable), (_HttpError(401), AccessDenied), (_HttpError(404), FileNotFoundError),
+        (_HttpError(503), OriginUnavailable), (_HttpError(418), CachedFSError),
         (OSError(28, "No space left"), CachedFSError),
     ],
-)
+)  # fmt: skip
 def test_errors_become_cachedfs_errors(error, kind):
     ours = translate(error, "s3://b/k", "reading")
     assert isinstance(ours, kind)

@@ -987,17 +987,11 @@ def test_a_206_response_without_a_valid_range_is_refused(text):
 @pytest.mark.parametrize(
     ("status", "pinned", "kind"),
     [
-        (404, False, RetryReason),
-        (404, True, RetryReason),
-        (412, True, ObjectChanged),
-        (401, True, AccessDenied),
-        (403, False, AccessDenied),
-        (400, False, ValueError),
-        (503, True, RetryReason),
-        (599, False, RetryReason),
+        (404, False, RetryReason), (404, True, RetryReason), (412, True, ObjectChanged), (401, True, AccessDenied),
+        (403, False, AccessDenied), (400, False, ValueError), (503, True, RetryReason), (599, False, RetryReason),
         (418, False, OSError),
     ],
-)
+)  # fmt: skip
 def test_every_status_maps_to_an_error_or_a_retry(status, pinned, kind):
     now = datetime.now(UTC)
     for body in (b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}'):

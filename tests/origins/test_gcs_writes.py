@@ -25,11 +25,6 @@ def no_wait(monkeypatch):
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
 
 
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
 def pipe(fs, path, folder):
     fs.pipe_file(path, NEW)
 
@@ -131,8 +126,6 @@ def test_an_html_page_is_no_answer_to_a_change(cloud, fs, status):
 
 
 # A writer that fails
-
-
 def with_bytes(fs, url):
     with fs.open(url, "wb", block_size=256 * KiB) as file:
         file.write(NEW)

@@ -496,8 +496,6 @@ def test_odd_answers_give_right_bytes_or_an_error_that_names_the_url(cls, no_rat
 
 
 # A body that trickles
-
-
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()

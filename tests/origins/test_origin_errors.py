@@ -22,16 +22,11 @@ from cachedfs.origins.retry import RetryableError
 @pytest.mark.parametrize(
     "secret",
     [
-        "GET https://host/tokeninfo?access_token=SECRET&x=1",
-        "refresh_token=SECRET",
-        "Authorization: Bearer SECRET",
-        "https://host/b/k?X-Goog-Signature=SECRET",
-        "https://host/b/k?sig=SECRET'",
-        "token 'ya29.SECRET' is bad",
-        "client_secret=SECRET)",
-        "password=SECRET",
+        "GET https://host/tokeninfo?access_token=SECRET&x=1", "refresh_token=SECRET", "Authorization: Bearer SECRET",
+        "https://host/b/k?X-Goog-Signature=SECRET", "https://host/b/k?sig=SECRET'", "token 'ya29.SECRET' is bad",
+        "client_secret=SECRET)", "password=SECRET",
     ],
-)
+)  # fmt: skip
 def test_only_secrets_are_removed_from_messages(secret):
     assert "SECRET" not in without_secrets(secret)
     assert without_secrets(secret.replace("SECRET", "")) != secret
@@ -92,15 +87,13 @@ ASKED = types.SimpleNamespace(real_url="http://host/k")
     [
         (aiohttp.ClientResponseError(ASKED, (), status=401), AccessDenied),
         (aiohttp.ClientResponseError(ASKED, (), status=503), OriginUnavailable),
-        (ConnectionRefusedError("refused"), OriginUnreachable),
-        (TimeoutError("late"), OriginUnavailable),
+        (ConnectionRefusedError("refused"), OriginUnreachable), (TimeoutError("late"), OriginUnavailable),
         (aiohttp.ClientResponseError(ASKED, (), status=404), ObjectNotFound),
         (aiohttp.ClientResponseError(ASKED, (), status=410), ObjectNotFound),
-        (KeyError("in the index of an archive"), ObjectNotFound),
-        (FileNotFoundError("in a folder"), ObjectNotFound),
+        (KeyError("in the index of an archive"), ObjectNotFound), (FileNotFoundError("in a folder"), ObjectNotFound),
         (None, ObjectNotFound),
     ],
-)
+)  # fmt: skip
 def test_an_error_is_an_absence_only_if_no_other_error_caused_it(cause, kind):
     absent = FileNotFoundError("http://host/k")
     absent.__cause__ = cause

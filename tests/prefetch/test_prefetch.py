@@ -74,8 +74,6 @@ def is_idle(fs):
 
 
 # Cost in requests.
-
-
 def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
     paths = small_files(cloud, 20)
     done = fs.prefetch(paths).wait(120)
@@ -150,8 +148,6 @@ def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server,
 
 
 # Items and their order.
-
-
 def test_objects_are_requested_in_exactly_the_given_order(origin):
     fs = fake_fs(concurrency=1, request_size="2MiB")
     for name, n in (("x", 5), ("a", 1), ("m", 3), ("empty", 0), ("b", 2)):
@@ -303,8 +299,6 @@ def test_an_invalid_item_ends_the_plan_only_when_it_is_reached(origin, item, kin
 
 
 # The window.
-
-
 def read(fs, path, seed=None):
     """Read an object whole, through an open file."""
     with fs.open(path) as file:
@@ -435,8 +429,6 @@ def test_the_window_shrinks_when_prefetched_blocks_are_evicted_unread(cloud, own
 
 
 # The end of a plan: no request, no fetch lock and no thread is left.
-
-
 def slow_plan(origin, fs, n=6, size=4):
     """Start a plan of large objects whose bodies are blocked; return it once all slots are taken."""
     for i in range(n):
@@ -597,8 +589,6 @@ def test_a_running_plan_cannot_be_pickled(cloud, fs):
 
 
 # Errors.
-
-
 def test_failed_objects_are_reported_and_the_others_are_fetched(cloud, fs):
     paths = small_files(cloud, 10)
     cloud.server.fail(Fault(kind="media", key="d/004", status=403, times=None))
@@ -841,8 +831,6 @@ def test_an_object_without_a_fingerprint_is_an_error_and_not_fetched(origin):
 
 
 # Progress.
-
-
 def test_progress_and_an_fsspec_callback_report_bytes(cloud, fs):
     class Seen(Callback):
         values, sizes = (), ()

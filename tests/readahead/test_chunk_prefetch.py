@@ -33,11 +33,6 @@ N_UNFORESEEN = 4 + 1 + 1
 
 
 @pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
-@pytest.fixture
 def wait_before_reads(monkeypatch):
     """Start each read after all earlier requests are received; otherwise the number of chunks ahead is a race."""
     cat_file, turn = CachedFileSystem._cat_file, asyncio.Lock()
@@ -115,8 +110,6 @@ def counted(cloud):
 
 
 # In order.
-
-
 @pytest.mark.parametrize(("kind", "at_once"), list(zip(KINDS, [1, 1, 10, 1, 10, 1], strict=True)))
 def test_a_whole_array_costs_one_request_per_object_and_most_are_ahead(
     cloud, tmp_path, requested_ahead, wait_before_reads, kind, at_once
@@ -191,8 +184,6 @@ def test_the_grid_is_known_from_consolidated_metadata(
 
 
 # Shards.
-
-
 def test_an_array_that_grew_is_read_ahead_to_its_new_end(
     cloud, tmp_path, requested_ahead, one_chunk_at_a_time
 ):
@@ -265,8 +256,6 @@ def _async(fs):
 
 
 # Nothing to request.
-
-
 @pytest.mark.parametrize("options", [{"read_ahead": 0}, {"max_age": 0}], ids=str)
 def test_nothing_is_requested_ahead_when_it_is_switched_off_or_useless(
     cloud, tmp_path, requested_ahead, options
@@ -330,8 +319,6 @@ def test_malformed_metadata_does_not_break_reads(cloud, fs, requested_ahead):
 
 
 # Numbered objects.
-
-
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_numbered_objects_of_a_listed_folder_are_read_ahead(cloud, fs, requested_ahead, is_opened):
     for i in range(16):

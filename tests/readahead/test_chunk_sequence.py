@@ -67,8 +67,6 @@ def passes(draw):
 
 
 # In order.
-
-
 def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
     history, windows = ChunkHistory(), []
     for place in grid(100):
@@ -129,15 +127,11 @@ def test_a_part_of_every_step_is_recognized_after_two_steps(data):
 @pytest.mark.parametrize(
     ("extents", "order", "by"),
     [
-        ((360,), None, 2),
-        ((36, 10), None, 5),
-        ((36, 10), (1, 0), 8),
-        ((100, 12), None, 10),
-        ((5, 6, 7), None, 2),
+        ((360,), None, 2), ((36, 10), None, 5), ((36, 10), (1, 0), 8), ((100, 12), None, 10), ((5, 6, 7), None, 2),
         ((12, 4, 4), None, 10),
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("is_backwards", [False, True])
 def test_positions_slightly_out_of_order_count_as_in_order(extents, order, by, is_backwards):
     places = grid(*extents, order=order)[:: -1 if is_backwards else 1]
@@ -166,8 +160,6 @@ def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
 
 
 # At random.
-
-
 @pytest.mark.parametrize("extents", [(64,), (360,), (20, 18), (6, 6, 10)], ids=str)
 def test_random_orders_request_almost_nothing(extents):
     n_asked = 0

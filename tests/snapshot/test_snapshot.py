@@ -91,8 +91,6 @@ def test_an_export_through_a_cachedfs_url_is_not_cached_itself(cloud, machine):
 
 
 # Cost in requests.
-
-
 def test_hundreds_of_small_objects_are_imported_in_a_few_requests(cloud, machine, clock):
     fs = machine("a", cloud, max_age=3600)  # longer than a slow machine needs
     data = filled(cloud, 200, size=1000)
@@ -178,8 +176,6 @@ def test_offline_export_and_import_send_no_request_to_the_origin(cloud, machine,
 
 
 # An existing export is not lost.
-
-
 def test_a_target_that_is_not_an_export_of_this_origin_is_not_overwritten(cloud, machine, exported):
     _, folder = exported
     fs, before = machine("a", cloud), {path: path.read_bytes() for path in folder.iterdir()}
@@ -234,8 +230,6 @@ def test_an_unusable_temporary_folder_is_named_in_the_error(cloud, machine, tmp_
 
 
 # Damage is detected.
-
-
 @pytest.fixture
 def exported(cloud, machine, tmp_path, small_bundles):
     """Objects, and the folder with an export of them in several bundles."""
@@ -356,8 +350,6 @@ def test_an_export_with_another_block_size_or_account_is_refused(cloud, machine,
 
 
 # Imported data is never older than `max_age` allows.
-
-
 @pytest.mark.parametrize("where", ["cloud", "drive"])
 def test_objects_that_changed_since_the_export_are_read_anew_after_max_age(
     where, request, machine, clock, tmp_path
@@ -436,8 +428,6 @@ def test_metadata_never_becomes_younger_by_an_import(checked_at, age, later):
 
 
 # The size limit.
-
-
 def test_an_import_keeps_the_size_limit_and_pinned_blocks(cloud, machine, tmp_path):
     data = filled(cloud, 24, size=MiB, folders=1)
     fs = machine("a", cloud)
@@ -529,8 +519,6 @@ def test_a_killed_import_leaves_a_valid_cache_and_can_be_resumed(cloud, machine,
 
 
 # Bundles, without an origin.
-
-
 def entries(n, size=1000):
     keys = [ObjectKey("gs||", f"b/{i:05}", f"generation:{i}", MiB) for i in range(n)]
     return [archive.BundleEntry(key, 0, size + i % 7) for i, key in enumerate(keys)]
@@ -626,8 +614,6 @@ def test_runs_contain_every_wanted_block_once(wanted, size):
 
 
 # Metadata and manifest, without an origin.
-
-
 def test_metadata_rows_round_trip_and_equal_rows_make_the_same_file():
     rows = [["object", "b/\udcff\n", 1.5, "{}"], [], [None, {"a": 1}]]
     name, data = encoded_rows(rows)
@@ -639,16 +625,11 @@ def test_metadata_rows_round_trip_and_equal_rows_make_the_same_file():
 @pytest.mark.parametrize(
     "data",
     [
-        b"x",
-        gzip.compress(b"[]\n", mtime=0)[:-1],
-        gzip.compress(b"[]\n", mtime=0) + b"x",
-        gzip.compress(b"[]\n[]", mtime=0),
-        gzip.compress(b"[\n", mtime=0),
-        gzip.compress(b"\xff\n", mtime=0),
-        gzip.compress(b"[" * 100_000 + b"\n", mtime=0),
-        gzip.compress(b"1" * 100_000 + b"\n", mtime=0),
+        b"x", gzip.compress(b"[]\n", mtime=0)[:-1], gzip.compress(b"[]\n", mtime=0) + b"x",
+        gzip.compress(b"[]\n[]", mtime=0), gzip.compress(b"[\n", mtime=0), gzip.compress(b"\xff\n", mtime=0),
+        gzip.compress(b"[" * 100_000 + b"\n", mtime=0), gzip.compress(b"1" * 100_000 + b"\n", mtime=0),
     ],
-)
+)  # fmt: skip
 def test_invalid_metadata_rows_are_refused(data):
     with pytest.raises(BadBundle):
         list(decoded_rows(io.BytesIO(data)))
