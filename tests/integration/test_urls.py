@@ -1,9 +1,7 @@
 """URL forms and the methods of fsspec. Other libraries are in tests/libraries."""
 
-import functools
 import http.server
 import pathlib
-import threading
 
 import fsspec
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from fsspec.callbacks import Callback
 from fsspec.generic import rsync
 
-from tests.support import KiB, MiB, forget, noise
+from tests.support import KiB, MiB, WebServer, forget, noise
 
 ROWS = pd.DataFrame(
     {"n": range(1000), "x": np.linspace(0, 1, 1000), "name": [f"row {i}" for i in range(1000)]}
@@ -210,23 +208,15 @@ def web(tmp_path):
     """The URL of a web server with one file."""
     (tmp_path / "rows.csv").write_text(ROWS.to_csv(index=False))
 
-    class Silent(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments):
-            pass
-
+    class Chunked(http.server.SimpleHTTPRequestHandler):
         def send_header(self, name, value):
             """On request, leave out the size and everything that distinguishes versions."""
             if "chunked" not in self.path or name not in ("Content-Length", "Last-Modified"):
                 super().send_header(name, value)
 
-    handler = functools.partial(Silent, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=[0.01]).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            forget()  # closes the connections
-            server.shutdown()
+    with WebServer(tmp_path, Chunked) as server:
+        yield server.url
+        forget()  # closes the connections
 
 
 @pytest.mark.parametrize("query", ["", "?sig=1"])

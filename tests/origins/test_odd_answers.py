@@ -10,12 +10,9 @@ import itertools
 import json
 import logging
 import random
-import threading
 import traceback
 import types
 from collections.abc import Awaitable, Callable
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -40,7 +37,7 @@ from cachedfs.sim.messages import Call, Response
 from cachedfs.sim.network import PROFILES, Network
 from cachedfs.sim.objects import DataBody
 from tests.fakes import FakeClock
-from tests.support import forget
+from tests.support import WebServer, forget
 
 DATA, NEW = random.Random(1).randbytes(3000), random.Random(2).randbytes(2000)
 POLICY = RetryPolicy(tries=3, base_s=0.0, patience_s=0.0, media_s=3600.0, metadata_s=3600.0)
@@ -555,22 +552,11 @@ SECRETS = ["PASSWORD", "SIGNATURE", "CREDENTIAL"]
 def secret_url(tmp_path):
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "k").write_bytes(DATA)
-    handler = partial(QuietHandler, directory=str(tmp_path / "www"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield (
-        f"http://user:PASSWORD@127.0.0.1:{server.server_port}/k"
-        "?X-Goog-Credential=CREDENTIAL&Expires=5&X-Goog-Signature=SIGNATURE"
-    )
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
+    with WebServer(tmp_path / "www") as server:
+        yield (
+            f"{server.url.replace('//', '//user:PASSWORD@')}/k"
+            "?X-Goog-Credential=CREDENTIAL&Expires=5&X-Goog-Signature=SIGNATURE"
+        )
 
 
 def test_a_signed_url_with_a_password_is_nowhere_but_in_memory(secret_url, own_cache, caplog):

@@ -111,16 +111,6 @@ def test_items_are_created_as_fast_as_the_service_allows(real, at_least):
     assert sent[10][0] >= 2  # never a burst
 
 
-def test_kinds_of_requests_have_the_costs_of_google():
-    learned = LimitState(rung=1, cut_at=START, free_at=START)
-    for kind, units in {"get": 5, "list": 100, "download": 200, "edit": 50, "create": 50, "other": 5}.items():
-        after, wait_s = taken(learned, REQUESTS, kind, START)
-        assert wait_s == 0
-        assert after.free_at - learned.free_at == pytest.approx(units / (NEW * 0.95), abs=1e-6)
-        after, _ = taken(LimitState(free_at=START), REQUESTS, kind, START)
-        assert after.free_at - START == pytest.approx(1 / 190, abs=1e-6)
-
-
 def test_readahead_leaves_half_of_a_burst_to_waiting_callers():
     pace, n = LimitState(free_at=START - 10), 0
     while spare_s(pace, START) == 0:
