@@ -110,8 +110,6 @@ def test_plain_web_addresses_have_a_filesystem_of_their_own(drive, file_id):
 
 
 # Command line
-
-
 def test_a_link_alone_is_copied_under_its_own_name(drive, file_id, folder_id, here):
     drive.server.put("deep/b.txt", b"deep", parent=folder_id)
     drive.server.edit(file_id, title="a/../b.csv")
