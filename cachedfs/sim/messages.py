@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from cachedfs.sim.objects import NO_BODY, Body
+from cachedfs.sim.objects import NO_BODY, Body, DataBody
 
-__all__ = ["Call", "Refusal", "Request", "Response", "Route", "unauthorized"]
+__all__ = ["JSON", "Call", "Refusal", "Request", "Response", "Route", "json_response", "unauthorized"]
 
+JSON = {"Content-Type": "application/json; charset=UTF-8"}
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}
 _REASONS |= {429: "rateLimitExceeded", 501: "notImplemented"}
@@ -95,6 +97,15 @@ class Call:
     def host(self) -> str:
         return self.headers.get("host", "127.0.0.1")
 
+    def flag(self, name: str) -> bool:
+        """Return True if a parameter is true."""
+        return self.query.get(name, "").lower() == "true"
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object in the body, or an empty dict. Raises ValueError for invalid JSON."""
+        value = json.loads(self.body or b"{}")
+        return value if isinstance(value, dict) else {}
+
 
 @dataclass(slots=True)
 class Response:
@@ -107,12 +118,16 @@ class Response:
     is_chunked: bool = False  # sent without Content-Length
 
 
+def json_response(value: dict[str, Any], status: int = 200, *, n_items: int = 0) -> Response:
+    return Response(status, dict(JSON), DataBody(json.dumps(value).encode()), n_items)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What a request refers to, and the function that executes it."""
 
     kind: str
-    act: Callable[[Call], Response]
+    act: Callable[[Call], Response | dict[str, Any]]  # a dict becomes a reply in JSON
     bucket: str = ""
     key: str = ""
     style: str = "json"  # format of error replies: json, text, xml or html

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
-from cachedfs.sim.messages import Call, Refusal, Request, Response, Route, unauthorized
+from cachedfs.sim.messages import Call, Refusal, Request, Response, Route, json_response, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import Body, DataBody
 
@@ -202,7 +202,13 @@ class Service(ABC):
         """Execute a call and return its reply; errors become error replies."""
         try:
             self._admit(call, route)
-            return route.act(call)
+            reply = route.act(call)
+            if isinstance(reply, Response):
+                return reply
+            lists = [value for value in reply.values() if isinstance(value, list)]
+            return json_response(
+                reply, n_items=sum(map(len, lists)) if route.kind in ("list", "change") else 0
+            )
         except Refusal as refusal:
             return self.render(route.style, refusal)
         except (ValueError, LookupError) as error:  # an invalid value in the request

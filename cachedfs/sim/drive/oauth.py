@@ -13,19 +13,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 import secrets
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from cachedfs.sim.drive.show import ME
-from cachedfs.sim.google import GoogleService, json_answer
-from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
+from cachedfs.sim.drive.fields import ME
+from cachedfs.sim.google import GoogleService
+from cachedfs.sim.messages import Call, Refusal, Response, Route, json_response, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
 
@@ -61,8 +60,7 @@ class OAuth(GoogleService):
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
-        self.issued: dict[str, float] = {}  # access token -> expiry time
-        self.token_life_s = math.inf
+        self.issued: dict[str, bool] = {}  # access token -> whether it is still valid
         self.refuses_tokens = False
         self._scopes: dict[str, str] = {}  # access or refresh token -> scopes, separated by spaces
         self._refresh_tokens: dict[str, str] = {}  # access token -> its refresh token
@@ -70,26 +68,24 @@ class OAuth(GoogleService):
         self._revoked: set[str] = set()  # refresh tokens
 
     def _oauth_route(self, call: Call) -> Route | None:
-        match call.method, call.path:
-            case "GET", "/o/oauth2/v2/auth":
-                return Route("consent", self._consent)
-            case "POST", "/o/oauth2/v2/approval":
-                return Route("consent", self._approve)
-            case "POST", "/token" | "/oauth2/v4/token":
-                return Route("token", self._token)
-            case "POST", "/revoke":
-                return Route("revoke", self._revoke)
-        return None
+        routes: dict[tuple[str, str], tuple[str, Callable[[Call], Response | dict[str, Any]]]] = {
+            ("GET", "/o/oauth2/v2/auth"): ("consent", self._consent),
+            ("POST", "/o/oauth2/v2/approval"): ("consent", self._approve),
+            ("POST", "/token"): ("token", self._token),
+            ("POST", "/revoke"): ("revoke", self._revoke),
+        }
+        found = routes.get((call.method, call.path))
+        return Route(*found) if found else None
 
     def _admit(self, call: Call, route: Route) -> None:
         token = token_of(call)
-        expires_s = self.issued.get(token)
-        if expires_s is None:
+        is_valid = self.issued.get(token)
+        if is_valid is None:
             super()._admit(call, route)
-        elif expires_s <= self.network.now():
+        elif not is_valid:
             raise unauthorized("Invalid Credentials", "authError")
-        is_read = call.method in ("GET", "HEAD") or route.kind == "batch"
-        if not (is_read and route.kind != "ids") and _FULL not in self._scopes.get(token, _FULL).split():
+        is_read = call.method == "GET" and route.kind != "ids"
+        if not is_read and _FULL not in self._scopes.get(token, _FULL).split():
             realm = (
                 f'Bearer realm="https://accounts.google.com/", error="insufficient_scope", scope="{_FULL}"'
             )
@@ -173,10 +169,10 @@ class OAuth(GoogleService):
 
     def _issue(self, scope: str, refresh_token: str, /, **more: str) -> Response:
         token = "ya29.sim-" + uuid.uuid4().hex
-        self.issued[token] = self.network.now() + self.token_life_s
+        self.issued[token] = True
         self._scopes[token], self._refresh_tokens[token] = scope, refresh_token
         fields = {"access_token": token, "expires_in": 3599, "scope": scope, "token_type": "Bearer"}
-        return json_answer(fields | more)
+        return json_response(fields | more)
 
     def _revoke(self, call: Call) -> Response:
         token = call.query.get("token") or dict(parse_qsl(call.body.decode())).get("token", "")
@@ -185,8 +181,8 @@ class OAuth(GoogleService):
             return _error("invalid_token", "Token expired or revoked")
         self._revoked.add(grant)
         for each in [t for t, of in self._refresh_tokens.items() if grant in (of, t)]:
-            self.issued[each] = -1.0
-        return json_answer({})
+            self.issued[each] = False
+        return json_response({})
 
 
 def client_json(endpoint_url: str) -> dict[str, Any]:
@@ -246,7 +242,7 @@ def _scope_of(assertion: str) -> str:
 
 
 def _error(code: str, text: str = "", status: int = 400) -> Response:
-    return json_answer({"error": code} | ({"error_description": text} if text else {}), status)
+    return json_response({"error": code} | ({"error_description": text} if text else {}), status)
 
 
 def _page(body: str, status: int = 200) -> Response:

@@ -15,9 +15,9 @@ from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Response
 from cachedfs.sim.objects import DataBody, SimObject
 
-__all__ = ["FIELDS", "XML", "media_answer", "object_headers", "resource", "rfc3339", "xml", "xml_etag"]
+__all__ = ["FIELDS", "media_answer", "resource", "rfc3339", "xml", "xml_etag"]
 
-XML = {"Content-Type": "application/xml; charset=UTF-8"}
+_XML = {"Content-Type": "application/xml; charset=UTF-8"}
 # Editable properties of an object: name in the JSON API -> header in the XML API.
 FIELDS = {
     "contentType": "content-type",
@@ -52,7 +52,7 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
     return out
 
 
-def object_headers(stored: SimObject) -> dict[str, str]:
+def _object_headers(stored: SimObject) -> dict[str, str]:
     """Return the headers of every XML reply and every media reply about an object."""
     md5 = f",md5={base64.b64encode(stored.md5).decode()}" if stored.md5 else ""
     hashes = f"crc32c={stored.crc32c}{md5}" if stored.crc32c else md5[1:]
@@ -77,7 +77,7 @@ def object_headers(stored: SimObject) -> dict[str, str]:
 
 def media_answer(stored: SimObject, call: Call) -> Response:
     """Return the requested bytes: as stored, or decompressed if the client does not accept gzip."""
-    headers = {**object_headers(stored), "Accept-Ranges": "bytes"}
+    headers = {**_object_headers(stored), "Accept-Ranges": "bytes"}
     names = {h: stored.fields[k] for k, h in FIELDS.items() if k in stored.fields}
     headers |= {h.title(): value for h, value in names.items()}
     headers |= {f"x-goog-meta-{k}": v for k, v in (stored.fields.get("metadata") or {}).items()}
@@ -93,7 +93,7 @@ def media_answer(stored: SimObject, call: Call) -> Response:
 
 def xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Response:
     text = f"<?xml version='1.0' encoding='UTF-8'?><{root}>{_xml_rows(rows)}</{root}>"
-    return Response(status, {**XML, **headers}, DataBody(text.encode()))
+    return Response(status, {**_XML, **headers}, DataBody(text.encode()))
 
 
 def _xml_rows(rows: Mapping[str, Any]) -> str:

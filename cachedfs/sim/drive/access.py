@@ -1,0 +1,117 @@
+"""Access control of the simulated Drive: tokens, API keys, permissions and quota."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cachedfs.sim.drive.oauth import OAuth, token_of
+from cachedfs.sim.faults import Fault
+from cachedfs.sim.messages import Call, Refusal, Route
+from cachedfs.sim.network import Network
+from cachedfs.sim.quota import Meter, units_of
+
+__all__ = ["Access", "key_of"]
+
+# Errors that Drive returns occasionally even when healthy, and more often on a bad day.
+_FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]
+_FAILURES += [Fault(status=429), Fault(status=500), Fault(status=503), Fault(status=502, html=True)]
+_FOR_KEYS = ("get", "list", "media", "export", "revisions")  # kinds of requests that need no account
+_UNREGISTERED = (
+    "Method doesn't allow unregistered callers (callers without established identity). Please use API Key or other "
+    "form of API consumer identity to call this API."
+)
+_LOGIN_REQUIRED = (
+    "Request is missing required authentication credential. Expected OAuth 2 access token, login cookie or other "
+    "valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
+)
+_INVALID_KEY = {
+    "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+    "reason": "API_KEY_INVALID",
+    "domain": "googleapis.com",
+    "metadata": {"service": "drive.googleapis.com"},
+}
+
+
+class _Denied(Refusal):
+    """An error that the API's front end reports. Unlike other errors of Drive it has a status, and maybe details."""
+
+    def __init__(
+        self, code: int, message: str, reason: str, status: str, *, short: str = "", details: Any = None
+    ) -> None:
+        realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'} if code == 401 else {}
+        super().__init__(code, message, reason, headers=realm)
+        self._more = {"status": status} | ({"details": details} if details else {})
+        self._short = short or message
+
+    def to_json(self, **more: str) -> str:
+        error = json.loads(super().to_json(**more, message=self._short))["error"]
+        return json.dumps({"error": error | self._more}, indent=1)
+
+
+class Access(OAuth):
+    """Admits or refuses requests by token or API key, permission and quota."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self.meter = Meter(network.profile.quota)
+        self.accounts: dict[str, tuple[str, str]] = {}  # token -> (user, project)
+        self.keys: set[str] = set()
+
+    def failure(self) -> Fault:
+        return self.network.rng.choice(_FAILURES)
+
+    def _admit(self, call: Call, route: Route) -> None:
+        if route.style == "html" or route.kind in ("consent", "token", "revoke"):
+            return
+        if key := key_of(call):
+            if key not in self.keys:
+                text = "API key not valid. Please pass a valid API key."
+                raise _Denied(400, text, "badRequest", "INVALID_ARGUMENT", details=[_INVALID_KEY])
+            if route.kind not in _FOR_KEYS:
+                raise _login_required()
+        elif self._tokens is not None and not token_of(call) and "/drive/v" in call.path:
+            if call.method not in ("GET", "HEAD"):
+                raise _login_required()
+            if route.kind in ("media", "export"):
+                raise Refusal(403, "The request is missing a valid API key.", "forbidden")
+            raise _Denied(403, _UNREGISTERED, "forbidden", "PERMISSION_DENIED")
+        else:
+            super()._admit(call, route)
+        self._charge(call, route)
+        if route.key in self._forbidden:
+            text = f"The user does not have sufficient permissions for file {route.key}."
+            raise Refusal(403, text, "insufficientFilePermissions")
+
+    def _charge(self, call: Call, route: Route) -> None:
+        """Charge a request to its user and project. Raises Refusal if a quota is used up."""
+        user, project = self._account(call)
+        units = units_of(route.kind) if route.units is None else route.units
+        whose = self.meter.charge(user, project, units, self.network.now())
+        if whose:
+            raise self._too_fast(whose)
+        call.units = units
+
+    def _account(self, call: Call) -> tuple[str, str]:
+        """Return the user and project that a call is charged to; by default the same for all tokens."""
+        user, project = self.accounts.get(token_of(call), ("user", "project"))
+        return user, call.headers.get("x-goog-user-project", project)
+
+    def _too_fast(self, whose: str) -> Refusal:
+        if self.meter.quota.status == 403 and whose == "user":
+            return Refusal(403, "User Rate Limit Exceeded", "userRateLimitExceeded")
+        return Refusal(self.meter.quota.status, "Rate Limit Exceeded", "rateLimitExceeded")
+
+    def _count_create(self, call: Call) -> None:
+        if not self.meter.create(self._account(call)[0], self.network.now()):
+            raise self._too_fast("user")
+
+
+def key_of(call: Call) -> str:
+    """Return the API key of a caller without an account, "" for any other: a key beside a token is ignored."""
+    given = call.query.get("key") or call.headers.get("x-goog-api-key", "")
+    return "" if token_of(call) else given
+
+
+def _login_required() -> _Denied:
+    return _Denied(401, _LOGIN_REQUIRED, "required", "UNAUTHENTICATED", short="Login Required.")
