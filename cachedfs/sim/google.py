@@ -1,41 +1,19 @@
-"""Common parts of the simulated Google services: JSON replies, ranges and uploads."""
+"""Common parts of Google's APIs: paths, ranges and uploads."""
 
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import re
 from typing import Any
 from urllib.parse import unquote
 
-from cachedfs.sim.faults import Fault
-from cachedfs.sim.messages import JSON, Call, Refusal, Response, Route
-from cachedfs.sim.objects import Content, DataBody
-from cachedfs.sim.service import Service
+from cachedfs.sim.messages import Call, Refusal, Response
+from cachedfs.sim.objects import Content
 
-__all__ = ["GoogleService", "match_path", "ranged", "split_related", "take_chunk"]
+__all__ = ["match_path", "ranged", "split_related", "take_chunk"]
 
 _CHUNK = 256 << 10  # all but the last chunk of a resumable upload must be a multiple of this
-
-
-class GoogleService(Service):
-    """Answers in JSON, compressed if the client accepts gzip as documented. Media is never compressed."""
-
-    def render(self, style: str, refusal: Refusal) -> Response:
-        at = {"locationType": "header", "location": "Authorization"} if refusal.status == 401 else {}
-        return Response(refusal.status, {**JSON, **refusal.headers}, DataBody(refusal.to_json(**at).encode()))
-
-    def _answer(self, call: Call, route: Route, fault: Fault) -> Response:
-        answer = super()._answer(call, route, fault)
-        wants = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
-        is_json = answer.headers.get("Content-Type") == JSON["Content-Type"]
-        # Not if a fault applies: its byte counts refer to plain bytes, and a decompressor may ignore extra bytes.
-        if not (wants and is_json) or route.kind in ("media", "export") or fault != Fault():
-            return answer
-        answer.headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-        answer.body = DataBody(gzip.compress(bytes(answer.body.read(0, answer.body.size)), 1))
-        return answer
 
 
 @functools.cache

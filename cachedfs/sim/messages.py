@@ -131,4 +131,4 @@ class Route:
     bucket: str = ""
     key: str = ""
     style: str = "json"  # format of error replies: json, text, xml or html
-    units: int | None = None  # quota units; None: the cost of its kind
+    units: int = 5  # of Drive's quota

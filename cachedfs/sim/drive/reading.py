@@ -10,7 +10,7 @@ from typing import Any
 
 from cachedfs.sim.drive.access import Access, key_of
 from cachedfs.sim.drive.fields import FIELDS, ME, show
-from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, FOLDER, Item, ItemChange, Items, Revision, rfc3339
+from cachedfs.sim.drive.items import DOCUMENT, EXPORTS, Item, ItemChange, Items, Revision, rfc3339
 from cachedfs.sim.drive.query import Mask, Query, parse_mask, parse_query, project
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Refusal, Response
@@ -28,12 +28,6 @@ _CHANGES = parse_mask(
     "kind,nextPageToken,newStartPageToken,changes(kind,type,changeType,time,removed,fileId)"
 )
 _CHANGES = {**_CHANGES, "changes": {**_CHANGES["changes"], "file": _FILE}}
-_ORDERS: dict[str, Callable[[Item], Any]] = {
-    "folder": lambda item: item.mime != FOLDER,
-    "name": lambda item: item.name.lower(),
-    "createdTime": lambda item: item.created_ms,
-    "modifiedTime": lambda item: item.modified_ms,
-}
 
 
 @dataclass(slots=True)
@@ -146,6 +140,8 @@ class DriveReading(Access):
             raise invalid("driveId", "A driveId needs corpora=drive and the two flags of shared drives.")
         if call.query.get("spaces", "drive") != "drive":
             raise invalid("spaces")
+        if call.query.get("orderBy", "name") != "name":
+            raise invalid("orderBy", "Only the order by name is simulated.")
         self._check_drive(call)
         tops = {items.root, *items.drives}
 
@@ -154,7 +150,10 @@ class DriveReading(Access):
             is_seen = is_here and items.is_visible(item, is_reader=is_reader) and item.id not in tops
             return is_seen and items.get(item.id) is item and (query is None or query.matches(items, item))
 
-        return _Cursor(asked, _ordered(self._candidates(call, query), call), is_listed)
+        candidates = self._candidates(call, query)
+        if call.query.get("orderBy"):
+            candidates.sort(key=lambda item: item.name.lower())
+        return _Cursor(asked, candidates, is_listed)
 
     def _candidates(self, call: Call, query: Query | None) -> list[Item]:
         """Return a small superset of the matching items. Uses the index of names if the query has a name."""
@@ -338,16 +337,6 @@ def _page_size(call: Call) -> int:
     if not text.isdecimal() or not int(text):
         raise invalid("pageSize", f"Invalid value '{text}'.")
     return min(int(text), 1000)
-
-
-def _ordered(items: list[Item], call: Call) -> list[Item]:
-    """Return items in the order requested by `orderBy`."""
-    for part in reversed([p for p in call.query.get("orderBy", "").split(",") if p]):
-        name, _, direction = part.strip().partition(" ")
-        if name not in _ORDERS or direction not in ("", "desc"):
-            raise invalid("orderBy", f"Invalid value '{part}'.")
-        items = sorted(items, key=_ORDERS[name], reverse=direction == "desc")
-    return items
 
 
 def _check_abuse(call: Call, item: Item) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from cachedfs.sim.gcs.show import media_answer, resource, rfc3339, xml, xml_etag
-from cachedfs.sim.google import GoogleService
+from cachedfs.sim.gcs.store import Page, SimObject, Store, list_page
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import DataBody, FolderStore, Page, SimObject, Store, list_page
+from cachedfs.sim.objects import DataBody
+from cachedfs.sim.service import Service
 
 __all__ = ["TEXT", "GCSReading", "check", "check_key", "given_key"]
 
@@ -28,12 +29,12 @@ TEXT = {
 }  # headers of the upload server
 
 
-class GCSReading(GoogleService):
+class GCSReading(Service):
     """Answers requests about buckets, and all requests that change no object."""
 
     def __init__(self, network: Network, folder: Path | None = None) -> None:
         super().__init__(network)
-        self.store = FolderStore(folder) if folder else Store()
+        self.store = Store(folder)
 
     def render(self, style: str, refusal: Refusal) -> Response:
         status, headers = refusal.status, refusal.headers

@@ -11,9 +11,10 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+from cachedfs.sim.gcs.store import SimObject
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Response
-from cachedfs.sim.objects import DataBody, SimObject
+from cachedfs.sim.objects import DataBody
 
 __all__ = ["FIELDS", "media_answer", "resource", "rfc3339", "xml", "xml_etag"]
 
@@ -41,10 +42,8 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
     version = {"generation": generation, "metageneration": str(stored.metageneration), "etag": stored.etag}
     times = dict.fromkeys(("timeCreated", "timeStorageClassUpdated", "timeFinalized"), created)
     out: dict[str, Any] = {**names, **version, **times, "updated": rfc3339(stored.updated_s)}
-    out |= {"size": str(stored.size)} | ({"crc32c": stored.crc32c} if stored.crc32c else {})
+    out |= {"size": str(stored.size), **stored.checksums}
     out |= {name: value for name, value in stored.fields.items() if value}
-    if stored.md5:
-        out["md5Hash"] = base64.b64encode(stored.md5).decode()
     if stored.n_components:
         out["componentCount"] = stored.n_components
     if stored.key_sha256:
@@ -54,8 +53,7 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
 
 def _object_headers(stored: SimObject) -> dict[str, str]:
     """Return the headers of every XML reply and every media reply about an object."""
-    md5 = f",md5={base64.b64encode(stored.md5).decode()}" if stored.md5 else ""
-    hashes = f"crc32c={stored.crc32c}{md5}" if stored.crc32c else md5[1:]
+    hashes = ",".join(f"{name.removesuffix('Hash')}={text}" for name, text in stored.checksums.items())
     headers = {
         "ETag": xml_etag(stored),
         "Last-Modified": email.utils.formatdate(stored.updated_s, usegmt=True),
@@ -106,7 +104,8 @@ def _xml_rows(rows: Mapping[str, Any]) -> str:
 
 
 def xml_etag(stored: SimObject) -> str:
-    return f'"{stored.md5.hex() if stored.md5 else stored.etag}"'
+    md5 = stored.checksums.get("md5Hash")
+    return f'"{base64.b64decode(md5).hex() if md5 else stored.etag}"'
 
 
 def rfc3339(at_s: float) -> str:
