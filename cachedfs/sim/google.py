@@ -27,16 +27,12 @@ def match_path(pattern: str, path: str) -> dict[str, str] | None:
     return {name: unquote(part) for name, part in found.groupdict().items()} if found else None
 
 
-def _boundary_of(call: Call) -> str:
-    found = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
-    if not found:
-        raise Refusal(400, "Missing boundary in the Content-Type of a multipart body.")
-    return found[1]
-
-
 def split_related(call: Call) -> tuple[dict[str, Any], str | None, bytes]:
     """Return the metadata, content type and bytes of a multipart/related body."""
-    mark, body = b"--" + _boundary_of(call).encode(), call.body
+    boundary = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
+    if not boundary:
+        raise Refusal(400, "Missing boundary in the Content-Type of a multipart body.")
+    mark, body = b"--" + boundary[1].encode(), call.body
     # Clients end lines with CRLF or LF. Detect which, since the data itself may end with CR.
     begin = body.find(mark) + len(mark)
     end = b"\r\n" if body[begin : begin + 2] == b"\r\n" else b"\n"

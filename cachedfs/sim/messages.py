@@ -62,24 +62,28 @@ class Refusal(Exception):
         *,
         headers: Mapping[str, str] = {},
         location: str = "",  # name of the invalid parameter
+        short: str = "",  # message of the row in `errors`, if it is another
+        more: Mapping[str, Any] = {},  # other fields of the error
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.headers = status, message, dict(headers)
-        self.location = location
+        self._location, self._short, self._more = location, short, more
         self.reason = reason or _REASONS.get(status, "backendError")
 
-    def to_json(self, **more: str) -> str:
+    def to_json(self) -> str:
         """Return the error in Google's JSON format."""
-        at = {"locationType": "parameter", "location": self.location} if self.location else {}
+        location = self._location or ("Authorization" if self.status == 401 else "")
+        kind = "parameter" if self._location else "header"
+        at = {"locationType": kind, "location": location} if location else {}
         domain = "usageLimits" if self.reason in _OF_USAGE else "global"
-        item = {"message": self.message, "domain": domain, "reason": self.reason, **at, **more}
-        error = {"code": self.status, "message": self.message, "errors": [item]}
+        row = {"message": self._short or self.message, "domain": domain, "reason": self.reason, **at}
+        error = {"code": self.status, "message": self.message, "errors": [row], **self._more}
         return json.dumps({"error": error}, indent=1)
 
 
-def unauthorized(text: str, reason: str) -> Refusal:
+def unauthorized(text: str, reason: str, **options: Any) -> Refusal:
     realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
-    return Refusal(401, text, reason, headers=realm)
+    return Refusal(401, text, reason, headers=realm, **options)
 
 
 @dataclass(slots=True)

@@ -59,8 +59,7 @@ class Service(ABC):
 
     def render(self, style: str, refusal: Refusal) -> Response:
         """Return an error as a reply in the given format of this cloud."""
-        at = {"locationType": "header", "location": "Authorization"} if refusal.status == 401 else {}
-        return Response(refusal.status, {**JSON, **refusal.headers}, DataBody(refusal.to_json(**at).encode()))
+        return Response(refusal.status, {**JSON, **refusal.headers}, DataBody(refusal.to_json().encode()))
 
     def failure(self) -> Fault:
         """Return the fault that the profile's error rate triggers."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from cachedfs.sim.drive.oauth import OAuth, token_of
 from cachedfs.sim.faults import Fault
-from cachedfs.sim.messages import Call, Refusal, Route
+from cachedfs.sim.messages import Call, Refusal, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.quota import Meter
 
@@ -33,22 +30,6 @@ _INVALID_KEY = {
 }
 
 
-class _Denied(Refusal):
-    """An error that the API's front end reports. Unlike other errors of Drive it has a status, and maybe details."""
-
-    def __init__(
-        self, code: int, message: str, reason: str, status: str, *, short: str = "", details: Any = None
-    ) -> None:
-        realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'} if code == 401 else {}
-        super().__init__(code, message, reason, headers=realm)
-        self._more = {"status": status} | ({"details": details} if details else {})
-        self._short = short or message
-
-    def to_json(self, **more: str) -> str:
-        error = json.loads(super().to_json(**more, message=self._short))["error"]
-        return json.dumps({"error": error | self._more}, indent=1)
-
-
 class Access(OAuth):
     """Admits or refuses requests by token or API key, permission and quota."""
 
@@ -67,7 +48,8 @@ class Access(OAuth):
         if key := key_of(call):
             if key not in self.keys:
                 text = "API key not valid. Please pass a valid API key."
-                raise _Denied(400, text, "badRequest", "INVALID_ARGUMENT", details=[_INVALID_KEY])
+                more = {"status": "INVALID_ARGUMENT", "details": [_INVALID_KEY]}
+                raise Refusal(400, text, "badRequest", more=more)
             if route.kind not in _FOR_KEYS:
                 raise _login_required()
         elif self._tokens is not None and not token_of(call) and "/drive/v" in call.path:
@@ -75,7 +57,7 @@ class Access(OAuth):
                 raise _login_required()
             if route.kind in ("media", "export"):
                 raise Refusal(403, "The request is missing a valid API key.", "forbidden")
-            raise _Denied(403, _UNREGISTERED, "forbidden", "PERMISSION_DENIED")
+            raise Refusal(403, _UNREGISTERED, "forbidden", more={"status": "PERMISSION_DENIED"})
         else:
             super()._admit(call, route)
         self._charge(call, route)
@@ -111,5 +93,6 @@ def key_of(call: Call) -> str:
     return "" if token_of(call) else given
 
 
-def _login_required() -> _Denied:
-    return _Denied(401, _LOGIN_REQUIRED, "required", "UNAUTHENTICATED", short="Login Required.")
+def _login_required() -> Refusal:
+    more = {"status": "UNAUTHENTICATED"}
+    return unauthorized(_LOGIN_REQUIRED, "required", short="Login Required.", more=more)

@@ -50,7 +50,7 @@ class _Error(Refusal):
     def __init__(self, code: str, text: str = "", status: int = 400) -> None:
         super().__init__(status, text, code)
 
-    def to_json(self, **more: str) -> str:
+    def to_json(self) -> str:
         text = {"error_description": self.message} if self.message else {}
         return json.dumps({"error": self.reason} | text)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cachedfs.sim.objects import DataBody
 __all__ = ["DriveReading", "can", "forbidden", "invalid", "query_of"]
 
 _EXPORT_LIMIT = 10 << 20
-_N_CURSORS = 200  # number of listings with valid page tokens; tokens of older ones are rejected
+_N_PAGES = 2000  # number of valid page tokens; older ones are rejected
 # Fields of a reply without the parameter `fields`.
 _FILE = parse_mask("kind,id,name,mimeType,resourceKey,driveId")
 _LIST = {**parse_mask("kind,incompleteSearch,nextPageToken"), "files": _FILE}
@@ -31,20 +31,22 @@ _CHANGES = {**_CHANGES, "changes": {**_CHANGES["changes"], "file": _FILE}}
 
 
 @dataclass(slots=True)
-class _Cursor:
-    """A listing in progress: the candidates from when it started, filtered as pages are requested."""
+class _Page:
+    """A page of a listing: the candidates from when it started, filtered as pages are requested."""
 
     asked: tuple[str | None, ...]
     candidates: list[Item]
     matches: Callable[[Item], bool]
+    start: int = 0  # index of the first candidate for this page
+    number: int = 0
 
-    def page(self, at: int, limit: int) -> tuple[list[Item], int | None]:
-        """Return the next matches and the position of the next page; None at the end."""
+    def read(self, limit: int) -> tuple[list[Item], _Page | None]:
+        """Return the matches on this page, and the next page."""
         found: list[Item] = []
-        for i in range(at, len(self.candidates)):
+        for i in range(self.start, len(self.candidates)):
             if self.matches(self.candidates[i]):
                 if len(found) == limit:
-                    return found, i
+                    return found, replace(self, start=i, number=self.number + 1)
                 found.append(self.candidates[i])
         return found, None
 
@@ -57,8 +59,7 @@ class DriveReading(Access):
         self.items = Items(network.seed, network.now)
         if folder:
             self.items.load(folder, "root")
-        self._cursors: dict[int, _Cursor] = {}  # Invariant: oldest first, at most _N_CURSORS
-        self._n_cursors = 0
+        self._pages: dict[str, _Page] = {}  # by token. Invariant: oldest first, at most _N_PAGES
         self.short_page: int | None = None
 
     # Items
@@ -101,39 +102,25 @@ class DriveReading(Access):
 
     # Listings
     def _list(self, call: Call) -> dict[str, Any]:
-        mask, limit, number = _mask(call, _LIST), _page_size(call), 0
+        mask, limit, token = _mask(call, _LIST), _page_size(call), call.query.get("pageToken")
         asked = tuple(call.query.get(name) for name in ("q", "orderBy", "corpora", "driveId", "spaces"))
-        if token := call.query.get("pageToken"):
-            cursor_id, at, number = self._from_token(token, asked)
-            cursor = self._cursors[cursor_id]
-        else:
-            cursor, at, cursor_id = self._begin_list(call, asked), 0, self._n_cursors + 1
+        page = self._pages.get(token) if token else self._first_page(call, asked)
+        if page is None or page.asked != asked:
+            raise invalid("pageToken")
         if self.short_page is not None:
-            limit = min(limit, self.short_page) if number % 2 else 0
-        found, resume = cursor.page(at, limit)
+            limit = min(limit, self.short_page) if page.number % 2 else 0
+        found, rest = page.read(limit)
         out: dict[str, Any] = {"kind": "drive#fileList", "incompleteSearch": False}
-        if resume is not None:
-            self._keep(cursor_id, cursor)
-            out["nextPageToken"] = f"~!!~{cursor_id}.{resume}.{number + 1}"
+        if rest is not None:
+            out["nextPageToken"] = token = f"~!!~{uuid.uuid4().hex}"
+            self._pages[token] = rest
+            if len(self._pages) > _N_PAGES:
+                del self._pages[next(iter(self._pages))]
         if not mask or "files" in mask:
             out["files"] = list(map(self._shows(call, mask.get("files", {})), found))
         return project(out, {name: {} for name in mask})
 
-    def _from_token(self, token: str, asked: tuple[str | None, ...]) -> tuple[int, int, int]:
-        found = re.fullmatch(r"~!!~(\d+)\.(\d+)\.(\d+)", token)
-        cursor = self._cursors.get(int(found[1])) if found else None
-        if not found or cursor is None or cursor.asked != asked:
-            raise invalid("pageToken")
-        return int(found[1]), int(found[2]), int(found[3])
-
-    def _keep(self, cursor_id: int, cursor: _Cursor) -> None:
-        if cursor_id not in self._cursors:
-            self._n_cursors = cursor_id
-            self._cursors[cursor_id] = cursor
-            if len(self._cursors) > _N_CURSORS:
-                del self._cursors[next(iter(self._cursors))]
-
-    def _begin_list(self, call: Call, asked: tuple[str | None, ...]) -> _Cursor:
+    def _first_page(self, call: Call, asked: tuple[str | None, ...]) -> _Page:
         items, drive_id, wants = self.items, call.query.get("driveId"), _wants_drives(call)
         query, is_reader = query_of(call), bool(key_of(call))
         if (call.query.get("corpora") == "drive") != bool(drive_id) or (drive_id and not wants):
@@ -153,7 +140,7 @@ class DriveReading(Access):
         candidates = self._candidates(call, query)
         if call.query.get("orderBy"):
             candidates.sort(key=lambda item: item.name.lower())
-        return _Cursor(asked, candidates, is_listed)
+        return _Page(asked, candidates, is_listed)
 
     def _candidates(self, call: Call, query: Query | None) -> list[Item]:
         """Return a small superset of the matching items. Uses the index of names if the query has a name."""

@@ -1,4 +1,4 @@
-"""Routes of the simulated Google Cloud Storage.
+"""Routes and commands of the simulated Google Cloud Storage.
 
 Written from the published reference (cloud.google.com/storage/docs: json_api/v1, xml-api,
 performing-resumable-uploads, transcoding, encryption/customer-supplied-keys, request-preconditions). Of the XML API
@@ -16,7 +16,7 @@ from cachedfs.sim.gcs.writing import GCSWriting, begin
 from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Route
 
-__all__ = ["GCSApi"]
+__all__ = ["GCSService"]
 
 # Method and path, kind of the request, and function. `bucket` and `key` are in the log.
 _ROUTES = [
@@ -35,8 +35,32 @@ _ROUTES = [
 _CONDITIONAL = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
-class GCSApi(GCSWriting):
-    """Answers like storage.googleapis.com."""
+class GCSService(GCSWriting):
+    """Answers like storage.googleapis.com, and has the commands of `GCSServer`."""
+
+    def do_put(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        content_encoding: str | None = None,
+        content_type: str | None = None,
+    ) -> int:
+        """Store a new version of an object, without an API request; return its generation.
+
+        Creates the bucket if it is missing.
+        """
+        given = {"contentEncoding": content_encoding, "contentType": content_type}
+        fields = {name: value for name, value in given.items() if value is not None}
+        return self.store.put(bucket, key, data, fields).generation
+
+    def do_delete(self, bucket: str, key: str) -> bool:
+        """Delete an object, without an API request; return False if it did not exist."""
+        return self.store.remove(bucket, key)
+
+    def do_make_bucket(self, bucket: str) -> None:
+        """Create an empty bucket unless it exists."""
+        self.store.make_bucket(bucket)
 
     def route(self, call: Call) -> Route:
         if any(name in call.headers for name in _CONDITIONAL):
