@@ -193,18 +193,21 @@ class DriveService(DriveApi):
 
     def _folder_in(self, parent: str, name: str) -> str:
         parent = self._item(parent).id
-        found = [i for i in self.items.named(parent, name) if i.mime == FOLDER and not i.trashed]
-        return found[0].id if found else self.items.make(name, FOLDER, [parent]).id
+        found = self._live_folder(parent, name)
+        return found.id if found else self.items.make(name, FOLDER, [parent]).id
+
+    def _live_folder(self, parent: str, name: str) -> Item | None:
+        found = [item for item in self.items.named(parent, name) if item.mime == FOLDER and not item.trashed]
+        return found[0] if found else None
 
     def _all_at(self, path: str, parent: str) -> list[Item]:
         """Return all items at a path, newest first, including those in the trash."""
         *folders, name = path.split("/")
         parent = self._item(parent).id
         for folder in folders:
-            found = [i for i in self.items.named(parent, folder) if i.mime == FOLDER and not i.trashed]
-            if not found:
+            if (found := self._live_folder(parent, folder)) is None:
                 return []
-            parent = found[0].id
+            parent = found.id
         return self.items.named(parent, name)
 
 

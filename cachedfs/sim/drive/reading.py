@@ -223,6 +223,8 @@ class DriveReading(Access):
 
     def _list_changes(self, call: Call) -> dict[str, Any]:
         self._check_drive(call)
+        if unknown := [name for name in ("includeRemoved", "restrictToMyDrive") if name in call.query]:
+            raise Refusal(501, f"The simulation has no {unknown[0]}.")
         mask, limit, token = _mask(call, _CHANGES), _page_size(call), call.query.get("pageToken")
         if not token:
             raise Refusal(400, "Required parameter: pageToken", "required", location="pageToken")

@@ -51,37 +51,31 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
     return out
 
 
-def _object_headers(stored: SimObject) -> dict[str, str]:
-    """Return the headers of every XML reply and every media reply about an object."""
-    hashes = ",".join(f"{name.removesuffix('Hash')}={text}" for name, text in stored.checksums.items())
+def media_answer(stored: SimObject, call: Call) -> Response:
+    """Return the requested bytes: as stored, or decompressed if the client does not accept gzip."""
+    fields, hashes = stored.fields, stored.checksums
     headers = {
+        "Accept-Ranges": "bytes",
         "ETag": xml_etag(stored),
         "Last-Modified": email.utils.formatdate(stored.updated_s, usegmt=True),
         "x-goog-generation": str(stored.generation),
         "x-goog-metageneration": str(stored.metageneration),
-        "x-goog-stored-content-encoding": stored.fields.get("contentEncoding", "identity"),
+        "x-goog-stored-content-encoding": fields.get("contentEncoding", "identity"),
         "x-goog-stored-content-length": str(stored.size),
-        "x-goog-storage-class": stored.fields.get("storageClass", "STANDARD"),
+        "x-goog-storage-class": "STANDARD",
     }
+    headers |= {header.title(): fields[name] for name, header in FIELDS.items() if name in fields}
+    headers |= {f"x-goog-meta-{name}": text for name, text in (fields.get("metadata") or {}).items()}
     if hashes:
-        headers["x-goog-hash"] = hashes
+        headers["x-goog-hash"] = ",".join(f"{n.removesuffix('Hash')}={text}" for n, text in hashes.items())
     if stored.n_components:
         headers["x-goog-component-count"] = str(stored.n_components)
     if stored.key_sha256:
         headers["x-goog-encryption-algorithm"] = "AES256"
         headers["x-goog-encryption-key-sha256"] = stored.key_sha256
-    return headers
-
-
-def media_answer(stored: SimObject, call: Call) -> Response:
-    """Return the requested bytes: as stored, or decompressed if the client does not accept gzip."""
-    headers = {**_object_headers(stored), "Accept-Ranges": "bytes"}
-    names = {h: stored.fields[k] for k, h in FIELDS.items() if k in stored.fields}
-    headers |= {h.title(): value for h, value in names.items()}
-    headers |= {f"x-goog-meta-{k}": v for k, v in (stored.fields.get("metadata") or {}).items()}
-    if stored.fields.get("contentEncoding") == "gzip":
+    if fields.get("contentEncoding") == "gzip":
         headers["Vary"] = "Accept-Encoding"
-        keep = "no-transform" in stored.fields.get("cacheControl", "")
+        keep = "no-transform" in fields.get("cacheControl", "")
         if not keep and "gzip" not in call.headers.get("accept-encoding", ""):
             del headers["Content-Encoding"], headers["Accept-Ranges"]
             headers["Warning"] = "214 UploadServer gunzipped"
