@@ -431,7 +431,7 @@ def test_a_recursive_copy_copies_the_rest_and_names_what_it_left(drive, tmp_path
     drive.server.edit(
         drive.server.find(f"{drive.name}/tree/locked")[0]["id"], capabilities={"canDownload": False}
     )
-    drive.server.edit(drive.server.put(f"{drive.name}/tree/sizeless", b"x"), fileSize=None)
+    drive.server.edit(drive.server.put(f"{drive.name}/tree/sizeless", b"x"), size=None)
     drive.server.document(f"{drive.name}/tree/doc", "words")
     drive.server.shortcut(f"{drive.name}/tree/dangling", "nothing")
     fs = fsspec.filesystem(protocol)
@@ -516,8 +516,8 @@ def test_nothing_is_older_than_max_age_when_folders_are_swapped(drive, clock):
     clock(50)
     assert fs.cat_file(drive.path("a/b/x.txt")) == b"one"
     (a,), (c,) = (drive.server.find(f"{drive.name}/{name}") for name in "ac")
-    drive.server.edit(a["id"], title="d")
-    drive.server.edit(c["id"], title="a")
+    drive.server.edit(a["id"], name="d")
+    drive.server.edit(c["id"], name="a")
     clock(11)  # the folder entry is 61 s old, the file entry 11
     assert fs.cat_file(drive.path("a/b/x.txt")) == b"two"
 

@@ -163,7 +163,7 @@ def test_changes_that_a_reader_does_not_see_cost_nothing(drive, fs, tree, clock)
     fs.find(drive.path())
     clock(61)
     drive.server.edit(id_of(drive, "a/x/1.txt"), description="a comment")
-    drive.server.edit(id_of(drive, "a/0.txt"), labels={"starred": True})
+    drive.server.edit(id_of(drive, "a/0.txt"), starred=True)
     drive.asked()
     assert len(fs.find(drive.path())) == len(tree)
     assert drive.asked() == ["change"]
@@ -302,8 +302,8 @@ class Folder:
 
 EDITS = {
     "content": lambda at: at.put("d/one", b"other"),
-    "a name": lambda at: at.server.edit(at.id("d/one"), title="three"),
-    "a name that was known to be free": lambda at: at.server.edit(at.id("d/one"), title="free"),
+    "a name": lambda at: at.server.edit(at.id("d/one"), name="three"),
+    "a name that was known to be free": lambda at: at.server.edit(at.id("d/one"), name="free"),
     "a new file": lambda at: at.put("d/free", b"new"),
     "a place": lambda at: at.server.edit(at.id("d/one"), parents=[at.id("e")]),
     "a second place": lambda at: at.server.edit(at.id("d/one"), parents=[at.id("d"), at.id("e")]),
@@ -312,14 +312,14 @@ EDITS = {
     "gone": lambda at: at.drive.delete(f"{at.name}/d/one"),
     "gone, with an older one of the name": lambda at: at.server.remove(at.id("d/two")),
     "older than another of the name": lambda at: at.server.edit(
-        at.id("d/two"), modifiedDate="2000-01-01T00:00:00.000Z"
+        at.id("d/two"), modifiedTime="2000-01-01T00:00:00.000Z"
     ),
     "a newer one of the name": lambda at: at.put("d/one", b"newer", new=True),
     "a place that goes": lambda at: (
         at.server.edit(at.id("d/one"), parents=[at.id("e")]),
         at.server.remove(at.id("e")),
     ),
-    "a folder's name": lambda at: at.server.edit(at.id("d"), title="f"),
+    "a folder's name": lambda at: at.server.edit(at.id("d"), name="f"),
     "a folder's place": lambda at: at.server.edit(at.id("d"), parents=[at.id("e")]),
     "a folder in the trash": lambda at: at.server.trash(at.id("d")),
     "a folder gone": lambda at: at.server.remove(at.id("d")),

@@ -164,7 +164,7 @@ def test_a_failing_writer_leaves_the_previous_object(cloud, act, prefix):
             act(fs, cloud.url(key, prefix))
     assert fs.ls(cloud.bucket, detail=False) == [cloud.path("k")]
     assert fs.cat_file(cloud.path("k")) == OLD
-    uploads = cloud.server._runner._service._uploads.values()
+    uploads = cloud.server._runner._service.uploads.values()
     assert [upload for upload in uploads if upload.bucket == cloud.bucket and not upload.result] == []
 
 
