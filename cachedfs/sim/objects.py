@@ -16,7 +16,6 @@ class Body(Protocol):
     @property
     def size(self) -> int: ...
     def read(self, start: int, stop: int) -> bytes | memoryview: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,6 @@ class DataBody:
     def read(self, start: int, stop: int) -> bytes | memoryview:
         return memoryview(self.data)[start:stop]
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
 
 NO_BODY = DataBody(b"")
 
@@ -43,7 +39,8 @@ class FileBody:
     """Part of an open file. It keeps its content if another file is renamed over it."""
 
     def __init__(self, path: Path, start: int, stop: int) -> None:
-        self._fd, self._start, self.size = os.open(path, os.O_RDONLY), start, stop - start
+        self._fd = os.open(path, os.O_RDONLY)
+        self._start, self.size = start, stop - start
 
     def read(self, start: int, stop: int) -> bytes:
         data = os.pread(self._fd, stop - start, self._start + start)
@@ -51,12 +48,9 @@ class FileBody:
             raise ConnectionError("the file became shorter while it was served")
         return data
 
-    def close(self) -> None:
-        if self._fd >= 0:
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):  # it was opened
             os.close(self._fd)
-            self._fd = -1
-
-    __del__ = close
 
 
 class Content:

@@ -274,12 +274,9 @@ class Service(ABC):
         stop = declared if fault.close_after is None else min(fault.close_after, declared)
         if not has_body or stop == 0:
             self._finish(entry)
-        try:
-            await response.prepare(request)
-            if has_body and stop:
-                await self._send_body(response, entry, body, stop, fault)
-        finally:
-            body.close()
+        await response.prepare(request)
+        if has_body and stop:
+            await self._send_body(response, entry, body, stop, fault)
         if fault.spill and request.transport is not None:
             await response.write_eof()
             request.transport.write(b"?" * fault.spill)

@@ -210,6 +210,8 @@ def test_version_2_only_reads(server: DriveServer) -> None:
     status, _, text = ask(server, V2, "POST", urlencode({"q": "title='title'"}).encode(), **form)
     assert (status, json.loads(text)["items"][0]["id"]) == (200, item_id)
     assert ask_json(server, at, fields="name,kinds")["reason"] == "invalidParameter"
+    assert ask_json(server, at, alt="media", revisionId="r")["status"] == 501
+    assert ask(server, at, "POST", b"{}", x_http_method_override="PATCH")[0] == 501
     for method, path in (("POST", V2), ("PUT", at), ("DELETE", at), ("GET", "/drive/v2/about")):
         assert ask(server, path, method, b"{}")[0] == 404
 

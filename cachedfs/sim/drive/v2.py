@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
 
-from cachedfs.sim.messages import Call, Response
+from cachedfs.sim.messages import Call, Refusal, Response
 
 __all__ = ["from_v3", "to_v3"]
 
@@ -26,10 +25,9 @@ _TO_V3 = {v2: v3 for v3, v2 in _FIELDS.items()} | {"items": "files", "labels": "
 
 def to_v3(call: Call) -> Call:
     """Return the call of version 3 that does the same."""
-    method, query = call.method, dict(call.query)
-    if method == "POST" and call.headers.get("x-http-method-override") == "GET":
-        method = "GET"  # a query too long for a URL is sent as a form
-        query |= dict(parse_qsl(call.body.decode(), True))
+    query = dict(call.query)
+    if "revisionId" in query:
+        raise Refusal(501, "The simulation has no revisions in version 2.")
     query["fields"] = re.sub(r"\w+", lambda m: _TO_V3.get(m[0], m[0]), query.get("fields", "*"))
     if "maxResults" in query:
         query["pageSize"] = query.pop("maxResults")
@@ -37,7 +35,7 @@ def to_v3(call: Call) -> Call:
         query["q"] = re.sub(r"('(?:[^'\\]|\\.)*')|\btitle\b", lambda m: m[1] or "name", query["q"])
     if query.get("corpora") == "default":
         del query["corpora"]
-    return replace(call, method=method, path=call.path.replace("/v2/", "/v3/"), query=query)
+    return replace(call, path=call.path.replace("/v2/", "/v3/"), query=query)
 
 
 def from_v3(kind: str, value: Response | dict[str, Any]) -> Response | dict[str, Any]:
