@@ -283,21 +283,6 @@ def test_concurrent_changes_of_the_same_names_end_as_in_some_order(drive, protoc
         assert (said, left) in serial_outcomes(changes, [(0, 1), (1, 0)])
 
 
-# Items that a user meets.
-def test_the_error_of_an_unreadable_path_says_why(drive, fs):
-    drive.put("folder/x", b"x")
-    drive.server.document(f"{drive.name}/report", "words")
-    with pytest.raises(NotDownloadable, match=r"My Drive/.*/report.*document of Google's own"):
-        fs.cat_file(drive.path("report"))
-    with pytest.raises(IsAFolder, match="folder"):
-        fs.cat_file(drive.path("folder"))
-    with pytest.raises(ObjectNotFound, match=r"My Drive/.*/none"):
-        fs.open(drive.path("none"))
-    with pytest.raises(ValueError, match=r"'My Drive', 'shared:NAME'.*'Shared with me' or 'id:ID'"):
-        fsspec.open("cdrive://no such start/a").open()
-    assert fs.du(drive.path()) == 1
-
-
 def test_a_document_is_exported_at_each_open_and_never_cached(drive, tmp_path):
     sheet = "application/vnd.google-apps.spreadsheet"
     drive.server.document(f"{drive.name}/table", "n,x\n1,2\n", mime=sheet)
