@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import lzma
@@ -174,8 +175,9 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
         is_tail = position >= stop
         data = file.read(TAIL if is_tail else min(READ, stop - position))
         if not data:
-            if pending:
-                yield LineBatch(begin, [b"".join(pending)], True)
+            last = b"".join(pending)
+            if last and (begin or last != codecs.BOM_UTF8):  # a byte order mark alone is no line
+                yield LineBatch(begin, [last], True)
             return
         if position == 0 and b"\n" not in data and b"\r" in data[:-1]:
             raise ValueError(
