@@ -175,9 +175,9 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
         is_tail = position >= stop
         data = file.read(TAIL if is_tail else min(READ, stop - position))
         if not data:
-            line = b"".join(pending)
-            if pending and (begin or line != codecs.BOM_UTF8):  # a byte order mark alone is no line
-                yield LineBatch(begin, [line], True)
+            last = b"".join(pending)
+            if last and (begin or last != codecs.BOM_UTF8):  # a byte order mark alone is no line
+                yield LineBatch(begin, [last], True)
             return
         if position == 0 and b"\n" not in data and b"\r" in data[:-1]:
             raise ValueError(
