@@ -21,6 +21,8 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import is_pattern
 from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, ObjectChanged
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.client import key_of
 from cachedfs.origins.drive.file_objects import DriveFile, WrittenDriveFile, not_kept
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
@@ -341,8 +343,11 @@ class DriveFileSystem(CycleSafeWalk):
         """
 
         async def ask() -> dict[str, Any]:
-            to = await self.origin.account.connection()
-            return {**await to.about(), "scopes": to.auth.scopes()}
+            account = self.origin.account
+            params = {"fields": "kind,user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"}
+            url, doing = account.address("about"), "looking up the account"
+            found = await account.call("GET", url, "", doing, params, kind="drive#about")
+            return {**found, "scopes": (await account.connection()).auth.scopes()}
 
         return sync(self.loop, ask)  # type: ignore[no-any-return]
 
@@ -353,8 +358,11 @@ class DriveFileSystem(CycleSafeWalk):
         """
 
         async def ask() -> dict[str, bool]:
-            info = await self.origin.lookup(self._strip_protocol(path))
-            return await (await self.origin.account.connection()).capabilities(info)
+            info, account = await self.origin.lookup(self._strip_protocol(path)), self.origin.account
+            params = {"fields": "kind,id,name,mimeType,capabilities", **api.ANY_DRIVE}
+            url, doing = account.address("files", str(info.id)), "looking up permissions"
+            item = await account.call("GET", url, info.path, doing, params, headers=key_of(info))
+            return dict(item.get("capabilities") or {})
 
         return sync(self.loop, ask)  # type: ignore[no-any-return]
 
