@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from itertools import chain, product
 from typing import Any
-from unicodedata import is_normalized
 from unicodedata import normalize as _normal
 from urllib.parse import quote
 
@@ -27,13 +25,12 @@ from cachedfs.errors import (
     RequestRejected,
     SignInRefused,
 )
-from cachedfs.origins.origin_errors import error_of, object_of, size_of, text_of, trouble_of, well_formed
+from cachedfs.origins.origin_errors import error_of, object_of, size_of, trouble_of, well_formed
 from cachedfs.origins.retry import RetryableError, RetryReason, foreign
 
 __all__ = [
     "ANY_DRIVE",
-    "CHANGE_FIELDS",
-    "FIELDS",
+    "EVERYWHERE",
     "FOLDER",
     "GOOGLE",
     "ITEM_FIELDS",
@@ -41,26 +38,17 @@ __all__ = [
     "ROOT",
     "SHARED",
     "SHARED_WITH_ME",
-    "SHORTCUT",
     "DriveAbusiveFile",
     "DriveAnonymous",
-    "DriveNotAbusive",
     "DriveOutOfSight",
+    "address",
     "age",
     "change_of",
-    "changes_params",
-    "changes_url",
     "child_query",
     "children_query",
-    "confirm",
     "dangling_info",
-    "drive_of",
-    "drive_params",
     "failure",
-    "file_url",
-    "files_url",
     "folder_info",
-    "form_of",
     "is_native",
     "is_trashed",
     "item_info",
@@ -70,12 +58,10 @@ __all__ = [
     "multipart",
     "rank",
     "resource_of",
-    "revision_url",
     "shortcut_target",
     "shown",
     "takes_id",
     "title_of",
-    "upload_url",
     "url_of",
 ]
 
@@ -86,39 +72,23 @@ SHARED_WITH_ME = "sharedWithMe"  # stands for the id that this view does not hav
 SHARED = "shared:"  # begins the paths of a shared drive, which its name follows
 GOOGLE = "https://www.googleapis.com"
 ANY_DRIVE = {"supportsAllDrives": "true"}
+EVERYWHERE = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}  # where listings and changes look
 # Without `fields` an item is ten times as long.
-FIELDS = (
+_FIELDS = (
     "id,name,mimeType,size,md5Checksum,headRevisionId,createdTime,modifiedTime,driveId,resourceKey,"
     "parents,trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
 )
-ITEM_FIELDS = f"kind,{FIELDS}"
-LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({FIELDS})"
+ITEM_FIELDS = f"kind,{_FIELDS}"
+LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({_FIELDS})"
 CHANGE_FIELDS = (
-    f"kind,nextPageToken,newStartPageToken,changes(changeType,fileId,driveId,removed,file({FIELDS}))"
+    f"kind,nextPageToken,newStartPageToken,changes(changeType,fileId,driveId,removed,file({_FIELDS}))"
 )
 _NATIVE = "application/vnd.google-apps."
 _THIRD_PARTY = f"{_NATIVE}drive-sdk"  # a shortcut to an application of somebody else, whose number follows
 _SLASH = "\uff0f"  # "／", as rclone shows it
-_MOST_SIGNS = 4  # of a slash in one name that are told from slashes one by one
 _NOT_DRIVE = (
     "See whether a proxy or the sign-in page of a network answers in its place, and check endpoint_url"
 )
-_OUT_OF_SIGHT = "notFound at driveId"
-_NOT_RIGHTS = frozenset({"fileNotDownloadable", "fileNotExportable"})
-_UNREGISTERED = frozenset({"forbidden", "dailyLimitExceededUnreg"})
-_ANONYMOUS = ("unregistered callers", "missing a valid API key", "Unauthenticated")
-_DOWNLOADS = frozenset({"downloadQuotaExceeded", "quotaExceeded at quota.download"})
-_USED_UP = {
-    "dailyLimitExceeded": "the project's requests of this day are used up; it ends at midnight, Pacific time",
-    "dailyLimitExceededUnreg": "Google allows no anonymous requests: sign in",
-    "sharingRateLimitExceeded": "the limit of sharing is reached; it ends within 24 hours",
-    "quotaExceeded": "the storage of this account is full: empty the trash, or get more",
-    "storageQuotaExceeded": "the storage of this account is full: empty the trash, or get more",
-    "teamDriveFileLimitExceeded": "the shared drive holds as many items as it may",
-    "numChildrenInNonRootLimitExceeded": "the folder holds 500,000 items, as many as it may: use several, or pack",
-    "activeItemCreationLimitExceeded": "the account has created as many items as it may",
-    "uploadLimitExceeded": "750 GB were uploaded within a day, as much as Drive takes",
-}
 
 
 # Names
@@ -132,25 +102,9 @@ def shown(title: str) -> str:
     return title.replace("/", _SLASH)
 
 
-def title_of(name: str) -> tuple[str, ...]:
-    """Return the titles that a part of a path may stand for; the last one has a slash for every "／".
-
-    Each "／" in the path may be a slash or itself, and each doubles the number of titles in a query. Where there are
-    more than four, only the last one is returned.
-    """
-    parts = name.split(_SLASH)
-    n_signs = len(parts) - 1
-    if n_signs > _MOST_SIGNS:
-        return (name.replace(_SLASH, "/"),)
-    return tuple(
-        "".join(chain.from_iterable(zip(parts, (*signs, ""), strict=True)))
-        for signs in product((_SLASH, "/"), repeat=n_signs)
-    )
-
-
-def form_of(name: str) -> str:
-    """Return the Unicode normalization form of a name."""
-    return next((form for form in ("NFC", "NFD") if is_normalized(form, name)), "mixed forms")
+def title_of(name: str) -> str:
+    """Return the title of a new item: its name in the path, with each "／" turned back into a slash."""
+    return name.replace(_SLASH, "/")
 
 
 def looks_like(name: str, other: str) -> bool:
@@ -158,37 +112,11 @@ def looks_like(name: str, other: str) -> bool:
     return _normal("NFC", name) == _normal("NFC", other)
 
 
-# Addresses
-def files_url(base: str) -> str:
-    """Return the address of the files. `base` is `https://host`, here and below."""
-    return f"{base}/drive/v3/files"
-
-
-def file_url(base: str, id: str) -> str:
-    return f"{files_url(base)}/{quote(id, safe='')}"
-
-
-def changes_url(base: str) -> str:
-    return f"{base}/drive/v3/changes"
-
-
-def changes_params(drive_id: str) -> dict[str, str]:
-    """Return the query for the changes of one shared drive, or ("") of everything the account owns.
-
-    The latter includes shared drives: otherwise Drive does not report what moves there.
-    """
-    params = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}
-    return params | ({"driveId": drive_id} if drive_id else {})
-
-
-def revision_url(base: str, id: str, revision: str) -> str:
-    return f"{file_url(base, id)}/revisions/{quote(revision, safe='')}"
-
-
-def upload_url(base: str, id: str | None) -> str:
-    """Return the address to send bytes to: for a new item, or as new content of the item `id`."""
-    address = f"{base}/upload/drive/v3/files"
-    return address if id is None else f"{address}/{quote(id, safe='')}"
+# Requests
+def address(base: str, *parts: str, upload: bool = False) -> str:
+    """Return the address of a resource, such as "files", ID, "copy"; `base` is `https://host`."""
+    path = "/".join(quote(part, safe="") for part in parts)
+    return f"{base}/{'upload/' if upload else ''}drive/v3/{path}"
 
 
 def kind_of(method: str, address: str) -> str:
@@ -199,24 +127,9 @@ def kind_of(method: str, address: str) -> str:
     return "list" if last in ("files", "drives", "changes", "revisions") else "get"
 
 
-def key_headers(keys: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the header that opens link-shared items, from pairs of id and resource key."""
-    text = ",".join(f"{id}/{key}" for id, key in keys)
-    return {"X-Goog-Drive-Resource-Keys": text} if text else {}
-
-
-def drive_of(folder: ObjectInfo) -> str | None:
-    """Return the shared drive that a listing of `folder` searches; None if its path does not begin with the drive.
-
-    Only members can search the drive. A folder of it that was shared with others is listed like one outside any drive.
-    """
-    return folder.details.get("driveId") if folder.path.startswith(SHARED) else None
-
-
-def drive_params(drive_id: str | None) -> dict[str, str]:
-    """Return where a listing searches: one shared drive, or everything the account sees."""
-    params = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}
-    return params | ({"corpora": "drive", "driveId": drive_id} if drive_id else {})
+def key_headers(id: str | None, key: str | None) -> dict[str, str]:
+    """Return the header that opens a link-shared item with its resource key."""
+    return {"X-Goog-Drive-Resource-Keys": f"{id}/{key}"} if id and key else {}
 
 
 def children_query(folder_id: str) -> str:
@@ -231,19 +144,16 @@ def children_query(folder_id: str) -> str:
 def child_query(folder_id: str, name: str) -> str:
     """Return the query for items of one name; Drive ignores case, so the caller must compare the names.
 
-    A name with many slashes has too many possible titles to ask for: this is then the query for the whole folder.
+    Each "／" in the path may be a slash in the title, or itself. With more than one of them, this is the query for the
+    whole folder.
     """
-    if name.count(_SLASH) > _MOST_SIGNS:
+    if name.count(_SLASH) > 1:
         return children_query(folder_id)
-    titles = " or ".join(f"name = {_quoted(title)}" for title in _look_alikes(title_of(name)))
-    return f"{children_query(folder_id)} and ({titles})"
-
-
-def _look_alikes(titles: Iterable[str]) -> Iterable[str]:
-    """Return the titles in all Unicode normalization forms: macOS writes ö as two characters."""
-    return dict.fromkeys(
-        form for title in titles for form in (title, _normal("NFC", title), _normal("NFD", title))
-    )
+    titles = (name, title_of(name))
+    # macOS writes ö as two characters: the caller warns of a name that only looks the same.
+    forms = [form for title in titles for form in (title, _normal("NFC", title), _normal("NFD", title))]
+    names = " or ".join(f"name = {_quoted(form)}" for form in dict.fromkeys(forms))
+    return f"{children_query(folder_id)} and ({names})"
 
 
 def _quoted(text: str) -> str:
@@ -343,20 +253,14 @@ def age(item: Mapping[str, Any]) -> tuple[float, str]:
 
 
 # Answers
-def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
-    """Return the resource of `kind` in a successful answer (None: no content).
+def resource_of(
+    status: int, body: bytes, kind: str | None, asked: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the resource of `kind` in a successful answer (None: no content); `asked` is what it has to have.
 
-    Raises RetryableError if the answer is not Drive's. Drive answers in one of three ways, and never with a redirect:
-
-    - A resource: a JSON object with the `kind` of the method, such as "drive#fileList". In the discovery document the
-      kind is a constant of each resource, and every request names it in `fields`. So `{}` is not an empty listing,
-      while a list of the right kind without `files` is one. A file also has an `id`.
-    - 204 without a body, to a DELETE.
-    - An error: a JSON object such as {"error": {"code": 404, "errors": [{"reason": "notFound"}]}}, which `failure`
-      parses.
-
-    Any other answer comes from a proxy, a load balancer or the sign-in page of a network. It is retried, and then
-    raises OriginUnavailable.
+    Raises RetryableError for an answer that Drive does not give: it comes from a proxy, a load balancer or the sign-in
+    page of a network. Each resource has its `kind`, and every request names it in `fields`. So `{}` is not an empty
+    listing, while a list of the right kind without `files` is one.
     """
     if kind is None:
         if status != 204:
@@ -366,69 +270,41 @@ def resource_of(status: int, body: bytes, kind: str | None) -> dict[str, Any]:
     with well_formed(f"the answer is not Drive's: no complete {kind}"):
         if found["kind"] != kind:
             raise ValueError(f"it is {found['kind']!r}")
-        if kind in _CHECKS:
-            _CHECKS[kind](found)
+        _check_types(found)
+        items = [found] if kind == "drive#file" else found.get("files", [])
+        for item in (*items, *(entry["file"] for entry in found.get("changes", ()) if "file" in entry)):
+            if not (item["id"] and item["name"]):
+                raise ValueError("an item without id or name")
+            item_info(item, "")
+    if found.get("incompleteSearch"):
+        raise RetryableError(RetryReason("Drive searched only a part"))
+    for name, value in (asked or {}).items():
+        if found.get(name) != value:
+            raise RetryableError(
+                foreign(f"the answer to a change has the {name} {found.get(name)!r} instead of {value!r}")
+            )
     return found
 
 
-def confirm(item: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item in the answer to a change; raise RetryableError unless it is as it was `asked` to be."""
-    for name, value in asked.items():
-        if item.get(name) != value:
-            raise RetryableError(
-                foreign(f"the answer to a change has the {name} {item.get(name)!r} instead of {value!r}")
-            )
-    return dict(item)
-
-
-def _check_item(item: Mapping[str, Any]) -> None:
-    """Raise ValueError, TypeError or the like for an item that Drive never sends, as do the four below."""
-    for text in (item["id"], item["name"], item["mimeType"], item.get("md5Checksum") or ""):
-        text_of(text)
-    if item["id"] == "":
-        raise ValueError("an item without id")
-    for parent in item.get("parents", ()):
-        text_of(parent)
-    item_info(item, "")
-    rank(item)
-    is_trashed(item)
-    for name in ("targetId", "targetMimeType", "targetResourceKey"):
-        text_of((shortcut_target(item) or {}).get(name, ""))
-
-
-def _check_drives(page: Mapping[str, Any]) -> None:
-    for drive in page.get("drives", ()):
-        text_of(drive["id"]), text_of(drive["name"])
-    text_of(page.get("nextPageToken", ""))
-
-
-def _check_items(page: Mapping[str, Any]) -> None:
-    for item in page.get("files", ()):
-        _check_item(item)
-    text_of(page.get("nextPageToken", ""))
-
-
-def _check_changes(page: Mapping[str, Any]) -> None:
-    for entry in page.get("changes", ()):
-        if entry.get("file"):
-            _check_item(entry["file"])
-        text_of(change_of(entry).id)
-    text_of(page["newStartPageToken"] if "newStartPageToken" in page else page["nextPageToken"])
-
-
-def _check_ids(found: Mapping[str, Any]) -> None:
-    if not [text_of(id) for id in found["ids"] if id]:
-        raise ValueError("no ids")
-
-
-_CHECKS: dict[str, Callable[[Mapping[str, Any]], object]] = {
-    "drive#file": _check_item,
-    "drive#fileList": _check_items,
-    "drive#driveList": _check_drives,
-    "drive#changeList": _check_changes,
-    "drive#startPageToken": lambda found: text_of(found["startPageToken"]),
-    "drive#generatedIds": _check_ids,
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(
+        ("id", "name", "mimeType", "size", "md5Checksum", "headRevisionId", "resourceKey", "driveId"), str
+    ),
+    **dict.fromkeys(("targetId", "targetMimeType", "targetResourceKey", "fileId"), str),
+    **dict.fromkeys(("nextPageToken", "newStartPageToken", "startPageToken"), str),
+    **dict.fromkeys(("files", "drives", "changes", "ids", "parents"), list),
+    **dict.fromkeys(("file", "capabilities", "shortcutDetails"), dict),
 }
+
+
+def _check_types(found: Mapping[str, Any]) -> None:
+    """Raise TypeError for a resource whose fields are not of the documented types."""
+    for name, value in found.items():
+        if not isinstance(value, _TYPES.get(name, object)):
+            raise TypeError(f"{name} is {value!r:.40}")
+        for below in value if isinstance(value, list) else (value,):
+            if isinstance(below, dict):
+                _check_types(below)
 
 
 # Failures
@@ -448,10 +324,6 @@ class DriveAnonymous(AccessDenied):
 
 class DriveAbusiveFile(AccessDenied):
     """Google takes the file for malware; its owner may read it all the same."""
-
-
-class DriveNotAbusive(AccessDenied):
-    """Google no longer takes the file for malware, so that it must not be acknowledged."""
 
 
 def failure(
@@ -481,73 +353,91 @@ def failure(
         return RetryReason(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
     if status != 401 and not reasons:
         return RetryReason(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
-    if status == 404 and _OUT_OF_SIGHT in reasons:
+    what = f"{doing}: {said}"
+    if status == 404 and "notFound at driveId" in reasons:
         return DriveOutOfSight(
-            f"{url}: this account is no member of the shared drive ({doing}: {said}). Ask for that, or have a folder of it "
+            f"{url}: this account is no member of the shared drive ({what}). Ask for that, or have a folder of it "
             f"shared with {account}: it is under drive://Shared with me then"
         )
-    is_gone = status == 404 and "notFound" in reasons
-    if is_gone and pinned:
-        return ObjectChanged(
-            f"{url}: the file was removed while it was read, or hidden from you ({doing}); open it again"
-        )
-    if is_gone:
+    if status == 404 and "notFound" in reasons:
+        if pinned:
+            return ObjectChanged(
+                f"{url}: the file was removed while it was read, or hidden from you ({doing}); open it again"
+            )
         return ObjectNotFound(
-            f"{url}: not found ({doing}: {said}). Check the name; Drive says the same of what this account may not see: "
-            f"ask the owner to share it with {account}; the file of a link with resourcekey= in it is "
-            "drive://id:ID,resourcekey=KEY"
+            f"{url}: not found ({what}). Check the name; Drive says the same of what this account may not see: ask the "
+            f"owner to share it with {account}; the file of a link with resourcekey= in it is drive://id:ID,resourcekey=KEY"
         )
     if status == 400 and "API key not valid" in text:
-        return SignInRefused(f"{url}: Google does not accept the API key ({doing}: {said}): {remedy}")
+        return SignInRefused(f"{url}: Google does not accept the API key ({what}): {remedy}")
     if status == 400:
-        return RequestRejected(f"{url}: Drive did not accept the request ({doing}: {said})")
+        return RequestRejected(f"{url}: Drive did not accept the request ({what})")
     if status == 409:
-        return DriveFileExists(f"{url}: exists already ({doing}: {said})")
+        return DriveFileExists(f"{url}: exists already ({what})")
     if status == 401:
         return SignInRefused(
-            f"{url}: access denied; the token of {account} is not accepted ({doing}: {said}): {remedy}"
+            f"{url}: access denied; the token of {account} is not accepted ({what}): {remedy}"
         )
     if status == 403:
-        return _permanent_error(reasons, f"{doing}: {said}", url, account, remedy)
-    return CachedFSError(f"{url}: Drive answered in a way that is not understood ({doing}: {said})")
+        return _permanent_error(reasons, what, url, account, remedy)
+    return CachedFSError(f"{url}: Drive answered in a way that is not understood ({what})")
 
 
 def _permanent_error(reasons: set[str], what: str, url: str, account: str, remedy: str) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
-    if reasons & _DOWNLOADS:
-        return QuotaExceeded(
-            f"{url}: the download quota of this file is used up, for up to 24 hours ({what}). Cached data can "
-            "still be read; a copy of the file in your own Drive has its own quota"
-        )
-    if used_up := [remedy for reason, remedy in _USED_UP.items() if reason in reasons]:
-        return QuotaExceeded(f"{url}: {used_up[0]} ({what})")
-    if _UNREGISTERED & reasons and any(text in what for text in _ANONYMOUS):
+    if refused := [found for reason, found in _REFUSED.items() if reason in reasons]:
+        kind, why = refused[0]
+        return kind(f"{url}: {why} ({what})")
+    if "forbidden" in reasons and any(text in what for text in _ANONYMOUS):
         return DriveAnonymous(f"{url}: Google answers no anonymous requests ({what}): {remedy}")
-    if "invalidAbuseAcknowledgment" in reasons:
-        return DriveNotAbusive(f"{url}: Google does not accept the acknowledgement ({what})")
-    if "cannotDownloadAbusiveFile" in reasons:
-        return DriveAbusiveFile(
-            f"{url}: Google takes this file for malware or spam ({what}). Its owner can read it with "
-            'drive={"acknowledge_abuse": True}'
-        )
     if "insufficientPermissions" in reasons and "scopes" in what:
         return AccessDenied(
-            f"{url}: access denied; {account} may not do this, for example because the sign-in is for reading only ({what}): "
-            "sign in again for reading and writing (`cachedfs login drive` without --read-only)"
-        )
-    if "exportSizeLimitExceeded" in reasons:
-        return NotDownloadable(
-            f"{url}: Google does not export it, as it would be more than 10 MB ({what}); download it as a file from its menu "
-            "in Drive, and put that file into Drive"
-        )
-    if reasons & _NOT_RIGHTS:
-        return NotDownloadable(
-            f"{url}: this has no bytes to download ({what}); export it from Drive as a file"
+            f"{url}: access denied; {account} may not do this, for example because the sign-in is for reading only "
+            f"({what}): sign in again for reading and writing (`cachedfs login drive` without --read-only)"
         )
     return AccessDenied(
         f"{url}: access denied to {account}; check that the item is shared with it, and that the credentials cover "
         f"the scope https://www.googleapis.com/auth/drive ({what})"
     )
+
+
+_ANONYMOUS = ("unregistered callers", "missing a valid API key", "Unauthenticated")
+_FULL = "the storage of this account is full: empty the trash, or get more"
+_DOWNLOADS = (
+    "the download quota of this file is used up, for up to 24 hours. Cached data can still be read; a copy of the file in "
+    "your own Drive has its own quota"
+)
+_NO_BYTES = "this has no bytes to download; export it from Drive as a file"
+# Reasons of a 403; where an error has several, the first one here counts.
+_REFUSED: dict[str, tuple[type[CachedFSError], str]] = {
+    "downloadQuotaExceeded": (QuotaExceeded, _DOWNLOADS),
+    "quotaExceeded at quota.download": (QuotaExceeded, _DOWNLOADS),
+    "dailyLimitExceeded": (
+        QuotaExceeded,
+        "the project's requests of this day are used up; it ends at midnight, Pacific time",
+    ),
+    "dailyLimitExceededUnreg": (QuotaExceeded, "Google allows no anonymous requests: sign in"),
+    "sharingRateLimitExceeded": (QuotaExceeded, "the limit of sharing is reached; it ends within 24 hours"),
+    "quotaExceeded": (QuotaExceeded, _FULL),
+    "storageQuotaExceeded": (QuotaExceeded, _FULL),
+    "teamDriveFileLimitExceeded": (QuotaExceeded, "the shared drive holds as many items as it may"),
+    "numChildrenInNonRootLimitExceeded": (
+        QuotaExceeded,
+        "the folder holds 500,000 items, as many as it may: use several, or pack",
+    ),
+    "activeItemCreationLimitExceeded": (QuotaExceeded, "the account has created as many items as it may"),
+    "uploadLimitExceeded": (QuotaExceeded, "750 GB were uploaded within a day, as much as Drive takes"),
+    "cannotDownloadAbusiveFile": (
+        DriveAbusiveFile,
+        'Google takes this file for malware or spam. Its owner can read it with drive={"acknowledge_abuse": True}',
+    ),
+    "exportSizeLimitExceeded": (
+        NotDownloadable,
+        "Google does not export it, as it would be more than 10 MB; download it from its menu in Drive, and put it into Drive",
+    ),
+    "fileNotDownloadable": (NotDownloadable, _NO_BYTES),
+    "fileNotExportable": (NotDownloadable, _NO_BYTES),
+}
 
 
 def multipart(resource: Mapping[str, Any], data: bytes, mime: str, boundary: str) -> bytes:

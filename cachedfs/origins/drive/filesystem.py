@@ -12,30 +12,31 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
-from fsspec.asyn import sync
+from fsspec.asyn import sync, sync_wrapper
 from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.common.walk import CycleSafeWalk
-from cachedfs.errors import CachedFSError, ObjectChanged
-from cachedfs.origins.drive.file_objects import DriveFile, WrittenDriveFile, not_kept
+from cachedfs.errors import ObjectChanged
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.client import key_of
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
-from cachedfs.origins.drive.upload import UploadContent
+from cachedfs.origins.drive.upload import UploadContent, WrittenDriveFile, not_kept
 
-__all__ = ["DriveFileSystem"]
+__all__ = ["DriveFile", "DriveFileSystem"]
 
 _FSSPEC = frozenset({"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache"})
 _FSSPEC |= {"listings_expiry_time", "max_paths"}
-_SPOOL = 8 << 20  # of a file being written in memory; the rest is on the disk
+_SPOOL = 8 << 20  # bytes of a file being written that are in memory; the rest is on the disk
 _BLOCK = 5 << 20  # read at once from an open file, as fsspec's other filesystems do
-_END = 1 << 62  # an end that no file reaches
 _INHERITED: list[DriveOrigin] = []  # of a parent process: what is closed here would be closed there
 
 
@@ -164,27 +165,21 @@ class DriveFileSystem(CycleSafeWalk):
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
         path = self._strip_protocol(path)
-        if (start or 0) < 0 and end is None:
-            assert start is not None
-            return await self._bytes(path, Suffix(-start), None)
-        if (start or 0) >= 0 and (end is None or end >= 0):
-            whole = not start and end is None
-            return await self._bytes(path, None if whole else _span(start or 0, end), None)
-        info = await self.origin.lookup(path)
-        if info.size is None:  # an export has a size when it is here
-            return (await self._bytes(path, None, info))[start:end]
-        first, last, _ = slice(start, end).indices(info.size)
-        return await self._bytes(path, Range(first, max(first, last)), info)
-
-    async def _bytes(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> bytes:
         try:
-            async with self.origin.read(path, want, pinned) as reply:
-                return b"".join([piece async for piece in reply])
-        except ObjectChanged:
-            if pinned is not None:
-                raise
-        # Nobody has seen a byte: the newer version is as good.
-        return await self._bytes(path, want, await self.origin.lookup(path))
+            return await self._part(await self.origin.lookup(path), start, end)
+        except ObjectChanged:  # nobody has seen a byte: the newer version is as good
+            return await self._part(await self.origin.lookup(path), start, end)
+
+    async def _part(self, info: ObjectInfo, start: int | None, end: int | None) -> bytes:
+        """Return the bytes `[start:end]` of a version, as Python slices them."""
+        if info.size is None:  # an export has a size when it is here
+            return (await self._bytes(info, None))[start:end]
+        first, last, _ = slice(start, end).indices(info.size)
+        return await self._bytes(info, Range(first, max(first, last)))
+
+    async def _bytes(self, info: ObjectInfo, want: Range | None) -> bytes:
+        async with self.origin.read(info.path, want, info) as reply:
+            return b"".join([piece async for piece in reply])
 
     async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         info = await self.origin.lookup(self._strip_protocol(rpath))
@@ -214,7 +209,7 @@ class DriveFileSystem(CycleSafeWalk):
             kwargs.pop("size", None)  # of a handle that travelled: the file may have another by now
             info, whole = sync(self.loop, self._readable, path)
             return DriveFile(
-                self, path, info, block_size or _BLOCK, whole, cache_options=cache_options, **kwargs
+                self, path, info, whole, block_size or _BLOCK, cache_options=cache_options, **kwargs
             )
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
@@ -230,30 +225,22 @@ class DriveFileSystem(CycleSafeWalk):
             raise
         return WrittenDriveFile(self, path, mode, spool, onto=onto, autocommit=autocommit)
 
-    async def _begin_append(self, path: str, spool: Any) -> str | None:
-        """Copy the file's present content into `spool`; return its fingerprint, "" if there is no file."""
-        for tries_left in (1, 0):
-            try:
-                info = await self.origin.lookup(path)
-                must_have_bytes(info)
-                await self._copy_out(info, spool, DEFAULT_CALLBACK)
-                return info.fingerprint
-            except FileNotFoundError:
-                return ""
-            except ObjectChanged:
-                if not tries_left:
-                    raise
-                spool.seek(0)
-                spool.truncate()
-            except OSError as error:
-                raise error if isinstance(error, CachedFSError) else not_kept(path, error) from error
-        raise AssertionError("unreachable")
-
     async def _readable(self, path: str) -> tuple[ObjectInfo, bytes | None]:
         """Return the version that a new file reads, and for a Google document its export; raise if it has no bytes."""
         info = await self.origin.lookup(path)
         must_have_bytes(info, self.origin.account.options.exports)
-        return info, await self._bytes(path, None, info) if info.size is None else None
+        return info, await self._bytes(info, None) if info.size is None else None
+
+    async def _begin_append(self, path: str, spool: Any) -> str | None:
+        """Copy the file's present content into `spool`; return its fingerprint, "" if there is no file."""
+        try:
+            info = await self.origin.lookup(path)
+        except FileNotFoundError:
+            return ""
+        must_have_bytes(info)
+        with not_kept(path):
+            await self._copy_out(info, spool, DEFAULT_CALLBACK)
+        return info.fingerprint
 
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
@@ -295,11 +282,8 @@ class DriveFileSystem(CycleSafeWalk):
         await side_by_side(self.writer.remove(each, folders=recursive) for each in paths)
 
     async def _rmdir(self, path: Any) -> None:
-        await self.writer.remove_empty(self._strip_protocol(path))
-
-    def rmdir(self, path: Any) -> None:
         """Remove an empty folder; raise OSError (ENOTEMPTY) if it is not empty."""
-        sync(self.loop, self._rmdir, path)
+        await self.writer.remove_empty(self._strip_protocol(path))
 
     async def _mv_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
         await self.writer.move(self._strip_protocol(path1), self._strip_protocol(path2))
@@ -322,49 +306,49 @@ class DriveFileSystem(CycleSafeWalk):
             sync(self.loop, self.writer.move, source, target)
 
     # What Drive says of a file
-    def created(self, path: Any) -> Any:
+    async def _created(self, path: Any) -> Any:
         """Return when the file was created, by Drive's clock."""
-        return self.info(path).get("created")
+        return (await self._info(path)).get("created")
 
-    def modified(self, path: Any) -> Any:
+    async def _modified(self, path: Any) -> Any:
         """Return when the file was last written, by Drive's clock."""
-        return self.info(path).get("modified")
+        return (await self._info(path)).get("modified")
 
-    def identity(self) -> str:
+    async def _ukey(self, path: Any) -> str | None:
+        """Return the fingerprint of a file: a text that changes whenever its bytes may have changed."""
+        return (await self.origin.lookup(self._strip_protocol(path))).fingerprint
+
+    async def _identity(self) -> str:
         """Return the way of signing in, and the account as far as the credentials name it, without secrets."""
-        return sync(self.loop, self.origin.account.connection).auth.name  # type: ignore[no-any-return]
+        return (await self.origin.account.connection()).auth.name
 
-    def about(self) -> dict[str, Any]:
+    async def _about(self) -> dict[str, Any]:
         """Return what Drive reports about the account (`user`, `storageQuota`), and the `scopes` of its tokens.
 
         `scopes` is None if they are unknown.
         """
+        account = self.origin.account
+        params = {"fields": "kind,user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"}
+        url, doing = account.address("about"), "looking up the account"
+        found = await account.call("GET", url, "", doing, params, kind="drive#about")
+        return {**found, "scopes": (await account.connection()).auth.scopes()}
 
-        async def ask() -> dict[str, Any]:
-            to = await self.origin.account.connection()
-            return {**await to.about(), "scopes": to.auth.scopes()}
-
-        return sync(self.loop, ask)  # type: ignore[no-any-return]
-
-    def capabilities(self, path: Any) -> dict[str, bool]:
+    async def _capabilities(self, path: Any) -> dict[str, bool]:
         """Return what the account may do with a file or folder: `canEdit`, `canAddChildren`, `canDownload`, ...
 
         The values are booleans, under Drive's own names.
         """
+        info, account = await self.origin.lookup(self._strip_protocol(path)), self.origin.account
+        params = {"fields": "kind,id,name,mimeType,capabilities", **api.ANY_DRIVE}
+        url, doing = account.address("files", str(info.id)), "looking up permissions"
+        item = await account.call("GET", url, info.path, doing, params, headers=key_of(info))
+        return dict(item.get("capabilities") or {})
 
-        async def ask() -> dict[str, bool]:
-            info = await self.origin.lookup(self._strip_protocol(path))
-            return await (await self.origin.account.connection()).capabilities(info)
-
-        return sync(self.loop, ask)  # type: ignore[no-any-return]
-
-    def ukey(self, path: Any) -> str | None:
-        """Return the fingerprint of a file: a text that changes whenever its bytes may have changed."""
-        return sync(self.loop, self.origin.lookup, self._strip_protocol(path)).fingerprint  # type: ignore[no-any-return]
-
-    def checksum(self, path: Any) -> str | None:
-        """Return the fingerprint, as `ukey` does."""
-        return self.ukey(path)
+    # fsspec makes only its own methods synchronous.
+    rmdir = sync_wrapper(_rmdir)
+    created, modified = sync_wrapper(_created), sync_wrapper(_modified)
+    ukey = checksum = sync_wrapper(_ukey)
+    identity, about, capabilities = map(sync_wrapper, (_identity, _about, _capabilities))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> str:
         """Raise NotImplementedError: Google Drive has no signed URLs."""
@@ -380,14 +364,37 @@ class DriveFileSystem(CycleSafeWalk):
         return super().__reduce__()
 
 
-def _span(start: int, end: int | None) -> Range:
-    return Range(start, max(start, _END if end is None else end))
-
-
 def _above(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition("/")[0]
         yield path
+
+
+class DriveFile(AbstractBufferedFile):
+    """A file of Drive open for reading, in the version it had when it was opened."""
+
+    def __init__(
+        self,
+        fs: DriveFileSystem,
+        path: str,
+        info: ObjectInfo,
+        whole: bytes | None,
+        block_size: int,
+        **options: Any,
+    ) -> None:
+        self._info, self._whole = info, whole
+        size = info.size if whole is None else len(whole)
+        super().__init__(fs, path, "rb", block_size, size=size, **options)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The metadata from when the file was opened."""
+        return self._info.as_info()
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._whole is not None:
+            return self._whole[start:end]
+        return sync(self.fs.loop, self.fs._part, self._info, start, end)  # type: ignore[no-any-return]
 
 
 def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin, pid: int) -> None:

@@ -14,7 +14,7 @@ from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import DriveAccount, DriveConnection
+from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
 from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.drive.read import DriveMediaRead
@@ -137,29 +137,25 @@ class DriveOrigin:
         path = plain_path(path)
         part = place_of(path).top
         with mapped(api.url_of(path), "asking what changed"):
-            to = await self.account.connection()
             try:
                 if token is None:
-                    return await self._first_token(to, part)
+                    return await self._first_token(part)
                 drive_id, _, page_token = token.partition("/")
-                after, entries = await to.changes(drive_id, page_token, part)
-            except (
-                ValueError,
-                ObjectNotFound,
-                api.DriveOutOfSight,
-            ) as error:  # forgotten, or of a drive that is out of sight
+                after, entries = await self.account.changes(drive_id, page_token, part)
+            # Forgotten, or of a drive that is out of sight.
+            except (ValueError, ObjectNotFound, api.DriveOutOfSight) as error:
                 log.info("the changes of %s have to begin anew: %s", api.url_of(part), error)
                 return None
         return Changes(f"{drive_id}/{after}", tuple(map(api.change_of, entries)))
 
-    async def _first_token(self, to: DriveConnection, part: str) -> Changes | None:
+    async def _first_token(self, part: str) -> Changes | None:
         if not has_feed(part):
             return None
         if part == MY_DRIVE:  # whose folder is needed next, and cannot be another one
-            token, _ = await side_by_side([to.start_token("", part), self.tree.folder(part)])
+            token, _ = await side_by_side([self.account.start_token("", part), self.tree.folder(part)])
             return Changes(f"/{token}")
         drive_id = str((await self.tree.folder(part)).id)
-        return Changes(f"{drive_id}/{await to.start_token(drive_id, part)}")
+        return Changes(f"{drive_id}/{await self.account.start_token(drive_id, part)}")
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the filesystem."""

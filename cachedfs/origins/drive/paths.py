@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,12 +19,13 @@ from cachedfs.common.drive_links import canonical_path
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, SignInRefused
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import DriveAccount, DriveConnection
+from cachedfs.origins.drive.client import DriveAccount
 
 __all__ = [
     "MY_DRIVE",
     "DrivePath",
     "PathResolver",
+    "folder_of",
     "has_feed",
     "id_and_key",
     "place_of",
@@ -37,7 +39,7 @@ logger = logging.getLogger("cachedfs.origins")
 
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
 _ID, _KEY = "id:", ",resourcekey="  # the last as in Drive's own links
-_FOLDERS_LAST_S = 30.0  # how long the folders on the way to a path are remembered where nobody hands them in
+_REMEMBERED_S = 30.0  # for how long folders, and items that were just created
 _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
 
 
@@ -75,6 +77,11 @@ def place_of(path: str) -> DrivePath:
     return DrivePath(top, tuple(names))
 
 
+def folder_of(path: str) -> str:
+    """Return the path of the folder that `path` is in."""
+    return path.rpartition("/")[0]
+
+
 def id_and_key(top: str) -> tuple[str, str | None]:
     """Return the id in `id:ID`, and the resource key in `id:ID,resourcekey=KEY` if there is one."""
     id, _, key = top.removeprefix(_ID).partition(_KEY)
@@ -99,11 +106,17 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class PathResolver:
-    """Finds the items that paths name in one account's Drive, and remembers folders for 30 s."""
+    """Finds the items that paths name in one account's Drive.
+
+    It remembers for 30 s where folders are, and which items were just created here: a query may not find them yet.
+    """
 
     def __init__(self, account: DriveAccount, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._account, self._clock = account, clock
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
+        self._created: dict[
+            str, tuple[str, float]
+        ] = {}  # ids by path, oldest first, with when they were created
         self._my_drive: ObjectInfo | None = None  # always the same folder
         self._warned: set[str] = set()
 
@@ -155,13 +168,24 @@ class PathResolver:
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one or none."""
         name = path.rpartition("/")[2]
-        assert folder.id is not None  # all folders have one
-        found = await self._found(api.child_query(folder.id, name), folder, path, "looking it up")
+        found = await self._found(api.child_query(str(folder.id), name), folder, path, "looking it up")
         # By id, because a listing of several pages may have an item twice.
-        items = [*{item["id"]: item for item in found if api.shown(item["name"]) == name}.values()]
+        items = {item["id"]: item for item in found if api.shown(item["name"]) == name}
+        if not items and path in self._created:
+            items = await self._just_created(path, folder)
         if not items:
             self._warn_of_look_alikes(path, name, [api.shown(item["name"]) for item in found])
-        return items
+        return [*items.values()]
+
+    async def _just_created(self, path: str, folder: ObjectInfo) -> dict[str, dict[str, Any]]:
+        """Return the item that was just created at `path`, if it is still there: else it would be created twice."""
+        id, at = self._created[path]
+        if self._clock() < at + _REMEMBERED_S:
+            with suppress(ObjectNotFound):
+                item = await self._account.item(id, path)
+                if folder.id in item.get("parents", ()) and _is_called(item, path):
+                    return {id: item}
+        return {}
 
     async def _found(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
         """Return the items that a query finds in a folder; raise ObjectNotFound only if the folder itself is gone.
@@ -169,11 +193,11 @@ class PathResolver:
         Drive may fail to list a folder that exists. Its items would then look absent: they would be left out of
         listings, or created twice.
         """
-        to = await self._account.connection()
         try:
-            return await to.items(query, folder, path, doing)
+            return await self._account.items(query, folder, path, doing)
         except ObjectNotFound as error:
-            item = await to.item(str(folder.id), path, key=folder.details.get("resourceKey"))
+            key = folder.details.get("resourceKey")
+            item = await self._account.item(str(folder.id), path, key=key)
             if api.is_trashed(item):
                 raise
             raise CachedFSError(
@@ -187,42 +211,37 @@ class PathResolver:
         Remembered folders that are gone are looked up again. `sure` checks concurrently that the remembered folders are
         where they were: a write must not follow a renamed folder.
         """
-        parent = _folder_of(path)
-        is_remembered = self.remembered(parent) is not None
-        folder = await self.folder(parent)
-        try:
-            asked: list[Coroutine[Any, Any, Any]] = [self.named(path, folder)]
-            asked += [self.stands(parent)] if sure and is_remembered else []
-            items, *stands = await side_by_side(asked)
-            if all(stands):
-                return folder, items
-        except ObjectNotFound:
-            if not is_remembered:
-                raise
-        self.forget_way(parent)
+        parent = folder_of(path)
+        if (folder := self.remembered(parent)) is not None:
+            with suppress(ObjectNotFound):
+                asked: list[Coroutine[Any, Any, Any]] = [self.named(path, folder)]
+                asked += [self._stands(parent)] if sure else []
+                items, *stands = await side_by_side(asked)
+                if all(stands):
+                    return folder, items
+            self.forget_way(parent)
         folder = await self.folder(parent)
         return folder, await self.named(path, folder)
 
-    async def stands(self, path: str) -> bool:
+    async def _stands(self, path: str) -> bool:
         """Return whether the remembered folder at `path`, and those above it, still have their names and places."""
         way = []
         while place_of(path).names:
-            known, above = self.remembered(path), self.remembered(_folder_of(path))
+            known, above = self.remembered(path), self.remembered(folder_of(path))
             if known is None or above is None:
                 return False
             way.append((known, above))
-            path = _folder_of(path)
+            path = folder_of(path)
         try:
             return all(await side_by_side(self._is_there(*step) for step in way))
         except ObjectNotFound:
             return False
 
     async def _is_there(self, folder: ObjectInfo, above: ObjectInfo) -> bool:
-        to = await self._account.connection()
         id = str(folder.details.get("shortcut") or folder.id)
-        item = await to.item(id, folder.path, key=folder.details.get("resourceKey"))
-        is_there = above.id == api.SHARED_WITH_ME or above.id in item.get("parents", ())
-        return is_there and not api.is_trashed(item) and api.shown(item["name"]) == _name_of(folder.path)
+        item = await self._account.item(id, folder.path, key=folder.details.get("resourceKey"))
+        is_in = above.id == api.SHARED_WITH_ME or above.id in item.get("parents", ())
+        return is_in and _is_called(item, folder.path)
 
     def now(self) -> float:
         """Return the present time of the clock that folders are remembered by."""
@@ -231,7 +250,7 @@ class PathResolver:
     def remembered(self, path: str, *, since: float = -math.inf) -> ObjectInfo | None:
         """Return a folder that was seen within the last 30 s, and not before `since`; else None."""
         known, at = self._folders.get(path, (None, 0.0))
-        return known if self._clock() < at + _FOLDERS_LAST_S and at >= since else None
+        return known if self._clock() < at + _REMEMBERED_S and at >= since else None
 
     async def folder(self, path: str) -> ObjectInfo:
         """Return a folder, remembered for 30 s; raise ObjectNotFound if there is none."""
@@ -243,12 +262,20 @@ class PathResolver:
         self._folders[path] = (info, self._clock())
         return info
 
-    def remember(self, info: ObjectInfo) -> None:
-        """Remember a folder that was just created."""
-        self._folders[info.path] = (info, self._clock())
+    def created(self, path: str, item: Mapping[str, Any]) -> ObjectInfo:
+        """Remember an item that was just created; return its metadata."""
+        now, info = self._clock(), api.item_info(item, path)
+        self._created.pop(path, None)
+        self._created[path] = info.id or "", now
+        while next(iter(self._created.values()))[1] < now - _REMEMBERED_S:
+            del self._created[next(iter(self._created))]
+        if info.kind == "directory":
+            self._folders[path] = (info, now)
+        return info
 
     def forget(self, path: str) -> None:
-        """Forget a folder and those below it."""
+        """Forget what was created at `path`, the folder there, and those below it."""
+        self._created.pop(path, None)
         for name in [name for name in self._folders if name == path or name.startswith(f"{path}/")]:
             del self._folders[name]
 
@@ -257,16 +284,14 @@ class PathResolver:
         self.forget(path)
         while path:
             self._folders.pop(path, None)
-            path = _folder_of(path)
+            path = folder_of(path)
 
     # Listings
     async def children(self, folder: ObjectInfo) -> list[ObjectInfo]:
         """Return what is in a folder, each name once."""
-        to = await self._account.connection()
         if not folder.path:
-            return await self._tops(to)
-        assert folder.id is not None
-        items = await self._found(api.children_query(folder.id), folder, folder.path, "listing it")
+            return await self._tops()
+        items = await self._found(api.children_query(str(folder.id)), folder, folder.path, "listing it")
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():
             by_name.setdefault(api.shown(item["name"]), []).append(item)
@@ -317,8 +342,8 @@ class PathResolver:
             await asyncio.gather(*above, return_exceptions=True)
 
     # Where paths start
-    async def _tops(self, to: DriveConnection) -> list[ObjectInfo]:
-        drives = await to.drives()
+    async def _tops(self) -> list[ObjectInfo]:
+        drives = await self._account.drives()
         mine = await self._top(MY_DRIVE, MY_DRIVE)
         names = [api.shown(drive["name"]) for drive in drives]
         n_of = Counter(names)
@@ -336,11 +361,10 @@ class PathResolver:
             return api.folder_info(path, api.SHARED_WITH_ME)
         if top == MY_DRIVE and self._my_drive is not None:
             return self._my_drive
-        to = await self._account.connection()
         if top.startswith(api.SHARED):
-            return await self._shared_drive(to, path, top.removeprefix(api.SHARED))
+            return await self._shared_drive(path, top.removeprefix(api.SHARED))
         id, key = (api.ROOT, None) if top == MY_DRIVE else id_and_key(top)
-        if api.is_trashed(item := await to.item(id, path, key=key)):
+        if api.is_trashed(item := await self._account.item(id, path, key=key)):
             raise _missing(path, "it is in the trash")
         item |= {"resourceKey": key} if key else {}
         if top == MY_DRIVE:
@@ -350,8 +374,8 @@ class PathResolver:
         # An id says nothing about the name, which a copy on the local disk needs.
         return replace(info, details={**info.details, "title": item["name"]})
 
-    async def _shared_drive(self, to: DriveConnection, path: str, name: str) -> ObjectInfo:
-        drives = await to.drives()
+    async def _shared_drive(self, path: str, name: str) -> ObjectInfo:
+        drives = await self._account.drives()
         found = [drive for drive in drives if api.shown(drive["name"]) == name]
         if not found:
             names = ", ".join(sorted(drive["name"] for drive in drives)) or "none"
@@ -368,9 +392,8 @@ class PathResolver:
         """Return what an item is; for a shortcut, its target. Shortcuts to shortcuts do not exist."""
         if (target := api.shortcut_target(item)) is None:
             return api.item_info(item, path)
-        to = await self._account.connection()
         try:
-            found = await to.item(target["targetId"], path, key=target.get("targetResourceKey"))
+            found = await self._account.item(target["targetId"], path, key=target.get("targetResourceKey"))
         except SignInRefused:
             raise  # which says nothing of this target
         except (ObjectNotFound, AccessDenied, KeyError):
@@ -390,8 +413,8 @@ class PathResolver:
         if other := next((other for other in others if api.looks_like(other, name)), None):
             self._say_once(
                 path,
-                f"no item has this name ({api.form_of(name)}), but one that looks the same and is written in other "
-                f"characters ({api.form_of(other)}): {other!a}. Take names from fs.ls, or rename it",
+                f"no item has this name, {name!a}, but one that looks the same and is written in other characters: {other!a}. "
+                "Take names from fs.ls, or rename it",
             )
 
     def warn_unprovable(self, path: str) -> None:
@@ -412,12 +435,9 @@ def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:
     return api.folder_info(path, drive["id"], driveId=drive["id"])
 
 
-def _name_of(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def _folder_of(path: str) -> str:
-    return path.rpartition("/")[0]
+def _is_called(item: Mapping[str, Any], path: str) -> bool:
+    """Return whether an item that is not in the trash has the name in `path`."""
+    return not api.is_trashed(item) and api.shown(item["name"]) == path.rpartition("/")[2]
 
 
 def _missing(path: str, why: str) -> ObjectNotFound:

@@ -93,8 +93,7 @@ class DriveMediaRead(ResumableRead):
 
     # Beginning
     async def _begin(self) -> None:
-        self._to = await self._account.connection()
-        self._tries = self._to.client.new_tries()
+        self._to, self._tries = await self._account.connection(), self._account.new_tries()
         try:
             await self._begin_with(self._pinned or await self._tree.lookup(self._path))
         except ObjectChanged:
@@ -118,27 +117,27 @@ class DriveMediaRead(ResumableRead):
                 await self._look()  # no bytes will tell
             return
         self._by = proof_of(info, span)
-        if self._by == "revision" and info.id in self._to.without_revisions:
+        if self._by == "revision" and info.id in self._account.without_revisions:
             self._by = "second look"
         if self._by == "checksum":
             self._proof = StatedChecksum("md5", info.details["md5Checksum"])
-        await self._to.client.retried(partial(self._try, span), self._ask(span), self._tries)
+        await self._to.media.retried(partial(self._try, span), await self._request(span), self._tries)
 
-    def _ask(self, span: Range) -> HTTPRequest:
-        revision = self.info.details["headRevisionId"] if self._by == "revision" else None
-        return self._to.media(self.info, self._path, span, revision)
+    async def _request(self, span: Range) -> HTTPRequest:
+        revision = self.info.details["headRevisionId"] if self._by == "revision" else ""
+        return await self._account.media(self.info, self._path, span, revision)
 
     async def _resume(self, left: Range, failed: RetryableError) -> None:
-        ask = self._ask(left)
-        await self._to.client.pause(failed, ask, self._tries)
-        await self._to.client.retried(partial(self._try, left), ask, self._tries)
+        request = await self._request(left)
+        await self._to.media.pause(failed, request, self._tries)
+        await self._to.media.retried(partial(self._try, left), request, self._tries)
 
     # Documents
     async def _export(self, info: ObjectInfo, mime: str) -> None:
         """Hold the whole export of a document: an export has no ranges, and no size before its end."""
-        ask = self._to.export(info, self._path, mime)
+        request = await self._account.export(info, self._path, mime)
         try:
-            data = await self._to.client.retried(partial(self._whole, ask, mime), ask, self._tries)
+            data = await self._to.exports.retried(partial(self._whole, request, mime), request, self._tries)
         except RequestRejected as error:
             kind = kind_of(info)
             raise RequestRejected(
@@ -150,8 +149,8 @@ class DriveMediaRead(ResumableRead):
         if span.size:
             self._held.append(data[span.start : span.stop])
 
-    async def _whole(self, ask: HTTPRequest, mime: str) -> bytes:
-        async with self._to.exports.exchange(ask) as body:
+    async def _whole(self, request: HTTPRequest, mime: str) -> bytes:
+        async with self._to.exports.exchange(request) as body:
             came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if body.status != 200 or (came == "text/html" != mime):
                 raise RetryableError(
@@ -168,32 +167,32 @@ class DriveMediaRead(ResumableRead):
             if self._by != "revision":
                 raise
             await self._look()  # of another version now, or gone: that is the answer
-            self._to.without_revisions.add(str(self.info.id))
+            self._account.without_revisions.add(str(self.info.id))
             self._by = "second look"
             await self._send_acknowledged(span)
 
     async def _send_acknowledged(self, span: Range) -> None:
-        """Open the body; of a file that Google takes for malware only if that is acknowledged."""
-        was_sent = self.info.id in self._to.abusive
-        try:
-            await self._send(span)
-        except api.DriveNotAbusive:
-            self._to.abusive.discard(str(self.info.id))
-            await self._send(span)
-        except api.DriveAbusiveFile as error:
-            if was_sent or not self._account.options.acknowledge_abuse:
-                raise AccessDenied(str(error)) from None
-            self._to.abusive.add(str(self.info.id))
-            await self._send(span)
+        """Open the body; of a file that Google takes for malware only if that is acknowledged.
 
-    async def _send(self, span: Range) -> None:
+        Google refuses an acknowledgement for any other file.
+        """
+        request = await self._request(span)
+        try:
+            await self._send(request, span)
+        except api.DriveAbusiveFile as error:
+            if not self._account.options.acknowledge_abuse:
+                raise AccessDenied(str(error)) from None
+            params = {**request.params, "acknowledgeAbuse": "true"}
+            await self._send(replace(request, params=params), span)
+
+    async def _send(self, request: HTTPRequest, span: Range) -> None:
         await self._attempt.aclose()
-        exchange = self._to.client.exchange(self._ask(span), within_s=self._tries.media_s)
+        exchange = self._to.media.exchange(request, within_s=self._tries.media_s)
         body = await self._attempt.enter_async_context(exchange)
         try:
-            if self._to.is_public and body.status == 500:  # the lookup found a file
+            if self._account.is_public and body.status == 500:  # the lookup found a file
                 raise RetryableError(RetryReason("the public address answered 500"))
-            if self._to.is_public and public.is_page(body.status, body.headers):
+            if self._account.is_public and public.is_page(body.status, body.headers):
                 page = await body.read_error()
                 raise public.page_error(body.status, body.headers, page, self._url)
             if body.status == 416:
@@ -257,7 +256,7 @@ class DriveMediaRead(ResumableRead):
         """Raise ObjectChanged unless the file is still the version being read."""
         assert self.info.id is not None
         key = self.info.details.get("resourceKey")
-        item = await self._to.item(self.info.id, self._path, key=key, is_pinned=True)
+        item = await self._account.item(self.info.id, self._path, key=key, is_pinned=True)
         now = api.item_info(item, self._path)
         if _evidence(now) != _evidence(self.info):
             self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")

@@ -38,7 +38,6 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.drive.filesystem import DriveFileSystem
-from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.sim import DriveServer, Fault
 
 DATA = bytes(range(256)) * 40
@@ -395,25 +394,6 @@ def test_an_append_to_a_file_that_changed_is_an_error_and_loses_no_bytes(
     assert server.get(f"{folder}/new") == b"theirs"
 
 
-def test_an_append_starts_with_one_version_of_a_file_replaced_meanwhile(
-    fs: DriveFileSystem, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.edit(server.put(f"{folder}/a", b"old"), capabilities={"canReadRevisions": False})
-    lookup, n_asked = DriveOrigin.lookup, 0
-
-    async def replaced(self: DriveOrigin, *args: Any) -> Any:
-        nonlocal n_asked
-        info, n_asked = await lookup(self, *args), n_asked + 1
-        if n_asked == 1:
-            await asyncio.to_thread(server.put, f"{folder}/a", b"newer")
-        return info
-
-    monkeypatch.setattr(DriveOrigin, "lookup", replaced)
-    with fs.open(f"{root}/a", "ab") as file:
-        file.write(b" still")
-    assert server.get(f"{folder}/a") == b"newer still"
-
-
 class FullDisk(io.BytesIO):
     def write(self, data: Any, /) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -741,7 +721,7 @@ async def test_a_dropped_asynchronous_instance_closes_its_connections(
     server.put(f"{folder}/a", DATA)
     fs = DriveFileSystem(asynchronous=True, skip_instance_cache=True, **options)
     assert await fs._cat_file(f"{root}/a") == DATA
-    session = (await fs.origin.account.connection())._session
+    session = (await fs.origin.account.connection()).session
     del fs
     gc.collect()
     assert session.closed

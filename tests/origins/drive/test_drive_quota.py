@@ -83,8 +83,7 @@ async def test_requests_count_their_units_and_the_bytes_of_their_answers(
     assert meter.today().units == 105  # the root by its id, and a query for the name
     [info] = [info async for info in origin.list(root, here)]
     assert meter.today().units == 205
-    to = await origin.account.connection()
-    await to.item(str(info.id), root)
+    await origin.account.item(str(info.id), root)
     assert meter.today().units == 210
     before = meter.today()
     assert (await read(origin, f"{root}/a", Range(0, 1000), info))[0] == b"a" * 1000
@@ -118,9 +117,8 @@ async def test_answered_requests_count_and_refusals_for_their_rate_do_not(
     await read(origin, f"{root}/a", None, info)
     assert meter.today().units == before.units + 400
     before = meter.today()
-    to = await origin.account.connection()
     with pytest.raises(ObjectNotFound):
-        await to.item("nothing", root)
+        await origin.account.item("nothing", root)
     assert meter.today().units == before.units + 5
 
 
