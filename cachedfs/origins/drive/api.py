@@ -7,12 +7,10 @@ handle-errors, shortcuts, enable-shareddrives, manage-downloads.
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize as _normal
-from urllib.parse import quote
 
 from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.errors import (
@@ -28,42 +26,15 @@ from cachedfs.errors import (
 from cachedfs.origins.origin_errors import error_of, object_of, size_of, trouble_of, well_formed
 from cachedfs.origins.retry import RetryableError, RetryReason, foreign
 
+if TYPE_CHECKING:
+    from cachedfs.origins.http import HTTPRequest
+
 __all__ = [
-    "ANY_DRIVE",
-    "EVERYWHERE",
-    "FOLDER",
-    "GOOGLE",
-    "ITEM_FIELDS",
-    "LIST_FIELDS",
-    "ROOT",
-    "SHARED",
-    "SHARED_WITH_ME",
-    "DriveAbusiveFile",
-    "DriveAnonymous",
-    "DriveOutOfSight",
-    "address",
-    "age",
-    "change_of",
-    "child_query",
-    "children_query",
-    "dangling_info",
-    "failure",
-    "folder_info",
-    "is_native",
-    "is_trashed",
-    "item_info",
-    "key_headers",
-    "kind_of",
-    "looks_like",
-    "multipart",
-    "rank",
-    "resource_of",
-    "shortcut_target",
-    "shown",
-    "takes_id",
-    "title_of",
-    "url_of",
-]
+    "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "ROOT", "SHARED",
+    "SHARED_WITH_ME", "SHORTCUT", "DriveAbusiveFile", "DriveAnonymous", "DriveOutOfSight", "change_of", "child_query",
+    "children_query", "failure", "folder_info", "is_native", "is_trashed", "item_info", "key_headers", "kind_of",
+    "looks_like", "rank", "resource_of", "shortcut_target", "shown", "takes_id", "title_of", "url_of",
+]  # fmt: skip
 
 FOLDER = "application/vnd.google-apps.folder"
 SHORTCUT = "application/vnd.google-apps.shortcut"
@@ -113,12 +84,6 @@ def looks_like(name: str, other: str) -> bool:
 
 
 # Requests
-def address(base: str, *parts: str, upload: bool = False) -> str:
-    """Return the address of a resource, such as "files", ID, "copy"; `base` is `https://host`."""
-    path = "/".join(quote(part, safe="") for part in parts)
-    return f"{base}/{'upload/' if upload else ''}drive/v3/{path}"
-
-
 def kind_of(method: str, address: str) -> str:
     """Return what a request for metadata counts as in the quota: get, list, edit or create."""
     last = address.rpartition("/")[2]
@@ -198,11 +163,13 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
         details["shortcut"] = via["id"]
     if item["mimeType"] == FOLDER:
         return ObjectInfo(path, "directory", id=item["id"], details=details)
-    capabilities = item.get("capabilities") or {}
-    details["canDownload"] = bool(capabilities.get("canDownload", True))
-    details["canReadRevisions"] = bool(capabilities.get("canReadRevisions", False))
+    may = item.get("capabilities", {})
+    details |= {name: may.get(name, name == "canDownload") for name in ("canDownload", "canReadRevisions")}
     size = size_of(item["size"]) if "size" in item and not is_native(item["mimeType"]) else None
-    return ObjectInfo(path, "file", size, _fingerprint(item, size), id=item["id"], details=details)
+    # Never `version`: it moves when a comment is written.
+    content = item.get("md5Checksum") or item.get("headRevisionId")
+    fingerprint = None if size is None or not content else f"{item['id']}-{content}-{size}"
+    return ObjectInfo(path, "file", size, fingerprint, id=item["id"], details=details)
 
 
 def change_of(entry: Mapping[str, Any]) -> Change:
@@ -214,19 +181,6 @@ def change_of(entry: Mapping[str, Any]) -> Change:
     places = tuple((parent, shown(item["name"])) for parent in item.get("parents", ()))
     is_gone = entry.get("removed") or is_trashed(item)
     return Change(item["id"], places, None if is_gone else item_info(item, ""))
-
-
-def dangling_info(shortcut: Mapping[str, Any], path: str) -> ObjectInfo:
-    """Return a shortcut whose target is gone or not shared with this account: a file that cannot be read."""
-    return ObjectInfo(
-        path, "file", details={"mimeType": SHORTCUT, "shortcut": shortcut["id"], "dangling": True}
-    )
-
-
-def _fingerprint(item: Mapping[str, Any], size: int | None) -> str | None:
-    # Never `version`: it moves when a comment is written.
-    content = item.get("md5Checksum") or item.get("headRevisionId")
-    return None if size is None or not content else f"{item['id']}-{content}-{size}"
 
 
 def folder_info(path: str, id: str, **details: Any) -> ObjectInfo:
@@ -242,14 +196,9 @@ def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bo
     """
     target = shortcut_target(item)
     mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
-    is_folder = mime == FOLDER
-    return for_folder and not is_folder, is_native(mime) and not is_folder, *age(item)
-
-
-def age(item: Mapping[str, Any]) -> tuple[float, str]:
-    """Return a sort key that puts the last modified item first and the oldest last."""
-    at = item.get("modifiedTime")
-    return (-datetime.fromisoformat(at).timestamp() if at else 0.0), item["id"]
+    is_folder, at = mime == FOLDER, item.get("modifiedTime")
+    age = -datetime.fromisoformat(at).timestamp() if at else 0.0
+    return for_folder and not is_folder, is_native(mime) and not is_folder, age, item["id"]
 
 
 # Answers
@@ -327,13 +276,11 @@ class DriveAbusiveFile(AccessDenied):
 
 
 def failure(
+    request: HTTPRequest,
     status: int,
     headers: Mapping[str, str],
     body: bytes,
     *,
-    url: str,
-    doing: str,
-    pinned: bool,
     now: datetime,
     account: str = "the account that signs in",
     remedy: str = "sign in again or pass another",
@@ -345,6 +292,7 @@ def failure(
     An error is Drive's own only if it has a reason: a 404 without one says nothing about the file. A 401 counts from
     any server, because it never means that something is absent.
     """
+    url, doing = request.subject, request.doing
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
@@ -360,7 +308,7 @@ def failure(
             f"shared with {account}: it is under drive://Shared with me then"
         )
     if status == 404 and "notFound" in reasons:
-        if pinned:
+        if request.is_pinned:
             return ObjectChanged(
                 f"{url}: the file was removed while it was read, or hidden from you ({doing}); open it again"
             )
@@ -438,12 +386,3 @@ _REFUSED: dict[str, tuple[type[CachedFSError], str]] = {
     "fileNotDownloadable": (NotDownloadable, _NO_BYTES),
     "fileNotExportable": (NotDownloadable, _NO_BYTES),
 }
-
-
-def multipart(resource: Mapping[str, Any], data: bytes, mime: str, boundary: str) -> bytes:
-    """Return the body of an upload in one request: metadata and bytes."""
-    head = (
-        f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
-        f"{json.dumps(resource, ensure_ascii=False)}\r\n--{boundary}\r\nContent-Type: {mime}\r\n\r\n"
-    )
-    return b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))

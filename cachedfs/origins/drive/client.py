@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
@@ -182,7 +183,8 @@ class DriveAccount:
     # Any request
     def address(self, *parts: str, upload: bool = False) -> str:
         """Return the address of a resource, such as "files", ID, "copy"."""
-        return api.address(self.base, *parts, upload=upload)
+        path = "/".join(quote(part, safe="") for part in parts)
+        return f"{self.base}/{'upload/' if upload else ''}drive/v3/{path}"
 
     def request(self, url: str, path: str, doing: str, **more: Any) -> HTTPRequest:
         """Return a request about `path`, before it is sent.
@@ -548,14 +550,5 @@ def key_of(info: ObjectInfo) -> dict[str, str]:
 def _judge(
     auth: DriveAuth, request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
 ) -> RetryReason | Exception:
-    return api.failure(
-        status,
-        headers,
-        body,
-        url=request.subject,
-        doing=request.doing,
-        pinned=request.is_pinned,
-        now=datetime.now(UTC),
-        account=f"the account that signs in ({auth.name})",
-        remedy=auth.remedy,
-    )
+    who = f"the account that signs in ({auth.name})"
+    return api.failure(request, status, headers, body, now=datetime.now(UTC), account=who, remedy=auth.remedy)

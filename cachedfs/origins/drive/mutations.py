@@ -17,7 +17,7 @@ from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_and_key, place_of
-from cachedfs.origins.drive.upload import UploadContent, UploadMismatch, upload
+from cachedfs.origins.drive.upload import Upload, UploadContent, UploadMismatch
 
 __all__ = ["DriveWriter"]
 
@@ -80,7 +80,7 @@ class DriveWriter:
     ) -> dict[str, Any]:
         """Return the item after an upload; undo one that stored wrong bytes, as far as Drive allows."""
         try:
-            return await upload(self._account, path, content, resource, into=into)
+            return await Upload(self._account, path, content, resource, into).run()
         except UploadMismatch as error:
             left = "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
             try:

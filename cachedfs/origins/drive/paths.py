@@ -399,7 +399,8 @@ class PathResolver:
         except (ObjectNotFound, AccessDenied, KeyError):
             found = {}  # one target that is out of reach hides no neighbour
         if not found or api.is_trashed(found):
-            return api.dangling_info(item, path)
+            details = {"mimeType": api.SHORTCUT, "shortcut": item["id"], "dangling": True}
+            return ObjectInfo(path, "file", details=details)
         return api.item_info(found, path, via=item)
 
     def _warn(self, path: str, n_items: int) -> None:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from fsspec.asyn import AsyncFileSystem, sync
@@ -19,18 +19,18 @@ from fsspec.asyn import AsyncFileSystem, sync
 from cachedfs.errors import CachedFSError, OriginUnavailable
 from cachedfs.origins.base import number
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import GOOD, Answer
+from cachedfs.origins.drive.client import GOOD, Answer, DriveAccount
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
 from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
-    from cachedfs.origins.drive.client import DriveAccount
     from cachedfs.origins.http import HTTPRequest
 
-__all__ = ["PIECE", "UploadContent", "UploadMismatch", "WrittenDriveFile", "not_kept", "upload"]
+__all__ = ["PIECE", "Upload", "UploadContent", "UploadMismatch", "WrittenDriveFile", "not_kept"]
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
 _ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
+_JSON = "application/json; charset=UTF-8"
 _FORGOTTEN = frozenset({404, 410})
 _SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
 
@@ -70,156 +70,138 @@ class UploadMismatch(Exception):
         self.item = item
 
 
-async def upload(
-    account: DriveAccount,
-    path: str,
-    content: UploadContent,
-    resource: Mapping[str, Any],
-    *,
-    into: str | None,
-) -> dict[str, Any]:
-    """Upload `content`; return its item: a new one described by `resource`, or the one whose id is `into`.
+class Upload(NamedTuple):
+    """One write of `content` at `path`: a new item that `resource` describes, or the item whose id is `into`."""
 
-    Raises UploadMismatch if Drive's checksum of the received bytes differs. Uploading twice creates one item, because
-    `resource` contains the id of a new one.
-    """
-    expected = await asyncio.to_thread(content.md5)
-    send = _at_once if content.size <= _ONE_REQUEST else _in_pieces
-    try:
-        item = await send(account, path, content, resource, into)
-    except FileExistsError as error:
-        if into is not None:
-            raise
-        # The id is ours alone: an earlier try arrived, and only its answer was lost.
-        item = await account.item(resource["id"], path)
-        if item.get("md5Checksum") != expected:
-            raise CachedFSError(
-                f"{api.url_of(path)}: the new file has other bytes than were sent (the MD5 is {item.get('md5Checksum')} "
-                f"instead of {expected}). They may be from another writer, and are left; look at it, or write it again"
-            ) from error
-    if item.get("md5Checksum") != expected:
-        raise UploadMismatch(item, expected)
-    content.sent(content.size)
-    return item
+    account: DriveAccount
+    path: str
+    content: UploadContent
+    resource: Mapping[str, Any]
+    into: str | None = None
 
+    async def run(self) -> dict[str, Any]:
+        """Return the item after the upload; raise UploadMismatch if Drive's checksum of the received bytes differs.
 
-async def _at_once(
-    account: DriveAccount,
-    path: str,
-    content: UploadContent,
-    resource: Mapping[str, Any],
-    into: str | None,
-) -> dict[str, Any]:
-    boundary = f"cachedfs-{secrets.token_hex(16)}"
-    data = await asyncio.to_thread(content.piece, 0, content.size)
-    body = api.multipart(resource, data, resource["mimeType"], boundary)
-    headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
-    request = _request(account, path, into, "multipart", headers, body)
-
-    async def attempt() -> dict[str, Any]:
-        return _item_of(await account.send(request), into or resource.get("id"))
-
-    return await account.tried(attempt, request)
-
-
-async def _in_pieces(
-    account: DriveAccount,
-    path: str,
-    content: UploadContent,
-    resource: Mapping[str, Any],
-    into: str | None,
-) -> dict[str, Any]:
-    headers = {
-        "Content-Type": "application/json; charset=UTF-8",
-        "X-Upload-Content-Type": resource["mimeType"],
-        "X-Upload-Content-Length": str(content.size),
-    }
-    body = json.dumps(resource, ensure_ascii=False).encode()
-    request = _request(account, path, into, "resumable", headers, body)
-
-    async def begin() -> str:
-        address = (await account.send(request)).headers.get("location", "")
-        if urlsplit(address)[:2] != urlsplit(account.base)[:2]:  # the token is sent there
-            raise RetryableError(RetryReason("the service opened no upload"))
-        return address
-
-    for _ in range(_SESSIONS):
-        address = await account.tried(begin, request)
-        with suppress(_SessionForgotten):
-            return await _send_pieces(account, path, content, address, into or resource.get("id"))
-    raise OriginUnavailable(
-        f"{api.url_of(path)}: writing it failed: Drive forgot the upload {_SESSIONS} times. Try again later"
-    )
-
-
-async def _send_pieces(
-    account: DriveAccount, path: str, content: UploadContent, address: str, id: str | None
-) -> dict[str, Any]:
-    """Send all pieces; return the finished item.
-
-    After a failure, the service says how much it has. As long as that becomes more, all tries are there again: a slow
-    line may not send a whole piece in one attempt.
-    """
-    to = (await account.connection()).metadata
-    start, most, is_known, tries = 0, 0, True, account.new_tries()
-    while True:
-        stop = min(start + PIECE, content.size)
-        # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
-        good, doing = GOOD | _FORGOTTEN, f"sending bytes {start} to {stop}"
-        request = account.request(address, path, doing, method="PUT", good=good)
+        Uploading twice creates one item, because `resource` contains the id of a new one.
+        """
+        expected = await asyncio.to_thread(self.content.md5)
         try:
-            if not is_known:
-                kept, item = await _put(account, request, b"", f"bytes */{content.size}", id)
-            elif start >= content.size:
-                raise RetryableError(RetryReason("the service has all bytes and makes no file of them"))
-            else:
-                data = await asyncio.to_thread(content.piece, start, stop)
-                kept, item = await _put(
-                    account, request, data, f"bytes {start}-{stop - 1}/{content.size}", id
-                )
-                if item is None and kept <= start:
-                    raise RetryableError(RetryReason(f"the service kept nothing after byte {kept}"))
-        except RetryableError as failed:
-            await to.pause(failed, request, tries)
-            is_known = False
-            continue
-        if item is not None:
-            return item
-        if kept > most:  # not only again what it forgot meanwhile
-            most, tries = kept, account.new_tries()
-        start, is_known = kept, True
-        content.sent(start)
+            item = await (self._at_once() if self.content.size <= _ONE_REQUEST else self._in_pieces())
+        except FileExistsError as error:
+            if self.into is not None:
+                raise
+            # The id is ours alone: an earlier try arrived, and only its answer was lost.
+            item = await self.account.item(self.resource["id"], self.path)
+            if item.get("md5Checksum") != expected:
+                raise CachedFSError(
+                    f"{api.url_of(self.path)}: the new file has the MD5 {item.get('md5Checksum')} instead of {expected}. Its "
+                    "bytes may be from another writer, and are left: look at it, or write it again"
+                ) from error
+        if item.get("md5Checksum") != expected:
+            raise UploadMismatch(item, expected)
+        self.content.sent(self.content.size)
+        return item
 
+    async def _at_once(self) -> dict[str, Any]:
+        boundary, data = (
+            secrets.token_hex(16),
+            await asyncio.to_thread(self.content.piece, 0, self.content.size),
+        )
+        head = (
+            f"--{boundary}\r\nContent-Type: {_JSON}\r\n\r\n{json.dumps(self.resource, ensure_ascii=False)}\r\n"
+            f"--{boundary}\r\nContent-Type: {self.resource['mimeType']}\r\n\r\n"
+        )
+        body = b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
+        request = self._request(
+            "multipart", {"Content-Type": f'multipart/related; boundary="{boundary}"'}, body
+        )
 
-async def _put(
-    account: DriveAccount, request: HTTPRequest, data: bytes, span: str, id: str | None
-) -> tuple[int, dict[str, Any] | None]:
-    """Send bytes, or ask (`bytes */N`) how many have arrived; return what the service has, or the finished item."""
-    answer = await account.send(replace(request, headers={"Content-Range": span}, data=data))
-    if answer.status in _FORGOTTEN:
-        raise _SessionForgotten
-    if answer.status != 308:
-        return 0, _item_of(answer, id)
-    last = number(answer.headers.get("range", "").rpartition("-")[2])
-    return (0 if last is None else last + 1), None
+        async def attempt() -> dict[str, Any]:
+            return self._item_of(await self.account.send(request))
 
+        return await self.account.tried(attempt, request)
 
-def _item_of(answer: Answer, id: str | None) -> dict[str, Any]:
-    return api.resource_of(answer.status, answer.body, "drive#file", {"id": id} if id else {})
+    async def _in_pieces(self) -> dict[str, Any]:
+        headers = {
+            "Content-Type": _JSON,
+            "X-Upload-Content-Type": self.resource["mimeType"],
+            "X-Upload-Content-Length": str(self.content.size),
+        }
+        body = json.dumps(self.resource, ensure_ascii=False).encode()
+        request = self._request("resumable", headers, body)
 
+        async def begin() -> str:
+            address = (await self.account.send(request)).headers.get("location", "")
+            if urlsplit(address)[:2] != urlsplit(self.account.base)[:2]:  # the token is sent there
+                raise RetryableError(RetryReason("the service opened no upload"))
+            return address
 
-def _request(
-    account: DriveAccount, path: str, into: str | None, kind: str, headers: Mapping[str, str], data: bytes
-) -> HTTPRequest:
-    return account.request(
-        account.address("files", *([into] if into else []), upload=True),
-        path,
-        "writing it",
-        method="POST" if into is None else "PATCH",
-        params={"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE},
-        headers=headers,
-        data=data,
-    )
+        for _ in range(_SESSIONS):
+            address = await self.account.tried(begin, request)
+            with suppress(_SessionForgotten):
+                return await self._send_pieces(address)
+        raise OriginUnavailable(
+            f"{api.url_of(self.path)}: writing it failed: Drive forgot the upload {_SESSIONS} times. Try again later"
+        )
+
+    async def _send_pieces(self, address: str) -> dict[str, Any]:
+        """Send all pieces; return the finished item.
+
+        After a failure, the service says how much it has. As long as that becomes more, all tries are there again: a
+        slow line may not send a whole piece in one attempt.
+        """
+        to, size = (await self.account.connection()).metadata, self.content.size
+        start, most, is_known, tries = 0, 0, True, self.account.new_tries()
+        while True:
+            stop = min(start + PIECE, size)
+            # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
+            good, doing = GOOD | _FORGOTTEN, f"sending bytes {start} to {stop}"
+            request = self.account.request(address, self.path, doing, method="PUT", good=good)
+            try:
+                if not is_known:
+                    kept, item = await self._put(request, b"", f"bytes */{size}")
+                elif start >= size:
+                    raise RetryableError(RetryReason("the service has all bytes and makes no file of them"))
+                else:
+                    data = await asyncio.to_thread(self.content.piece, start, stop)
+                    kept, item = await self._put(request, data, f"bytes {start}-{stop - 1}/{size}")
+                    if item is None and kept <= start:
+                        raise RetryableError(RetryReason(f"the service kept nothing after byte {kept}"))
+            except RetryableError as failed:
+                await to.pause(failed, request, tries)
+                is_known = False
+                continue
+            if item is not None:
+                return item
+            if kept > most:  # not only again what it forgot meanwhile
+                most, tries = kept, self.account.new_tries()
+            start, is_known = kept, True
+            self.content.sent(start)
+
+    async def _put(self, request: HTTPRequest, data: bytes, span: str) -> tuple[int, dict[str, Any] | None]:
+        """Send bytes, or ask (`bytes */N`) how many arrived; return what the service has, or the finished item."""
+        answer = await self.account.send(replace(request, headers={"Content-Range": span}, data=data))
+        if answer.status in _FORGOTTEN:
+            raise _SessionForgotten
+        if answer.status != 308:
+            return 0, self._item_of(answer)
+        last = number(answer.headers.get("range", "").rpartition("-")[2])
+        return (0 if last is None else last + 1), None
+
+    def _item_of(self, answer: Answer) -> dict[str, Any]:
+        asked = {"id": self.into or self.resource["id"]}
+        return api.resource_of(answer.status, answer.body, "drive#file", asked)
+
+    def _request(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
+        into = [self.into] if self.into else []
+        return self.account.request(
+            self.account.address("files", *into, upload=True),
+            *(self.path, "writing it"),
+            method="PATCH" if into else "POST",
+            params={"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE},
+            headers=headers,
+            data=data,
+        )
 
 
 class WrittenDriveFile(io.RawIOBase):

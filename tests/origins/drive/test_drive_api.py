@@ -27,6 +27,7 @@ from cachedfs.errors import (
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.http import HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.messages import Refusal
@@ -235,9 +236,8 @@ async def test_a_retry_after_that_is_too_long_is_an_error(
 
 def test_a_retry_after_is_respected() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    verdict = api.failure(
-        429, {"retry-after": "7"}, b"", url="drive://x", doing="reading", pinned=False, now=now
-    )
+    request = HTTPRequest(url="", params={}, subject="drive://x", doing="reading")
+    verdict = api.failure(request, 429, {"retry-after": "7"}, b"", now=now)
     assert isinstance(verdict, RetryReason)
     wait_s = RetryAttempts(RetryPolicy(base_s=0.5), clock=lambda: 0.0, rng=random.Random(0)).next_wait_s(
         verdict
@@ -373,8 +373,8 @@ async def test_an_origin_reconnects_after_aclose(make: MakeOrigin, path: str) ->
 )
 def test_every_status_maps_to_an_error_or_a_retry(status: int, pinned: bool, kind: type, body: bytes) -> None:
     def verdict_of(body: bytes) -> Any:
-        now = datetime.now(UTC)
-        return api.failure(status, {}, body, url="drive://x", doing="reading", pinned=pinned, now=now)
+        request = HTTPRequest(url="", params={}, subject="drive://x", doing="reading", is_pinned=pinned)
+        return api.failure(request, status, {}, body, now=datetime.now(UTC))
 
     said = verdict_of(Refusal(status, "no").to_json().encode())
     assert isinstance(said, kind)
