@@ -329,8 +329,8 @@ class DriveFileSystem(CycleSafeWalk):
         """
         account = self.origin.account
         params = {"fields": "kind,user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"}
-        url, doing = account.address("about"), "looking up the account"
-        found = await account.call("GET", url, "", doing, params, kind="drive#about")
+        request = account.request(account.address("about"), "", "looking up the account", params=params)
+        found = await account.call(request, kind="drive#about")
         return {**found, "scopes": (await account.connection()).auth.scopes()}
 
     async def _capabilities(self, path: Any) -> dict[str, bool]:
@@ -341,7 +341,8 @@ class DriveFileSystem(CycleSafeWalk):
         info, account = await self.origin.lookup(self._strip_protocol(path)), self.origin.account
         params = {"fields": "kind,id,name,mimeType,capabilities", **api.ANY_DRIVE}
         url, doing = account.address("files", str(info.id)), "looking up permissions"
-        item = await account.call("GET", url, info.path, doing, params, headers=key_of(info))
+        request = account.request(url, info.path, doing, params=params, headers=key_of(info))
+        item = await account.call(request)
         return dict(item.get("capabilities") or {})
 
     # fsspec makes only its own methods synchronous.

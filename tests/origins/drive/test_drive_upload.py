@@ -479,8 +479,9 @@ async def test_an_overwrite_keeps_the_id_and_creates_one_revision(
         await write(writer, f"{root}/a", data)
         (found,) = server.find(f"{folder}/a")
         assert (found["id"], found["md5Checksum"]) == (id, md5(data))
-    url = origin.account.address("files", id, "revisions")
-    revisions = await origin.account.call("GET", url, "", "", {}, kind="drive#revisionList")
+    account = origin.account
+    request = account.request(account.address("files", id, "revisions"), "", "")
+    revisions = await account.call(request, kind="drive#revisionList")
     assert len(revisions["revisions"]) == 3
 
 
