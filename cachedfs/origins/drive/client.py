@@ -244,9 +244,11 @@ class DriveAccount:
                 async with self.creates.turn():
                     result = await attempt()
             except RetryableError as failed:
-                if not has_id:
-                    failed = _unless_made(failed)
-                if failed.trouble.is_rate and self.creates.n_made > n_made:  # others make progress
+                trouble = failed.trouble
+                if not (has_id or trouble.is_rate or trouble.is_unreachable):
+                    remedy = "What it makes may be there all the same: look for it before you try again"
+                    failed.trouble = dataclasses.replace(trouble, is_final=True, remedy=remedy)
+                if trouble.is_rate and self.creates.n_made > n_made:  # others make progress
                     tries, n_made = self.new_tries(), self.creates.n_made
                 await to.metadata.pause(failed, request, tries)
             else:
@@ -519,17 +521,6 @@ def _signed_in(
     proxy = proxy_of(options.endpoint_url)
     auth = DriveAuth(sign_in(options.sign_in), policy)
     return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
-
-
-def _unless_made(failed: RetryableError) -> RetryableError:
-    """Return the failure of a create that must not be repeated: final if only the answer may be lost."""
-    trouble = failed.trouble
-    if trouble.is_rate or trouble.is_unreachable:
-        return failed
-    remedy = "What it makes may be there all the same: look for it before you try again"
-    final = RetryableError(dataclasses.replace(trouble, is_final=True, remedy=remedy))
-    final.__cause__ = failed.__cause__ or failed
-    return final
 
 
 def key_of(info: ObjectInfo) -> dict[str, str]:

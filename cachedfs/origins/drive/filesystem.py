@@ -351,10 +351,6 @@ class DriveFileSystem(CycleSafeWalk):
     ukey = checksum = sync_wrapper(_ukey)
     identity, about, capabilities = map(sync_wrapper, (_identity, _about, _capabilities))
 
-    def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> str:
-        """Raise NotImplementedError: Google Drive has no signed URLs."""
-        raise NotImplementedError("Google Drive has no signed URLs; share the file instead")
-
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments as JSON values; raise TypeError for live objects among them."""
         refuse_live(self._options)

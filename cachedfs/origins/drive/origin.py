@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
@@ -16,11 +15,9 @@ from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
-from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.drive.read import DriveMediaRead
 from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["DriveOrigin"]
 
@@ -37,20 +34,16 @@ class DriveOrigin:
         options: Mapping[str, Any],
         *,
         identity: str,
-        loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
-        concurrency: int = 16,
         alone: Alone | None = None,
-        policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
-        meter: QuotaMeter | None = None,
+        **of_account: Any,
     ) -> None:
         """Create the origin of an account; it signs in at the first request.
 
-        `meter` counts what the account uses; None counts for this origin alone. `alone` provides the locks that keep other
-        writers off a path. `filesystem_over` creates the fsspec filesystem whose methods `call` calls, at its first call.
+        `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem whose
+        methods `call` calls, at its first call. Other arguments are those of `DriveAccount`.
         """
         self.identity = identity
         self.on_request = on_request
@@ -60,13 +53,9 @@ class DriveOrigin:
         self.account = DriveAccount(
             options,
             identity=identity,
-            loop=loop,
             on_request=lambda: self.on_request(),  # whoever it is by then
-            concurrency=concurrency,
-            policy=policy,
             clock=clock,
-            rng=rng,
-            meter=meter,
+            **of_account,
         )
         self.tree = PathResolver(self.account, clock=clock)
         self._inner = AsyncOnce(self._make)
@@ -124,9 +113,8 @@ class DriveOrigin:
         async with aclosing(self.tree.below(here)) as found:
             while True:
                 with mapped(api.url_of(folder), "listing it"):
-                    below = await anext(found, None)
-                if below is None:
-                    return
+                    if (below := await anext(found, None)) is None:
+                        return
                 yield below
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
