@@ -9,8 +9,8 @@ import json
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -221,38 +221,43 @@ class DriveAccount:
         async with to.metadata.exchange(request, within_s=within_s) as response:
             return Answer(response.status, response.headers, await response.read_all())
 
-    async def tried(
+    async def answered(
         self,
-        attempt: Callable[[], Awaitable[T]],
         request: HTTPRequest,
-        tries: RetryAttempts | None = None,
+        parse: Callable[[Answer], T],
         *,
         has_id: bool = True,
+        most_tries: int | None = None,
     ) -> T:
-        """Return the result of `attempt`, repeated for as long as the retry policy allows.
+        """Return what `parse` makes of the answer, after retries.
 
         A request that creates an item waits for its turn, and is retried as long as other items are being created. With
         an id that Drive generated before (`has_id`), it creates one item, however often it is sent. Without one, it is
         sent again only if it surely created none.
         """
-        to, tries = await self.connection(), tries or self.new_tries()
-        if request.kind != "create":
-            return await to.metadata.retried(attempt, request, tries)
-        n_made = self.creates.n_made
+        to, policy = await self.connection(), self._policy
+        if request.kind != "download" and await self._is_missing(to.auth):
+            raise AccessDenied(f"{request.subject}: {to.auth.remedy}")
+        creates = self.creates if request.kind == "create" else None
+        tries, n_made = self.new_tries(tries=most_tries), self.creates.n_made
         while True:
+            within_s = None  # what changes things must not be sent again because its answer is late
+            if request.method == "GET":
+                within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
             try:
-                async with self.creates.turn():
-                    result = await attempt()
+                async with creates.turn() if creates else nullcontext():
+                    result = parse(await self.send(request, within_s=within_s))
             except RetryableError as failed:
                 trouble = failed.trouble
-                if not (has_id or trouble.is_rate or trouble.is_unreachable):
+                if creates and not (has_id or trouble.is_rate or trouble.is_unreachable):
                     remedy = "What it makes may be there all the same: look for it before you try again"
                     failed.trouble = dataclasses.replace(trouble, is_final=True, remedy=remedy)
-                if trouble.is_rate and self.creates.n_made > n_made:  # others make progress
-                    tries, n_made = self.new_tries(), self.creates.n_made
+                if creates and trouble.is_rate and creates.n_made > n_made:  # others make progress
+                    tries, n_made = self.new_tries(), creates.n_made
                 await to.metadata.pause(failed, request, tries)
             else:
-                self.creates.made()
+                if creates:
+                    creates.made()
                 return result
 
     async def call(
@@ -261,27 +266,16 @@ class DriveAccount:
         *,
         kind: str | None = "drive#file",
         asked: Mapping[str, Any] | None = None,
-        has_id: bool = True,
-        most_tries: int | None = None,
+        **how: Any,
     ) -> dict[str, Any]:
-        """Return the resource that Drive answers with, after retries.
+        """Return the resource that Drive answers with, as `answered` does.
 
         `kind` is the kind of resource, which the request names in `fields`; None means no content. `asked` is what the
         resource has to have.
         """
-        auth = (await self.connection()).auth
-        if await self._is_missing(auth):
-            raise AccessDenied(f"{request.subject}: {auth.remedy}")
-        n_failed = itertools.count()
-
-        async def attempt() -> dict[str, Any]:
-            within_s = None  # what changes things must not be sent again because its answer is late
-            if request.method == "GET":
-                within_s = self._policy.first_byte_s(self._policy.metadata_s, next(n_failed))
-            answer = await self.send(request, within_s=within_s)
-            return api.resource_of(answer.status, answer.body, kind, asked)
-
-        return await self.tried(attempt, request, self.new_tries(tries=most_tries), has_id=has_id)
+        return await self.answered(
+            request, lambda answer: api.resource_of(answer.status, answer.body, kind, asked), **how
+        )
 
     # Items
     async def item(
@@ -316,8 +310,7 @@ class DriveAccount:
         request = self._public_request(id, key, path, Range(0, 1), is_pinned)
         n_failed = itertools.count()
 
-        async def attempt() -> dict[str, Any]:
-            answer = await self.send(request, within_s=self._policy.metadata_s)
+        def item_of(answer: Answer) -> dict[str, Any]:
             # The answer for a folder; but the first time it may be a passing trouble.
             if answer.status == 500 and next(n_failed) == 0:
                 raise RetryableError(RetryReason("the public address answered 500"))
@@ -325,7 +318,7 @@ class DriveAccount:
                 raise public.page_error(answer.status, answer.headers, answer.body, request.subject)
             return public.item_of(id, key, answer.status, answer.headers)
 
-        return await self.tried(attempt, request)
+        return await self.answered(request, item_of)
 
     async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
         """Return all items that a query finds in one folder, with one request per thousand.
@@ -379,11 +372,9 @@ class DriveAccount:
     # Changes by others
     async def start_token(self, drive_id: str, path: str) -> str:
         """Return a token for the changes from now on, in a shared drive or ("") in everything the account owns."""
-        params = {
-            "fields": "kind,startPageToken",
-            **api.ANY_DRIVE,
-            **({"driveId": drive_id} if drive_id else {}),
-        }
+        params = {"fields": "kind,startPageToken", **api.ANY_DRIVE} | (
+            {"driveId": drive_id} if drive_id else {}
+        )
         url, doing = self.address("changes", "startPageToken"), "asking where its changes begin"
         request = self.request(url, path, doing, params=params)
         # The feed only saves other requests: these do not wait for it.

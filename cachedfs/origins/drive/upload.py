@@ -114,10 +114,7 @@ class Upload(NamedTuple):
         headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
         request = self._request("multipart", headers, data=body)
 
-        async def attempt() -> dict[str, Any]:
-            return self._item_of(await self.account.send(request))
-
-        return await self.account.tried(attempt, request)
+        return await self.account.answered(request, self._item_of)
 
     async def _in_pieces(self) -> dict[str, Any]:
         headers = {
@@ -126,14 +123,14 @@ class Upload(NamedTuple):
         }
         request = self._request("resumable", headers, body=self.resource)
 
-        async def begin() -> str:
-            address = (await self.account.send(request)).headers.get("location", "")
+        def address_of(answer: Answer) -> str:
+            address = answer.headers.get("location", "")
             if urlsplit(address)[:2] != urlsplit(self.account.base)[:2]:  # the token is sent there
                 raise RetryableError(RetryReason("the service opened no upload"))
             return address
 
         for _ in range(_SESSIONS):
-            address = await self.account.tried(begin, request)
+            address = await self.account.answered(request, address_of)
             with suppress(_SessionForgotten):
                 return await self._send_pieces(address)
         raise OriginUnavailable(
