@@ -14,9 +14,10 @@ from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import DriveMediaRead
-from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
+from cachedfs.origins.inner_filesystem import invoke
 from cachedfs.origins.origin_errors import mapped
 
 __all__ = ["DriveOrigin"]
@@ -47,7 +48,6 @@ class DriveOrigin:
         """
         self.identity = identity
         self.on_request = on_request
-        self.alone = alone
         self.options = dict(options)
         self._filesystem_over = filesystem_over
         self.account = DriveAccount(
@@ -58,11 +58,8 @@ class DriveOrigin:
             **of_account,
         )
         self.tree = PathResolver(self.account, clock=clock)
-        self._inner = AsyncOnce(self._make)
-
-    async def _make(self) -> Any:
-        assert self._filesystem_over is not None
-        return await asyncio.to_thread(self._filesystem_over, self)
+        self.writer = DriveWriter(self.account, self.tree, alone)
+        self._inner: Any = None
 
     @property
     def concurrency(self) -> int:
@@ -71,11 +68,13 @@ class DriveOrigin:
 
     async def filesystem(self) -> Any:
         """Return the `DriveFileSystem` over this origin."""
-        return await self._inner.get()
+        if self._inner is None:
+            assert self._filesystem_over is not None
+            self._inner = await asyncio.to_thread(self._filesystem_over, self)
+        return self._inner
 
     async def aclose(self) -> None:
         """Close the connections."""
-        self._inner.take()
         await self.account.aclose()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:

@@ -268,7 +268,7 @@ class WrittenDriveFile(io.RawIOBase):
         try:
             sync(
                 self.fs.loop,
-                self.fs.writer.write,
+                self.fs.origin.writer.write,
                 self.path,
                 UploadContent(self._spool),
                 exclusive=self.mode == "xb",

@@ -45,7 +45,7 @@ PIECES = 700_000  # three pieces of 256 KiB
 
 @pytest.fixture
 async def writer(origin: DriveOrigin) -> DriveWriter:
-    return DriveWriter(origin.account, origin.tree)
+    return origin.writer
 
 
 async def write(writer: DriveWriter, path: str, data: bytes, **options: Any) -> None:
@@ -382,7 +382,7 @@ async def test_each_request_may_be_lost_once(
         server.reset()
         if nth:
             server.fail(Fault(nth=nth, lose=is_done, close_before=not is_done))
-        await act(DriveWriter(origin.account, origin.tree), f"{root}/{nth}")
+        await act(origin.writer, f"{root}/{nth}")
         n_more = _costs(server.requests[nth - 1], is_done) if nth else 0
         assert len(server.requests) == n_requests + n_more, (nth, [r.kind for r in server.requests])
         for name, data in after.items():
@@ -454,7 +454,7 @@ async def test_a_drive_that_creates_nothing_is_origin_unavailable(
 ) -> None:
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=None))
     with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries.*Too many requests"):
-        await write(DriveWriter(origin.account, origin.tree), f"{root}/a", b"1")
+        await write(origin.writer, f"{root}/a", b"1")
     assert server.count("upload") == 6
 
 
@@ -465,7 +465,7 @@ async def test_an_overwrite_does_not_wait_for_a_turn(
     async with contextlib.AsyncExitStack() as lookup_slots:
         for _ in range(8):  # all turns
             await lookup_slots.enter_async_context(origin.account.creates.turn())
-        await write(DriveWriter(origin.account, origin.tree), f"{root}/a", b"new")
+        await write(origin.writer, f"{root}/a", b"new")
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
 
@@ -814,7 +814,7 @@ async def test_an_item_in_the_trash_is_not_changed_by_its_id(
 ) -> None:
     server.trash(id := server.put(f"{folder}/a", b"old"))
     origin = make(trash_only=False)
-    writer = DriveWriter(origin.account, origin.tree)
+    writer = origin.writer
     for change in (write(writer, f"id:{id}", b"new"), writer.remove(f"id:{id}")):
         with pytest.raises(ObjectNotFound, match=f"drive://id:{id}: .*it is in the trash"):
             await change
