@@ -17,7 +17,7 @@ from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import DriveMediaRead
-from cachedfs.origins.inner_filesystem import invoke
+from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
 
 __all__ = ["DriveOrigin"]
@@ -59,7 +59,7 @@ class DriveOrigin:
         )
         self.tree = PathResolver(self.account, clock=clock)
         self.writer = DriveWriter(self.account, self.tree, alone)
-        self._inner: Any = None
+        self._inner = AsyncOnce(self._make)
 
     @property
     def concurrency(self) -> int:
@@ -68,10 +68,11 @@ class DriveOrigin:
 
     async def filesystem(self) -> Any:
         """Return the `DriveFileSystem` over this origin."""
-        if self._inner is None:
-            assert self._filesystem_over is not None
-            self._inner = await asyncio.to_thread(self._filesystem_over, self)
-        return self._inner
+        return await self._inner.get()
+
+    async def _make(self) -> Any:
+        assert self._filesystem_over is not None
+        return await asyncio.to_thread(self._filesystem_over, self)
 
     async def aclose(self) -> None:
         """Close the connections."""

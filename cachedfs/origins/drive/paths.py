@@ -47,7 +47,7 @@ class DrivePath(NamedTuple):
     """A parsed path: where it starts, and the names after that."""
 
     top: str
-    names: tuple[str, ...]
+    names: list[str]
 
 
 def plain_path(path: str) -> str:
@@ -74,7 +74,7 @@ def place_of(path: str) -> DrivePath:
         ) from None
     if "" in names:
         raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
-    return DrivePath(top, tuple(names))
+    return DrivePath(top, names)
 
 
 def folder_of(path: str) -> str:
@@ -155,7 +155,11 @@ class PathResolver:
         """
         ranked = sorted(items, key=lambda item: api.rank(item, for_folder=for_folder))
         if len(ranked) > 1:
-            self._warn(path, len(ranked))
+            self._say_once(
+                path,
+                f"{len(ranked)} items have this name; the one modified last counts (a Google document only where nothing else "
+                "has it). Reach the others by drive://id:ID, or rename them",
+            )
         infos: list[ObjectInfo] = []
         for item in ranked:
             infos.append(await self.followed(item, path))
@@ -176,7 +180,13 @@ class PathResolver:
         if not items and was_created and (item := await self._still_at(path, folder, id)):
             items = {id: item}
         if not items:
-            self._warn_of_look_alikes(path, name, [api.shown(item["name"]) for item in found])
+            others = (api.shown(item["name"]) for item in found)
+            if other := next((other for other in others if api.looks_like(other, name)), None):
+                self._say_once(
+                    path,
+                    f"no item has this name, {name!a}, but one that looks the same and is written in other characters: "
+                    f"{other!a}. Take names from fs.ls, or rename it",
+                )
         return [*items.values()]
 
     async def _still_at(
@@ -339,15 +349,14 @@ class PathResolver:
     # Where paths start
     async def _tops(self) -> list[ObjectInfo]:
         drives = await self._account.drives()
-        mine = await self._top(MY_DRIVE, MY_DRIVE)
-        names = [api.shown(drive["name"]) for drive in drives]
-        n_of = Counter(names)
-        shared = [
-            # What has a name of its own is called by it, the others by their ids.
+        views = [await self._top(top, top) for top in (MY_DRIVE, SHARED_WITH_ME)]
+        n_of = Counter(api.shown(drive["name"]) for drive in drives)
+        # What has a name of its own is called by it, the others by their ids.
+        return views + [
             _shared_drive(f"{api.SHARED}{name}" if n_of[name] == 1 else f"{_ID}{drive['id']}", drive)
-            for name, drive in zip(names, drives, strict=True)
+            for drive in drives
+            if (name := api.shown(drive["name"]))
         ]
-        return [mine, await self._top(SHARED_WITH_ME, SHARED_WITH_ME), *shared]
 
     async def _top(self, path: str, top: str) -> ObjectInfo:
         if not top:
@@ -397,21 +406,6 @@ class PathResolver:
             details = {"mimeType": api.SHORTCUT, "shortcut": item["id"], "dangling": True}
             return ObjectInfo(path, "file", details=details)
         return api.item_info(found, path, via=item)
-
-    def _warn(self, path: str, n_items: int) -> None:
-        self._say_once(
-            path,
-            f"{n_items} items have this name; the one modified last counts (a Google document only where nothing else has "
-            "it). Reach the others by drive://id:ID, or rename them",
-        )
-
-    def _warn_of_look_alikes(self, path: str, name: str, others: Iterable[str]) -> None:
-        if other := next((other for other in others if api.looks_like(other, name)), None):
-            self._say_once(
-                path,
-                f"no item has this name, {name!a}, but one that looks the same and is written in other characters: {other!a}. "
-                "Take names from fs.ls, or rename it",
-            )
 
     def warn_unprovable(self, path: str) -> None:
         """Warn once that Drive gives no way to tell versions of a file apart."""

@@ -45,15 +45,15 @@ async def listed(origin: DriveOrigin, folder: str, **options: Any) -> dict[str, 
 @pytest.mark.parametrize(
     ("path", "top", "rest"),
     [
-        ("", "", ()),
-        ("My Drive", "My Drive", ()),
-        ("My Drive/a/b c", "My Drive", ("a", "b c")),
-        ("Shared with me/x", "Shared with me", ("x",)),
-        ("shared:Team A/x", "shared:Team A", ("x",)),
-        ("id:1abc/x", "id:1abc", ("x",)),
+        ("", "", []),
+        ("My Drive", "My Drive", []),
+        ("My Drive/a/b c", "My Drive", ["a", "b c"]),
+        ("Shared with me/x", "Shared with me", ["x"]),
+        ("shared:Team A/x", "shared:Team A", ["x"]),
+        ("id:1abc/x", "id:1abc", ["x"]),
     ],
 )
-def test_a_path_begins_in_one_of_four_places(path: str, top: str, rest: tuple[str, ...]) -> None:
+def test_a_path_begins_in_one_of_four_places(path: str, top: str, rest: list[str]) -> None:
     assert place_of(path) == (top, rest)
 
 
