@@ -63,11 +63,11 @@ oldest:  ## The same reads and writes with the oldest dependencies that pyprojec
 		-k "not OverDrive and not emory and not xarray and not imports" $(OLDEST_TESTS:%=tests/%) $(ARGS)
 
 # What decides and does nothing.
-PURE = $(addprefix cache/test_,admission_simulated.py changes.py reading.py schedule.py) common/test_blocks.py \
-	$(addprefix fetch/test_,freshness.py link.py) $(addprefix origins/test_,hedging.py rate_limit.py) \
-	$(addprefix prefetch/test_,patience.py window.py) readahead/test_chunk_grid.py \
-	$(addprefix readahead/test_,chunk_sequence.py rest.py sequential.py)
-stress: $(STAMP)  ## Long runs of what the suite runs short: thousands of kills, other examples; ends with what was counted
+# Tests of pure functions by examples that hypothesis makes.
+PURE = cache/test_admission_simulated.py cache/test_reader_position.py cache/test_schedule.py common/test_blocks.py \
+	fetch/test_freshness.py origins/test_rate_limit.py origins/test_retry.py prefetch/test_window.py \
+	$(addprefix readahead/test_,chunk_grid.py chunk_sequence.py rest.py sequential.py)
+stress: $(STAMP)  ## Long runs of what the suite runs short, and other examples; ends with what was counted
 	$(BIN)/python -m pytest -m stress -s $(ARGS)
 	$(BIN)/python -m pytest --hypothesis-profile=explore $(PURE:%=tests/%) $(ARGS)
 

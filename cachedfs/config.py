@@ -51,7 +51,7 @@ class Config:
     """Upper limit of the requests in flight that callers wait for, per origin and process; "auto" is 128.
 
     Their number starts at 32 and adapts to the throughput. Twice as many speculative requests come on top."""
-    read_ahead: int = 64 * MiB
+    read_ahead: int = 128 * MiB
     """Largest readahead window in bytes, for one open file or across the chunks of one array. 0 disables readahead."""
     max_age: float = 60.0
     """Seconds until the metadata of an object or a listing expires. 0: check at every open. inf: never check."""

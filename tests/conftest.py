@@ -177,6 +177,12 @@ def cloud(gcs_server, own_cache, monkeypatch):
     gcs_server.heal()
 
 
+@pytest.fixture
+def fs(cloud):
+    """Simulated GCS through the cache, with the default options."""
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
 @pytest.fixture(scope="session")
 def drive_server():
     with DriveServer(profile="off") as server:

@@ -4,6 +4,8 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import functools
+import http.server
 import io
 import os
 import pathlib
@@ -35,6 +37,25 @@ def noise(size: int, seed: int = 0) -> bytes:
     import random
 
     return random.Random(seed).randbytes(size)
+
+
+class WebServer(http.server.ThreadingHTTPServer):
+    """Serves the files of a folder over HTTP until it is closed."""
+
+    def __init__(self, folder, handler=http.server.SimpleHTTPRequestHandler):
+        quiet = type("Quiet", (handler,), {"log_message": lambda *_: None})
+        super().__init__(("127.0.0.1", 0), functools.partial(quiet, directory=str(folder)))
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self._thread = threading.Thread(target=self.serve_forever, args=[0.01])
+        self._thread.start()
+
+    def close(self):
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def __exit__(self, *_):
+        self.close()
 
 
 _TALLY: collections.Counter[str] = collections.Counter()

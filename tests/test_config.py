@@ -26,7 +26,7 @@ def test_invalid_sizes_are_refused(text):
 
 def test_default_options():
     config = Config.resolve({})
-    assert (config.block_size, config.request_size, config.read_ahead) == (1 << 20, 8 << 20, 64 << 20)
+    assert (config.block_size, config.request_size, config.read_ahead) == (1 << 20, 8 << 20, 128 << 20)
     assert (config.concurrency, config.max_age, config.keep_free) == (128, 60, 0.1)
     assert Config.resolve({"concurrency": "auto"}).concurrency == 128
     assert (config.stale_if_error, config.offline, config.verify_always) == (True, False, False)

@@ -278,9 +278,12 @@ class BlockCache:
         """Return (identity, path) of every pin."""
         return self._own.asked(lambda rows: rows.pins(), [])
 
-    def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
-        """Return a private file of `size` bytes, counted in the cache size until it is closed. Raises CacheError."""
-        return self._own.writable().lease(size, bounds)
+    def lease(self, size: int, bounds: CacheBounds, suffix: str = "") -> LocalCopy:
+        """Return a private file of `size` bytes, counted in the cache size until it is closed. Raises CacheError.
+
+        Its name ends with `suffix`, such as ".csv.gz".
+        """
+        return self._own.writable().lease(size, bounds, suffix)
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths with cached blocks, sorted: `path` itself and everything below it."""

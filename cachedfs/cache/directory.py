@@ -16,7 +16,7 @@ __all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root"]
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDERS = ("blocks", "leases", "tmp")
-_LEASE = re.compile(r"[0-9a-f]{16}")
+_LEASE = re.compile(r"[0-9a-f]{16}(\.\w{1,16}){0,2}", re.ASCII)
 _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
 
 

@@ -160,10 +160,10 @@ class BlockWriter:
             for path in paths:
                 rows.pin(identity, path, wanted)
 
-    def lease(self, size: int, bounds: CacheBounds) -> LocalCopy:
-        """Reserve space for `size` bytes and return the private file that uses it."""
-        name = f"{os.getpid():08x}{os.urandom(4).hex()}"
-        owner_lock = int(name, 16)
+    def lease(self, size: int, bounds: CacheBounds, suffix: str) -> LocalCopy:
+        """Reserve space for `size` bytes and return the private file that uses it; its name ends with `suffix`."""
+        name = f"{os.getpid():08x}{os.urandom(4).hex()}{suffix}"
+        owner_lock = int(name[:16], 16)
         with self._as_cache_error(f"a file of {size} bytes cannot be kept"):
             self._index.database.limit_wal(wal_pages_of(bounds))
             self._locks.take(owner_lock)
@@ -424,7 +424,7 @@ class BlockWriter:
     def _give_back(self, name: str) -> None:
         with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
             rows.remove_lease(name)
-        self._locks.drop(int(name, 16))
+        self._locks.drop(int(name[:16], 16))
 
 
 def _check_fit(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:

@@ -23,6 +23,7 @@ from cachedfs.cli.output import (
     FAILED,
     INTERRUPTED,
     PIPE_CLOSED,
+    busy,
     log_in_lines,
     print_error,
     print_traceback,
@@ -35,6 +36,7 @@ from cachedfs.cli.transfer import export, import_, prefetch
 __all__ = ["app"]
 
 PANEL = "Options of all commands"
+STATUS = "[bold]Exit status[/bold] 0: success, 1: failure, 2: wrong usage, 130: Ctrl-C"
 
 app = typer.Typer(
     name="cachedfs",
@@ -46,8 +48,8 @@ app = typer.Typer(
 
 
 def examples(*lines: str) -> str:
-    """Return the examples for the end of a help text. Blank lines keep rich from joining them."""
-    return "\n\n".join(["[bold]Examples[/bold]", *(line.replace("[", r"\[") for line in lines)])
+    """Return the exit status and the examples for the end of a help text. Blank lines keep rich from joining them."""
+    return "\n\n".join([STATUS, "[bold]Examples[/bold]", *(line.replace("[", r"\[") for line in lines)])
 
 
 def show_version(wanted: bool) -> None:
@@ -124,7 +126,10 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
             yield
             sys.stdout.flush()
             if runtimes := sys.modules.get("cachedfs.fetch.runtimes"):
-                runtimes.settle()  # while its warnings still go through our handler
+                with busy("writing to the cache", is_quiet=options.as_json):
+                    runtimes.settle()  # while its warnings still go through our handler
+        if options.has_failed:
+            raise typer.Exit(FAILED)
     except (typer.Exit, typer.BadParameter):
         raise
     except typer.Abort as answer:

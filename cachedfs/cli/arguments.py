@@ -20,13 +20,17 @@ COMMON = ("as_json", "debug", "cache_dir", "options")
 
 @dataclasses.dataclass
 class CommonOptions:
-    """Values of the options of all commands. `url` is the URL being processed, for error messages."""
+    """Values of the options of all commands.
+
+    `url` is the URL being processed, for error messages. With `has_failed` the command ends with exit status 1.
+    """
 
     as_json: bool = False
     debug: bool = False
     cache_dir: str | None = None
     options: Sequence[str] | None = None
     url: str | None = None
+    has_failed: bool = False
 
     def then(self, more: CommonOptions) -> CommonOptions:
         """Return these options combined with `more`, which come later on the command line and win."""

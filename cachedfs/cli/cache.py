@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command, flag
-from cachedfs.cli.output import FAILED, busy, print_json, progress, say
+from cachedfs.cli.monitoring import cache_of
+from cachedfs.cli.output import busy, print_json, progress, say
 from cachedfs.cli.urls import Location, Urls, at_each, locate, url_argument
 from cachedfs.common.text import counted
-from cachedfs.config import Config
 from cachedfs.errors import CacheError, OriginUnavailable
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.common.types import Verified
 
-__all__ = ["cache_of", "evict", "pin", "unpin", "verify"]
+__all__ = ["evict", "pin", "unpin", "verify"]
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
 UrlsOrAll = Annotated[list[str] | None, url_argument("URL", "Objects, and folders with all below them.")]
 
 
-def cache_of(config: Config) -> BlockCache:
-    from cachedfs.fetch.runtimes import runtime_for
+def print_each(
+    common: CommonOptions,
+    urls: list[str] | None,
+    name: str,
+    do: Callable[..., int],
+    text: Callable[[int], str],
+) -> None:
+    """Print the number that `do` returns for each URL, or for everything without URLs; asks no origin.
 
-    return runtime_for(config).cache
+    With --json, `name` is the sum of all.
+    """
+    with busy("looking at the cache", is_quiet=common.as_json):
+        locations = {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
+        of = {url: do(location, common) for url, location in locations.items()}
+    if common.as_json:
+        print_json({name: sum(of.values()), "of": of})
+        return
+    for url, n in of.items():
+        say(f"{url}: {text(n)}")
 
 
 def either(urls: list[str] | None, *, everything: bool) -> None:
     """Raise BadParameter unless exactly one of URLs and `--all` is given."""
-    if everything and urls:
-        raise typer.BadParameter("give URLs, or --all, and not both", param_hint="--all")
-    if not everything and not urls:
-        raise typer.BadParameter("give URLs, or --all", param_hint="URL")
+    if everything == bool(urls):
+        more, name = (", and not both", "--all") if everything else ("", "URL")
+        raise typer.BadParameter(f"give URLs, or --all{more}", param_hint=name)
 
 
 # pin and unpin
@@ -58,58 +72,37 @@ def pin(common: CommonOptions, urls: Urls) -> None:
     objects that exist now are pinned. Pinned blocks count toward the size limit
     of the cache; blocks that do not fit beside them are not kept.
     """
-    done: list[Pinned] = []
-
-    def pin_one(location: Location) -> None:
-        with busy(f"listing {location.text}", is_quiet=common.as_json):
-            done.append(pinned(location))
-        if not common.as_json:
-            say(str(done[-1]))
-
-    is_ok = at_each(urls, common, pin_one)
+    done = at_each(urls, common, lambda location: pinned(location, common))
     if common.as_json:
-        print_json([dataclasses.asdict(each) for each in done])
-    may_pin = min((each.may_pin for each in done if each.may_pin is not None), default=None)
+        print_json(done)
+    may_pin = min((each["may_pin"] for each in done if each["may_pin"] is not None), default=None)
     of_all = size_of_pins(cache_of(common.config()))
     if may_pin is not None and of_all > may_pin:
         raise CacheError(
             f"pinned, but all that is pinned is {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: what does "
             "not fit is not kept; raise cache_size, lower keep_free, or unpin some"
         )
-    if not is_ok:
-        raise typer.Exit(FAILED)
 
 
-@dataclasses.dataclass
-class Pinned:
-    """Result of `pin` for one URL. Sizes are in bytes.
+def pinned(location: Location, common: CommonOptions) -> dict[str, Any]:
+    """Pin the objects matched by a URL or pattern; print and return their number and sizes.
 
-    `cached` is the size of the pinned blocks already in the cache. `may_pin` is the allowance of the cache,
-    None if unknown.
+    `cached` is the size of the pinned blocks in the cache. `may_pin` is the allowance of the cache, None if unknown.
+    Raises FileNotFoundError if there are no such objects.
     """
-
-    url: str
-    objects: int
-    bytes: int
-    cached: int
-    may_pin: int | None
-
-    def __str__(self) -> str:
-        return (
-            f"{self.url}: {counted(self.objects, 'object')} of {decimal(self.bytes)} pinned; "
-            f"{decimal(self.cached)} of them are here"
-            + ("" if self.cached >= self.bytes else ", prefetch fetches the rest")
-        )
-
-
-def pinned(location: Location) -> Pinned:
-    """Pin the objects matched by a URL or pattern. Raises FileNotFoundError if there are none."""
-    fs, sizes = location.fs, sizes_of(location)
-    paths = list(sizes)
-    for at in range(0, len(paths), AT_ONCE):
-        location.cache.pin(location.identity, *paths[at : at + AT_ONCE])
-    cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
-    return Pinned(location.text, len(paths), sum(sizes.values()), cached, fs.may_hold())
+    fs = location.fs
+    with busy(f"listing {location.text}", is_quiet=common.as_json):
+        sizes = sizes_of(location)
+        paths = list(sizes)
+        for at in range(0, len(paths), AT_ONCE):
+            location.cache.pin(location.identity, *paths[at : at + AT_ONCE])
+        cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
+    n, size = len(paths), sum(sizes.values())
+    if not common.as_json:
+        rest = "" if cached >= size else ", prefetch fetches the rest"
+        what = f"{counted(n, 'object')} of {decimal(size)} pinned"
+        say(f"{location.text}: {what}; {decimal(cached)} of them are here{rest}")
+    return {"url": location.text, "objects": n, "bytes": size, "cached": cached, "may_pin": fs.may_hold()}
 
 
 def sizes_of(location: Location) -> dict[str, int]:
@@ -146,20 +139,13 @@ def unpin(
     evicted.
     """
     either(urls, everything=everything)
-    if everything:
-        done = {"all": unpinned(cache_of(common.config()), None)}
-    else:
-        locations = [locate(text, common, offline=True) for text in urls or ()]
-        done = {location.text: unpinned(location.cache, location) for location in locations}
-    if common.as_json:
-        print_json({"unpinned": sum(done.values()), "of": done})
-        return
-    for text, n in done.items():
-        say(f"{text}: {counted(n, 'object')} unpinned" if n else f"{text}: nothing was pinned")
+    text = "nothing was pinned", "{} unpinned"
+    print_each(common, urls, "unpinned", unpinned, lambda n: text[n > 0].format(counted(n, "object")))
 
 
-def unpinned(cache: BlockCache, location: Location | None) -> int:
+def unpinned(location: Location | None, common: CommonOptions) -> int:
     """Remove the pins that match `location`, or all pins; return how many were removed."""
+    cache = cache_of(common.config()) if location is None else location.cache
     pins: dict[str, list[str]] = {}
     for identity, path in cache.pins():
         if location is None or (identity == location.identity and location.named(path) is not None):
@@ -195,23 +181,14 @@ def evict(
                 "there is no terminal to ask for confirmation: add --yes", param_hint="--all"
             )
         typer.confirm("Drop the whole cache?", abort=True, err=True)
-    with busy("dropping blocks", is_quiet=common.as_json):
-        if everything:
-            freed = {"all": cache_of(common.config()).evict(None)}
-        else:
-            freed = {text: evicted(locate(text, common, offline=True)) for text in urls or ()}
-    if common.as_json:
-        print_json({"freed": sum(freed.values()), "of": freed})
-        return
-    for text, size in freed.items():
-        say(f"{text}: {decimal(size) + ' freed' if size else 'nothing was cached'}")
+    text = "nothing was cached", "{} freed"
+    print_each(common, urls, "freed", evicted, lambda n: text[n > 0].format(decimal(n)))
 
 
-def evicted(location: Location) -> int:
-    """Drop cached blocks below a path or pattern; return the bytes freed.
-
-    REQUIRES: the filesystem is offline.
-    """
+def evicted(location: Location | None, common: CommonOptions) -> int:
+    """Drop cached blocks below a path or pattern, or all; return the bytes freed."""
+    if location is None:
+        return cache_of(common.config()).evict(None)
     fs, path = location.fs, location.path
     if not location.is_pattern:
         return fs.evict(path if path.strip("/") else None)
@@ -233,32 +210,29 @@ def evicted(location: Location) -> int:
     "cachedfs verify --json -o offline=true gs://my-bucket/data",
 )
 def verify(common: CommonOptions, urls: Urls) -> None:
-    """Check what is cached of objects and folders, and drop what is wrong.
+    """Check cached objects and folders, and drop what is wrong.
 
     Every cached byte is read from the disk and compared with its checksum.
     Completely cached objects are also compared with the checksum of the origin.
     Dropped blocks are fetched again when they are read. The exit status is 1 if
     anything was wrong.
     """
-    found: list[tuple[Location, list[Verified]]] = []
 
-    def verify_one(location: Location) -> None:
-        with progress(is_quiet=common.as_json) as callback:
-            results = (location.fs.verify(path, callback=callback) for path in location.paths())
-            found.append((location, [each for some in results for each in some]))
-
-    is_ok = at_each(urls, common, verify_one)
-    if common.as_json:
-        print_json([as_dict(location, each) for location, results in found for each in results])
-    else:
-        for location, results in found:
+    def verify_one(location: Location) -> list[dict[str, Any]]:
+        with progress(is_quiet=common.as_json) as bar:
+            results = [each for path in location.paths() for each in location.fs.verify(path, callback=bar)]
+        common.has_failed |= not all(each.ok for each in results)
+        if not common.as_json:
             for each in results:
                 if not each.ok:
                     dropped = counted(len(each.bad), "block")
                     say(f"{location.url(each.path)}: {dropped} dropped: {each.reason}")
             say(f"{location.text}: {summary(results)}")
-    if not (is_ok and all(each.ok for _, results in found for each in results)):
-        raise typer.Exit(FAILED)
+        return [as_dict(location, each) for each in results]
+
+    found = at_each(urls, common, verify_one)
+    if common.as_json:
+        print_json([each for results in found for each in results])
 
 
 def as_dict(location: Location, result: Verified) -> dict[str, Any]:
@@ -268,12 +242,10 @@ def as_dict(location: Location, result: Verified) -> dict[str, Any]:
 
 def summary(results: list[Verified]) -> str:
     """Return a summary of all results, in one line."""
-    objects, bad = (
-        sum(bool(each.blocks or each.bad) for each in results),
-        sum(len(each.bad) for each in results),
-    )
+    objects = sum(bool(each.blocks or each.bad) for each in results)
     if not objects:
         return "nothing is cached"
+    bad = sum(len(each.bad) for each in results)
     sound = counted(sum(each.blocks for each in results), "block")
     wrong = f", {bad:,} wrong and dropped" if bad else ""
     whole = sum(each.whole is True for each in results)

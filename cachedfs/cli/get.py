@@ -9,13 +9,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, CopyCommand, argument, command, flag
-from cachedfs.cli.output import failure, print_summary, progress, rate
+from cachedfs.cli.output import failure, print_result, progress, rate
 from cachedfs.cli.urls import OBJECT_ERRORS, Location, Urls, locate
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import counted
@@ -77,11 +77,10 @@ def get(
                 raise
             done.failed.append(failure(text, error))
     copy(without_duplicates(copies), done, common, is_only=len(urls) == 1)
-    print_summary(done, as_json=common.as_json)
+    print_result(common, dataclasses.asdict(done), str(done), done.failed)
 
 
-@dataclasses.dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """An object or folder and its local destination."""
 
     location: Location
@@ -138,21 +137,21 @@ def copies_of(
         if info["type"] == "directory":
             below = location.fs.find(path, withdirs=True, detail=True).values()
             named += [(each, f"{top}/{rest}") for each in below if (rest := str(each["name"])[len(path) :])]
-    copies = []
+    copies, folder = [], os.path.abspath(os.path.expanduser(target))
     for info, name in named:
-        url = location.url(info["name"])
-        try:
-            local = local_path(target, name, url)
-        except ValueError as error:
+        parts, is_folder = PurePosixPath(name.lstrip("/")).parts, info["type"] == "directory"
+        each = Copy(location, str(info["name"]), os.path.join(folder, *parts), info["size"], is_folder)
+        if ".." in parts or "\0" in name:
+            why = "contains a NUL character" if "\0" in name else f"leads out of {folder}"
+            error = no_local_name(each.url, f"its name {why}")
             if len(named) == 1:
-                raise
-            done.failed.append(failure(url, error))
-            continue
-        each = Copy(location, str(info["name"]), local, info["size"], info["type"] == "directory")
-        if os.path.isdir(local) != each.is_folder and os.path.lexists(local):
-            kind = "is no directory" if each.is_folder else "is a directory"
-            raise FileExistsError(f"{url} cannot replace {local}, which {kind}")
-        copies.append(each)
+                raise error
+            done.failed.append(failure(each.url, error))
+        elif os.path.isdir(each.local) != is_folder and os.path.lexists(each.local):
+            kind = "is no directory" if is_folder else "is a directory"
+            raise FileExistsError(f"{each.url} cannot replace {each.local}, which {kind}")
+        else:
+            copies.append(each)
     return copies
 
 
@@ -166,16 +165,6 @@ def name_of(info: dict[str, Any], location: Location) -> str:
     return path.rpartition("/")[2]
 
 
-def local_path(target: str, name: str, url: str) -> str:
-    """Return the path of `name` below the target. Raises ValueError if a local file cannot have this name."""
-    folder, parts = os.path.abspath(os.path.expanduser(target)), PurePosixPath(name.lstrip("/")).parts
-    if ".." in parts:
-        raise no_local_name(url, f"its name leads out of {folder}")
-    if "\0" in name:
-        raise no_local_name(url, "its name contains a NUL character")
-    return os.path.join(folder, *parts)
-
-
 def no_local_name(url: str, why: str | None) -> ValueError:
     return ValueError(f"{url} cannot be a local file: {why}; read it with cat")
 
@@ -186,27 +175,32 @@ def without_duplicates(copies: list[Copy]) -> list[Copy]:
     Raises FileExistsError if two objects have the same local file, or if one is the other's parent directory.
     """
     taken: dict[str, Copy] = {}
+    clashes: list[tuple[Copy, Copy]] = []
     for each in copies:
         other = taken.setdefault(each.local, each)
         is_same = (other.location.fs.fsid, other.path) == (each.location.fs.fsid, each.path)
         if not is_same and not (other.is_folder and each.is_folder):
-            raise clash(other, each)
+            clashes.append((other, each))
     for each in taken.values():
         above = taken.get(os.path.dirname(each.local))
         if above is not None and not above.is_folder:
-            raise clash(above, each)
+            clashes.append((above, each))
+    if clashes:
+        first, second = clashes[0]
+        raise FileExistsError(
+            f"{first.url} and {second.url} cannot both be copied: {first.local} can be one file only; "
+            "nothing was written, copy each to a directory of its own"
+        )
     return list(taken.values())
 
 
-def clash(first: Copy, second: Copy) -> FileExistsError:
-    return FileExistsError(
-        f"{first.url} and {second.url} cannot both be copied: {first.local} can be one file only; "
-        "nothing was written, copy each to a directory of its own"
-    )
-
-
 def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only: bool) -> None:
-    """Create folders and copy files. Errors of one of several files are recorded, others are raised."""
+    """Create folders and copy files concurrently, within the limit for memory.
+
+    Errors of one of several files are recorded. Other errors are raised; the first one cancels the other copies.
+    """
+    import asyncio  # imported here because the help of commands does not need it
+
     if not copies:
         return
     fs, started = copies[0].location.fs, time.perf_counter()
@@ -214,14 +208,15 @@ def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only
     files = [each for each in copies if not each.is_folder]
     is_only = is_only and len(files) == 1
 
-    async def copy_one(each: Copy) -> None:
+    async def copy_one(each: Copy, bar: Any) -> None:
         try:
             os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
             if not each.is_folder:
-                callback = callback_of_one(bar)
-                await each.location.fs._get_file(each.path, each.local, callback=callback)
+                part = bar.branched(each.path, each.local)
+                await each.location.fs._get_file(each.path, each.local, callback=part)
                 done.files += 1
-                done.bytes += callback.value
+                done.bytes += part.value
+                bar.files(done.files, len(files))
         except Exception as error:  # of any kind: errors of an object are recorded, others raised
             common.url = each.location.text
             if isinstance(error, OSError) and error.errno in NOT_A_NAME:
@@ -233,50 +228,30 @@ def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only
             done.failed.append(failure(each.url, error))
 
     with progress(total=sum(each.size or 0 for each in files), is_quiet=common.as_json) as bar:
-        run_in_slots(copies, copy_one)
+        try:
+            asyncio.run(run_in_slots(copies, lambda each: copy_one(each, bar)))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
     done.seconds = round(time.perf_counter() - started, 3)
     done.from_cache = max(0, done.bytes - (fs.stats().bytes_fetched - fetched))
 
 
-def run_in_slots(copies: list[Copy], copy_one: Callable[[Copy], Awaitable[None]]) -> None:
-    """Copy concurrently, within the limit for memory. The first error cancels the other copies."""
-    import asyncio  # imported here because the help of commands does not need it
+async def run_in_slots(copies: list[Copy], copy_one: Callable[[Copy], Awaitable[None]]) -> None:
+    """Copy each file in as many slots as it takes, up to SLOTS at a time."""
+    import asyncio
 
-    async def run_one(each: Copy, free: asyncio.Semaphore) -> None:
+    free = asyncio.Semaphore(SLOTS)
+
+    async def run_one(each: Copy, n: int) -> None:
         try:
             await copy_one(each)
         finally:
-            for _ in range(slots_of(each)):
+            for _ in range(n):
                 free.release()
 
-    async def run_all() -> None:
-        free = asyncio.Semaphore(SLOTS)
-        async with asyncio.TaskGroup() as group:
-            for each in copies:
-                for _ in range(slots_of(each)):
-                    await free.acquire()
-                group.create_task(run_one(each, free))
-
-    try:
-        asyncio.run(run_all())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-
-
-def slots_of(copy: Copy) -> int:
-    size = WINDOW if copy.size is None else min(WINDOW, copy.size)
-    return max(1, math.ceil(size / SLOT))
-
-
-def callback_of_one(bar: Any) -> Any:
-    """Return an fsspec callback for one file, which moves the bar of all files."""
-    from fsspec.callbacks import Callback
-
-    before = 0
-
-    def move(size: int | None, value: int) -> None:
-        nonlocal before
-        bar.relative_update(value - before)
-        before = value
-
-    return Callback(hooks={"bar": move})
+    async with asyncio.TaskGroup() as group:
+        for each in copies:
+            n = max(1, math.ceil(min(WINDOW, WINDOW if each.size is None else each.size) / SLOT))
+            for _ in range(n):
+                await free.acquire()
+            group.create_task(run_one(each, n))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["accounts", "login", "logout"]
 
-SCOPE = "https://www.googleapis.com/auth/drive"
 OUR_OPTIONS = ("as_json", "debug", "options")
 KINDS = {"authorized_user": "user", "service_account": "service account"}
 TRIES = 3
@@ -85,6 +84,7 @@ def login(
         raise typer.BadParameter("only drive has a sign-in; for gs:// use gcloud", param_hint="SERVICE")
     try:
         from cachedfs.origins.drive import accounts, browser_login
+        from cachedfs.origins.drive.credentials import SCOPE
     except ImportError as error:
         raise ImportError(
             'signing in to Google Drive needs the extra: pip install "cachedfs[drive]"'
@@ -138,11 +138,10 @@ def logout(
     name = name or accounts.default_name()
     if name is None:
         raise ValueError("no account is saved: there is nothing to sign out from")
-    path, info, problem = accounts.path_of(name), dict[str, Any](), None
+    path, problem = accounts.path_of(name), None
     if not path.exists():
         accounts.load(name)  # raises the error that names the others
-    with contextlib.suppress(PermissionError):  # a damaged file is removed as it is
-        info = accounts.load(name)
+    info = sign_in_of(name)
     if info.get("type") != "authorized_user":
         problem = "the key works until you delete it in Google's console" if info else "the file was damaged"
     elif twins := [each for each in accounts.names() if each != name and is_one_grant(each, info)]:
@@ -175,12 +174,8 @@ def accounts(
 
     if default is not None:
         saved.set_default(default)
-    rows, chosen = [], default_account()
-    for name in saved.names():
-        info: dict[str, Any] = {}
-        with contextlib.suppress(PermissionError):  # damaged: shown without its kind
-            info = saved.load(name)
-        rows.append(described(name, info, is_default=name == chosen))
+    chosen = default_account()
+    rows = [described(name, sign_in_of(name), is_default=name == chosen) for name in saved.names()]
     if common.as_json:
         print_json(rows)
     elif not rows:
@@ -287,11 +282,11 @@ def saved_client(account: str | None) -> tuple[str, dict[str, str]] | None:
     """Return the OAuth client of a saved account, and that account: this one, the default one or any other."""
     from cachedfs.origins.drive import accounts
 
-    default, names = default_account(), accounts.names()
-    for name in sorted(names, key=lambda each: (each != account, each != default)):
-        with contextlib.suppress(PermissionError, KeyError):
-            info = accounts.load(name)
-            return name, {key: info[key] for key in ("client_id", "client_secret", "token_uri", "auth_uri")}
+    default = default_account()
+    for name in sorted(accounts.names(), key=lambda each: (each != account, each != default)):
+        with contextlib.suppress(KeyError):
+            info = sign_in_of(name)
+            return name, {key: info[key] for key in accounts.CLIENT}
     return None
 
 
@@ -304,13 +299,18 @@ def default_account() -> str | None:
     return None
 
 
-def is_one_grant(name: str, info: Mapping[str, Any]) -> bool:
-    """Return whether Google revokes a saved account together with this one."""
+def sign_in_of(name: str) -> dict[str, Any]:
+    """Return what is saved of an account; empty if its file is damaged."""
     from cachedfs.origins.drive import accounts
 
-    other: dict[str, Any] = {}
     with contextlib.suppress(PermissionError):
-        other = accounts.load(name)
+        return accounts.load(name)
+    return {}
+
+
+def is_one_grant(name: str, info: Mapping[str, Any]) -> bool:
+    """Return whether Google revokes a saved account together with this one."""
+    other = sign_in_of(name)
     return all(other.get(key) == info.get(key) for key in ("type", "client_id", "account"))
 
 
@@ -333,6 +333,8 @@ def drive_options(common: CommonOptions) -> DriveOptions:
 
 
 def described(name: str, info: Mapping[str, Any], *, is_default: bool) -> dict[str, Any]:
+    from cachedfs.origins.drive.credentials import SCOPE
+
     scopes = info.get("scopes") or ([SCOPE] if info else [])
     return {
         "name": name,

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import datetime
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
-from cachedfs.cli.cache import cache_of
-from cachedfs.cli.output import busy, cell, is_narrow, plain_table, print_json, print_table, rate, say
+from cachedfs.cli.output import (
+    busy,
+    cell,
+    is_narrow,
+    plain_table,
+    print_json,
+    print_table,
+    rate,
+    rows_of,
+    say,
+)
 from cachedfs.common.event_log import VARIABLE, log_events
 from cachedfs.common.text import counted, per_cent
 from cachedfs.config import Config
@@ -30,13 +38,18 @@ if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.cache.index.block_rows import CachedPath
     from cachedfs.common.types import Counted
-    from cachedfs.origins.drive.quota import QuotaStats
 
-__all__ = ["bytes_of", "contents", "report", "stats", "text_of", "text_of_use"]
+__all__ = ["bytes_of", "cache_of", "contents", "report", "stats", "text_of", "text_of_use"]
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
+
+
+def cache_of(config: Config) -> BlockCache:
+    from cachedfs.fetch.runtimes import runtime_for
+
+    return runtime_for(config).cache
 
 
 @command(
@@ -52,7 +65,7 @@ def stats(
         float, option(metavar="SECONDS", default=True, help="With --watch: how long between two looks.")
     ] = 1.0,
 ) -> None:
-    """Show what the cache holds, of which folders, what it saved, and how much it may hold.
+    """Show what the cache holds and what it saved.
 
     Hits, misses and requests are totals of all processes that use this cache
     directory. With --watch they are counted per interval; with --json, or
@@ -61,24 +74,33 @@ def stats(
     config = common.config()
     cache = cache_of(config)
     if watch:
-        print_intervals(cache, max(LEAST_S, every), as_json=common.as_json)
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is a normal exit here
+            print_intervals(cache, max(LEAST_S, every), as_json=common.as_json)
         return
     with busy("looking at all blocks", is_quiet=common.as_json):
         found, counts, folders = contents(cache, config), cache.counts.total(), folders_of(cache.held())
         quotas = quotas_of(cache)
     if common.as_json:
-        more = {"quota": [dict_of(*each) for each in quotas.items()]}
-        print_json(
-            found | as_dict(counts) | more | {"folders": [dataclasses.asdict(each) for each in folders]}
-        )
+        saved = {"bytes_saved": counts.bytes_saved, "requests_saved": counts.requests_saved}
+        counted_ = counts._asdict() | saved | {"since": time_of(counts.since)}
+        print_json(found | counted_ | {"quota": quotas, "folders": folders})
         return
     print_table(table_of(found, counts))
     if quotas:
+        rows = []
+        for each in quotas:
+            units, received = per_cent(each["units_share"]), per_cent(each["bytes_share"])
+            rows.append((f"{each['units']:,}", units, decimal(each["bytes"]), received, each["account"]))
         typer.echo("")
-        print_table(table_of_quotas(quotas))
+        print_table(rows_of(("units today", "of 400 M", "received", "of 1 TB", "Drive account"), rows))
     if folders:
+        times = {} if is_narrow() else {"first came": "oldest", "last": "newest"}
         typer.echo("")
-        print_table(table_of_folders(folders))
+        rows = []
+        for each in folders:
+            came = (minute_of(each[at]) for at in times.values())
+            rows.append((decimal(each["bytes"]), f"{each['objects']:,}", *came, each["folder"]))
+        print_table(rows_of(("bytes", "objects", *times, "folder"), rows, left=times))
 
 
 # Contents, limits and counters
@@ -96,7 +118,11 @@ def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
     cannot_store = cache.cannot_store
     try:
         found["may_hold"] = cache.allowance(config.bounds)
-        cannot_store = cannot_store or no_room(cache, config)
+        if not cannot_store and (room := cache.room(config.bounds)) < config.block_size:
+            cannot_store = (
+                f"only {decimal(room)} are left for blocks beside what is pinned or in use: "
+                "unpin something, raise cache_size or lower keep_free"
+            )
     except CacheError as error:
         cannot_store = error.message
     if cache.root is not None:
@@ -105,14 +131,6 @@ def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
         found |= {name: "auto" if bound is None else bytes_of(bound, total) for name, bound in bounds.items()}
         found |= {"disk_free": free, "disk_size": total}
     return found | {"pins": [path for _, path in cache.pins()], "cannot_store": cannot_store}
-
-
-def no_room(cache: BlockCache, config: Config) -> str | None:
-    """Return why not even one block could be stored now; None if it could."""
-    room = cache.room(config.bounds)
-    if room >= config.block_size:
-        return None
-    return f"only {decimal(room)} are left for blocks beside what is pinned or in use: unpin something, raise cache_size or lower keep_free"
 
 
 def bytes_of(bound: int | float, total: int) -> int:
@@ -125,17 +143,9 @@ def text_of(name: str, value: Any) -> str:
     if name == "pins":
         more = [f"{len(value) - FOLDERS:,} others"] if len(value) > FOLDERS else []
         return ", ".join([*value[:FOLDERS], *more]) or "none"
-    if name == "blocks":
-        return f"{value:,}"
     if isinstance(value, int):
-        return decimal(value)
+        return f"{value:,}" if name == "blocks" else decimal(value)
     return value or ("no: everything can be kept" if name == "cannot_store" else "none")
-
-
-def as_dict(counts: Counted) -> dict[str, Any]:
-    """Return the counters of all processes by name, with the values derived from them."""
-    saved = {"bytes_saved": counts.bytes_saved, "requests_saved": counts.requests_saved}
-    return counts._asdict() | saved | {"since": time_of(counts.since)}
 
 
 def texts_of(counts: Counted) -> dict[str, str]:
@@ -198,61 +208,27 @@ def table_of(found: dict[str, Any], counts: Counted) -> Table:
     return table
 
 
-# The daily quota of Google Drive
+def quotas_of(cache: BlockCache) -> list[dict[str, Any]]:
+    """Return what each Drive account used of Google's daily quota today.
 
-
-def quotas_of(cache: BlockCache) -> dict[str, QuotaStats]:
-    """Return what each Drive account used today, by account."""
+    Identities are `drive|HOST|ACCOUNT`; the host is shown unless it is Google's.
+    """
     from cachedfs.origins.drive.quota import QuotaStats, day_of
 
-    day = day_of(time.time())
-    return {
-        account_of(name): QuotaStats(day, *used) for name, used in sorted(cache.quota.of_day(day).items())
-    }
+    day, found = day_of(time.time()), []
+    for identity, used in sorted(cache.quota.of_day(day).items()):
+        _, host, account = identity.split("|", 2)
+        stats, where = QuotaStats(day, *used), "" if host == "www.googleapis.com" else f" at {host}"
+        shares = {"units_share": stats.units_share, "bytes_share": stats.bytes_share}
+        found.append({"account": f"{account}{where}", **stats._asdict(), **shares})
+    return found
 
 
-def account_of(identity: str) -> str:
-    """Return the account in an identity (`drive|HOST|ACCOUNT`), with the host unless it is Google's."""
-    _, host, account = identity.split("|", 2)
-    return account if host == "www.googleapis.com" else f"{account} at {host}"
+def folders_of(held: Iterable[CachedPath]) -> list[dict[str, Any]]:
+    """Return the cached content by folder, largest first; the last entry sums up all others.
 
-
-def dict_of(account: str, used: QuotaStats) -> dict[str, Any]:
-    shares = {"units_share": used.units_share, "bytes_share": used.bytes_share}
-    return {"account": account, **used._asdict(), **shares}
-
-
-def table_of_quotas(quotas: dict[str, QuotaStats]) -> Table:
-    table = plain_table("units today", "of 400 M", "received", "of 1 TB", "Drive account")
-    for column in table.columns[:-1]:
-        column.no_wrap, column.justify = True, "right"
-    table.columns[-1].overflow = "fold"
-    for account, used in quotas.items():
-        units, received = per_cent(used.units_share), per_cent(used.bytes_share)
-        table.add_row(f"{used.units:,}", units, decimal(used.bytes), received, cell(account))
-    return table
-
-
-# Cached bytes by folder
-
-
-@dataclasses.dataclass(frozen=True)
-class Folder:
-    """Cached data below a folder.
-
-    `oldest` and `newest` are when its first and last block were cached, None if unknown.
+    `oldest` and `newest` are when the first and the last block of a folder were cached, None if unknown.
     """
-
-    folder: str
-    objects: int
-    blocks: int
-    bytes: int
-    oldest: datetime.datetime | None
-    newest: datetime.datetime | None
-
-
-def folders_of(held: Iterable[CachedPath]) -> list[Folder]:
-    """Return the cached content by folder, largest first; the last entry sums up all others."""
     from cachedfs.report.summary import by_folder
 
     held = list(held)
@@ -264,93 +240,54 @@ def folders_of(held: Iterable[CachedPath]) -> list[Folder]:
     return [folder_of(name, some) for name, some in found.items()]
 
 
-def folder_of(name: str, held: list[CachedPath]) -> Folder:
+def folder_of(name: str, held: list[CachedPath]) -> dict[str, Any]:
     came = [at for each in held for at in (each.first_s, each.last_s) if at is not None]
-    blocks, size = sum(each.blocks for each in held), sum(each.size for each in held)
-    return Folder(
-        name, len(held), blocks, size, time_of(min(came, default=None)), time_of(max(came, default=None))
-    )
-
-
-def table_of_folders(folders: list[Folder]) -> Table:
-    has_times = not is_narrow()
-    table = plain_table("bytes", "objects", *(("first came", "last") if has_times else ()), "folder")
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    table.columns[0].justify = table.columns[1].justify = "right"
-    table.columns[-1].overflow = "fold"
-    for each in folders:
-        times = [minute_of(at) for at in (each.oldest, each.newest)] if has_times else []
-        table.add_row(decimal(each.bytes), f"{each.objects:,}", *times, cell(each.folder))
-    return table
+    times = {"oldest": time_of(min(came, default=None)), "newest": time_of(max(came, default=None))}
+    sums = {"blocks": sum(each.blocks for each in held), "bytes": sum(each.size for each in held)}
+    return {"folder": name, "objects": len(held), **sums, **times}
 
 
 # Watching
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """Counters of the `over_s` seconds before `at`, and the cached size at that time."""
-
-    at: datetime.datetime
-    over_s: float
-    counts: Counted
-    blocks: int
-    bytes: int
-
-    def as_json(self) -> str:
-        """Return one line of JSON."""
-        values = {"at": self.at.isoformat(), "over_s": round(self.over_s, 3), **self.counts._asdict()}
-        del values["since"]
-        return json.dumps(values | {"blocks": self.blocks, "bytes": self.bytes})
-
-    def __str__(self) -> str:
-        counts, ratio = self.counts, self.counts.hit_ratio
-        hits = f"{counts.hits:,} hits, {counts.misses:,} misses"
-        hits += f" ({per_cent(ratio)})" if ratio is not None else ""
-        read, fetched = rate(counts.bytes_served, self.over_s), rate(counts.bytes_fetched, self.over_s)
-        evicted = f", {counts.evictions:,} evicted" if counts.evictions else ""
-        return (
-            f"{self.at.astimezone():%H:%M:%S}  {hits}; read {read}, fetched {fetched} in "
-            f"{counted(counts.requests, 'request')}{evicted}; holds {decimal(self.bytes)}"
-        )
-
-
 def print_intervals(cache: BlockCache, every_s: float, *, as_json: bool) -> None:
-    """Print the counters of each interval until Ctrl-C, which is a normal exit here."""
-    try:
-        if sys.stdout.isatty() and not as_json:
-            show_live(cache, every_s)
-        for interval in intervals(cache, every_s):
-            typer.echo(interval.as_json() if as_json else str(interval))
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        raise typer.Exit from None
-
-
-def intervals(cache: BlockCache, every_s: float) -> Iterator[Interval]:
-    """Yield the counters of each interval of `every_s` seconds."""
-    before, then = cache.counts.total(), time.monotonic()
-    while True:
-        time.sleep(every_s)
-        now, counts = time.monotonic(), cache.counts.total()
-        at = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        yield Interval(at, now - then, counts.since_then(before), *cache.usage())
-        before, then = counts, now
-
-
-def show_live(cache: BlockCache, every_s: float) -> None:
-    """Show the totals and the last interval in place on a terminal."""
+    """Print the counters of each interval until Ctrl-C: lines, or in place on a terminal, below the totals."""
+    from rich.console import Group
     from rich.live import Live
 
-    def picture(last: str) -> Group:
-        blocks, size = cache.usage()
-        found = {"directory": cache.root, "blocks": blocks, "bytes": size}
-        return Group(table_of(found, cache.counts.total()), Text(f"{last}\nCtrl-C ends"))
+    is_live = sys.stdout.isatty() and not as_json
+    line, before, then = "", cache.counts.total(), time.monotonic()
+    with Live(auto_refresh=False) if is_live else contextlib.nullcontext() as live:
+        while True:
+            blocks, size = cache.usage()
+            if live is not None:
+                found = {"directory": cache.root, "blocks": blocks, "bytes": size}
+                live.update(Group(table_of(found, before), Text(f"\n{line}\nCtrl-C ends")), refresh=True)
+            time.sleep(every_s)
+            now, counts, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
+            line = line_of(counts.since_then(before), now - then, blocks, size, as_json=as_json)
+            before, then = counts, now
+            if live is None:
+                typer.echo(line)
+                sys.stdout.flush()
 
-    with Live(picture(""), auto_refresh=False) as live:
-        for interval in intervals(cache, every_s):
-            live.update(picture(f"\n{interval}"), refresh=True)
+
+def line_of(counts: Counted, over_s: float, blocks: int, size: int, *, as_json: bool) -> str:
+    """Return the counters of the last `over_s` seconds, and the cached size, as one line."""
+    at = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    if as_json:
+        values = {"at": at.isoformat(), "over_s": round(over_s, 3), **counts._asdict()}
+        del values["since"]
+        return json.dumps(values | {"blocks": blocks, "bytes": size})
+    ratio = counts.hit_ratio
+    hits = f"{counts.hits:,} hits, {counts.misses:,} misses"
+    hits += f" ({per_cent(ratio)})" if ratio is not None else ""
+    read, fetched = rate(counts.bytes_served, over_s), rate(counts.bytes_fetched, over_s)
+    evicted = f", {counts.evictions:,} evicted" if counts.evictions else ""
+    return (
+        f"{at.astimezone():%H:%M:%S}  {hits}; read {read}, fetched {fetched} in "
+        f"{counted(counts.requests, 'request')}{evicted}; holds {decimal(size)}"
+    )
 
 
 # report
@@ -388,8 +325,8 @@ def report(
     held = by_folder((each.path, each.size) for each in cache_of(common.config()).held())
     if common.as_json:
         print_json({**summary.as_dict(), "cache": dict(held)})
-    if output is None and common.as_json:
-        return
+        if output is None:
+            return
     from cachedfs.report.charts import pictures
     from cachedfs.report.html_page import page
 

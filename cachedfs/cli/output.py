@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import logging
@@ -12,8 +11,8 @@ import threading
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol, TextIO
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TextIO
 
 import typer
 from rich import box
@@ -22,13 +21,13 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from cachedfs.cli.arguments import CommonOptions
 from cachedfs.errors import CachedFSError
 
 __all__ = [
     "FAILED",
     "INTERRUPTED",
     "PIPE_CLOSED",
-    "Summary",
     "busy",
     "cell",
     "escaped",
@@ -39,11 +38,12 @@ __all__ = [
     "plain_table",
     "print_error",
     "print_json",
-    "print_summary",
+    "print_result",
     "print_table",
     "print_traceback",
     "progress",
     "rate",
+    "rows_of",
     "say",
 ]
 
@@ -96,6 +96,18 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=datetime.datetime.isoformat))
 
 
+def print_result(
+    common: CommonOptions, value: dict[str, Any], text: str, failed: Sequence[dict[str, str]] = ()
+) -> None:
+    """Print a result as JSON on stdout, or as text on stderr after the errors in `failed`. The command fails with them."""
+    if common.as_json:
+        print_json(value)
+    else:
+        for line in (*(f"cachedfs: {each['message']}" for each in failed), text):
+            say(line, err=True)
+    common.has_failed |= bool(failed)
+
+
 def print_table(table: Table) -> None:
     """Print a table: fitted to a terminal, otherwise with one line per row, for grep."""
     if sys.stdout.isatty():
@@ -119,11 +131,15 @@ def plain_table(*columns: str) -> Table:
     return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
 
 
-class Summary(Protocol):
-    """Result of a command on several files: a dataclass with a `str` form; `failed` lists the errors."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    failed: list[dict[str, str]]
+def rows_of(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> Table:
+    """Return a table with the columns of `left` and the last one, a name, to the left, and the others to the right."""
+    table = plain_table(*heads)
+    for column in table.columns[:-1]:
+        column.no_wrap, column.justify = True, "left" if column.header in left else "right"
+    table.columns[-1].overflow = "fold"
+    for *cells, name in rows:
+        table.add_row(*cells, cell(name))
+    return table
 
 
 def failure(url: str, error: BaseException) -> dict[str, str]:
@@ -131,37 +147,55 @@ def failure(url: str, error: BaseException) -> dict[str, str]:
     return {"url": url, "type": type(error).__name__, "message": str(error)}
 
 
-def print_summary(done: Summary, *, as_json: bool) -> None:
-    """Print a result as JSON on stdout or as text on stderr. Exits with FAILED if any file failed."""
-    if as_json:
-        print_json(dataclasses.asdict(done))
-    else:
-        for each in done.failed:
-            say(f"cachedfs: {each['message']}", err=True)
-        say(str(done), err=True)
-    if done.failed:
-        raise typer.Exit(FAILED)
-
-
 # Progress
 
 
 @contextlib.contextmanager
 def progress(*, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
-    """Show a progress bar of bytes on a terminal; yield the fsspec callback that moves it."""
+    """Show a progress bar of bytes on a terminal; yield the fsspec callback that moves it.
+
+    The callback's `files(done, total)` shows a number of files beside it. When all bytes came, the spinner goes on and
+    the bar says so.
+    """
     from fsspec.callbacks import Callback
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich import progress as rich
+
+    class Spinner(rich.SpinnerColumn):
+        def render(self, task: Any) -> Any:  # rich stops it when all bytes came
+            return self.spinner.render(task.get_time())
+
+    class Bar(Callback):  # type: ignore[misc]  # fsspec has no types
+        def call(self, *args: Any, **kwargs: Any) -> None:
+            text = "finishing" if self.size and self.value >= self.size else ""
+            bar.update(task, total=self.size, completed=self.value, description=text)
+
+        def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Callback:
+            """Return the callback of one of the files, which moves this bar."""
+            moved = 0
+
+            def move(size: int | None, value: int) -> None:
+                nonlocal moved
+                self.relative_update(value - moved)
+                moved = value
+
+            return Callback(hooks={"bar": move})
+
+        def files(self, done: int, total: int | None) -> None:
+            of = "" if total is None else f"/{total:,}"
+            bar.update(task, files=f"{done:,}{of} files")
 
     console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns: list[Any] = [
+        Spinner(),
+        rich.BarColumn(20),
+        rich.DownloadColumn(),
+        rich.TextColumn("{task.fields[files]}"),
+    ]
+    columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn(), rich.TextColumn("{task.description}")]
     is_off = is_quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=is_off) as bar:
-        task = bar.add_task("", total=total)
-
-        def move(size: int | None, value: int) -> None:
-            bar.update(task, total=size, completed=value)
-
-        yield Callback(total, hooks={"bar": move})
+    with rich.Progress(*columns, console=console, transient=True, disable=is_off) as bar:
+        task = bar.add_task("", total=total, files="")
+        yield Bar(total)
 
 
 @contextlib.contextmanager

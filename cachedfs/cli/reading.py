@@ -13,20 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import (
-    FAILED,
-    busy,
-    cell,
-    is_narrow,
-    plain_table,
-    print_json,
-    print_table,
-    progress,
-    say,
-)
+from cachedfs.cli.output import busy, is_narrow, print_json, print_table, progress, rows_of, say
 from cachedfs.cli.urls import Location, Urls, at_each
 
 if TYPE_CHECKING:
@@ -51,23 +40,20 @@ def ls(
     recursive: Annotated[bool, flag("-R", "--recursive", help="Everything below folders.")] = False,
 ) -> None:
     """List folders and objects."""
-    entries: list[Entry] = []
 
-    def list_one(location: Location) -> None:
+    def list_one(location: Location) -> list[Entry]:
         with busy(f"listing {location.text}", is_quiet=common.as_json):
             found = entries_of(location, recursive=recursive, with_cached=long)
-        entries.extend(found)
         if long and not common.as_json and sys.stdout.isatty():
             print_table(table_of(location, found))
         elif not common.as_json:
             for entry in found:
                 say(entry.line(long=long))
+        return found
 
-    is_ok = at_each(urls, common, list_one)
+    entries = at_each(urls, common, list_one)
     if common.as_json:
-        print_json([dataclasses.asdict(entry) for entry in entries])
-    if not is_ok:
-        raise typer.Exit(FAILED)
+        print_json([dataclasses.asdict(entry) for found in entries for entry in found])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,17 +94,14 @@ def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> lis
     n_blocks = sum((info["size"] or 0) // fs.config.block_size + 1 for info in found)
     # With max_age=0, each lookup would send a request.
     with_cached = with_cached and fs.config.lifetime_s > 0 and n_blocks <= MOST_BLOCKS
-    return [
-        entry_of(location, info, with_cached) for info in sorted(found, key=lambda info: str(info["name"]))
-    ]
-
-
-def entry_of(location: Location, info: dict[str, Any], with_cached: bool) -> Entry:
-    is_file, cached = info["type"] == "file", None
-    if with_cached and is_file:
-        cached = sum(stop - start for start, stop in location.fs.cached_extent(info["name"]))
-    size = info["size"] if is_file else None
-    return Entry(location.url(info["name"]), info["type"], size, modified_of(info), cached)
+    entries = []
+    for info in sorted(found, key=lambda info: str(info["name"])):
+        is_file, cached = info["type"] == "file", None
+        if with_cached and is_file:
+            cached = sum(stop - start for start, stop in fs.cached_extent(info["name"]))
+        size = info["size"] if is_file else None
+        entries.append(Entry(location.url(info["name"]), info["type"], size, modified_of(info), cached))
+    return entries
 
 
 def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
@@ -137,21 +120,15 @@ def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
 
 def table_of(location: Location, entries: list[Entry]) -> Table:
     """Return a listing as a table for a terminal, with names relative to the folder."""
-    heads = ["size", "name"] if is_narrow() else ["size", "modified", "cached", "name"]
-    table = plain_table(*heads)
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-        column.justify = "left" if column.header == "modified" else "right"
-    table.columns[-1].overflow = "fold"
     above = "" if location.is_pattern else f"{location.url(location.path).rstrip('/')}/"
+    more = () if is_narrow() else ("modified", "cached")
+    rows = []
     for entry in entries:
         when = entry.modified.astimezone().strftime("%Y-%m-%d %H:%M") if entry.modified else ""
         share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
         size = decimal(entry.size) if entry.size is not None else ""
-        cells: dict[str, str | Text] = {"size": size, "modified": when, "cached": share}
-        cells["name"] = cell(entry.name.removeprefix(above))
-        table.add_row(*(cells[head] for head in heads))
-    return table
+        rows.append((size, *((when, share) if more else ()), entry.name.removeprefix(above)))
+    return rows_of(("size", *more, "name"), rows, left=("modified",))
 
 
 @command(
@@ -173,28 +150,24 @@ def cat(
     ] = None,
 ) -> None:
     """Write the bytes of objects to standard output."""
-    start, stop = range_of(range_ or ":")
+    found = re.fullmatch(r"(-?\d+)?:(-?\d+)?", range_ or ":")
+    if found is None:
+        raise typer.BadParameter(f"{range_!r} is not START:STOP in bytes", param_hint="--range")
+    start, stop = (None if part is None else int(part) for part in found.groups())
     is_quiet = common.as_json or sys.stdout.isatty()  # output on a terminal shows the progress by itself
 
     def write_one(location: Location) -> None:
-        for path in location.paths():
-            with progress(is_quiet=is_quiet) as callback:
-                for piece in pieces_of(location.fs, path, start, stop, callback):
+        paths = location.paths()
+        with progress(is_quiet=is_quiet) as bar:
+            for done, path in enumerate(paths):
+                bar.files(done, len(paths))
+                bar.absolute_update(0)
+                for piece in pieces_of(location.fs, path, start, stop, bar):
                     sys.stdout.buffer.write(piece)
-                    callback.relative_update(len(piece))
+                    bar.relative_update(len(piece))
 
-    is_ok = at_each(urls, common, write_one)
+    at_each(urls, common, write_one)
     sys.stdout.buffer.flush()
-    if not is_ok:
-        raise typer.Exit(FAILED)
-
-
-def range_of(text: str) -> tuple[int | None, int | None]:
-    found = re.fullmatch(r"(-?\d+)?:(-?\d+)?", text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not START:STOP in bytes", param_hint="--range")
-    start, stop = (None if part is None else int(part) for part in found.groups())
-    return start, stop
 
 
 def pieces_of(

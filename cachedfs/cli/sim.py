@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import shlex
 import socket
 from typing import Annotated
 
@@ -56,7 +53,13 @@ def sim(
         arguments += ["--folder", folder]
     elif cloud == "gcs" and "--bucket" not in arguments:
         arguments += ["--bucket", "my-bucket"]
-    lines = how_to_reach(cloud, port, arguments)
+    section, url = ("DRIVE", '"drive://My Drive"') if cloud == "drive" else ("GS", "gs://")
+    lines = [
+        "A simulated cloud; Ctrl-C ends it. In another terminal:",
+        f"  export FSSPEC_{section}_TOKEN=anon",
+        f"  export FSSPEC_{section}_ENDPOINT_URL=http://127.0.0.1:{port}",
+        f"  cachedfs ls -l {url}",
+    ]
     raise typer.Exit(
         run(arguments, before=lambda: typer.echo("\n".join(lines), err=True), program="cachedfs sim")
     )
@@ -69,30 +72,6 @@ def usable_port(port: int) -> int:
             return int(sock.getsockname()[1])
     except OSError as error:
         raise OSError(f"port {port}: {os.strerror(error.errno or 0)}; --port 0 takes a free one") from error
-
-
-def how_to_reach(cloud: str, port: int, arguments: list[str]) -> list[str]:
-    """Return the lines that tell the user what to type in another terminal."""
-    is_drive = cloud == "drive"
-    section, url = ("DRIVE", "drive://My Drive") if is_drive else ("GS", f"gs://{bucket_of(arguments)}")
-    return [
-        "A simulated cloud; Ctrl-C ends it. In another terminal:",
-        f"  export FSSPEC_{section}_TOKEN=anon",
-        f"  export FSSPEC_{section}_ENDPOINT_URL=http://127.0.0.1:{port}",
-        f"  cachedfs ls -l {shlex.quote(url)}",
-    ]
-
-
-def bucket_of(arguments: list[str]) -> str:
-    """Return the name of a bucket that the simulated cloud will serve."""
-    values = dict(itertools.pairwise(arguments))
-    if "--bucket" in values:
-        return values["--bucket"]
-    with contextlib.suppress(OSError), os.scandir(values.get("--folder", "")) as entries:
-        # .sim holds temporary files of the simulated cloud
-        names = [each.name for each in entries if each.is_dir() and not each.name.startswith(".")]
-        return min(names, default="BUCKET")
-    return "BUCKET"
 
 
 @command("cachedfs demo", common=("debug",))

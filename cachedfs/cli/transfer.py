@@ -12,13 +12,12 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, CopyCommand, command
-from cachedfs.cli.output import FAILED, failure, print_json, print_summary, progress, rate, say
+from cachedfs.cli.output import failure, print_result, progress, rate, say
 from cachedfs.cli.urls import Location, Urls, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.common.types import Exported, Imported
     from cachedfs.prefetch.handle import Prefetch, Progress
 
 __all__ = ["export", "import_", "prefetch"]
@@ -36,12 +35,12 @@ HELD_S = 1.0  # seconds: if a prefetch waits for a reader longer than this, the 
     "cachedfs prefetch --json 'drive://My Drive/images'",
 )
 def prefetch(common: CommonOptions, urls: Urls) -> None:
-    """Fetch objects and folders into the cache, so that later reads need no request.
+    """Fetch objects and folders into the cache.
 
-    Cached objects are not fetched again: after an interrupt, run it again to
-    continue. It stops when the cache is full of blocks of this origin that have
-    not been read yet. Objects that cannot be fetched are reported, the rest is
-    fetched, and the exit status is 1.
+    Later reads then need no request for data. Cached objects are not fetched
+    again: after an interrupt, run it again to continue. It stops when the cache
+    is full of blocks of this origin that have not been read yet. Objects that
+    cannot be fetched are reported, the rest is fetched, and the exit status is 1.
     """
     done = PrefetchCounts()
     # One prefetch per origin: blocks of a finished one are not protected from the next one.
@@ -67,7 +66,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
             if not is_whole:
                 done.add_full(locations, handle.progress)
                 break
-    print_summary(done, as_json=common.as_json)
+    print_result(common, dataclasses.asdict(done), str(done), done.failed)
 
 
 @dataclasses.dataclass
@@ -109,21 +108,21 @@ class PrefetchCounts:
         self.failed.append(failure(url, CacheError(why)))
 
     def __str__(self) -> str:
-        files = counted(self.files, "file")
         failed = f"; {self.errors:,} not fetched" if self.errors else ""
-        here = f"{decimal(self.here)} were here already"
-        if not self.fetched:
-            return f"{files}, {here}{failed}"
-        return f"{files}, {decimal(self.fetched)} fetched{speed(self.fetched, self.seconds)}; {here}{failed}"
+        fetched = (
+            f"{decimal(self.fetched)} fetched{speed(self.fetched, self.seconds)}; " if self.fetched else ""
+        )
+        return f"{counted(self.files, 'file')}, {fetched}{decimal(self.here)} were here already{failed}"
 
 
 def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
     """Show the progress of a prefetch until it ends; return False if it stops because the cache is full."""
     held_since = None
-    with progress(is_quiet=is_quiet) as callback:
+    with progress(is_quiet=is_quiet) as bar:
         while not (now := handle.progress).is_over:
-            callback.set_size(now.bytes_total)
-            callback.absolute_update(now.bytes_fetched + now.bytes_here)
+            bar.set_size(now.bytes_total)
+            bar.absolute_update(now.bytes_fetched + now.bytes_here)
+            bar.files(now.items, now.items_total)
             held_since = (held_since or time.monotonic()) if now.state == "held" else None
             if held_since is not None and time.monotonic() - held_since > HELD_S:
                 return False
@@ -148,7 +147,7 @@ def export(
     urls: Urls,
     target: Annotated[str, url_argument("TARGET", "The folder that the export is to be.")],
 ) -> None:
-    """Write what is cached of objects and folders as a few large objects, for import.
+    """Write what is cached as a few large objects, for import.
 
     Nothing is fetched; use prefetch for that. Run it again after an interrupt,
     or when more is cached: it sends only what is missing. The previous export in
@@ -169,7 +168,14 @@ def export(
     with progress(is_quiet=common.as_json) as callback:
         done = fs.export_cache(paths, target, target_options, callback=callback)
     seconds = time.perf_counter() - started
-    print_result(done, text_of_export(done, seconds), seconds, common)
+    what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
+    sent = (
+        f"{decimal(done.sent)} sent{speed(done.sent, seconds)}"
+        if done.sent
+        else "all of it was there already"
+    )
+    text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
+    print_result(common, {**done._asdict(), "seconds": round(seconds, 3)}, text)
 
 
 @command(
@@ -196,9 +202,12 @@ def import_(
         run = Import(reader, location.path, identity=None, callback=callback).run()
         done = reader.source.runtime.run(run)
     seconds = time.perf_counter() - started
-    print_result(done, text_of_import(done, seconds), seconds, common)
-    if not done.ok:
-        raise typer.Exit(FAILED)
+    fetched = f"{decimal(done.bytes)} fetched{speed(done.bytes, seconds)}"
+    text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here"
+    if done.left:
+        text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
+    print_result(common, {**done._asdict(), "seconds": round(seconds, 3)}, text)
+    common.has_failed = not done.ok
 
 
 def cached_paths(location: Location) -> list[str]:
@@ -211,31 +220,6 @@ def cached_paths(location: Location) -> list[str]:
     if not found:
         raise CacheError(f"{location.text}: nothing that is cached has such a name: prefetch it first")
     return found
-
-
-def print_result(done: Exported | Imported, text: str, seconds: float, common: CommonOptions) -> None:
-    if common.as_json:
-        print_json({**done._asdict(), "seconds": round(seconds, 3)})
-    else:
-        say(text, err=True)
-
-
-def text_of_export(done: Exported, seconds: float) -> str:
-    what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
-    sent = (
-        f"{decimal(done.sent)} sent{speed(done.sent, seconds)}"
-        if done.sent
-        else "all of it was there already"
-    )
-    return f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
-
-
-def text_of_import(done: Imported, seconds: float) -> str:
-    fetched = f"{decimal(done.bytes)} fetched{speed(done.bytes, seconds)}"
-    text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here"
-    if done.left:
-        text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
-    return text
 
 
 def speed(size: int, seconds: float) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -39,6 +39,7 @@ __all__ = [
 OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the cache
 AT_DRIVE = ("My Drive", "Shared with me", "shared:", "id:")  # prefixes of Google Drive paths
 OBJECT_ERRORS = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # errors of a single object
+T = TypeVar("T")
 PROTOCOLS = ("gs://", "drive://My Drive/", "cgs://", "cdrive://My Drive/", "cachedfs::")
 MOST = 1000  # completions at most: no shell usefully shows more
 SHELL = "_CACHEDFS_COMPLETE"  # environment variable set by the completing shell: its name, and the action
@@ -119,23 +120,22 @@ def locate(text: str, common: CommonOptions, **more: Any) -> Location:
     return Location(text, fs, path)
 
 
-def at_each(urls: Sequence[str], common: CommonOptions, do: Callable[[Location], None]) -> bool:
-    """Call `do` for each URL; report a URL that cannot be read and go on with the others.
+def at_each(urls: Sequence[str], common: CommonOptions, do: Callable[[Location], T]) -> list[T]:
+    """Return the results of `do` for each URL; report a URL that cannot be read and go on with the others.
 
-    Returns True if all URLs succeeded. Raises errors that affect more than one URL, and every error if there
-    is only one.
+    Raises errors that affect more than one URL, and every error if there is only one.
     """
-    is_ok = True
+    results = []
     for text in urls:
         location = locate(text, common)
         try:
-            do(location)
+            results.append(do(location))
         except OBJECT_ERRORS as error:
             if len(urls) == 1:
                 raise
             print_error(error, common.url, as_json=common.as_json)
-            is_ok = False
-    return is_ok
+            common.has_failed = True
+    return results
 
 
 def cached_url(text: str) -> str:
@@ -200,9 +200,18 @@ def rejoin(environ: MutableMapping[str, str]) -> None:
     """
     if environ.get(SHELL) != "complete_bash":
         return
-    words, begun = joined(split(environ.get("COMP_WORDS", "")), int(environ.get("COMP_CWORD", 0)))
-    environ["COMP_WORDS"], environ["COMP_CWORD"] = shlex.join(words), str(len(words) - 1)
-    environ[BEGUN] = begun
+    at = int(environ.get("COMP_CWORD", 0))
+    words = (split(environ.get("COMP_WORDS", "")) + [""] * (at + 1))[: at + 1]
+    found, is_open = words[:1], False
+    for word in words[1:]:
+        is_break = bool(word) and not word.strip(BREAKS)
+        if len(found) > 1 and (is_open or is_break):
+            found[-1] += word
+        else:
+            found.append(word)
+        is_open = is_break
+    environ[BEGUN], found[-1] = found[-1].removesuffix(words[-1]), words[-1]
+    environ["COMP_WORDS"], environ["COMP_CWORD"] = shlex.join(found), str(len(found) - 1)
 
 
 def split(line: str) -> list[str]:
@@ -217,41 +226,19 @@ def split(line: str) -> list[str]:
     return words
 
 
-def joined(words: list[str], at: int) -> tuple[list[str], str]:
-    """Return the words up to index `at` with split URLs joined, and the prefix of the last word.
-
-    The last word stays as bash split it; the prefix is the part that bash split off.
-    """
-    words = words[: at + 1] + [""] * (at + 1 - len(words))
-    found = words[:1]
-    is_open = False
-    for word in words[1:]:
-        is_break = bool(word) and not word.strip(BREAKS)
-        if len(found) > 1 and (is_open or is_break):
-            found[-1] += word
-        else:
-            found.append(word)
-        is_open = is_break
-    return [*found[:-1], words[at]], found[-1].removesuffix(words[at])
-
-
 def urls_known(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the completions of a URL that starts with `incomplete`, in the form the shell expects."""
     begun = os.environ.get(BEGUN, "")
-    is_bash = os.environ.get(SHELL) == "complete_bash"
     logging.disable()
     try:
-        found = offered(begun + incomplete, ctx)
+        found = [url.removeprefix(begun) for url in offered(begun + incomplete, ctx)]
     except Exception:  # an error message would garble the line being typed
         return []
     finally:
         logging.disable(logging.NOTSET)
-    # Other shells quote completions themselves.
-    return [_quoted(url.removeprefix(begun)) if is_bash else url.removeprefix(begun) for url in found]
-
-
-def _quoted(text: str) -> str:
-    return "".join(f"\\{c}" if c in " \t'\"()&;<>|$`\\!*?[]#{}" else c for c in text)
+    if os.environ.get(SHELL) == "complete_bash":  # other shells quote completions themselves
+        found = [re.sub(r"""([ \t'"()&;<>|$`\\!*?\[\]#{}])""", r"\\\1", url) for url in found]
+    return found
 
 
 def offered(text: str, ctx: typer.Context) -> list[str]:
@@ -263,10 +250,8 @@ def offered(text: str, ctx: typer.Context) -> list[str]:
         found = names_below(text, ctx)
     else:
         found = [protocol for protocol in PROTOCOLS if protocol.startswith(text)]
-    while len(found) == 1 and found[0].endswith("/"):  # otherwise the shell would end the word here
-        below = names_below(found[0], ctx)
-        if not below:
-            break
+    # Otherwise the shell would end the word here.
+    while len(found) == 1 and found[0].endswith("/") and (below := names_below(found[0], ctx)):
         found = below
     return found[:MOST]
 

@@ -17,17 +17,23 @@ _CANONICAL = ("My Drive", "Shared with me", "shared:", "id:")
 _BARE_ID = re.compile(r"(?=.*[0-9])(?=.*[A-Z])(?:[A-Za-z0-9_-]{25,44}|0A[A-Za-z0-9_-]{10,20}PVA)")
 _ID = r"[A-Za-z0-9_-]{8,}"  # or a resource key, such as 0-a8Xq1ZkPq2mC5hJ3wKfL0A
 _HOST = re.compile(r"(?:https?://)?(drive|drive\.usercontent|docs)\.google\.com(?=[/?#]|$)")
-_LINK = re.compile(
+# A company's domain, and the number of an account.
+_PREFIX = r"(?:/a/[^/?\#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?"
+_FOLDER = re.compile(
     rf"""
-    (?:/a/[^/?#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?  # a company's domain, and the number of an account
-    (?: /folders/(?P<folder>{_ID})
-      | /(?:file|document|spreadsheets|presentation|drawings)(?:/u/[0-9]+)?/d/(?P<file>{_ID})
-        (?:/(?:view|preview|edit|copy|present|mobilebasic|htmlview))?(?=/?(?:[?\#]|$))
-      | /(?P<view>my-drive|shared-with-me)
-      | /(?:open|uc|download|folderview|embeddedfolderview)(?=\?)
+    {_PREFIX}/(?:folders/(?P<id>{_ID}) | (?P<view>my-drive|shared-with-me))
+    /?(?P<query>\?[^/\#]*)?(?:\#.* | (?P<names>/.*))?  # programs that add names to a link do so behind its query
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_FILE = re.compile(
+    rf"""
+    {_PREFIX}/(?:
+      (?:file|document|spreadsheets|presentation|drawings)(?:/u/[0-9]+)?/d/(?P<id>{_ID})
+        (?:/(?:view|preview|edit|copy|present|mobilebasic|htmlview))?
+      | (?:open|uc|download|folderview|embeddedfolderview)(?=\?)
     )
-    /?(?P<query>\?[^/\#]*)?(?:\#[^/]*)?  # programs that add names to a link do so behind its query
-    (?P<names>/.*)?
+    /?(?P<query>\?[^\#]*)?(?:\#.*)?
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -44,7 +50,7 @@ def is_drive_link(url: str) -> bool:
     Other addresses at docs.google.com, such as those of exports and published pages, are plain URLs.
     """
     host = _HOST.match(url) if url.startswith("http") else None
-    return host is not None and (host[1] != "docs" or _LINK.fullmatch(url, host.end()) is not None)
+    return host is not None and (host[1] != "docs" or _FILE.fullmatch(url, host.end()) is not None)
 
 
 def canonical_path(path: str) -> str:
@@ -62,12 +68,14 @@ def canonical_path(path: str) -> str:
 
 
 def _path_of_link(link: str, at: int) -> str:
-    found = _LINK.fullmatch(link, at)
-    query = parse_qs((found["query"] or "?")[1:]) if found else {}
+    link = link.rstrip("/")
+    found = _FOLDER.fullmatch(link, at) or _FILE.fullmatch(link, at)
+    parts = found.groupdict() if found else {}
+    query = parse_qs((parts.get("query") or "?")[1:])
     id, key = (query.get(name, [""])[0] for name in ("id", "resourcekey"))
-    if found is not None and found["view"]:
-        top = _VIEWS[found["view"]]
-    elif found is not None and re.fullmatch(_ID, id := found["folder"] or found["file"] or id):
+    if view := parts.get("view"):
+        top = _VIEWS[view]
+    elif re.fullmatch(_ID, id := parts.get("id") or id):
         top = f"id:{id},resourcekey={key}" if re.fullmatch(_ID, key) else f"id:{id}"
     else:
         raise ValueError(
@@ -76,4 +84,4 @@ def _path_of_link(link: str, at: int) -> str:
             "https://docs.google.com/document/d/ID (or spreadsheets, presentation), which is read as the type in the "
             "option export, as in drive={'export': 'docx'}"
         )
-    return f"{top}{found['names'] or ''}".rstrip("/")
+    return f"{top}{parts.get('names') or ''}"

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cachedfs.datasets.arrays.zarr_dataset import ZarrDataset
     from cachedfs.datasets.file_dataset import FileDataset
     from cachedfs.datasets.hdf5_dataset import HDF5Dataset
     from cachedfs.datasets.line_dataset import LineDataset
-    from cachedfs.datasets.loading.loader import Loader
+    from cachedfs.datasets.loader import Loader
     from cachedfs.datasets.samples import Samples
+    from cachedfs.datasets.zarr_dataset import ZarrDataset
     from cachedfs.packing import Packed, pack
 
 __all__ = ["FileDataset", "HDF5Dataset", "LineDataset", "Loader", "Packed", "Samples", "ZarrDataset", "pack"]
@@ -22,10 +22,10 @@ _MODULES = {
     "FileDataset": "datasets.file_dataset",
     "HDF5Dataset": "datasets.hdf5_dataset",
     "LineDataset": "datasets.line_dataset",
-    "Loader": "datasets.loading.loader",
+    "Loader": "datasets.loader",
     "Packed": "packing",
     "Samples": "datasets.samples",
-    "ZarrDataset": "datasets.arrays.zarr_dataset",
+    "ZarrDataset": "datasets.zarr_dataset",
     "pack": "packing",
 }
 _EXTRAS = {

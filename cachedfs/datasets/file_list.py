@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -17,15 +18,17 @@ from cachedfs.errors import ObjectNotFound
 
 __all__ = ["CompactStrings", "URLs", "as_urls", "files_of", "infos_at", "infos_of", "natural_key", "paths_of"]
 
+logger = logging.getLogger("cachedfs.datasets")
+
+SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})  # of Windows; those of other systems begin with a dot
 URLs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _DIGITS = re.compile(r"[0-9]+")
 
 
 class CompactStrings(Sequence[str]):
-    """A sequence of strings stored in one block of memory.
+    """A sequence of strings in one block of memory, which pickles fast, and whose pages forked workers share.
 
-    It pickles as fast as memory is copied, and forked workers share its pages. Reading a list of strings instead writes
-    their reference counts, which makes each worker copy the pages.
+    Reading a list of strings instead writes their reference counts, so that each worker copies the pages.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -47,9 +50,7 @@ class CompactStrings(Sequence[str]):
         return self._bytes[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
-        ends = self._ends.tolist()
-        for start, stop in pairwise(ends):
-            yield self._bytes[start:stop].decode("utf-8", "surrogatepass")
+        return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
@@ -64,17 +65,13 @@ class CompactStrings(Sequence[str]):
 
 
 def natural_key(path: str) -> str:
-    """Return a key that sorts paths in natural order: `img2` before `img10`.
+    """Return a key that sorts paths in natural order: `img2` before `img10`, and the files of a folder together."""
 
-    The files of one folder stay together.
-    """
-    # The length in front of a number makes shorter numbers sort first. NUL makes a slash sort before all else.
-    return _DIGITS.sub(_measured, path.replace("/", "\0"))
+    def measured(match: re.Match[str]) -> str:
+        digits = match[0].lstrip("0") or "0"
+        return f"{len(digits):05}{digits}"  # so that shorter numbers sort first
 
-
-def _measured(match: re.Match[str]) -> str:
-    digits = match[0].lstrip("0") or "0"
-    return f"{len(digits):05}{digits}"
+    return _DIGITS.sub(measured, path.replace("/", "\0"))  # NUL sorts before all else
 
 
 def as_urls(given: URLs) -> tuple[str, list[str] | None]:
@@ -104,10 +101,7 @@ def paths_of(fs: Any, urls: Iterable[str]) -> list[str]:
 
 
 def files_of(fs: Any, url: str, path: str) -> dict[str, int | None]:
-    """Return the files that a URL names, in natural order; see `infos_of`.
-
-    Each comes with its size, None if unknown.
-    """
+    """Return the files that a URL names, in natural order, with their sizes (None if unknown); see `infos_of`."""
     return {name: info.get("size") for name, info in infos_of(fs, url, path).items()}
 
 
@@ -115,26 +109,29 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
     """Return the files that a URL names, in natural order, each with its entry from the listing.
 
     A pattern names the files that match it. Any other URL names a file, or all files below a folder. One listing finds
-    them. Raises ObjectNotFound if there is no file.
+    them. Hidden files (`.DS_Store`, `.ipynb_checkpoints/a.png`, `Thumbs.db`) are left out, and the log says so, unless
+    the URL itself spells one. Raises ObjectNotFound if there is no file.
     """
     is_pattern = has_magic(path)
     matched = fs.glob(path, detail=True) if is_pattern else {}
     # The name of a folder may contain `[`, too.
     files = _files(matched) or _files(fs.find(path, detail=True))
+    hidden = dict.fromkeys(name for name in files if _is_hidden(name, path))
+    if hidden:
+        files = {name: info for name, info in files.items() if name not in hidden}
+        n, shown = len(hidden), fs.unstrip_protocol(next(iter(hidden)))
+        logger.warning("%s: left out %d hidden file%s, such as %s", url, n, "s" * (n > 1), shown)
     if files:
         return dict(sorted(files.items(), key=lambda item: (natural_key(item[0]), item[0])))
     if matched:
-        raise ObjectNotFound(
-            f"{url}: this pattern matches folders only; with /** behind it, all files below them"
-        )
-    if is_pattern:
-        raise ObjectNotFound(
-            f"{url}: no file matches this pattern; see what fs.ls has of the folder before it"
-        )
-    hint = ""
-    if "://" not in url:
-        hint = f". It is taken as a local path: for Google Cloud Storage write gs://{url}, for Google Drive drive://{url}"
-    raise ObjectNotFound(f"{url}: there is no file with this name, and no folder with files{hint}")
+        why = "this pattern matches folders only; with /** behind it, all files below them"
+    elif is_pattern:
+        why = "no file matches this pattern; see what fs.ls has of the folder before it"
+    else:
+        why = "there is no file with this name, and no folder with files"
+        if "://" not in url:
+            why += f". It is taken as a local path: for Google Cloud Storage write gs://{url}, for Google Drive drive://{url}"
+    raise ObjectNotFound(f"{url}: {why}")
 
 
 def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -156,6 +153,16 @@ def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
                 url,
             )
     return infos
+
+
+def _is_hidden(name: str, path: str) -> bool:
+    """Return whether a file found at `path`, a folder or a pattern, is hidden in a way that `path` does not spell."""
+    pairs = zip(name.split("/"), path.split("/"), strict=False)
+    n_spelled = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    found, pattern = name.split("/")[n_spelled:], path.split("/")[n_spelled:]
+    if not found or any(part.startswith(".") for part in pattern):
+        return False
+    return found[-1].lower() in SYSTEM_FILES or any(part.startswith(".") for part in found)
 
 
 def _files(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import errno
 import math
 import os
@@ -100,11 +101,9 @@ class HDF5Dataset(Samples):
         if not numbers:
             return []
         rows, places = np.unique(numbers, return_inverse=True)
-        columns = self._file().read(rows)
+        columns = [[column[place] for place in places.tolist()] for column in self._file().read(rows)]
         if len(rows) < len(numbers):  # a repeated sample is copied, so that in-place changes stay separate
-            columns = [[_copy(column[place]) for place in places.tolist()] for column in columns]
-        else:
-            columns = [[column[place] for place in places.tolist()] for column in columns]
+            columns = [[copy.copy(row) for row in column] for column in columns]
         samples = columns[0] if self._is_single else list(zip(*columns, strict=True))
         return [self.transformed(number, sample) for number, sample in zip(numbers, samples, strict=True)]
 
@@ -129,17 +128,13 @@ class HDF5Dataset(Samples):
         if opened is None or opened.pid != os.getpid():
             # A file opened before a fork is left alone in the child: the parent still uses it.
             opened = _Opened(self)
-            self._check_same(opened)
+            for name, properties in (self._properties or {}).items():
+                if (now := opened.columns[name].properties) != properties:
+                    raise ObjectChanged(
+                        f"{self.url}: replaced since the dataset was created: {name!r} is {now}, and was {properties}; create the dataset again"
+                    )
             self._opened = opened
         return opened
-
-    def _check_same(self, opened: _Opened) -> None:
-        for name, properties in (self._properties or {}).items():
-            now = opened.columns[name].properties
-            if now != properties:
-                raise ObjectChanged(
-                    f"{self.url}: replaced since the dataset was created: {name!r} is {now}, and was {properties}; create the dataset again"
-                )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -156,13 +151,8 @@ class _Opened:
         # The version of the open file: the path may name a newer one by now.
         self._version = file._object().fingerprint if isinstance(file, CachedFile) else None
         self._bytes = _Bytes(file)
-        try:
+        with _explained(f"{of.url}: not an HDF5 file that h5py can read", errno.EINVAL):
             self._file = h5py.File(self._bytes, "r", **of._options)
-        except OSError as error:
-            if type(error) is not OSError:  # an error of reading the file, not of its content
-                raise
-            message = f"{of.url}: not an HDF5 file that h5py can read: {error}"
-            raise OSError(errno.EINVAL, message) from error
         self.columns: dict[str, _Column] = {}
         _close_pending()
         _opened.add(self)
@@ -182,14 +172,9 @@ class _Opened:
                 self._bytes.set_pieces({})
 
     def _rows(self, name: str, column: _Column, rows: Any) -> list[Any]:
-        try:
+        which = f"samples {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"sample {rows[0]}"
+        with _explained(f"{self._url}: {name!r}: h5py cannot read {which}", errno.EIO):
             return column.read(rows)
-        except OSError as error:
-            if type(error) is not OSError:  # an error of reading the file, not of its content
-                raise
-            which = f"samples {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"sample {rows[0]}"
-            message = f"{self._url}: {name!r}: h5py cannot read {which}: {error}"
-            raise OSError(errno.EIO, message) from error
 
     def _fetched(self, rows: Any) -> dict[int, bytes]:
         """Return the bytes that HDF5 will read, by offset, fetched in one round trip.
@@ -222,10 +207,19 @@ class _Opened:
 
     def _names(self) -> str:
         names: list[str] = []
-        self._file.visititems(
-            lambda name, what: names.append(name) if isinstance(what, h5py.Dataset) else None
-        )
+        self._file.visititems(lambda name, at: names.append(name) if isinstance(at, h5py.Dataset) else None)
         return ", ".join(map(repr, names)) or "none"
+
+
+@contextlib.contextmanager
+def _explained(what: str, code: int) -> Iterator[None]:
+    """Say in an error of the file's content what failed."""
+    try:
+        yield
+    except OSError as error:
+        if type(error) is not OSError:  # an error of reading the file, not of its content
+            raise
+        raise OSError(code, f"{what}: {error}") from error
 
 
 # Unreferenced files, with their datasets, that could not be closed at once. A finalizer must not wait for h5py's
@@ -286,13 +280,13 @@ class _Column:
         # The last groups read, no more than are certainly in HDF5's chunk cache; none of contiguous data.
         self._n_recent = chunk_cache_size // max(1, self.rows * self.row_size) // 2 if data.chunks else 0
         self._recent_groups: OrderedDict[int, None] = OrderedDict()
-        self._places: _Places | None = None
+        self._chunks: tuple[Any, Any, Any] | None = None  # group, start and stop of each chunk, sorted
 
     def read(self, rows: Any) -> list[Any]:
-        """Return these rows, sorted and unique.
+        """Return these rows, sorted and unique. Adjacent rows take one read.
 
-        Adjacent rows take one read. So do all rows of a chunk that is too large for HDF5's chunk cache. All reads are
-        slices: h5py takes about 50 us for a slice, and milliseconds for each row of a list.
+        So do all rows of a chunk that is too large for HDF5's chunk cache. All reads are slices: h5py takes about
+        50 us for a slice, and milliseconds for each row of a list.
         """
         is_cut = np.diff(rows) > 1
         if self._is_read_once:
@@ -303,24 +297,16 @@ class _Column:
             block = self.data[first : last + 1]
             block = block.astype(_native(block.dtype), copy=False)  # torch requires native byte order
             found.extend(block if len(block) == len(run) else block[run - first])
-        self._record_groups(rows)
-        return found
-
-    def _record_groups(self, rows: Any) -> None:
         for group in dict.fromkeys((rows // self.rows).tolist()):
             self._recent_groups[group] = None
             self._recent_groups.move_to_end(group)
         while len(self._recent_groups) > self._n_recent:
             self._recent_groups.popitem(last=False)
+        return found
 
     def pieces_of(self, rows: Any) -> list[tuple[int, int]]:
-        """Return the byte ranges of these rows, sorted and merged.
-
-        Chunks that HDF5 has in its cache are left out.
-        """
-        groups = [
-            group for group in dict.fromkeys((rows // self.rows).tolist()) if group not in self._recent_groups
-        ]
+        """Return the byte ranges of these rows, sorted and merged, without chunks that HDF5 has in its cache."""
+        groups = dict.fromkeys((rows // self.rows).tolist()).keys() - self._recent_groups.keys()
         merged: list[tuple[int, int]] = []
         for start, stop in sorted(piece for group in groups for piece in self.pieces(group)):
             if merged and merged[-1][1] == start:
@@ -336,45 +322,23 @@ class _Column:
                 return ()
             start, stop = group * self.rows, min((group + 1) * self.rows, len(self.data))
             return ((begin + start * self.row_size, begin + stop * self.row_size),)
-        if self._places is None:
-            self._places = _places(self.data)
-        return self._places.of(group)
+        if self._chunks is None:
+            # One walk over HDF5's index: it has no cheaper lookup of a single chunk.
+            found: list[tuple[int, int, int]] = []
+            if hasattr(self.data.id, "chunk_iter"):  # missing in old versions of the HDF5 library
+                self.data.id.chunk_iter(
+                    lambda at: found.append((at.chunk_offset[0] // self.rows, at.byte_offset, at.size))
+                )
+            groups, starts, sizes = np.array(sorted(found), dtype=np.int64).reshape(-1, 3).T.copy()
+            self._chunks = groups, starts, starts + sizes
+        groups, starts, stops = self._chunks
+        low, high = np.searchsorted(groups, [group, group + 1])
+        return list(zip(starts[low:high].tolist(), stops[low:high].tolist(), strict=True))
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     # A native dtype is kept as it is: a new one would lack the metadata that h5py attaches.
     return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
-def _copy(row: Any) -> Any:
-    return row.copy() if isinstance(row, np.ndarray) else row
-
-
-class _Places(NamedTuple):
-    """Byte ranges of the chunks of a dataset, sorted by the group of rows that they hold."""
-
-    groups: Any
-    starts: Any
-    stops: Any
-
-    def of(self, group: int) -> list[tuple[int, int]]:
-        low, high = np.searchsorted(self.groups, [group, group + 1])
-        return list(zip(self.starts[low:high].tolist(), self.stops[low:high].tolist(), strict=True))
-
-
-def _places(data: Any) -> _Places:
-    """Return the byte ranges of all chunks, by one walk over HDF5's index.
-
-    HDF5 has no cheaper lookup of a single chunk.
-    """
-    found: list[tuple[int, int, int]] = []
-    rows = data.chunks[0]
-    if hasattr(data.id, "chunk_iter"):  # missing in old versions of the HDF5 library
-        data.id.chunk_iter(
-            lambda chunk: found.append((chunk.chunk_offset[0] // rows, chunk.byte_offset, chunk.size))
-        )
-    table = np.array(sorted(found), dtype=np.int64).reshape(-1, 3)
-    return _Places(table[:, 0], table[:, 1], table[:, 1] + table[:, 2])
 
 
 class _Bytes:

@@ -31,7 +31,9 @@ def unreadable(data: Any) -> str:
 
 
 def elsewhere(file: Any, name: str) -> str:
-    """Return which other file a name links to and what to do, as the end of a message; "" if none.
+    """Return why a name leads to no dataset of this file, as the end of a message; "" if it may lead to one.
+
+    That is a link to another file, or soft links in a circle.
 
     HDF5 would look for the link's target in this file, because every file name leads it to the same file object.
     """
@@ -50,7 +52,7 @@ def elsewhere(file: Any, name: str) -> str:
             left = [*_steps(link.path), *left]
         else:
             at.append(step)
-    return ""
+    return "is a link that leads back to itself" if n_soft > SOFT else ""
 
 
 def _steps(name: str) -> list[str]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-import torch.distributed
 from fsspec.core import url_to_fs
 from torch.utils.data import IterableDataset, get_worker_info
 
+from cachedfs.datasets.arguments import current_ranks, ranks_of
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item
 from cachedfs.datasets.text_streams import (
@@ -40,8 +39,8 @@ class LineDataset(IterableDataset[Any]):
 
     Files come in natural order (or the order of the list), and lines are not shuffled. A line ends with `\\n` or
     `\\r\\n`, which is not part of it; the last line may lack it. A sample is the bytes of a line, passed through
-    `decode` and then `transform`. Without `decode` it is a `str`, or `bytes` with `encoding=None`. Empty lines are
-    left out unless `keep_empty` is True. A byte order mark at the start of a file is always left out.
+    `decode` and then `transform`. Without `decode` it is a `str`, or `bytes` with `encoding=None`. Lines of nothing but
+    spaces and tabs are left out unless `keep_empty` is True. A byte order mark at the start of a file is left out.
 
     Ranks and DataLoader workers together get each line exactly once. Each has an equal share of the bytes of all
     files, and reads the lines that begin in its share. So the numbers of lines differ a little: under
@@ -74,41 +73,37 @@ class LineDataset(IterableDataset[Any]):
 
         Raises ObjectNotFound for a missing file, and ValueError for inconsistent options.
         """
-        _check(encoding, rank, world_size)
+        if encoding is not None and "\n".encode(encoding) != b"\n":
+            raise ValueError(f"encoding={encoding!r}: its line end is not the byte 10, which separates lines")
+        self._explicit_ranks = ranks_of(rank, world_size)
         first, url_list = as_urls(urls)
         self.url, self.encoding, self.keep_empty = first, encoding, keep_empty
         self.decode, self.transform = decode, transform
         self.fs, path = url_to_fs(first, **(storage_options or {}))
+        self._sizes: list[int | None]
         if url_list is None:
             found = files_of(self.fs, first, path)
-            paths, sizes = list(found), list(found.values())
+            paths, self._sizes = list(found), list(found.values())
         else:
             paths = paths_of(self.fs, url_list)
-            sizes = self.fs.sizes(paths)
+            self._sizes = self.fs.sizes(paths)
         self.paths = CompactStrings(paths)
-        self._sizes: list[int | None] = sizes
         self._versions = [_listed_version(self.fs, path) for path in paths]
-        self._rank = None if rank is None or world_size is None else (rank, world_size)
-        self._spawned_by = (0, 1)
+        self._spawned_by = (0, 1)  # ranks of the process that spawned this one
         self._resume_state: dict[str, Any] | None = None
         self._position = _Position()
 
     def __iter__(self) -> Iterator[Any]:
-        part, n_parts = self._part()
-        spans = self._spans(part, n_parts)
-        resume, self._resume_state = self._resume_state, None
-        position = self._position = _Position(part, n_parts)
-        at = None
-        if resume is not None:
-            at = self._resume_at(resume, position)
-            spans = [span for span in spans if at is not None and span.file >= at[0]]
-        return self._read(spans, position, at)
+        position = _Position(*self._part())
+        spans = self._spans(position.part, position.n_parts)
+        state, self._resume_state = self._resume_state, None
+        self._position = position
+        if state is not None:
+            spans = self._left_of(spans, state, position)
+        return self._read(spans, position)
 
     def items(self) -> Iterator[Item]:
-        """Yield the byte ranges that the next iterator in this process would read.
-
-        The items have the form that `fs.prefetch` takes.
-        """
+        """Yield the byte ranges that the next iterator in this process would read, as `fs.prefetch` takes them."""
         for span in self._spans(*self._part()):
             yield self.paths[span.file], span.start, span.stop
 
@@ -141,11 +136,10 @@ class LineDataset(IterableDataset[Any]):
             )
         self._resume_state = dict(state)
 
-    def _resume_at(self, state: dict[str, Any], position: _Position) -> tuple[int, int] | None:
-        """Return the file index and the offset where a saved state continues.
-
-        (-1, 0) is the start of the part, None its end.
-        """
+    def _left_of(
+        self, spans: list[LineSpan], state: Mapping[str, Any], position: _Position
+    ) -> list[LineSpan]:
+        """Return the spans from the saved state on, and move `position` there."""
         if (state["part"], state["n_parts"]) != (position.part, position.n_parts):
             raise ValueError(
                 f"{self!r}: the state is of part {state['part']} of {state['n_parts']}, but this is part {position.part} of "
@@ -153,12 +147,10 @@ class LineDataset(IterableDataset[Any]):
             )
         if state["bytes"] != sum(self._weights()):
             raise ObjectChanged(f"{self!r}: the files or their sizes differ from those of the saved state")
-        if state["is_over"]:
-            position.is_over = True
-            return None
-        if state["file"] is None:
-            return -1, 0
-        number = int(state["number"])
+        position.is_over = state["is_over"]
+        if position.is_over or state["file"] is None:
+            return [] if position.is_over else spans
+        number, offset = int(state["number"]), int(state["offset"])
         if number >= len(self.paths) or self.paths[number] != state["file"]:
             raise ObjectChanged(
                 f"{self!r}: {state['file']} is at another position in the list than when the state was saved"
@@ -167,25 +159,20 @@ class LineDataset(IterableDataset[Any]):
             raise ObjectChanged(
                 f"{self.fs.unstrip_protocol(state['file'])}: the file was replaced since the state was saved; start again from the beginning"
             )
-        position.resume(number, state["offset"])
-        return number, state["offset"]
+        position.file, position.start = number, offset
+        left = [LineSpan(span.file, offset, span.stop) for span in spans if span.file == number]
+        return [span for span in left if offset < span.stop] + [span for span in spans if span.file > number]
 
-    def _read(
-        self, spans: Sequence[LineSpan], position: _Position, at: tuple[int, int] | None
-    ) -> Iterator[Any]:
+    def _read(self, spans: Sequence[LineSpan], position: _Position) -> Iterator[Any]:
         decode = self._decoder()
         for span in spans:
-            offset = at[1] if at is not None and span.file == at[0] else None
-            if offset is not None and offset >= span.stop:
-                continue
             with self._opened(span.file) as file:
-                if offset is not None:
+                offset = span.start
+                if (span.file, offset) == (position.file, position.start):  # resumed: a line begins here
                     file.seek(offset)
                 else:
-                    offset = first_line(file, span.start, span.stop)
+                    offset = first_line(file, offset, span.stop)
                 for found in _with_name(lines_from(file, offset, span.stop), self._name(span.file)):
-                    if found.lines == [codecs.BOM_UTF8] and self._is_only_bom(span.file):
-                        continue
                     lines = position.enter(span.file, found, keep_empty=self.keep_empty)
                     # The only Python code that runs once per line.
                     samples = iter(lines) if decode is None else map(decode, lines)
@@ -217,11 +204,6 @@ class LineDataset(IterableDataset[Any]):
             with contextlib.closing(decompressed(path, file)) as stream:
                 yield stream
 
-    def _is_only_bom(self, number: int) -> bool:
-        """Return whether a file contains only a byte order mark, and no line end."""
-        with self._opened(number) as file:
-            return bool(file.read(len(codecs.BOM_UTF8) + 1) == codecs.BOM_UTF8)
-
     def _decoder(self) -> Callable[[bytes], Any] | None:
         decode, transform = self.decode, self.transform
         if decode is None and self.encoding is not None:
@@ -229,7 +211,7 @@ class LineDataset(IterableDataset[Any]):
             decode = bytes.decode if is_utf8 else operator.methodcaller("decode", self.encoding)
         if decode is None or transform is None:
             return decode or transform
-        return functools.partial(_both, decode, transform)
+        return lambda line: transform(decode(line))
 
     def _spans(self, part: int, n_parts: int) -> list[LineSpan]:
         # A file of unknown size is not split.
@@ -246,17 +228,12 @@ class LineDataset(IterableDataset[Any]):
     def _part(self) -> tuple[int, int]:
         """Return `(part, n_parts)` of this process: by rank, then by DataLoader worker."""
         rank, world_size = self._ranks()
-        worker = get_worker_info()
-        if worker is None:
+        if (worker := get_worker_info()) is None:
             return rank, world_size
         return rank * worker.num_workers + worker.id, world_size * worker.num_workers
 
     def _ranks(self) -> tuple[int, int]:
-        if self._rank is not None:
-            return self._rank
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return self._spawned_by
+        return self._explicit_ranks or current_ranks() or self._spawned_by
 
     def _name(self, number: int) -> str:
         return str(self.fs.unstrip_protocol(self.paths[number]))
@@ -273,61 +250,37 @@ class LineDataset(IterableDataset[Any]):
 
 
 class _Position:
-    """The position of an iterator.
-
-    It is computed on request only, so that a line costs almost nothing.
-    """
+    """The position of an iterator. It is computed on request only, so that a line costs almost nothing."""
 
     def __init__(self, part: int = 0, n_parts: int = 1) -> None:
         self.part, self.n_parts = part, n_parts
         self.is_over = False
         self.line = -1  # index of the last yielded line in the current batch of lines
-        self._file: int | None = None
-        self._batch_start = 0  # offset of the first line of the batch
-        self._batch_lines: list[bytes] = []  # the lines of the batch, as in the file
-        self._numbers: list[int] | None = None  # indexes of the yielded lines in `_batch_lines`; None: all
-        self._n_bytes = self._n_lines = 0  # bytes of the first `_n_lines` lines in `_batch_lines`
-
-    def resume(self, file: int, offset: int) -> None:
-        self._file, self._batch_start = file, offset
+        self.file: int | None = None
+        self.start = 0  # offset of the first line of the batch
+        self._lines: list[bytes] = []  # the lines of the batch, as in the file
+        self._numbers: Sequence[int] = ()  # indexes of the lines to yield in `_lines`
 
     def enter(self, file: int, found: LineBatch, *, keep_empty: bool) -> list[bytes]:
         """Start a batch of lines; return the lines to yield, without line ends and byte order mark."""
-        self._file, self._batch_start, self._batch_lines, self.line = file, found.begin, found.lines, -1
-        self._n_bytes = self._n_lines = 0
-        lines, self._numbers = found.lines, None
+        self.file, self.start, self._lines, self.line = file, found.begin, found.lines, -1
+        lines, self._numbers = found.lines, range(len(found.lines))
         if found.begin == 0 and lines[0].startswith(codecs.BOM_UTF8):
             lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
         if found.may_return:
             lines = [line.removesuffix(b"\r") for line in lines]
-        if not keep_empty and not all(lines):
-            self._numbers = [i for i, line in enumerate(lines) if line]
-            lines = [line for line in lines if line]
+        if not keep_empty and not all(map(bytes.strip, lines)):
+            self._numbers = [i for i, line in enumerate(lines) if line.strip()]
+            lines = [lines[i] for i in self._numbers]
         return lines
 
     def current(self) -> tuple[int | None, int]:
-        """Return the file index and the offset of the next line.
-
-        (None, 0) at the start and at the end.
-        """
-        if self._file is None or self.is_over:
+        """Return the file index and the offset of the next line; (None, 0) at the start and at the end."""
+        if self.file is None or self.is_over:
             return None, 0
         n = self.line + 1
-        if self._numbers is not None:
-            n = self._numbers[n] if n < len(self._numbers) else len(self._batch_lines)
-        # Continue from the last call, so that a call after each batch does not count all lines again.
-        self._n_bytes += sum(map(len, self._batch_lines[self._n_lines : n])) + n - self._n_lines
-        self._n_lines = n
-        return self._file, self._batch_start + self._n_bytes
-
-
-def _check(encoding: str | None, rank: int | None, world_size: int | None) -> None:
-    if encoding is not None and "\n".encode(encoding) != b"\n":
-        raise ValueError(f"encoding={encoding!r}: its line end is not the byte 10, which separates lines")
-    if (rank is None) != (world_size is None):
-        raise ValueError("rank and world_size: give both, or neither")
-    if rank is not None and world_size is not None and not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank} of world_size={world_size}: expected 0 <= rank < world_size")
+        before = self._lines[: self._numbers[n] if n < len(self._numbers) else len(self._lines)]
+        return self.file, self.start + sum(map(len, before)) + len(before)
 
 
 def _with_name(blocks: Iterator[Any], name: str) -> Iterator[Any]:
@@ -348,7 +301,3 @@ def _listed_version(fs: Any, path: str) -> str | None:
     """Return `_version` as of the last listing or lookup, even if that is expired by now."""
     known = fs._source.last_known(path) if isinstance(fs, CachedFileSystem) else None
     return _version(fs, path) if known is None or known.info is None else known.info.fingerprint
-
-
-def _both(decode: Callable[[bytes], Any], transform: Callable[[Any], Any], line: bytes) -> Any:
-    return transform(decode(line))

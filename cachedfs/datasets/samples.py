@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.readahead.object_history import as_declared
 
 __all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each"]
-
 
 Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
 
@@ -78,18 +77,12 @@ class Samples(Dataset[Any]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each sample.
-
-        Python's iteration by `__getitem__` would end silently at an IndexError raised by `decode`.
-        """
+        # Python's iteration by `__getitem__` would end silently at an IndexError raised by `decode`.
         for number in range(len(self)):
             yield self[number]
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these indexes, in one round trip.
-
-        A DataLoader calls this for each batch.
-        """
+        """Return the samples with these indexes, in one round trip. A DataLoader calls this for each batch."""
         raise NotImplementedError
 
     def batch(self, indexes: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
@@ -97,10 +90,7 @@ class Samples(Dataset[Any]):
         return (collate or default_collate)(self.__getitems__(indexes))
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the paths and byte ranges that these samples read, in order, as `fs.prefetch` takes them.
-
-        Yields nothing if the dataset does not know them.
-        """
+        """Yield the paths and byte ranges that these samples read, in order, as `fs.prefetch` takes them; none if unknown."""
         return iter(())
 
     def number(self, index: Any) -> int:
@@ -120,7 +110,7 @@ class Samples(Dataset[Any]):
         with self.naming(index, name):
             return self.transform(sample)
 
-    def naming(self, index: int, name: str = "") -> contextlib.AbstractContextManager[None]:
+    def naming(self, index: int, name: str = "") -> AbstractContextManager[None]:
         """Return a context manager that adds a note with the sample's index and `name` to any error."""
         return naming(f"sample {index} of {self!r}{f': {name}' if name else ''}")
 
@@ -133,22 +123,24 @@ class Samples(Dataset[Any]):
 
 def _one_by_one(cls: type[Samples]) -> Any:
     def __getitems__(self: Samples, indexes: Sequence[int]) -> list[Any]:
-        """Return the samples with these indexes, read one after the other."""
-        samples = []
-        for index in indexes:
-            with self.naming(index):
-                samples.append(cls.__getitem__(self, index))
-        return samples
+        return _each(self, functools.partial(cls.__getitem__, self), indexes)
 
     return __getitems__
 
 
 def _of_many(cls: type[Samples]) -> Any:
     def __getitem__(self: Samples, index: int) -> Any:
-        """Return one sample. Raises IndexError beyond the last."""
         return cls.__getitems__(self, [index])[0]
 
     return __getitem__
+
+
+def _each(dataset: Any, get: Callable[[int], Any], indexes: Sequence[int]) -> list[Any]:
+    samples = []
+    for index in indexes:
+        with naming(f"sample {index} of {dataset!r}"):
+            samples.append(get(index))
+    return samples
 
 
 def _given(cls: type) -> set[str]:
@@ -156,42 +148,33 @@ def _given(cls: type) -> set[str]:
 
 
 def once_each(names: Iterable[str], url: str) -> list[str]:
-    """Return the names as a list.
-
-    Raises ValueError for a repeated name, because samples are keyed by name.
-    """
+    """Return the names as a list. Raises ValueError for a repeated name, because samples are keyed by name."""
     names = list(names)
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(f"{url}: expected each name once, and {twice[0]!r} occurs twice in {names}")
     return names
 
 
-def naming(what: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that adds a note with `what` to any error.
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Add a note with `what` to any error; it keeps its type and traceback.
 
-    The error keeps its type and traceback. A StopIteration becomes a RuntimeError, because a loop over batches would
-    take it for the end of the epoch.
+    A StopIteration becomes a RuntimeError, because a loop over batches would take it for the end of the epoch.
     """
-    return _Naming(what)
-
-
-class _Naming(contextlib.AbstractContextManager[None]):
-    # A class, because a generator-based context manager lets StopIteration pass unchanged.
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, StopIteration):
-            raise RuntimeError(f"StopIteration in {self._what}") from error
-        if isinstance(error, Exception):  # any type: user code may raise it
-            error.add_note(f"in {self._what}")
+    try:
+        yield
+    except StopIteration:
+        raise RuntimeError(f"StopIteration in {what}")  # noqa: B904  # with `from`, contextlib raises the StopIteration
+    except Exception as error:  # any type: user code may raise it
+        error.add_note(f"in {what}")
+        raise
 
 
 class SampleReader:
-    """Reader of batches of a map-style dataset, also through nested `Subset`s.
+    """Reader of batches of a map-style dataset, also through nested `Subset`s, as `random_split` makes them.
 
-    `random_split` makes such subsets.
+    `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `prefetch`: the method of
+    its filesystem, if it has one. `tells_reading` and `group_size` are those of `Samples`.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -206,39 +189,25 @@ class SampleReader:
                 f"{type(dataset).__name__} has no access by index: a Loader needs __len__ and __getitem__. "
                 "For an iterable, use torch.utils.data.DataLoader"
             )
-        self.dataset = dataset
-        self._samples, self._subsets = _unwrapped(dataset)
-        self._are_runs = all(map(_is_run, self._subsets))
+        self.dataset = inner = dataset
+        self._subsets: list[Sequence[int]] = []  # indexes, outermost first
+        while type(inner) is Subset:  # a subclass of Subset may behave differently
+            self._subsets.append(inner.indices)
+            inner = inner.dataset
+        samples = self._samples = inner if isinstance(inner, Samples) else None
+        fs = None if samples is None else samples.fs
+        self.fs = fs if isinstance(fs, CachedFileSystem) else None
+        self.prefetch: Callable[[Iterable[Item]], Any] | None = getattr(fs, "prefetch", None)
+        self.tells_reading = samples is not None and samples.tells_reading
+        self.group_size = (
+            samples.group_size if samples is not None and all(map(_is_run, self._subsets)) else 1
+        )
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @property
-    def group_size(self) -> int:
-        """The number of neighboring samples that one fetch reads."""
-        return self._samples.group_size if self._samples is not None and self._are_runs else 1
-
-    @property
-    def fs(self) -> CachedFileSystem | None:
-        """The cachedfs filesystem of the dataset; None if it has another one or does not say."""
-        fs = None if self._samples is None else self._samples.fs
-        return fs if isinstance(fs, CachedFileSystem) else None
-
-    @property
-    def tells_reading(self) -> bool:
-        """True if the dataset measures how long it waits for bytes; see `metrics.reading`."""
-        return self._samples is not None and self._samples.tells_reading
-
-    @property
-    def prefetch(self) -> Callable[[Iterable[Item]], Any] | None:
-        """The `prefetch` method of the dataset's filesystem; None if there is none."""
-        return None if self._samples is None else getattr(self._samples.fs, "prefetch", None)
-
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the paths and byte ranges that samples read, in order.
-
-        Requires that `prefetch` is not None.
-        """
+        """Yield the paths and byte ranges that samples read, in order. Requires that `prefetch` is not None."""
         assert self._samples is not None
         for subset in self._subsets:
             indexes = map(subset.__getitem__, indexes)
@@ -256,31 +225,14 @@ class SampleReader:
                 for subset in self._subsets:
                     indexes = [subset[index] for index in indexes]
                 return self._samples.batch(indexes, collate)
-            return (collate or default_collate)(self._fetched(indexes))
-
-    def _fetched(self, indexes: Sequence[int]) -> list[Any]:
-        if callable(fetch := getattr(self.dataset, "__getitems__", None)):
-            return list(fetch(list(indexes)))
-        samples = []
-        for index in indexes:
-            with naming(f"sample {index} of {self!r}"):
-                samples.append(self.dataset[index])
-        return samples
+            if callable(fetch := getattr(self.dataset, "__getitems__", None)):
+                samples = list(fetch(list(indexes)))
+            else:
+                samples = _each(self, self.dataset.__getitem__, indexes)
+            return (collate or default_collate)(samples)
 
     def __repr__(self) -> str:
         return repr(self.dataset) if self._samples is self.dataset else type(self.dataset).__name__
-
-
-def _unwrapped(dataset: Any) -> tuple[Samples | None, list[Sequence[int]]]:
-    """Return the `Samples` inside nested subsets, and the indexes, outermost first.
-
-    None in place of a dataset of another type.
-    """
-    subsets = []
-    while type(dataset) is Subset:  # a subclass of Subset may behave differently
-        subsets.append(dataset.indices)
-        dataset = dataset.dataset
-    return (dataset, subsets) if isinstance(dataset, Samples) else (None, [])
 
 
 def _is_run(indexes: Sequence[int]) -> bool:
@@ -288,5 +240,5 @@ def _is_run(indexes: Sequence[int]) -> bool:
 
 
 def _listed(indexes: Sequence[int]) -> str:
-    shown = ", ".join(str(index) for index in indexes[:SHOWN])
+    shown = ", ".join(map(str, indexes[:SHOWN]))
     return f"{shown} and {len(indexes) - SHOWN} more" if len(indexes) > SHOWN else shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import lzma
@@ -13,17 +14,8 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = [
-    "END",
-    "LineBatch",
-    "LineSpan",
-    "decompressed",
-    "first_line",
-    "is_compressed",
-    "lines_from",
-    "spans_of",
-]
-
+__all__ = ["END", "LineBatch", "LineSpan", "decompressed", "first_line", "is_compressed", "lines_from"]
+__all__ += ["spans_of"]
 
 _INPUT = 128 << 10  # compressed bytes read at a time
 
@@ -38,11 +30,10 @@ def is_compressed(path: str) -> bool:
 
 
 def decompressed(path: str, file: Any) -> Any:
-    """Return a reader of the content of an open compressed file.
+    """Return a reader of the content of an open compressed file, with `read(n)`, forward `seek`, and `close`.
 
-    It has `read(n)`, forward `seek`, and `close`. It reads all members or frames in sequence. `read` raises the
-    library's errors for corrupt data (OSError, zlib.error, lzma.LZMAError, ...), and EOFError for a truncated file.
-    `close` leaves `file` open.
+    It reads all members or frames in sequence. `read` raises the library's errors for corrupt data, and EOFError for a
+    truncated file. `close` leaves `file` open.
     """
     return _READERS[_suffix(path)](file)
 
@@ -175,7 +166,8 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
     """Yield the lines that begin in `[start, stop)`, many at a time.
 
     A line must begin at `start`, and the file must be at `start`. The last line of a file may lack its line end. One
-    `split` call handles all that a `read` returns, so this runs at the speed of C.
+    `split` call handles all that a `read` returns, so this runs at the speed of C. Raises ValueError for a file whose
+    lines end with b"\\r" alone.
     """
     begin = position = start  # offsets of the incomplete line, and of the next read
     pending: list[bytes] = []  # pieces of the incomplete line
@@ -183,9 +175,14 @@ def lines_from(file: Any, start: int, stop: int) -> Iterator[LineBatch]:
         is_tail = position >= stop
         data = file.read(TAIL if is_tail else min(READ, stop - position))
         if not data:
-            if pending:
-                yield LineBatch(begin, [b"".join(pending)], True)
+            last = b"".join(pending)
+            if last and (begin or last != codecs.BOM_UTF8):  # a byte order mark alone is no line
+                yield LineBatch(begin, [last], True)
             return
+        if position == 0 and b"\n" not in data and b"\r" in data[:-1]:
+            raise ValueError(
+                "its lines end with \\r alone: make that \\n or \\r\\n, as `tr '\\r' '\\n'` does"
+            )
         position += len(data)
         lines = data.split(b"\n", 1) if is_tail else data.split(b"\n")
         pending.append(lines[0])

@@ -44,6 +44,7 @@ MAX_QUEUED = 64 << 20  # limit of bytes not stored yet; above it, no response by
 CHECK_S = 0.05  # while that limit is exceeded: seconds between checks whether a caller waits by now
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
+MOST_IN_MEMORY = 64 << 20  # bytes of a readahead window of which nothing can be stored
 WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
@@ -293,8 +294,8 @@ class Runtime(event_log.CounterSource):
         cache, eviction would remove blocks that were read ahead and not read yet, as other readers and requests need
         space too.
         """
-        if self.cache.cannot_store is not None:
-            return config.read_ahead  # blocks stay in memory until they are read
+        if self.cache.cannot_store is not None:  # blocks stay in memory until they are read
+            return min(config.read_ahead, MOST_IN_MEMORY)
         allowed = self.cache.allowed
         if allowed is None:  # finding out takes a transaction: leave it to the writer, use a small window now
             self.cache_writer.after_metadata(lambda: self.cache.allowance(config.bounds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import time
@@ -18,13 +19,12 @@ from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
 from cachedfs.fetch.runtime import Runtime
 from cachedfs.fetch.runtimes import runtime_for
 from cachedfs.origins.base import Origin
-from cachedfs.origins.registry import check_options, identity_of, is_whole, may_change
+from cachedfs.origins.registry import check_options, identity_lasts_s, identity_of, is_whole
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
 
 __all__ = ["ABSENCE_S", "Source", "is_fresh"]
 
 
-_LOOK_S = 1.0  # between looks for a sign-in, where there was none
 ABSENCE_S = 10.0
 """Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
 
@@ -57,6 +57,7 @@ class Source:
         check_options(protocol, options)
         self._identity: str | None = None
         self._look_again_at = math.inf  # when to ask again whose data this is
+        self._looking: asyncio.Future[str] | None = None
         self._runtime: Runtime | None = None
         self._metadata: MetadataCache | None = None
         self._origin: tuple[Runtime, Origin] | None = None
@@ -70,11 +71,20 @@ class Source:
         known = self._identity
         if known is None or time.monotonic() >= self._look_again_at:
             found = identity_of(self.protocol, self.options, may_ask=not self.config.offline)
-            self._look_again_at = time.monotonic() + _LOOK_S if may_change(found) else math.inf
+            self._look_again_at = time.monotonic() + identity_lasts_s(found)
             if found != known:
                 self._identity, self._metadata, self._origin = found, None, None
             return found
         return known
+
+    async def find_identity(self) -> None:
+        """Find the identity in a thread, if it is not known: `identity` may block on a request."""
+        if self._identity is not None and time.monotonic() < self._look_again_at:
+            return
+        looking = self._looking
+        if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
+            looking = self._looking = asyncio.ensure_future(asyncio.to_thread(lambda: self.identity))
+        await asyncio.shield(looking)
 
     @functools.cached_property
     def caller_key(self) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -173,8 +174,8 @@ class CacheMethods(ChainedFileSystem):
     def local_path(self, path: AnyPath) -> Iterator[str]:
         """Copy the whole object into a temporary read-only local file, and yield its path.
 
-        For code that accepts only local files: `with fs.local_path(path) as name: ...`. The file is deleted at the end;
-        until then it counts toward the limit of the cache. Raises ObjectNotFound, IsAFolder, or CacheError if it does
+        For code that accepts only local files: `with fs.local_path(path) as name: ...`. Its name has the suffix of the
+        object (`.csv.gz`), since many libraries go by that. The file is deleted at the end; until then it counts toward the limit of the cache. Raises ObjectNotFound, IsAFolder, or CacheError if it does
         not fit.
         """
         name: str = self._strip(path)
@@ -182,7 +183,7 @@ class CacheMethods(ChainedFileSystem):
         if info.kind == "directory":
             raise self._source.is_a_folder(name)
         with self.open(name, "rb") as file:
-            lease = self._source.runtime.cache.lease(file.size, self.config.bounds)
+            lease = self._source.runtime.cache.lease(file.size, self.config.bounds, _suffix_of(name))
             try:
                 offset = 0
                 while data := file.read(WINDOW // 8):
@@ -261,3 +262,9 @@ class CacheMethods(ChainedFileSystem):
         prefix = f"{protocol}://"
         source = Source(protocol, options, config, lambda path: path if "://" in path else f"{prefix}{path}")
         return Reader(source), strip(self.protocol, protocol, text)
+
+
+def _suffix_of(path: str) -> str:
+    """Return the last two suffixes of a name at most, as in ".csv.gz"; "" where it has none, or unusual ones."""
+    found = re.search(r"(?<=[^/])(\.\w{1,16}){1,2}$", path, re.ASCII)
+    return found[0] if found else ""

@@ -104,6 +104,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         self.config = Config.resolve(options, defaults=conf.get("cachedfs"))
         self._source = Source(target_protocol, target_options, self.config, self.unstrip_protocol)
         self._reader = Reader(self._source)
+        if self.asynchronous and target_protocol == "drive":
+            self._find_identity_first()
         # An instance knows the target's rules for bare paths; the class knows only URLs with a protocol.
         self._strip_protocol = self._strip_object  # type: ignore[method-assign]
 
@@ -583,6 +585,20 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             return self._run(coroutine(*args, **kwargs))
 
         return call
+
+    def _find_identity_first(self) -> None:
+        """Make the first coroutine find the account in a thread: Drive may have to be asked, in the caller's event loop."""
+
+        def after_identity(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                await self._source.find_identity()
+                return await method(*args, **kwargs)
+
+            return call
+
+        for name, _ in inspect.getmembers(type(self), inspect.iscoroutinefunction):
+            setattr(self, name, after_identity(getattr(self, name)))
 
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await self._source.runtime.await_on_loop(coroutine)

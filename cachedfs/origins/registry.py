@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 from asyncio import AbstractEventLoop
@@ -23,9 +24,9 @@ __all__ = [
     "Origin",
     "Reply",
     "check_options",
+    "identity_lasts_s",
     "identity_of",
     "is_whole",
-    "may_change",
     "names_a_version",
     "open_origin",
     "with_known_details",
@@ -141,9 +142,15 @@ def identity_of(
     return f"{_ALIASES.get(protocol, protocol)}|{_host_of(host)}|{digest}"
 
 
-def may_change(identity: str) -> bool:
-    """Return whether an identity changes at the next sign-in."""
-    return identity.startswith("drive|") and identity.endswith(("|auth", "|none"))
+def identity_lasts_s(identity: str) -> float:
+    """Return for how many seconds an identity may be used before it is computed again.
+
+    Without a sign-in it changes at the next one. Where the credentials that options name are not there, nothing may be
+    cached under it: they are looked for each time.
+    """
+    if not identity.startswith("drive|"):
+        return math.inf
+    return {"auth": 1.0, "none": 0.0}.get(identity.rpartition("|")[2], math.inf)
 
 
 def names_a_version(identity: str, path: str) -> bool:

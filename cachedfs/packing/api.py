@@ -16,8 +16,8 @@ from fsspec.core import has_magic
 
 from cachedfs.common import text
 from cachedfs.common.executor import n_cores
+from cachedfs.datasets import arguments
 from cachedfs.datasets.file_list import URLs
-from cachedfs.datasets.loading import arguments
 from cachedfs.packing.array_plan import StorePlan, array_plans, attributes_of, plan_of
 from cachedfs.packing.executors import DaskTaskPool, TaskPool, ThreadTaskPool, client_of, settle
 from cachedfs.packing.pack_types import OFFSETS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cachedfs.datasets.arrays.array_layout import RAGGED
+from cachedfs.datasets.zarr_layout import RAGGED
 from cachedfs.packing.chunk_sizes import CODECS, choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.packing.pack_types import OFFSETS, Array, Field, SampleBatch
 from cachedfs.packing.shard_encoder import ChunkEncoding, measured

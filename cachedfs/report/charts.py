@@ -44,15 +44,15 @@ def pictures(summary: RunSummary, by_folder: Sequence[tuple[str, int]] | None) -
     counts, waited = summary.counts, summary.waited
     fetched, served = size(counts["bytes_fetched"]), size(counts["bytes_served"])
     bound = (
-        f"the link's bound is {size(summary.bound_per_s)}/s"
+        f"the link gave up to {size(summary.bound_per_s)}/s"
         if summary.bound_per_s
         else "nothing came over the link"
     )
     blocks = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
     found = [
         Chart(
-            "Requests under way",
-            f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them ahead of who reads; a reader waited {seconds(waited.all_s)}",
+            "Active requests",
+            f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead; the program waited {seconds(waited.all_s)}",
             _svg("requests", lambda axes: _requests(axes, summary)),
         ),
         Chart(
@@ -108,7 +108,7 @@ def _bin_centers(summary: RunSummary) -> tuple[list[float], float]:
 def _requests(axes: Axes, summary: RunSummary) -> None:
     at, width_s = _bin_centers(summary)
     bins = summary.bins
-    axes.bar(at, bins.coming, width_s, color=COLOURS["bytes"], label="bytes come")
+    axes.bar(at, bins.coming, width_s, color=COLOURS["bytes"], label="receiving")
     axes.bar(
         at,
         bins.asking,
@@ -123,7 +123,7 @@ def _requests(axes: Axes, summary: RunSummary) -> None:
     most = max((a + b for a, b in zip(bins.asking, bins.coming, strict=True)), default=0.0) or 1.0
     # Bars below the axis. A full bar is a bin in which a caller waited all the time.
     low = [-0.12 * most * share for share in bins.waited]
-    axes.bar(at, low, width_s, color=COLOURS["waits"], label="a reader waits")
+    axes.bar(at, low, width_s, color=COLOURS["waits"], label="program waits")
     axes.set_ylim(-0.14 * most, 1.35 * most)
     axes.axhline(0, color=INK, linewidth=0.8)
     _label_time(axes, "requests")
@@ -140,7 +140,7 @@ def _rates(axes: Axes, summary: RunSummary) -> None:
     if summary.bound_per_s:
         top = max(top, summary.bound_per_s / 1e6)
         axes.axhline(
-            summary.bound_per_s / 1e6, color=INK, linestyle="--", linewidth=1.2, label="the link's bound"
+            summary.bound_per_s / 1e6, color=INK, linestyle="--", linewidth=1.2, label="speed of the link"
         )
     # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
     axes.set_ylim(0, 1.35 * min(2 * top or math.inf, max([top, *served])) or 1.0)
@@ -177,10 +177,10 @@ def _label_time(axes: Axes, what: str) -> None:
 def _parts_of(summary: RunSummary) -> list[tuple[str, float, dict[str, Any]]]:
     waited, plain = summary.waited, {"color": COLOURS["idle"]}
     return [
-        ("no reader waited", max(0.0, summary.elapsed_s - waited.all_s), plain),
-        ("waited for bytes", waited.for_bytes_s, {"color": COLOURS["bytes"]}),
-        ("waited for answers", waited.for_answers_s, {"color": COLOURS["waits"]}),
-        ("waited otherwise", waited.for_others_s, {"color": COLOURS["others"]}),
+        ("not waiting", max(0.0, summary.elapsed_s - waited.all_s), plain),
+        ("waiting for bytes", waited.for_bytes_s, {"color": COLOURS["bytes"]}),
+        ("waiting for answers", waited.for_answers_s, {"color": COLOURS["waits"]}),
+        ("waiting otherwise", waited.for_others_s, {"color": COLOURS["others"]}),
     ]
 
 

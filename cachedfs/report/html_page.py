@@ -17,8 +17,8 @@ __all__ = ["page"]
 STYLE = f"""
 :root {{ color-scheme: light; }}
 body {{ margin: 0 auto; max-width: 62rem; padding: 1rem; background: {BACKGROUND}; color: {INK}; font: 1rem/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin: 1.5rem 0 0; }} figure h2 {{ margin: 0; }}
-.pictures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem; }}
+h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin: 0; }} section {{ min-width: 0; }}
+.grid {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem; }}
 figure {{ margin: 0; min-width: 0; }} figcaption {{ font-size: 0.9rem; }}
 svg {{ display: block; width: 100%; height: auto; }}
 table {{ border-collapse: collapse; }} th, td {{ text-align: left; padding: 0.15rem 0.8rem 0.15rem 0; vertical-align: top; overflow-wrap: anywhere; }}
@@ -38,7 +38,7 @@ def page(summary: RunSummary, pictures: Sequence[Chart]) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f'<h1>{escape(title)}</h1><p id="sentence">{escape(summary.sentence)}</p>{_notes(summary)}'
-        f'<div class="pictures">{drawn}</div>{_numbers(summary)}{_longest(summary)}</main></body></html>\n'
+        f'<div class="grid">{drawn}{_numbers(summary)}{_longest(summary)}</div></main></body></html>\n'
     )
 
 
@@ -76,7 +76,7 @@ def _numbers(summary: RunSummary) -> str:
         f"<td>{size(value) if name.startswith('bytes') else ''}</td></tr>"
         for name, value in rows.items()
     )
-    return f"<h2>Numbers</h2><table>{body}</table>"
+    return f"<section><h2>Numbers</h2><table>{body}</table></section>"
 
 
 def _longest(summary: RunSummary) -> str:
@@ -87,4 +87,4 @@ def _longest(summary: RunSummary) -> str:
         for path, n, took_s in summary.longest
     )
     head = '<tr><th scope="col">object</th><th scope="col">times</th><th scope="col">waited</th></tr>'
-    return f"<h2>Waited for longest</h2><table>{head}{body}</table>"
+    return f"<section><h2>Longest waits</h2><table>{head}{body}</table></section>"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from cachedfs.common.text import counted, per_cent, seconds, size
+from cachedfs.report.analysis import RunFigures, analyse
 from cachedfs.report.event_reader import COUNTS, EventRecords
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
 
 N_BINS = 60
 N_LONGEST = 10  # how many of the objects with the longest waits to list
-LITTLE = 0.1  # fraction of the run time: below it, waiting for reads is not worth optimizing
 
 Span = tuple[float, float]
 
@@ -70,6 +69,7 @@ class RunSummary:
     `counts`: counters of all processes, named as in `fs.stats()`. `n_requests`: requests in the event log. `n_ahead`:
     speculative ones. `answer_s`: mean time to the response headers. `bound_per_s`: network rate, as measured or the
     highest of any bin; None without data. `is_measured`: it was measured. `longest`: (path, waits, seconds) per object.
+    `limit`, `shares`, `sentence` and `advice` are those of `Analysis`.
     """
 
     elapsed_s: float
@@ -85,7 +85,10 @@ class RunSummary:
     bound_per_s: float | None
     is_measured: bool
     bins: TimeBins
+    limit: str | None
+    shares: dict[str, float]
     sentence: str
+    advice: tuple[str, ...]
     n_cut: int = 0
     n_full: int = 0
 
@@ -110,6 +113,18 @@ def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
     counts = {name: sum(sample.counts[name] for sample in records.samples) for name in COUNTS}
     n_requests = len(records.requests)
     answer_s = sum(r.wait_s for r in records.requests) / n_requests if n_requests else 0.0
+    found = analyse(
+        RunFigures(
+            elapsed_s=end - begin,
+            wait_s=waited.all_s,
+            times={"link": waited.for_bytes_s, "latency": waited.for_answers_s, "other": waited.for_others_s},
+            requests=n_requests,
+            refused=sum(r.status == 429 for r in records.requests),
+            latency_s=answer_s,
+            bytes_fetched=counts["bytes_fetched"],
+            bytes_per_s=bound,
+        )
+    )
     return RunSummary(
         elapsed_s=end - begin,
         n_processes=records.n_processes,
@@ -124,7 +139,10 @@ def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
         bound_per_s=bound,
         is_measured=(records.bytes_per_s or 0.0) >= most > 0,
         bins=bins,
-        sentence=_sentence(waited, end - begin, counts["bytes_fetched"], bound, n_requests, answer_s),
+        limit=found.limit,
+        shares=found.shares,
+        sentence=found.sentence,
+        advice=found.advice,
         n_cut=records.n_cut,
         n_full=records.n_full,
     )
@@ -180,25 +198,6 @@ def _longest(records: EventRecords) -> tuple[tuple[str, int, float], ...]:
         sums[wait.path][1] += wait.took_s
     found = sorted(sums.items(), key=lambda each: (-each[1][1], each[0]))[:N_LONGEST]
     return tuple((path, int(n), took_s) for path, (n, took_s) in found)
-
-
-def _sentence(
-    waited: WaitShares, elapsed_s: float, fetched: int, bound: float | None, n_requests: int, answer_s: float
-) -> str:
-    if not elapsed_s:
-        return "Nothing happened."
-    share = f"a reader waited {seconds(waited.all_s)} of {seconds(elapsed_s)}"
-    if waited.all_s < LITTLE * elapsed_s:
-        return f"Reading does not limit: {share}."
-    longest = max(waited.for_bytes_s, waited.for_answers_s, waited.for_others_s)
-    part = per_cent(longest / waited.all_s)
-    if longest == waited.for_bytes_s:
-        rate = f"{size(fetched / elapsed_s)}/s on average, of {size(bound or 0.0)}/s that it gave"
-        return f"The link limits: {share}, {part} of it for bytes on their way; it carried {rate}."
-    if longest == waited.for_answers_s:
-        asked = f"{counted(n_requests, 'request')} of {seconds(answer_s)} each until an answer began"
-        return f"Waiting for answers limits: {share}, {part} of it for nothing else; {asked}. Prefetch, or pack the files."
-    return f"Neither link nor answers limit: {share}, {part} of it with nothing under way: another process, the disk, or the pace that the origin takes."
 
 
 # Time spans. All functions take and return disjoint, sorted spans; only `merged` takes any.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,15 +19,6 @@ from cachedfs.sim.quota import QUOTAS
 from cachedfs.sim.server import new_loop, serve
 
 _CLOUDS: dict[str, type[DriveService] | type[GCSService]] = {"drive": DriveService, "gcs": GCSService}
-
-
-def _wait_for_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    while os.read(
-        0, 4096
-    ):  # not sys.stdin: if a daemon thread holds its lock, the interpreter aborts at exit
-        pass
-    with contextlib.suppress(RuntimeError):  # a signal ended the server first, so the loop is closed
-        loop.call_soon_threadsafe(stop.set)
 
 
 def main(
@@ -70,11 +59,15 @@ def main(
 
     async def run() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def end_with_stdin() -> None:
+            if not os.read(0, 4096):
+                stop.set()
+
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         if options.watch_stdin:
-            watcher = threading.Thread(target=_wait_for_end, args=(loop, stop), daemon=True)
-            watcher.start()
+            loop.add_reader(0, end_with_stdin)
         print(f"http://{options.host}:{sock.getsockname()[1]}", flush=True)
         await serve(service, sock, stop)
 

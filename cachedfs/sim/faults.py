@@ -91,9 +91,6 @@ class SpoiltBody:
             data[self._flip - start] ^= 0x20
         return bytes(data)
 
-    def close(self) -> None:
-        self._body.close()
-
 
 async def hang_up(transport: asyncio.Transport, fault: Fault) -> None:
     """Drop a connection once the bytes already written have left."""

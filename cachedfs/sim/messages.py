@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from cachedfs.sim.objects import NO_BODY, Body
+from cachedfs.sim.objects import NO_BODY, Body, DataBody
 
-__all__ = ["Call", "Refusal", "Request", "Response", "Route", "unauthorized"]
+__all__ = ["JSON", "Call", "Refusal", "Request", "Response", "Route", "json_response", "unauthorized"]
 
+JSON = {"Content-Type": "application/json; charset=UTF-8"}
 _REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict"}
 _REASONS |= {410: "gone", 412: "conditionNotMet", 416: "requestedRangeNotSatisfiable"}
 _REASONS |= {429: "rateLimitExceeded", 501: "notImplemented"}
@@ -60,24 +62,28 @@ class Refusal(Exception):
         *,
         headers: Mapping[str, str] = {},
         location: str = "",  # name of the invalid parameter
+        short: str = "",  # message of the row in `errors`, if it is another
+        more: Mapping[str, Any] = {},  # other fields of the error
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.headers = status, message, dict(headers)
-        self.location = location
+        self._location, self._short, self._more = location, short, more
         self.reason = reason or _REASONS.get(status, "backendError")
 
-    def to_json(self, **more: str) -> str:
+    def to_json(self) -> str:
         """Return the error in Google's JSON format."""
-        at = {"locationType": "parameter", "location": self.location} if self.location else {}
+        location = self._location or ("Authorization" if self.status == 401 else "")
+        kind = "parameter" if self._location else "header"
+        at = {"locationType": kind, "location": location} if location else {}
         domain = "usageLimits" if self.reason in _OF_USAGE else "global"
-        item = {"message": self.message, "domain": domain, "reason": self.reason, **at, **more}
-        error = {"code": self.status, "message": self.message, "errors": [item]}
+        row = {"message": self._short or self.message, "domain": domain, "reason": self.reason, **at}
+        error = {"code": self.status, "message": self.message, "errors": [row], **self._more}
         return json.dumps({"error": error}, indent=1)
 
 
-def unauthorized(text: str, reason: str) -> Refusal:
+def unauthorized(text: str, reason: str, **options: Any) -> Refusal:
     realm = {"WWW-Authenticate": 'Bearer realm="https://accounts.google.com/"'}
-    return Refusal(401, text, reason, headers=realm)
+    return Refusal(401, text, reason, headers=realm, **options)
 
 
 @dataclass(slots=True)
@@ -95,6 +101,15 @@ class Call:
     def host(self) -> str:
         return self.headers.get("host", "127.0.0.1")
 
+    def flag(self, name: str) -> bool:
+        """Return True if a parameter is true."""
+        return self.query.get(name, "").lower() == "true"
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object in the body, or an empty dict. Raises ValueError for invalid JSON."""
+        value = json.loads(self.body or b"{}")
+        return value if isinstance(value, dict) else {}
+
 
 @dataclass(slots=True)
 class Response:
@@ -107,13 +122,17 @@ class Response:
     is_chunked: bool = False  # sent without Content-Length
 
 
+def json_response(value: dict[str, Any], status: int = 200, *, n_items: int = 0) -> Response:
+    return Response(status, dict(JSON), DataBody(json.dumps(value).encode()), n_items)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What a request refers to, and the function that executes it."""
 
     kind: str
-    act: Callable[[Call], Response]
+    act: Callable[[Call], Response | dict[str, Any]]  # a dict becomes a reply in JSON
     bucket: str = ""
     key: str = ""
     style: str = "json"  # format of error replies: json, text, xml or html
-    units: int | None = None  # quota units; None: the cost of its kind
+    units: int = 5  # of Drive's quota

@@ -11,20 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-__all__ = ["QUOTAS", "Budget", "Meter", "Quota", "units_of"]
+__all__ = ["QUOTAS", "Budget", "Meter", "Quota"]
 
-# Quota units by kind of request. The documentation does not say whether `alt=media` is a download.
-_UNITS = {"token": 0, "batch": 0, "get": 5, "list": 100, "change": 100, "revisions": 100, "permissions": 100}
-_UNITS |= {"drives": 100, "media": 200, "export": 200}
-_UNITS |= dict.fromkeys(("create", "update", "delete", "copy", "upload"), 50)
-_OTHER = 5
-_DEAREST = max(_UNITS.values())
+_DEAREST = 200  # units of the dearest request
 _DAY_S = 86400.0
-
-
-def units_of(kind: str) -> int:
-    """Return the cost of a request of this kind, in quota units."""
-    return _UNITS.get(kind, _OTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gzip
 import json
 import weakref
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
-from cachedfs.sim.messages import Call, Refusal, Request, Response, Route, unauthorized
+from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route, json_response, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import Body, DataBody
 
@@ -56,9 +57,9 @@ class Service(ABC):
     def route(self, call: Call) -> Route:
         """Return the route of a request. Raises Refusal for an unknown address."""
 
-    @abstractmethod
     def render(self, style: str, refusal: Refusal) -> Response:
         """Return an error as a reply in the given format of this cloud."""
+        return Response(refusal.status, {**JSON, **refusal.headers}, DataBody(refusal.to_json().encode()))
 
     def failure(self) -> Fault:
         """Return the fault that the profile's error rate triggers."""
@@ -193,6 +194,15 @@ class Service(ABC):
         if fault.status is not None or fault.html:
             return _fault_answer(fault)
         answer = self.answer(call, route)
+        # JSON is compressed as documented, media never. If a fault applies, its byte counts refer to plain bytes.
+        wants_gzip = all("gzip" in call.headers.get(name, "") for name in ("accept-encoding", "user-agent"))
+        is_json = answer.headers.get("Content-Type") == JSON["Content-Type"] and route.kind not in (
+            "media",
+            "export",
+        )
+        if wants_gzip and is_json and fault == Fault():
+            answer.headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+            answer.body = DataBody(gzip.compress(bytes(answer.body.read(0, answer.body.size)), 1))
         answer.headers = {**answer.headers, **fault.headers}
         if fault.total is not None and (span := answer.headers.get("Content-Range")):
             answer.headers["Content-Range"] = f"{span.partition('/')[0]}/{fault.total}"
@@ -202,7 +212,13 @@ class Service(ABC):
         """Execute a call and return its reply; errors become error replies."""
         try:
             self._admit(call, route)
-            return route.act(call)
+            reply = route.act(call)
+            if isinstance(reply, Response):
+                return reply
+            lists = [value for value in reply.values() if isinstance(value, list)]
+            return json_response(
+                reply, n_items=sum(map(len, lists)) if route.kind in ("list", "change") else 0
+            )
         except Refusal as refusal:
             return self.render(route.style, refusal)
         except (ValueError, LookupError) as error:  # an invalid value in the request
@@ -258,12 +274,9 @@ class Service(ABC):
         stop = declared if fault.close_after is None else min(fault.close_after, declared)
         if not has_body or stop == 0:
             self._finish(entry)
-        try:
-            await response.prepare(request)
-            if has_body and stop:
-                await self._send_body(response, entry, body, stop, fault)
-        finally:
-            body.close()
+        await response.prepare(request)
+        if has_body and stop:
+            await self._send_body(response, entry, body, stop, fault)
         if fault.spill and request.transport is not None:
             await response.write_eof()
             request.transport.write(b"?" * fault.spill)

@@ -1,14 +1,7 @@
 """The system calls of the cache, and how a test replaces one of them in the whole cache and nowhere else."""
 
-from __future__ import annotations
-
 import operator
 import sys
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
-import pytest
 
 from cachedfs.cache import disk
 
@@ -16,39 +9,29 @@ __all__ = ["CALLS", "real_call", "replace_call"]
 
 # The functions of `disk`, and what the other modules call directly; but for calls that cannot fail and change nothing.
 CALLS = [
-    *(name for name in disk.__all__ if name[0].islower()),
-    "os.access",
-    "os.chmod",
-    "os.close",
-    "os.fstat",
-    "os.link",
-    "os.makedirs",
-    "os.path.exists",
-    "os.pread",
-    "os.preadv",
-    "os.rename",
-    "shutil.rmtree",
-]
+    *(name for name in disk.__all__ if name[0].islower()), "os.access", "os.chmod", "os.close", "os.fstat",
+    "os.link", "os.makedirs", "os.path.exists", "os.pread", "os.preadv", "os.rename", "shutil.rmtree",
+]  # fmt: skip
 
 
 class _Overlay:
     """A module in which one name has another value."""
 
-    def __init__(self, module: Any, name: str, value: Any) -> None:
+    def __init__(self, module, name, value):
         self._module = module
         setattr(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._module, name)
 
 
-def real_call(call: str) -> Callable[..., Any]:
+def real_call(call):
     """Return a function by its name in `CALLS`."""
     module, _, name = call.rpartition(".")
     return operator.attrgetter(name)(sys.modules[module] if module else disk)
 
 
-def replace_call(patch: pytest.MonkeyPatch, call: str, function: Callable[..., Any]) -> None:
+def replace_call(patch, call, function):
     """Make the cache call `function` in place of a call named as in `CALLS`."""
     module, _, names = call.partition(".")
     if not names:
@@ -59,7 +42,7 @@ def replace_call(patch: pytest.MonkeyPatch, call: str, function: Callable[..., A
             patch.setattr(user, module, _overlay(getattr(user, module), names.split("."), function))
 
 
-def _users_of_disk() -> list[ModuleType]:
+def _users_of_disk():
     return [
         module
         for name, module in list(sys.modules.items())
@@ -67,6 +50,6 @@ def _users_of_disk() -> list[ModuleType]:
     ]
 
 
-def _overlay(module: Any, names: list[str], function: Callable[..., Any]) -> _Overlay:
+def _overlay(module, names, function):
     name, *rest = names
     return _Overlay(module, name, _overlay(getattr(module, name), rest, function) if rest else function)

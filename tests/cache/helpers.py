@@ -1,7 +1,5 @@
 """Helpers of the tests of the cache: keys, bytes, other processes, files."""
 
-from __future__ import annotations
-
 import contextlib
 import encodings.unicode_escape  # noqa: F401 - Python itself may be for root alone to read: see `use_as`
 import os
@@ -20,33 +18,29 @@ AMPLE = CacheBounds(size=1 << 30, keep_free=0)
 ROOT = Path(__file__).parents[2]
 
 
-def key_of(
-    path: str = "b/x", version: str = "v1", *, block_size: int = BLOCK, identity: str = "gs://test"
-) -> ObjectKey:
+def key_of(path="b/x", version="v1", *, block_size=BLOCK, identity="gs://test"):
     return ObjectKey(identity, path, version, block_size)
 
 
-def content(key: ObjectKey, index: int, size: int | None = None) -> bytes:
+def content(key, index, size=None):
     """Return the bytes of a block: always the same for the same block, different for different ones."""
     return random.Random(f"{key.digest}-{index}").randbytes(key.block_size if size is None else size)
 
 
-def put(
-    cache: BlockCache, key: ObjectKey, *indexes: int, bounds: CacheBounds = AMPLE, size: int | None = None
-) -> None:
+def put(cache, key, *indexes, bounds=AMPLE, size=None):
     cache.put([(key.block(index), content(key, index, size)) for index in indexes], bounds)
 
 
-def whole(cache: BlockCache, key: ObjectKey, index: int, **options: bool) -> bytes | None:
+def whole(cache, key, index, **options):
     return cache.read(key, index, 0, key.block_size, **options)
 
 
-def file_of(cache: BlockCache, key: ObjectKey, index: int) -> Path:
+def file_of(cache, key, index):
     (found,) = Path(cache.root or "").glob(f"blocks/*/{key.name(index)}")
     return found
 
 
-def flip(path: Path, offset: int) -> None:
+def flip(path, offset):
     """Damage one byte of a file in place."""
     with path.open("r+b") as file:
         file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
@@ -55,7 +49,7 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 0xFF]))
 
 
-def disk_usage(cache: BlockCache) -> int:
+def disk_usage(cache):
     """Return the bytes of all files of the cache at one moment: nobody makes room or reserves while we look."""
     for _ in range(20):  # a loaded machine may give us no turn for seconds
         with contextlib.suppress(sqlite3.OperationalError), cache._own.index.writing():
@@ -63,7 +57,7 @@ def disk_usage(cache: BlockCache) -> int:
     raise AssertionError("no turn to look at the files came")
 
 
-def _bytes_of_files(root: str) -> int:
+def _bytes_of_files(root):
     sizes: dict[int, int] = {}  # by inode, as a file may move from one folder to the next under our eyes
     for folder, _, names in os.walk(root):
         for name in names:
@@ -75,7 +69,7 @@ def _bytes_of_files(root: str) -> int:
     return sum(sizes.values())
 
 
-def room_for(cache: BlockCache, n_blocks: int) -> CacheBounds:
+def room_for(cache, n_blocks):
     """Return bounds within which `n_blocks` and no more fit beside the bookkeeping that is there now."""
     key = key_of("probe")
     put(cache, key, 0)
@@ -85,7 +79,7 @@ def room_for(cache: BlockCache, n_blocks: int) -> CacheBounds:
     return CacheBounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
 
 
-def use_as(cache_dir: str, user: int, umask: int, kind: str) -> str:
+def use_as(cache_dir, user, umask, kind):
     """Use all of a cache as another user, by the real or the effective user id; return its root."""
     if kind == "effective":
         os.setegid(user)
@@ -113,7 +107,7 @@ def use_as(cache_dir: str, user: int, umask: int, kind: str) -> str:
     return str(cache.root)
 
 
-def start(code: str, *args: object) -> subprocess.Popen[str]:
+def start(code, *args):
     """Run `code` in another process; it finds this module's names imported and its arguments in `sys.argv[1:]`."""
     prelude = "import os, sys\nimport tests.long_timeouts\nfrom tests.cache.helpers import *\nfrom cachedfs.cache.block_cache import BlockCache\n"
     command = [sys.executable, "-W", "error", "-c", prelude + code, *map(str, args)]
@@ -121,7 +115,7 @@ def start(code: str, *args: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
 
-def finish(process: subprocess.Popen[str], text: str = "") -> str:
+def finish(process, text=""):
     """Let the process end, and return what it printed."""
     output, _ = process.communicate(text, timeout=600)
     assert process.returncode == 0

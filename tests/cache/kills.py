@@ -9,9 +9,8 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import pytest
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
-from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo, ObjectKey
+from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo
 from cachedfs.errors import CacheError
 from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
 from cachedfs.fetch.inflight import InflightRequest
@@ -29,7 +28,7 @@ from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_o
 from tests.support import until
 
 IDENTITY = "gs://test"
-OLD, NEW, PINNED = key_of("b/old"), key_of("b/new"), key_of("b/pinned")
+OLD, NEW = key_of("b/old"), key_of("b/new")
 N_OLD = 6
 
 
@@ -46,28 +45,28 @@ class Step(NamedTuple):
 # for every kill; `act` by the child, on a cache that is open and warm (unless it opens one itself).
 
 
-def filled(cache: BlockCache) -> None:
+def filled(cache):
     put(cache, OLD, *range(N_OLD))
 
 
-def full(cache: BlockCache) -> CacheBounds:
+def full(cache):
     bounds = room_for(cache, N_OLD)
     put(cache, OLD, *range(N_OLD), bounds=bounds)
     return bounds
 
 
-def indexless(cache: BlockCache) -> None:
+def indexless(cache):
     filled(cache)
     Path(cache.root or "", "index.db").unlink()
 
 
-def damaged_index(cache: BlockCache) -> None:
+def damaged_index(cache):
     filled(cache)
     cache.close()
     Path(cache.root or "", "index.db").write_bytes(b"no database, " * 1000)
 
 
-def disordered(cache: BlockCache) -> None:
+def disordered(cache):
     filled(cache)
     file_of(cache, OLD, 0).unlink()
     flip(file_of(cache, OLD, 1), 100)
@@ -77,81 +76,53 @@ def disordered(cache: BlockCache) -> None:
     aged_leftovers(cache)
 
 
-def aged_leftovers(cache: BlockCache) -> None:
+def aged_leftovers(cache):
     for name in "ab":
         left = Path(cache.root or "", "tmp", name)
         left.write_bytes(bytes(1000))
         os.utime(left, (0, time.time() - 4000))
 
 
-def damaged_block(cache: BlockCache) -> None:
+def damaged_block(cache):
     filled(cache)
     flip(file_of(cache, OLD, 1), 100)
 
 
-def put_new(cache: BlockCache, bounds: CacheBounds) -> None:
+def put_new(cache, bounds):
     put(cache, NEW, 0, 1, bounds=bounds)
 
 
-class _Plan:
-    """A plan that gives up the block that came last."""
-
-    share, plan_slot, taken = 0, 0, 1 << 40
-
-    def given_up(self) -> Iterator[tuple[ObjectKey, int]]:
-        yield from ((OLD, index) for index in reversed(range(N_OLD)))
-
-
-def put_of_a_plan(cache: BlockCache, bounds: CacheBounds) -> None:
-    given = [(NEW.block(index), content(NEW, index)) for index in range(2)]
-    cache.put(given, bounds, plan=_Plan())
-
-
-def put_after_noticing(cache: BlockCache, bounds: CacheBounds) -> None:
+def put_after_noticing(cache, bounds):
     try:
         put_new(cache, bounds)
     except CacheError:
         put_new(cache, bounds)
 
 
-def open_and_put(directory: str, bounds: CacheBounds) -> None:
+def open_and_put(directory, bounds):
     put_new(BlockCache([directory], explicit=True), bounds)
 
 
-def open_only(directory: str, bounds: CacheBounds) -> None:
-    BlockCache([directory], explicit=True)
-
-
-def evict(cache: BlockCache, bounds: CacheBounds) -> None:
+def evict(cache, bounds):
     cache.evict(IDENTITY, OLD.path)
 
 
-def meet_damage(cache: BlockCache, bounds: CacheBounds) -> None:
+def meet_damage(cache, bounds):
     assert whole(cache, OLD, 1) is None
     assert whole(cache, OLD, 2) is not None
 
 
-def keep_records(cache: BlockCache, bounds: CacheBounds) -> None:
+def keep_records(cache, bounds):
     cache.metadata.changed(IDENTITY, ["b/old"])
     cache.metadata.keep_records([_record(cache, path) for path in ("b/old", "b/new")])
 
 
-def _record(cache: BlockCache, path: str) -> MetadataRecord:
+def _record(cache, path):
     info = ObjectInfo(path, size=2 * BLOCK, fingerprint="v1")
     return MetadataRecord(IDENTITY, path, info, time.time(), cache.metadata.mark(IDENTITY, path))
 
 
-def keep_listing(cache: BlockCache, bounds: CacheBounds) -> None:
-    infos = [ObjectInfo(f"b/{n}", size=n, fingerprint="v1") for n in range(3)]
-    marks = {info.path: cache.metadata.mark(IDENTITY, info.path) for info in infos}
-    for _ in range(2):
-        folder_marks = {"b": cache.metadata.listing_mark(IDENTITY, "b")}
-        cache.metadata.keep_listings(
-            IDENTITY, {"b": infos}, checked_at=time.time(), marks=marks, folder_marks=folder_marks
-        )
-
-
-def watched(cache: BlockCache) -> None:
+def watched(cache):
     filled(cache)
     cache.metadata.begin_feed(IDENTITY, "b", "t1", time.time() - 500)
     feed = cache.metadata.feed(IDENTITY, "b")
@@ -166,39 +137,33 @@ def watched(cache: BlockCache) -> None:
     )
 
 
-def poll(cache: BlockCache, bounds: CacheBounds) -> None:
+def poll(cache, bounds):
     change = Change("1", (("B", "1"),), ObjectInfo("", size=1, fingerprint="v2", id="1"))
     feed = cache.metadata.feed(IDENTITY, "b")
     cache.metadata.follow_feed(IDENTITY, feed, Changes("t2", (change,)), checked_at=time.time())
 
 
-def nothing_old_counts(cache: BlockCache) -> None:
+def nothing_old_counts(cache):
     record, now = cache.metadata.lookup(IDENTITY, "b/1"), cache.metadata.mark(IDENTITY, "b/1")
     is_forgotten = record is None or record.mark != now
     assert is_forgotten or cache.metadata.feed(IDENTITY, "b").token == "t1"  # else it will be asked for again
 
 
-def pin_and_put(cache: BlockCache, bounds: CacheBounds) -> None:
-    cache.pin(IDENTITY, NEW.path)
-    put_new(cache, bounds)
-    cache.unpin(IDENTITY, NEW.path)
-
-
-def lend(cache: BlockCache, bounds: CacheBounds) -> None:
+def lend(cache, bounds):
     with cache.lease(2 * BLOCK, bounds) as lease:
         lease.write_at(0, bytes(2 * BLOCK))
         lease.seal()
 
 
-def rebuild(cache: BlockCache, bounds: CacheBounds) -> None:
+def rebuild(cache, bounds):
     cache.rebuild()
 
 
-def repair(cache: BlockCache, bounds: CacheBounds) -> None:
+def repair(cache, bounds):
     cache.check(repair=True)
 
 
-def write_behind(cache: BlockCache, bounds: CacheBounds) -> None:
+def write_behind(cache, bounds):
     writer = CacheWriter(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
         writer.add_record(_record(cache, NEW.path))
@@ -219,46 +184,40 @@ class Operation(NamedTuple):
 
 OPERATIONS = {
     "first put": Operation(None, open_and_put),
-    "open": Operation(aged_leftovers, open_only),
     "put": Operation(filled, put_new),
     "put that evicts": Operation(full, put_new),
-    "put of a plan": Operation(full, put_of_a_plan),
     "put without index": Operation(indexless, put_after_noticing),
     "put with damaged index": Operation(damaged_index, put_after_noticing),
-    "put of pinned": Operation(full, pin_and_put),
     "evict": Operation(filled, evict),
     "discard": Operation(damaged_block, meet_damage, ("corrupt",)),
     "facts": Operation(filled, keep_records),
-    "listing": Operation(filled, keep_listing),
     "poll": Operation(watched, poll, look=nothing_old_counts),
     "lease": Operation(full, lend),
     "rebuild": Operation(filled, rebuild),
     "repair": Operation(disordered, repair, ("corrupt", "orphans", "wrong_sums")),
     "write-behind": Operation(full, write_behind),
 }
-_OPENING = (open_and_put, open_only)
+_OPENING = (open_and_put,)
 
 
 # In the child.
-
-
-def record(operation: str, directory: str, size: int) -> list[str]:
+def record(operation, directory, size):
     """Do it, and return the names of its calls in order."""
     calls: list[str] = []
     _do(operation, directory, size, lambda call, when: calls.append(call) if when == "before" else None)
     return calls
 
 
-def die(operation: str, directory: str, size: int, call: str, nth: int, when: str) -> None:
+def die(operation, directory, size, call, nth, when):
     """Do it up to one call, and die there by SIGKILL."""
     _do(operation, directory, size, killer(call, nth, when))
 
 
-def killer(call: str, nth: int, when: str) -> Callable[[str, str], None]:
+def killer(call, nth, when):
     """Return a function for `watch` that kills the process before or after the nth call of this name."""
     seen = {"before": 0, "after": 0}
 
-    def hit(name: str, at: str) -> None:
+    def hit(name, at):
         if name == call:
             seen[at] += 1
             if at == when and seen[at] == nth:
@@ -267,18 +226,7 @@ def killer(call: str, nth: int, when: str) -> Callable[[str, str], None]:
     return hit
 
 
-def repeat(operation: str, directory: str, size: int) -> None:
-    """Do it again and again, until killed; what it made goes before the next time, so that there is something to do."""
-    cache = BlockCache([directory], explicit=True)
-    act, bounds = OPERATIONS[operation].act, CacheBounds(size=size, keep_free=0)
-    while True:
-        act(directory if act in _OPENING else cache, bounds)
-        cache.evict(IDENTITY, NEW.path)
-
-
-def churn(
-    directory: str, me: int, size: int, n_blocks: int, n: int, death: tuple[str, int, str] | None = None
-) -> int:
+def churn(directory, me, size, n_blocks, n, death=None):
     """Read `n` blocks, and put those that are not there; return the most bytes that the cache was seen to have."""
     if death is not None:
         watch(killer(*death))
@@ -294,7 +242,7 @@ def churn(
     return most
 
 
-def put_if_it_is_our_turn(cache: BlockCache, key: ObjectKey, bounds: CacheBounds) -> None:
+def put_if_it_is_our_turn(cache, key, bounds):
     """Put a block; nothing is stored when a loaded machine gave us no turn to write for two seconds."""
     try:
         put(cache, key, 0, bounds=bounds)
@@ -303,7 +251,7 @@ def put_if_it_is_our_turn(cache: BlockCache, key: ObjectKey, bounds: CacheBounds
             raise
 
 
-def hold_the_index(directory: str, n_evicted: int, ready: str, go_on: str) -> None:
+def hold_the_index(directory, n_evicted, ready, go_on):
     """Be in the middle of making room, holding what an eviction holds, until the file `go_on` is there."""
     cache = BlockCache([directory], explicit=True)
     with cache._own.store._writing(time.time()) as rows:
@@ -313,11 +261,11 @@ def hold_the_index(directory: str, n_evicted: int, ready: str, go_on: str) -> No
         until(lambda: os.path.exists(go_on))
 
 
-def put_one(directory: str, path: str, size: int) -> None:
+def put_one(directory, path, size):
     put(BlockCache([directory], explicit=True), key_of(path), 0, bounds=CacheBounds(size=size, keep_free=0))
 
 
-def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], object]) -> None:
+def _do(operation, directory, size, hit):
     act, bounds = OPERATIONS[operation].act, CacheBounds(size=size, keep_free=0)
     subject: Any = directory
     if act not in _OPENING:
@@ -329,14 +277,14 @@ def _do(operation: str, directory: str, size: int, hit: Callable[[str, str], obj
     end()
 
 
-def watch(hit: Callable[[str, str], object]) -> Callable[[], None]:
+def watch(hit):
     """Call `hit` before and after every call that the room makes from now on in this process.
 
     Return a function to be called in the end.
     """
     statement = ""
 
-    def told(call: str, when: str) -> None:
+    def told(call, when):
         """SQLite tells when it begins a statement: whatever comes next is after its end."""
         nonlocal statement
         ended, statement = statement, call if call.startswith("SQL") else ""
@@ -351,7 +299,7 @@ def watch(hit: Callable[[str, str], object]) -> Callable[[], None]:
         replace_call(pytest.MonkeyPatch(), name, watched(name, function, told))
     connect = database._connect
 
-    def connected(*args: Any, **options: Any) -> sqlite3.Connection:
+    def connected(*args, **options):
         connection = connect(*args, **options)
         connection.set_trace_callback(lambda statement: told("SQL " + _verb(statement), "before"))
         return connection
@@ -360,14 +308,12 @@ def watch(hit: Callable[[str, str], object]) -> Callable[[], None]:
     return lambda: told("", "")
 
 
-def _verb(statement: str) -> str:
+def _verb(statement):
     return statement.strip(" -\n").partition(" ")[0].upper()
 
 
-def _watched(
-    name: str, function: Callable[..., Any], hit: Callable[[str, str], object]
-) -> Callable[..., Any]:
-    def watched(*args: Any, **options: Any) -> Any:
+def _watched(name, function, hit):
+    def watched(*args, **options):
         hit(name, "before")
         try:
             return function(*args, **options)
@@ -377,10 +323,8 @@ def _watched(
     return watched
 
 
-def _watched_walk(
-    name: str, function: Callable[..., Iterator[Any]], hit: Callable[[str, str], object]
-) -> Callable[..., Iterator[Any]]:
-    def watched(*args: Any) -> Iterator[Any]:
+def _watched_walk(name, function, hit):
+    def watched(*args):
         hit(name, "before")
         yield from function(*args)
         hit(name, "after")

@@ -1,19 +1,14 @@
 """Admission to the cache: simulated beside other policies, then through the whole stack."""
 
-import bisect
 import collections
-import itertools
 import random
 
 import fsspec
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.eviction import admission
 from cachedfs.cache.eviction.access_stats import AccessStats
 from cachedfs.cache.eviction.admission import AccessHistory
-from cachedfs.common.types import CacheBounds
-from tests.cache.helpers import start
 from tests.support import noise
 
 BLOCKS = 1000  # of the data set
@@ -32,20 +27,6 @@ class LRU:
         if len(self.blocks) >= self.size:
             self.blocks.popitem(last=False)
         self.blocks[block] = True
-        return False
-
-
-class NeverEvict:
-    """What came first stays."""
-
-    def __init__(self, size):
-        self.size, self.blocks = size, set()
-
-    def touch(self, block):
-        if block in self.blocks:
-            return True
-        if len(self.blocks) < self.size:
-            self.blocks.add(block)
         return False
 
 
@@ -85,21 +66,6 @@ class Ours:
         return AccessHistory(self.touches.age(use.clock), use.uses, use.is_new)
 
 
-def belady(order, size):
-    """Return the hits of the policy that knows the future: what is used furthest ahead goes, or is not kept."""
-    following, last = [0] * len(order), {}
-    for at in range(len(order) - 1, -1, -1):
-        following[at] = last.get(order[at], len(order))
-        last[order[at]] = at
-    here, hits = {}, 0
-    for at, block in enumerate(order):
-        hits += block in here
-        here[block] = following[at]
-        if len(here) > size:
-            del here[max(here, key=here.__getitem__)]
-    return hits
-
-
 def hash_of(block, known={}):  # noqa: B006  # remembered on purpose: hashing is most of the simulation
     if block not in known:
         known[block] = random.Random(block).getrandbits(64)
@@ -117,42 +83,12 @@ def passes(cache, n, times, *, first=0, shuffled=True, seed=0):
     return ratios
 
 
-def zipf(cache, *, n=20_000, touches=60_000):
-    """Return the hit ratio of the second half of touches that follow Zipf's law, exponent 1."""
-    chance = random.Random(3)
-    sums = list(itertools.accumulate(1 / (rank + 1) for rank in range(n)))
-    names = list(range(n))
-    chance.shuffle(names)
-    drawn = (names[bisect.bisect(sums, chance.random() * sums[-1])] for _ in range(touches))
-    hits = [cache.touch(block) for block in drawn]
-    return sum(hits[touches // 2 :]) / (touches / 2)
-
-
 @pytest.mark.parametrize(("share", "shuffled"), [(0.05, False), (0.25, True), (0.75, False), (0.9, True)])
 def test_forty_epochs_over_more_than_fits_hit_the_part_that_fits(share, shuffled):
     size, staging = round(BLOCKS * share), round(BLOCKS * share * 0.05)
-    for ours, part in (
-        (Ours(size), share),
-        (Ours(size + staging, staging), share),
-    ):
+    for ours, part in ((Ours(size), share), (Ours(size + staging, staging), share)):
         assert min(passes(ours, BLOCKS, 40, shuffled=shuffled)[1:]) >= part - 0.01
     assert min(passes(LRU(size), BLOCKS, 4, shuffled=shuffled)[1:]) < share - 0.04
-    assert min(passes(NeverEvict(size), BLOCKS, 4, shuffled=shuffled)[1:]) == pytest.approx(share)
-
-
-def test_who_knows_the_future_is_never_beaten():
-    chance, order = random.Random(1), []
-    for _ in range(10):
-        epoch = list(range(300))
-        chance.shuffle(epoch)
-        order += epoch
-    cache = Ours(150)
-    hits = sum(cache.touch(block) for block in order)
-    assert 0.49 * 9 * 300 <= hits <= belady(order, 150)
-
-
-def test_what_follows_zipfs_law_hits_clearly_more_than_by_lru():
-    assert zipf(Ours(400)) >= zipf(LRU(400)) + 0.02
 
 
 @pytest.mark.parametrize("n", [500, 2000])
@@ -170,58 +106,7 @@ def test_one_scan_of_three_times_the_bound_costs_a_set_that_fits_one_pass():
     assert passes(cache, 900, 3)[1:] == [1.0, 1.0]
 
 
-def test_never_evict_never_warms_to_a_new_data_set():
-    cache = NeverEvict(1000)
-    passes(cache, 2000, 2)
-    assert passes(cache, 500, 3, first=10_000) == [0.0, 0.0, 0.0]
-
-
 # The same through the whole stack.
-
-READER = """
-import fsspec
-fs = fsspec.filesystem("cachedfs", target_protocol="file", cache_dir=sys.argv[1], cache_size=int(sys.argv[3]),
-                       keep_free=0, block_size=65536, max_age="immutable", read_ahead=0)
-runtime = fs._source.runtime
-for line in sys.stdin:
-    before = runtime.stats()
-    for name in line.split():
-        assert len(fs.cat_file(f"{sys.argv[2]}/{name}")) == 60000
-        runtime.drain(120)  # what is still in memory could be hit, too
-    runtime.cache.close()  # a block that others evicted is read for as long as it is open
-    after = runtime.stats()
-    print(after.hits - before.hits, after.misses - before.misses, flush=True)
-"""
-
-
-def test_two_processes_hit_as_much_as_the_simulation(tmp_path):
-    folder, n, bound = tmp_path / "data", 400, 18 << 20
-    folder.mkdir()
-    for number in range(n):
-        (folder / str(number)).write_bytes(noise(60_000, seed=number))
-    readers = [start(READER, tmp_path / "cache", folder, bound) for _ in range(2)]
-    chance, order, simulated, ratios = random.Random(5), list(range(n)), None, []
-    for _ in range(5):
-        chance.shuffle(order)
-        for rank, reader in enumerate(readers):
-            reader.stdin.write(" ".join(map(str, order[rank::2])) + "\n")
-            reader.stdin.flush()
-        counts = [tuple(map(int, reader.stdout.readline().split())) for reader in readers]
-        assert sum(map(sum, counts)) == n
-        if simulated is None:
-            cache = BlockCache([str(tmp_path / "cache")], explicit=True)
-            allowed = cache.allowance(CacheBounds(bound, 0))
-            stored = cache.usage()[1] / cache.usage()[0]
-            simulated = Ours(int(allowed / stored), int(admission.staging_size(allowed) / stored))
-        ratios.append((sum(hits for hits, _ in counts) / n, sum(map(simulated.touch, order)) / n))
-    for reader in readers:
-        reader.communicate(timeout=600)
-    assert simulated.size + simulated.staging < 0.7 * n
-    ours, expected = (sum(column[2:]) / 3 for column in zip(*ratios, strict=True))
-    assert ours == pytest.approx(expected, abs=0.04)
-    assert ours >= simulated.size / n - 0.04
-
-
 def test_one_object_larger_than_the_cache_does_not_drive_the_others_out(tmp_path):
     """The first time, nor later where the others are read in between."""
     folder, bound = tmp_path / "data", 24 << 20

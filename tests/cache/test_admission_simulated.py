@@ -98,13 +98,7 @@ def test_what_is_allowed_passes_neither_bound_nor_disk(
 ):
     bounds, overhead = CacheBounds(size, keep_free), present + growth
     allowed = allowance(
-        bounds,
-        total=total,
-        free=free,
-        used=used,
-        overhead=overhead,
-        growth=growth,
-        automatic=automatic,
+        bounds, total=total, free=free, used=used, overhead=overhead, growth=growth, automatic=automatic
     )
     most = size * total if isinstance(size, float) else size
     kept = int(keep_free * total) if isinstance(keep_free, float) else keep_free

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import counters
-from cachedfs.cache.counters import _File
 from cachedfs.common.types import Counted
 from tests.cache.faults import replace_call
 from tests.cache.helpers import finish, start
@@ -62,14 +60,6 @@ def test_what_was_counted_is_there_in_a_later_process(cache, open_cache):
 def test_looking_creates_no_file(cache):
     assert cache.counts.total() == Counted()
     assert not Path(cache.root, "budgets").exists()
-
-
-def test_a_cache_that_is_closed_while_another_thread_counts_is_no_error(cache, monkeypatch):
-    add(cache)
-    is_current = _File.is_current
-    monkeypatch.setattr(_File, "is_current", lambda file: (cache.close(), is_current(file))[1])
-    monkeypatch.setattr(counters, "_LOOK_S", 0.0)  # who comes again looks
-    assert [add(cache), add(cache)] == [2, 3]
 
 
 def test_a_process_that_is_slow_or_dies_in_the_middle_holds_nobody_up(cache):

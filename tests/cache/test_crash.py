@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import os
-import random
 import shutil
 import signal
 import sys
@@ -22,17 +21,9 @@ from tests.support import tally
 HOUR_S = 3600
 # The calls that leave something to other processes: to die before or after any other is to die at one of these.
 CHANGES = {
-    "allocate",
-    "create",
-    "make_folder",
-    "os.link",
-    "os.makedirs",
-    "os.rename",
-    "shutil.rmtree",
-    "unlink",
-    "write_all",
-    "SQL COMMIT",
-}
+    "allocate", "create", "make_folder", "os.link", "os.makedirs", "os.rename", "shutil.rmtree", "unlink",
+    "write_all", "SQL COMMIT",
+}  # fmt: skip
 
 
 class Start:
@@ -167,25 +158,6 @@ def test_a_process_may_be_killed_at_every_kind_of_step(operation, fork_server, f
     assert_every_step_was_hit(operation, steps, kills)
 
 
-def test_the_steps_are_named_by_what_is_called(fork_server, folder):
-    """Fails when the steps are no longer seen: a call that nobody watches would have no kills."""
-    for operation, calls in {
-        "put": {
-            "create",
-            "write_all",
-            "os.rename",
-            "os.path.exists",
-            "SQL BEGIN",
-            "SQL INSERT",
-            "SQL COMMIT",
-        },
-        "first put": {"make_folder"},
-        "facts": {"SQL COMMIT"},
-        **{each: {"unlink"} for each in ("put that evicts", "evict", "discard", "lease", "repair", "open")},
-    }.items():
-        assert calls <= {step.call for step in Start(folder / operation, operation).steps(fork_server)}
-
-
 @pytest.mark.parametrize("call", ["create", "write_all", "os.rename", "SQL COMMIT"])
 def test_processes_that_are_killed_beside_others_leave_a_sound_cache(folder, fork_server, call):
     """Two of four processes that read and write one cache die at one kind of call, early and late."""
@@ -212,29 +184,6 @@ def assert_crowd_left_a_sound_cache(folder, bounds):
         assert report.blocks > 2
 
 
-# At moments of chance: for hours.
-
-
-def assert_killed_at_any_moment_is_sound(operation, start, fork_server, *, n, seed):
-    """Kill `n` processes one after the other on one cache, as fast as they come."""
-    chance = random.Random(seed)
-    with start.copied() as directory:
-        for _ in range(n):
-            pid = fork_server.start("tests.cache.kills:repeat", operation, directory, start.bounds.size)
-            time.sleep(chance.uniform(0.001, 0.03))  # the moment is the matter of this test
-            os.kill(pid, signal.SIGKILL)
-            tally("kills at any moment", fork_server.wait(pid).signal == signal.SIGKILL)
-            with opened(directory) as cache:
-                assert_reads_are_right(cache)
-                put_in_order(cache, start.bounds)
-                assert uncounted(cache) <= 0
-                assert disk_usage(cache) <= start.bounds.size
-        assert_sound(directory, start)
-
-
-REPEATED = sorted(set(OPERATIONS) - {"discard", "repair"})  # those need damage that nobody does again
-
-
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -245,35 +194,3 @@ def test_a_process_may_be_killed_at_every_single_call(operation, fork_server, fo
     # It took minutes: what is done only while somebody wrote lately may not be done any more.
     done = {(step.call, step.when) for step in start.steps(fork_server)}
     assert_every_step_was_hit(operation, [step for step in steps if step[1::2] in done], kills)
-
-
-@pytest.mark.stress
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("operation", REPEATED)
-def test_thousands_of_processes_may_be_killed_at_any_moment(operation, fork_server, folder):
-    start = Start(folder, operation)
-    assert_killed_at_any_moment_is_sound(operation, start, fork_server, n=400, seed=2)
-
-
-@pytest.mark.stress
-@pytest.mark.timeout(1800)
-def test_a_crowd_that_is_killed_a_thousand_times_leaves_a_sound_cache(folder, fork_server):
-    """Eight processes read and write at full speed; every 50 ms one is killed and another takes its place."""
-    chance, bounds = random.Random(2), CacheBounds(size=64 << 20, keep_free=0)
-
-    def join(me):
-        return fork_server.start("tests.cache.kills:churn", str(folder), me, bounds.size, 120, 1 << 30)
-
-    crowd = [join(me) for me in range(8)]
-    with opened(str(folder)) as cache:
-        for n in range(1000):
-            time.sleep(0.05)  # the pace is the matter of the test
-            unlucky = chance.randrange(8)
-            os.kill(crowd[unlucky], signal.SIGKILL)
-            tally("kills in a crowd", fork_server.wait(crowd[unlucky]).signal == signal.SIGKILL)
-            crowd[unlucky] = join(8 + n)
-            assert disk_usage(cache) <= bounds.size
-        for process in crowd:
-            os.kill(process, signal.SIGKILL)
-            fork_server.wait(process)
-    assert_crowd_left_a_sound_cache(folder, bounds)

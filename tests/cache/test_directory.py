@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import os
 import sqlite3
 import time
@@ -12,10 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import FORMAT
 from cachedfs.cache.index.metadata_records import MetadataRecord
-from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
 from tests.cache.faults import replace_call
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
@@ -72,12 +69,6 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
     mark = cache.metadata.mark("gs://test", "b/x")
     cache.metadata.changed("gs://test", ["b/x"])
     assert cache.metadata.mark("gs://test", "b/x") != mark
-
-
-def test_claims_without_a_directory_are_those_of_one_cache():
-    assert all(
-        ByteRangeLocks(None).take(7) for _ in range(50)
-    )  # each is gone before the next, and its id free
 
 
 def test_the_directory_itself_may_be_anybody_s(open_cache, tmp_path):
@@ -197,33 +188,3 @@ MOUNTS = [
 )
 def test_the_innermost_mount_tells_the_file_system(path, kind):
     assert disk._type_of_mount(path, MOUNTS) == kind
-
-
-def test_this_machine_s_disk_is_no_network(tmp_path):
-    assert disk.is_network(str(tmp_path / "not" / "there")) is False
-
-
-def test_a_cache_used_after_its_end_and_let_go_leaves_no_connection_open(tmp_path, monkeypatch):
-    opened, closed = [], []
-
-    class Watched(sqlite3.Connection):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            opened.append(id(self))
-
-        def close(self):
-            closed.append(id(self))
-            super().close()
-
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *args, **more: connect(*args, factory=Watched, **more))
-    cache = BlockCache([str(tmp_path)], explicit=True)
-    put(cache, key_of(), 0)
-    cache.close()
-    assert len(opened) == len(closed)
-    put(cache, key_of(), 1)
-    assert cache.has(key_of(), 1)
-    assert len(opened) > len(closed)
-    del cache
-    gc.collect()
-    assert len(opened) == len(closed)

@@ -2,13 +2,11 @@
 
 import contextlib
 import errno
-import gc
 import logging
 import os
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo
 from cachedfs.errors import CacheError
 from tests.cache.faults import CALLS, real_call, replace_call
-from tests.cache.helpers import BLOCK, content, file_of, flip, key_of, put, whole
+from tests.cache.helpers import BLOCK, content, key_of, put, whole
 
 E = errno
 FULL = (E.ENOSPC, E.EDQUOT)
@@ -116,7 +114,7 @@ SMALL = CacheBounds(size=7 << 19, keep_free=0)  # a few blocks, beside the bookk
 
 
 @contextlib.contextmanager
-def tried() -> Iterator[None]:
+def tried():
     """What writes may be a CacheError, and nothing else."""
     with contextlib.suppress(CacheError):
         yield
@@ -234,20 +232,6 @@ def forget_claims(directory):
         os.close(locks._DESCRIPTORS.pop(path))
 
 
-def schedules(name, n_calls, *, every):
-    """Yield (error or answer, first call that fails, whether all after it fail too)."""
-    case = CASES[name]
-    faults = case.errors or ((lambda: case.answer),)
-    if not every:  # one error at all calls, another at one call: `make stress` has every error at every call
-        yield faults[0], 1, True
-        yield faults[-1], random.Random(name).randint(1, n_calls), False
-        return
-    for first in range(1, n_calls + 1):
-        for fault in faults:
-            yield fault, first, False
-            yield fault, first, True
-
-
 @pytest.fixture(scope="module")
 def calls_of_a_day(tmp_path_factory):
     """Count the calls of each kind in one day."""
@@ -258,33 +242,6 @@ def calls_of_a_day(tmp_path_factory):
             replace_call(patch, name, faults)
         day(tmp_path_factory.mktemp("clean"))
     return {name: faults.calls for name, faults in counts.items()}
-
-
-def run_days(faults, n_calls, tmp_path, caplog, *, every):
-    """Live days on a disk that fails in all ways; return how many."""
-    n_days = 0
-    for fault, first, for_ever in schedules(faults.name, n_calls, every=every):
-        n_days += 1
-        directory = tmp_path / str(n_days)
-        caplog.clear()
-        faults.arm(fault, first, for_ever=for_ever)
-        what = f"{faults.name}: {fault} at call {first}{' and after it' if for_ever else ''}"
-        try:
-            cache = day(directory)
-            faults.heal()
-            heals(cache)
-            warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-            # Of each of the two caches of a day: that it cannot store, and what makes it slower before that.
-            assert sum("not cached" in warning for warning in warnings) <= 2, warnings
-            assert sum("not cached" not in warning for warning in warnings) <= 2, warnings
-        except BaseException as error:
-            error.add_note(what)
-            raise
-        finally:
-            faults.heal()
-            forget_claims(tmp_path)
-        assert left_open(directory) == [], what
-    return n_days
 
 
 def heals(cache):
@@ -306,23 +263,26 @@ def heals(cache):
 def test_a_disk_that_fails_costs_no_read_and_the_cache_heals_with_it(
     faulty, calls_of_a_day, tmp_path, caplog, name
 ):
-    faults = faulty(name)
-    run_days(faults, calls_of_a_day[name], tmp_path, caplog, every=False)
+    """The first error of a call at all its calls, the last one at one of them."""
+    faults, answers = faulty(name), CASES[name].errors or ((lambda: CASES[name].answer),)
+    some = random.Random(name).randint(1, calls_of_a_day[name])
+    for fault, first, for_ever in ((answers[0], 1, True), (answers[-1], some, False)):
+        directory = tmp_path / f"{first} {for_ever}"
+        caplog.clear()
+        faults.arm(fault, first, for_ever=for_ever)
+        cache = day(directory)
+        faults.heal()
+        heals(cache)
+        warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        # Of each of the two caches of a day: that it cannot store, and what makes it slower before that.
+        assert sum("not cached" in warning for warning in warnings) <= 2, warnings
+        assert sum("not cached" not in warning for warning in warnings) <= 2, warnings
+        forget_claims(tmp_path)
+        assert left_open(directory) == []
     assert faults.failed
 
 
-@pytest.mark.stress
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", CASES)
-def test_a_disk_may_fail_at_every_call_in_every_way(faulty, calls_of_a_day, tmp_path, caplog, name):
-    faults = faulty(name)
-    n_days = run_days(faults, calls_of_a_day[name], tmp_path, caplog, every=True)
-    print(f"{name}: {n_days} days, {faults.failed} calls failed")  # noqa: T201 - a long run says what it did
-
-
 # One call at a time
-
-
 def failing(number):
     def fail(*args, **options):
         raise OSError(number, os.strerror(number))
@@ -356,21 +316,6 @@ def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
     assert (cache.has(KEY, 0), whole(cache, KEY, 0)) == (True, content(KEY, 0))
 
 
-def test_a_damaged_block_of_a_layer_is_not_looked_at_again(open_cache, monkeypatch, tmp_path, caplog):
-    layer = open_cache(tmp_path / "layer")
-    put(layer, KEY, 0)
-    flip(file_of(layer, KEY, 0), 1000)
-    layer.close()
-    cache = open_cache(tmp_path / "own", tmp_path / "layer")
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    for _ in range(3):
-        assert whole(cache, KEY, 0) is None
-        assert not cache.has(KEY, 0)
-        now += 3600
-    assert len([each for each in caplog.records if "is not used" in each.message]) == 1
-
-
 def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache, monkeypatch):
     put(cache, KEY, 0)
     whole(cache, KEY, 0)
@@ -379,44 +324,6 @@ def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache,
         cache._handles._sweep()
     assert left_open(f"{cache.root}/blocks") == []
     assert whole(cache, KEY, 0) == content(KEY, 0)
-
-
-@pytest.mark.parametrize("given", ["back", "to nobody"])
-def test_a_block_in_somebody_s_hands_at_the_end_of_the_cache_is_closed_with_the_last_of_them(tmp_path, given):
-    cache = BlockCache([str(tmp_path)], explicit=True)
-    folder = f"{cache.root}/blocks"
-    put(cache, KEY, 0)
-    handle = cache.borrow(KEY, 0)
-    cache.close()
-    assert len(left_open(folder)) == 1
-    if given == "back":
-        cache.give_back(KEY, 0, handle)
-    del handle, cache
-    gc.collect()
-    assert left_open(folder) == []
-
-
-def test_a_closed_block_closes_no_file_that_has_its_number_by_then(cache):
-    put(cache, KEY, 0)
-    handle = cache.borrow(KEY, 0)
-    handle.close()
-    with open(os.devnull) as other:
-        handle.close()
-        del handle
-        os.fstat(other.fileno())
-
-
-def test_an_index_that_could_not_be_made_leaves_nothing_behind(cache, monkeypatch):
-    put(cache, KEY, 0)
-    Path(cache.root, "index.db").unlink()
-    with monkeypatch.context() as patch:
-        replace_call(patch, "os.rename", failing(errno.ENOSPC))
-        for _ in range(3):
-            with pytest.raises(CacheError):
-                put(cache, KEY, 1)
-    assert list(Path(cache.root, "tmp").iterdir()) == []
-    put(cache, KEY, 1)
-    assert cache.usage()[0] == 2
 
 
 def test_blocks_that_cannot_be_opened_for_want_of_descriptors_are_counted_later_and_not_removed(
@@ -479,14 +386,6 @@ def test_who_writes_waits_for_an_index_that_is_locked_for_a_moment(
     put(cache, KEY, 1)
     assert len(pauses) == 1
     assert cache.usage()[0] == 2
-
-
-def test_marks_of_another_number_are_made_anew(cache, open_cache):
-    path = Path(cache.root, "marks")
-    path.write_bytes(b"cfsmarks" + (4096).to_bytes(8, "little") + bytes(4096 - 16 + 8 * 4096))
-    marks = [each.metadata.mark("gs://test", f"b/{n}") for n in range(99) for each in (cache, open_cache())]
-    assert marks[::2] == marks[1::2]
-    assert path.stat().st_size == 4096 + 8 * 2**18
 
 
 def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cache):

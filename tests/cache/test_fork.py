@@ -1,15 +1,12 @@
 """Forks and threads: a child opens its own connections, handles and locks."""
 
-import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from cachedfs.cache.index import database
 from cachedfs.cache.index.database import _after_fork_in_child
-from cachedfs.cache.index.metadata_records import MetadataRecord
-from tests.cache.helpers import content, finish, key_of, put, start, whole
+from tests.cache.helpers import finish, key_of, put, start
 
 FORKER = """
 from cachedfs.cache.index.metadata_records import MetadataRecord
@@ -100,34 +97,3 @@ def test_ctrl_c_when_a_transaction_has_just_begun_locks_nobody_out(open_cache, m
     put(other, key_of(), 2)
     cache.pin("gs://test", "b/y")
     assert cache.pins() == [("gs://test", "b/y")]
-
-
-def test_threads_share_a_cache(cache):
-    """Four threads read, put, evict and learn at once: every read is right or a miss."""
-    key, wrong, start_together = key_of(), [], threading.Barrier(4)
-
-    def work(me):
-        start_together.wait()
-        for n in range(40):
-            index = (n * 7 + me * 3) % 20
-            data = whole(cache, key, index)
-            if data is None:
-                put(cache, key, index)
-            elif data != content(key, index):
-                wrong.append(index)
-            if n % 10 == me:
-                cache.evict(key.identity, key.path)
-            cache.metadata.keep_records([MetadataRecord("gs://test", f"b/{index}", None, float(n), 1)])
-            cache.metadata.lookup("gs://test", f"b/{index}")
-
-    threads = [threading.Thread(target=work, args=(me,)) for me in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert cache.check().ok
-    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else pytest.skip("no /proc")
-    n_handles = len(cache._handles._idle)
-    cache._handles.close_all()
-    assert len(os.listdir("/proc/self/fd")) == before - n_handles  # no descriptor was lost

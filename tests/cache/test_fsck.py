@@ -1,16 +1,13 @@
 """The audit of a cache: it finds damage, repairs it, and finds nothing afterwards."""
 
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from cachedfs.common.types import CacheBounds
-from tests.cache.faults import replace_call
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
-from tests.support import until
 
 
 @pytest.fixture
@@ -37,35 +34,6 @@ def test_a_missing_file_loses_its_row(filled):
     file_of(filled, key_of(), 2).unlink()
     assert [Path(each).name for each in repaired(filled).missing] == [key_of().name(2)]
     assert filled.usage()[0] == 5
-
-
-def test_a_block_that_arrives_while_the_audit_looks_for_it_keeps_its_row(filled, monkeypatch):
-    cache, key = filled, key_of()
-    at_rename, may_go_on = threading.Event(), threading.Event()
-    put_the_block = threading.Thread(target=put, args=(cache, key, 9))
-
-    def slow_rename(source, target):
-        if target.endswith(key.name(9)):
-            at_rename.set()
-            assert may_go_on.wait(120)
-        os.rename(source, target)
-
-    def exists_no_sooner(path):
-        found = os.path.exists(path)
-        if path.endswith(key.name(9)) and threading.current_thread() is not put_the_block:
-            may_go_on.set()
-            until(lambda: not cache._own.store.room.writing)
-        return found
-
-    replace_call(monkeypatch, "os.rename", slow_rename)
-    replace_call(monkeypatch, "os.path.exists", exists_no_sooner)
-    put_the_block.start()
-    assert at_rename.wait(120)
-    found = cache.check(repair=True)
-    may_go_on.set()
-    put_the_block.join(600)
-    assert found.missing == ()
-    assert cache.check().ok
 
 
 def test_a_file_that_nobody_counts_is_counted(filled):

@@ -7,13 +7,9 @@ from itertools import takewhile
 import fsspec
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import file_size
 from cachedfs.cache.eviction.future_uses import FutureUses, Use
-from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.errors import CachedFSError, CacheError
-from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
-from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.sim import Fault
 from tests.support import noise, until
 
@@ -54,11 +50,7 @@ def quick_polls(monkeypatch):
 @pytest.fixture
 def fs(cloud):
     return fsspec.filesystem(
-        "cachedfs",
-        target_protocol="gs",
-        cache_size=189 * BLOCK,
-        block_size=BLOCK,
-        read_ahead=0,
+        "cachedfs", target_protocol="gs", cache_size=189 * BLOCK, block_size=BLOCK, read_ahead=0
     )
 
 
@@ -181,36 +173,3 @@ def test_what_a_reader_fetches_ahead_of_its_plan_counts_as_the_plans(cloud, fs):
     fs.cat_file(plan.path)
     fs._source.runtime.drain(120)
     assert plan.order.taken == 4 * file_size(plan.key, BLOCK)
-
-
-def test_two_plans_that_fetch_in_turn_are_stored_in_two_batches(tmp_path):
-    """Not in one transaction for each change from one to the other."""
-    cache, told = BlockCache([str(tmp_path / "c")], explicit=True), []
-    puts = []
-
-    class Counted:
-        known = cache.metadata
-
-        def put(self, given, bounds, *, plan):
-            puts.append((len(given), plan))
-
-    writer = CacheWriter(Counted(), lambda blocks, are_kept: told.extend(blocks))
-    key, bounds = ObjectKey("gs://test", "b/x", "v1", BLOCK), CacheBounds(1 << 30, 0)
-    orders = [FutureUses(cache, bounds, window=0) for _ in range(2)]
-    with writer._changed:  # so that all are there before the first is stored
-        for index in range(40):
-            block = FetchedBlock(
-                key.block(index),
-                [memoryview(b"data")],
-                4,
-                InflightRequest(demand=0),
-                bounds,
-                orders[index % 2],
-            )
-            writer._blocks.append(block)
-    writer.after_metadata(lambda: None)
-    assert writer.drain(120)
-    assert puts == [(20, orders[0]), (20, orders[1])]
-    assert len(told) == 40
-    writer.close()
-    cache.close()

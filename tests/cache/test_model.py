@@ -1,8 +1,6 @@
 """The cache against a model: it may forget blocks, returns no wrong byte, and keeps its bound."""
 
 import contextlib
-import functools
-import json
 import os
 import shutil
 import tempfile
@@ -16,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
-from tests.cache.helpers import content, disk_usage, finish, flip, key_of, put, start
+from tests.cache.helpers import content, disk_usage, flip, key_of, put
 
 SIZE = 3 * 65536 + 100  # bytes of a block: four pages, the last one short
 BOUNDS = CacheBounds(size=9 << 19, keep_free=0)  # about ten such blocks beside the bookkeeping
@@ -26,98 +24,19 @@ keys = st.sampled_from(KEYS)
 indexes = st.integers(0, 2)
 offsets = st.one_of(st.integers(0, SIZE + 10), st.just(0))
 sizes = st.one_of(st.integers(1, SIZE + 10), st.just(SIZE))
-which = st.integers(0, 2)
-here = st.integers(0, 1)
-
-OTHER = """
-import json
-from cachedfs.common.types import CacheBounds
-from cachedfs.errors import CacheError
-from tests.cache.test_model import BOUNDS, KEYS
-for line in sys.stdin:
-    do, key, *rest = json.loads(line)
-    key, answer = KEYS[key], None
-    if do == "open":
-        cache = BlockCache(rest, explicit=True)
-    elif do == "put":
-        try:
-            put(cache, key, *rest, bounds=BOUNDS)
-        except CacheError:
-            pass
-    elif do == "read":
-        index, start, stop, verify = rest
-        data = cache.read(key, index, start, stop, verify=verify)
-        answer = None if data is None else "right" if data == content(key, index)[start:stop] else "wrong"
-    elif do == "has":
-        answer = cache.has(key, *rest)
-    elif do == "check":
-        answer = cache.check(repair=True) and cache.check().ok
-    elif do == "close":
-        cache.close()
-    else:
-        getattr(cache, do)(key.identity, key.path)
-    print(json.dumps(answer), flush=True)
-"""
-
-
-class OtherProcess:
-    """A cache in a process of its own, which lives as long as the tests and opens one directory after the other."""
-
-    _process = None
-
-    def __init__(self, folder):
-        if OtherProcess._process is None:
-            OtherProcess._process = start(OTHER)
-        self._ask("open", KEYS[0], folder)
-
-    @classmethod
-    def end(cls):
-        finish(cls._process)
-        cls._process = None
-
-    def _ask(self, do, key, *rest):
-        print(json.dumps([do, KEYS.index(key), *rest]), file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
-
-    def put(self, blocks, bounds):
-        for block, _ in blocks:
-            self._ask("put", block.object, block.index)
-
-    def read(self, key, index, start, stop, *, verify):
-        answer = self._ask("read", key, index, start, stop, verify)
-        assert answer in (None, "right")
-        return answer and content(key, index)[start:stop]
-
-    def has(self, key, index):
-        return self._ask("has", key, index)
-
-    def change(self, do, identity, path):
-        self._ask(do, next(key for key in KEYS if (key.identity, key.path) == (identity, path)))
-
-    evict = functools.partialmethod(change, "evict")
-    pin = functools.partialmethod(change, "pin")
-    unpin = functools.partialmethod(change, "unpin")
-
-    def is_sound(self):
-        return self._ask("check", KEYS[0])
-
-    def close(self):
-        self._ask("close", KEYS[0])
+which = st.integers(0, 1)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Three caches on one directory: two here, as two processes would have them, and one in another process."""
+    """Two caches on one directory, as two processes would have them."""
 
     @initialize()
     def open(self):
         self.folder = tempfile.mkdtemp()
-        self.caches = [self.opened(which) for which in range(3)]
+        self.caches = [BlockCache([self.folder], explicit=True) for _ in range(2)]
         self.pinned = set()
         for key in KEYS[::2]:
             put(self.caches[0], key, 0, 1, bounds=BOUNDS)
-
-    def opened(self, which):
-        return OtherProcess(self.folder) if which == 2 else BlockCache([self.folder], explicit=True)
 
     def teardown(self):
         for cache in self.caches:
@@ -146,7 +65,7 @@ class CacheMachine(RuleBasedStateMachine):
                     content(key, index),
                 )
 
-    @rule(key=keys, index=indexes, which=here, start=offsets, size=sizes, verify=st.booleans())
+    @rule(key=keys, index=indexes, which=which, start=offsets, size=sizes, verify=st.booleans())
     def read_into(self, key, index, which, start, size, verify):
         buffer = bytearray(size)
         read = self.caches[which].read_into(key, index, start, memoryview(buffer), verify=verify)
@@ -171,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=which)
     def reopen(self, which):
         self.caches[which].close()
-        self.caches[which] = self.opened(which)
+        self.caches[which] = BlockCache([self.folder], explicit=True)
 
     @rule(
         choice=st.integers(0, 11),
@@ -208,11 +127,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(which=which)
     def repair(self, which):
-        if which == 2:
-            assert self.caches[which].is_sound()
-        else:
-            self.caches[which].check(repair=True)
-            assert self.caches[which].check().ok
+        self.caches[which].check(repair=True)
+        assert self.caches[which].check().ok
 
     @invariant()
     def pins_are_those_that_were_wished(self):
@@ -231,12 +147,6 @@ few = settings(
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def other_process():
-    yield
-    OtherProcess.end()
 
 
 def test_the_cache_forgets_and_never_lies():

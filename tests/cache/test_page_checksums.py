@@ -1,13 +1,10 @@
 """The checksums of pages, alone and joined."""
 
-from __future__ import annotations
-
 import random
 import zlib
 
 import pytest
 
-from cachedfs.cache import block_file
 from cachedfs.cache.block_file import PAGE, checksums_of, joined, wrong_page
 
 DATA = random.Random(5).randbytes(16 * PAGE + 777)
@@ -33,17 +30,3 @@ def test_the_first_page_that_is_damaged_is_found(size):
 def test_pages_in_each_others_place_are_damage():
     checksums = checksums_of(memoryview(DATA[: 2 * PAGE]))
     assert wrong_page(memoryview(DATA[PAGE : 2 * PAGE] + DATA[:PAGE]), checksums) == 0
-
-
-def test_a_sound_block_takes_one_checksum_and_one_for_its_short_page(monkeypatch):
-    checksums = checksums_of(memoryview(DATA))
-    joined(checksums)  # what it needs is computed once
-    sizes = []
-
-    def counted(data):
-        sizes.append(len(data))
-        return zlib.crc32(data)
-
-    monkeypatch.setattr(block_file, "crc32", counted)
-    assert wrong_page(memoryview(DATA), checksums) is None
-    assert sizes == [16 * PAGE, 777]

@@ -1,8 +1,6 @@
 """Where the reader of a prefetch plan is: several readers out of order, one of them stuck; blocks that are used again."""
 
 import math
-import random
-from collections import deque
 
 import pytest
 from hypothesis import given
@@ -10,8 +8,6 @@ from hypothesis import strategies as st
 
 from cachedfs.cache.eviction import future_uses
 from cachedfs.cache.eviction.future_uses import FutureUses, Use
-
-N, EPOCHS, BATCH = 320, 4, 8
 
 
 @pytest.fixture(autouse=True)
@@ -43,97 +39,6 @@ class Cache:
 
     def share(self, plan_slot, bounds):
         return self.size
-
-
-class Training:
-    """Readers who take batches of an order in turn and read within them at once, and a plan that sees touches alone.
-
-    None gets further than `n_ahead` batches from the first that is not read; the one who has each tenth is stuck until then.
-    """
-
-    def __init__(self, share, *, n_readers, seed, n_touches=1):
-        self.chance = random.Random(seed)
-        self.order = [block for _ in range(EPOCHS) for block in self.chance.sample(range(N), N)]
-        self.n_fit = round(share * N)
-        self.cache = Cache(self.n_fit, now=0xFFFFFFFF - N)  # the clock turns over on the way
-        self.uses = FutureUses(self.cache, None, window=N)
-        self.uses.add(map(self.use, range(len(self.order))))
-        self.uses._schedule.limit, self.uses._schedule.passing = self.n_fit - 2, 2
-        self.at, self.fetched = 0, []
-        self.left = [list(range(at, at + BATCH)) for at in range(0, len(self.order), BATCH)]
-        self.n_readers, self.n_ahead, self.furthest = n_readers, n_readers + 2, 0
-        self.n_touches, self.open = n_touches, deque(maxlen=2 * n_readers)
-
-    def use(self, position):
-        return Use(position, ("x", self.order[position]), 1)
-
-    # The readers.
-
-    def read_some(self, n):
-        first = next(i for i, batch in enumerate(self.left) if batch)
-        open_ = [i for i in range(first, first + self.n_ahead) if i < len(self.left) and self.left[i]]
-        free = [i for i in open_ if i % 10][: self.n_readers] or open_[:1]
-        for _ in range(n):
-            batch = self.left[self.chance.choice(free)]
-            if batch:
-                self.read(batch.pop(self.chance.randrange(len(batch))))
-
-    def read(self, position):
-        block = self.use(position).block
-        is_missing = block not in self.cache.here
-        self.cache.touch(*block)
-        self.furthest = max(self.furthest, position + 1)
-        if is_missing:
-            self.fetched.append(position)
-            self.put(block)
-        self.open.append(block)
-        for _ in range(self.n_touches - 1):  # one more range of one that is being read
-            self.cache.touch(*self.chance.choice(self.open))
-
-    # The plan.
-
-    def look(self):
-        self.uses.look(is_held=True)
-        assert self.uses.reader <= self.furthest  # it is never ahead of whoever reads
-        while self.at < len(self.order) and self.uses.ahead < self.uses.limit:
-            use = self.use(self.at)
-            if not self.uses.is_over(self.at):
-                if not self.uses.ask(use, is_awaited=not self.uses.ahead):
-                    return
-                if use.block not in self.cache.here:
-                    self.fetched.append(self.at)
-                self.put(use.block)
-            self.at += 1
-
-    def put(self, block):
-        self.uses.stored([block])
-        self.cache.here.add(block)
-        for gone in self.uses.given_up() if len(self.cache.here) > self.n_fit else ():
-            self.cache.here.discard(gone)
-            if len(self.cache.here) <= self.n_fit:
-                return
-
-    def hit_ratio(self, at_once):
-        """Return the hits of all epochs but the first, the plan looking after each `at_once` reads."""
-        while any(self.left):
-            self.look()
-            self.read_some(at_once)
-        return 1 - sum(position >= N for position in self.fetched) / N / (EPOCHS - 1)
-
-
-# What slower readers have still to read is here beside what is ahead: with room for a quarter more of them would leave no room.
-@pytest.mark.parametrize(
-    ("share", "n_readers", "at_once"), [(0.25, 1, 8), (0.25, 4, 40), (0.5, 8, 1), (0.75, 8, 40)]
-)
-def test_readers_out_of_order_hit_what_fits_and_the_plan_stays_where_they_are(share, n_readers, at_once):
-    training = Training(share, n_readers=n_readers, seed=n_readers)
-    assert share - 0.02 <= training.hit_ratio(at_once) <= share + 0.01
-
-
-@pytest.mark.parametrize(("share", "n_readers", "n_touches"), [(0.25, 1, 8), (0.5, 8, 2), (0.75, 4, 8)])
-def test_a_use_of_several_touches_is_one_use(share, n_readers, n_touches):
-    training = Training(share, n_readers=n_readers, seed=n_readers, n_touches=n_touches)
-    assert share - 0.02 <= training.hit_ratio(8) <= share + 0.01
 
 
 def ahead_of(names, cache):
@@ -224,6 +129,19 @@ def test_a_slow_read_is_not_the_next_use_of_the_block():
         cache.touch("x", name)
         uses.look(is_held=False)
     assert uses.reader == 8
+
+
+def test_accesses_of_blocks_that_no_use_is_left_of_are_forgotten(monkeypatch):
+    monkeypatch.setattr(future_uses, "LOOK", 4)
+    cache, n = Cache(size=4), 100
+    uses = ahead_of([], cache)
+    uses.add(Use(position, ("x", position), 1) for position in range(n))
+    for position in range(n):
+        cache.touch("x", position)
+        while uses.look(is_held=False):
+            pass
+    assert uses.reader == n
+    assert len(uses._accesses) < n // 2
 
 
 def test_a_failed_object_leaves_the_window():

@@ -1,12 +1,9 @@
 """The schedule of a prefetch plan: what it fetches and gives up, compared with the offline optimum."""
 
-import functools
 import heapq
 import itertools
 import math
-import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,32 +78,9 @@ def optimum(order, size):
     return misses
 
 
-def fewest(order, size):
-    """Return the misses of the best of all choices there are, each tried."""
-
-    @functools.cache
-    def best(at, here):
-        if at == len(order):
-            return 0
-        block = order[at]
-        if block in here:
-            return best(at + 1, here)
-        choices = [here, *(here - {old} | {block} for old in here)] if size else [here]
-        if len(here) < size:
-            choices.append(here | {block})
-        return 1 + min(best(at + 1, choice) for choice in choices)
-
-    return best(0, frozenset())
-
-
 def following(order, at, block):
     """Return where a block is used next, from position `at` on."""
     return order.index(block, at) if block in order[at:] else math.inf
-
-
-@given(st.lists(st.integers(0, 4), max_size=9), st.integers(0, 3))
-def test_the_optimum_that_we_compare_with_is_the_best_of_all_choices(order, size):
-    assert optimum(order, size) == fewest(tuple(order), size)
 
 
 @given(orders, st.integers(0, 8))
@@ -279,87 +253,6 @@ def test_what_only_passes_waits_while_as_much_passes_as_may():
     plan.stored("b", is_read=True)
     assert plan.ask("c")
     assert plan.ask("unknown")
-
-
-# The simulations.
-
-
-def epochs(n, times, *, touches=16, seed=0):
-    """Return epochs in each of which each of n blocks is touched so often, in random order."""
-    chance, units = random.Random(seed), [unit for unit in range(n) for _ in range(touches)]
-    return [chance.sample(units, len(units)) for _ in range(times)]
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.5, 0.80), (0.25, 0.60)])
-def test_blocks_touched_sixteen_times_an_epoch_hit_as_often_as_by_the_table(share, expected):
-    n, times = 400, 3
-    each = epochs(n, times)
-    read = Simulated(itertools.chain(*each), round(share * n))
-    read.read(len(each[0]), known=2 * len(each[0]))
-    first = read.misses
-    for epoch in range(1, times):
-        read.read(len(each[0]), known=(epoch + 2) * len(each[0]))
-    hit_ratio = 1 - (read.misses - first) / (times - 1) / len(each[0])
-    assert hit_ratio == pytest.approx(expected, abs=0.01)
-
-
-ORDERS = {  # and how much of them is known ahead
-    "sixteen touches": lambda chance: ([block for epoch in epochs(150, 4) for block in epoch], 4800),
-    "one touch": lambda chance: ([block for epoch in epochs(600, 8, touches=1) for block in epoch], 1200),
-    "a loop": lambda chance: (list(range(600)) * 8, 1200),
-    "skewed, all known": lambda chance: ([int(600 * chance.random() ** 4) for _ in range(8000)], 8000),
-    "overlapping windows": lambda chance: (
-        [start + at for start in chance.sample(range(590), 590) for at in range(10)],
-        5900,
-    ),
-}
-
-
-@pytest.mark.parametrize(("kind", "share"), list(zip(ORDERS, [0.5, 0.1, 0.9, 0.1, 0.5], strict=True)))
-def test_misses_are_within_two_percent_of_the_optimum_when_two_passes_are_known_ahead(kind, share):
-    order, horizon = ORDERS[kind](random.Random(1))
-    size = round(share * len(set(order)))
-    read = Simulated(order, size, known=horizon).read()
-    assert read.misses <= 1.02 * optimum(order, size)
-
-
-# What it costs.
-
-
-class Counted:
-    """heapq, counting the steps of what was asked of it."""
-
-    def __init__(self):
-        self.steps = 0
-
-    def push(self, heap, entry):
-        self.steps += 1 + math.log2(len(heap) + 1)
-        heapq.heappush(heap, entry)
-
-    def pop(self, heap):
-        self.steps += 1 + 2 * math.log2(len(heap))
-        return heapq.heappop(heap)
-
-    def heapify(self, heap):
-        self.steps += 2 * len(heap)
-        heapq.heapify(heap)
-
-
-@pytest.mark.parametrize("n", [100, 400])
-def test_an_access_takes_a_few_steps_in_a_heap_and_the_state_stays_within_its_bound(n, monkeypatch):
-    counted, horizon, size = Counted(), 4 * n, n // 2
-    for name, ours in (("heappush", counted.push), ("heappop", counted.pop), ("heapify", counted.heapify)):
-        monkeypatch.setattr(schedule, name, ours)
-    order = [block for epoch in epochs(n, 12, touches=2) for block in epoch]
-    read, largest = Simulated(order, size, known=horizon, window=8, passing=8), 0
-    for _ in order:
-        read.read(1)
-        parts = [part for part in vars(read.schedule).values() if hasattr(part, "__len__")]
-        n_uses = sum(len(record.uses) for record in read.schedule._records.values())
-        largest = max(largest, n_uses + sum(map(len, parts)))
-    # The uses, the records, and a heap and blocks to evict of at most twice and once as many.
-    assert largest <= horizon + 4 * n + 64 + 10
-    assert counted.steps / len(order) <= 3 * math.log2(n)
 
 
 @given(st.lists(st.tuples(st.sampled_from("elsfgraoO"), st.integers(0, 7)), max_size=80), st.integers(0, 5))

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ import pytest
 
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
+from cachedfs.cli.doctor import facts, n_to_fill
 from cachedfs.cli.monitoring import folders_of, text_of_use, texts_of
-from cachedfs.cli.origin_checks import Measured, advice, limits
 from cachedfs.common.types import Counted
+from cachedfs.report.analysis import RunFigures
 from cachedfs.sim import Fault
 from tests.cli.test_cli import in_terminal, interrupted, json_of, run, start
 from tests.support import MiB, forget, noise
@@ -98,12 +100,6 @@ def test_a_process_tells_what_it_counts_while_it_reads(cloud):
     assert (found["hits"], found["misses"]) == (counted, 3), "and not twice"
 
 
-def test_counts_are_none_of_a_cache_that_is_not_there(tmp_path):
-    (tmp_path / "file").touch()
-    found = json_of("stats", "--cache-dir", str(tmp_path / "file" / "x"))
-    assert (found["hits"], found["since"], found["folders"]) == (0, None, [])
-
-
 def test_what_is_saved_follows_from_what_was_counted():
     counted = Counted(
         hits=80, misses=20, requests=5, bytes_fetched=20, bytes_served=100, evictions=1, since=9.0
@@ -125,13 +121,20 @@ def test_stats_name_folders_with_their_age():
         CachedPath("b/c/d/x", 5, 2, None, None)
     ]
     big, small = folders_of(held)
-    assert (big.folder, big.objects, big.blocks, big.bytes) == ("b/a", 3, 3, 30)
-    assert (big.oldest.timestamp(), big.newest.timestamp()) == (100.0, 200.0)
-    assert (small.folder, small.objects, small.blocks, small.oldest) == ("b/c/d", 1, 2, None)
+    assert (big["oldest"].timestamp(), big["newest"].timestamp()) == (100.0, 200.0)
+    assert big | {"oldest": None, "newest": None} == {
+        "folder": "b/a",
+        "objects": 3,
+        "blocks": 3,
+        "bytes": 30,
+        "oldest": None,
+        "newest": None,
+    }
+    assert (small["folder"], small["blocks"], small["oldest"]) == ("b/c/d", 2, None)
     many = folders_of(CachedPath(f"b{i}/x", i + 1, 1, 1.0, 1.0) for i in range(20))
     assert len(many) == 8
-    assert (many[-1].folder, many[-1].objects) == ("13 others", 13)
-    assert sum(each.bytes for each in many) == 210
+    assert (many[-1]["folder"], many[-1]["objects"]) == ("13 others", 13)
+    assert sum(each["bytes"] for each in many) == 210
 
 
 def test_stats_name_what_is_here_by_folder(cloud):
@@ -165,7 +168,10 @@ def test_stats_of_a_cache_that_cannot_be_written_have_all_their_names(cloud, tmp
     (tmp_path / "file").write_text("in the way")
     nowhere = json_of("stats", "--cache-dir", str(tmp_path / "file"))
     assert nowhere.keys() == usual.keys()
-    assert (nowhere["disk_free"], nowhere["may_hold"]) == (None, None)
+    assert nowhere.pop("cannot_store")
+    unknown = ("directory", "may_hold", "disk_free", "since")
+    assert {nowhere[name] for name in unknown} == {None}
+    assert (nowhere["blocks"], nowhere["hits"], nowhere["folders"]) == (0, 0, [])
 
 
 def test_stats_watch_tells_what_happens_until_ctrl_c(cloud):
@@ -201,30 +207,17 @@ def test_stats_watch_in_a_pipe_is_a_line_a_look(cloud):
 # pin and unpin
 
 
-def test_pinned_objects_stay_when_others_come(cloud):
-    cloud.put("keep/a", noise(3 * MiB))
-    for i in range(8):
-        cloud.put(f"d/{i}", noise(2 * MiB, i))
-    bounds = ("-o", "cache_size=10MiB", "-o", "keep_free=0")
-    run("prefetch", *bounds, cloud.url("keep", "gs://"))
-    said = run("pin", *bounds, cloud.url("keep", "gs://")).stdout
-    assert said == f"{cloud.url('keep', 'gs://')}: 1 object of 3.1 MB pinned; 3.1 MB of them are here\n"
-    for i in range(8):
-        run("cat", *bounds, cloud.url(f"d/{i}", "gs://"))
-    forget()
-    cloud.asked()
-    run("cat", *bounds, cloud.url("keep/a", "gs://"))
-    assert cloud.asked() == []
-    assert json_of("stats")["pins"] == [cloud.path("keep/a")]
-
-
 def test_pin_of_folders_patterns_and_what_is_not_here(cloud):
     for key in ("a/one", "a/b/two", "x.txt", "y.bin"):
         cloud.put(key, noise(1000))
     done = json_of("pin", cloud.url("a", "gs://"), cloud.url("*.txt", "gs://"))
     assert [(each["objects"], each["bytes"], each["cached"]) for each in done] == [(2, 2000, 0), (1, 1000, 0)]
     assert json_of("stats")["pins"] == [cloud.path(key) for key in ("a/b/two", "a/one", "x.txt")]
-    assert "prefetch fetches the rest" in run("pin", cloud.url("y.bin", "gs://")).stdout
+    url = cloud.url("y.bin", "gs://")
+    said = f"{url}: 1 object of 1.0 kB pinned; "
+    assert run("pin", url).stdout == f"{said}0 bytes of them are here, prefetch fetches the rest\n"
+    run("cat", url)
+    assert run("pin", url).stdout == f"{said}1.0 kB of them are here\n"
     assert "no such object" in run("pin", cloud.url("nothing", "gs://"), status=1).stderr
 
 
@@ -283,40 +276,26 @@ def test_cat_into_a_file_shows_how_far_it_is_and_leaves_only_bytes(cloud, tmp_pa
         assert (tmp_path / "copy").read_bytes() == data
 
 
-# What doctor makes of what it measured.
-
-FAST = Measured(0.05, 16, one_per_s=50e6, all_per_s=150e6, n_at_once=8, n_files=1, size=10**6, may_hold=10**9)
+# doctor
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({}, []),
-        ({"concurrency": 2}, ["concurrency=3: fewer do not fill the link"]),
-        ({"all_per_s": 390e6, "concurrency": 8}, []),  # all eight as fast as one: what fills it was not seen
-        ({"size": 2 * 10**9, "could_hold": 10**10}, ['cache_size="3GB": then all of the object stays']),
-        (
-            {"n_files": 3, "size": 2 * 10**9, "could_hold": 10**9},
-            ["cache_dir= on a larger disk: the folder does not fit this one"],
-        ),
-        ({"is_drive": True, "is_immutable": True}, []),
-        (
-            {"n_files": 5000, "size": 5 * 10**7},
-            ["cachedfs pack: 5,000 files of 10.0 kB become tens of objects"],
-        ),
-        ({"n_files": 999, "size": 10**6}, []),
-    ],
-)
-def test_settings_follow_from_what_was_seen(changed, told):
-    assert advice(dataclasses.replace(FAST, **changed)) == told
-
-
-def test_bounds_name_link_latency_and_cache():
-    told = limits(dataclasses.replace(FAST, n_files=9, size=4 * 10**9))
-    assert told == (
-        "Small objects one by one: 20 a second; as a list by fs.cat, 16 in flight: up to 320 a second. The link gives 150.0 MB/s; "
-        "3 requests at a time fill it. Of 4.0 GB here the cache holds 25.0 %: that share of each further epoch is hits."
+def test_doctor_says_how_fast_reads_can_be():
+    run = RunFigures(elapsed_s=1.0, latency_s=0.05, n_at_once=16, bytes_per_s=150e6, n_to_fill=3)
+    one_by_one = (
+        "Small objects one by one: 20 a second; as a list by fs.cat, 16 in flight: up to 320 a second."
     )
+    known = f"{one_by_one} The link gives 150.0 MB/s; 3 requests at a time fill it."
+    assert facts(run, 50e6) == known
+    run = dataclasses.replace(run, size=4 * 10**9, held=0.25, n_files=9)
+    share = "Of 4.0 GB here the cache holds 25.0 %: that share of each further epoch is hits."
+    assert facts(run, 50e6) == f"{known} {share}"
+    needed = "3 requests at a time would fill a link of 1 Gbit/s, 30 one of 10."
+    assert facts(dataclasses.replace(run, n_to_fill=None, held=None), 50e6) == f"{one_by_one} {needed}"
+
+
+@pytest.mark.parametrize(("all_per_s", "n"), [(150e6, 3), (50e6, 1), (320e6, 7), (390e6, None)])
+def test_what_fills_the_link_is_known_only_if_more_requests_are_no_faster(all_per_s, n):
+    assert n_to_fill(50e6, all_per_s, 8) == n
 
 
 def test_a_full_cache_that_gives_up_what_comes_is_named():
@@ -335,6 +314,8 @@ def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
     checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("d", "gs://"))}
     assert re.match(r"8 requests, .* in \d+ ms: ", checks["at once"])
     assert "Of 22.0 MB here the cache holds 100.0 %" in checks["settings"]
+    limit = r"(The link|Waiting for answers) limits: reading all of it takes about |not known: more requests"
+    assert re.match(limit, checks["limit"])
     assert checks["use"] == "no block was read yet"
     tight = {
         check["name"]: check["found"]
@@ -422,7 +403,10 @@ def test_completion_looks_into_the_cache_that_the_line_names(cloud, tmp_path):
 def test_what_bash_splits_is_joined_again(line, at, words, begun):
     if "20" in words:
         words, begun = ["cachedfs", "ls", "-o", "a=b", "20"], "gs://b/year="
-    assert urls.joined(urls.split(line), at) == (words, begun)
+    environ = {"_CACHEDFS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(at)}
+    urls.rejoin(environ)
+    assert (shlex.split(environ["COMP_WORDS"]), environ["COMP_CWORD"]) == (words, str(len(words) - 1))
+    assert environ["_CACHEDFS_BEGUN"] == begun
 
 
 def test_only_lines_of_bash_are_joined():

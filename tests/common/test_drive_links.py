@@ -17,6 +17,7 @@ LINKS = {
     f"https://drive.google.com/a/example.org/file/d/{ID}/view": f"id:{ID}",
     f"https://drive.google.com/file/d/{ID}/view?usp=drive_link&resourcekey={KEY}": f"id:{ID},resourcekey={KEY}",
     f"https://drive.google.com/open?id={ID}": f"id:{ID}",
+    f"https://drive.google.com/open?id={ID}/": f"id:{ID}",
     f"https://drive.google.com/u/1/open?usp=drive_copy&id={ID}": f"id:{ID}",
     f"https://drive.google.com/uc?id={ID}&export=download": f"id:{ID}",
     f"http://drive.google.com/uc?export=download&id={ID}": f"id:{ID}",
@@ -35,6 +36,9 @@ LINKS = {
     "https://drive.google.com/drive/shared-with-me": "Shared with me",
     f"https://docs.google.com/document/d/{ID}/edit?tab=t.0#heading=h.x": f"id:{ID}",
     f"https://docs.google.com/spreadsheets/d/{ID}/edit#gid=0": f"id:{ID}",
+    f"https://docs.google.com/document/d/{ID}/edit#heading=h.x/y": f"id:{ID}",
+    f"https://drive.google.com/open?id={ID}&q=a/b#c/d": f"id:{ID}",
+    f"https://drive.google.com/drive/folders/{ID}#a/b": f"id:{ID}",
     f"https://docs.google.com/presentation/u/0/d/{ID}": f"id:{ID}",
 }
 OTHER_PATHS = {
@@ -72,6 +76,7 @@ PAGES = [
     "https://drive.google.com/drive/recent",
     "https://drive.google.com/open?usp=sharing",
     f"https://drive.google.com/file/d/{ID}/unknown",
+    f"https://drive.google.com/open?id={ID}/a",
 ]
 
 

@@ -1,18 +1,18 @@
-"""Batches: size in bytes, moving to a device, how many are prefetched."""
+"""Batches: size in bytes, moving to a device, and as outputs for DALI."""
 
 import collections
+import contextlib
+import io
 import types
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cachedfs.datasets.loading.batch_queue import UNKNOWN, QueueLimits, may_start  # noqa: E402
-from cachedfs.datasets.loading.batches import BatchMover, mapped, size_of  # noqa: E402
-from cachedfs.datasets.loading.prefetch_plan import ranks_here  # noqa: E402
+from cachedfs.datasets import FileDataset, Loader  # noqa: E402
+from cachedfs.datasets.batches import BatchMover, as_arrays, mapped, size_of  # noqa: E402
+from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "image label")
 
@@ -76,47 +76,110 @@ def test_cuda_batches_are_copied_on_a_separate_stream_before_use():
         assert batch["x"].sum().item() == i * (1 << 20)
 
 
-@given(
-    bounds=st.builds(QueueLimits, n=st.integers(1, 12), size=st.integers(1, 1000)),
-    sizes=st.lists(st.integers(0, 400), max_size=12),
-    n_making=st.integers(0, 12),
-    most=st.integers(0, 400),
-)
-def test_prefetched_batches_stay_within_their_limits(bounds, sizes, n_making, most):
-    ready, n_ahead = sum(sizes), len(sizes) + n_making
-    expected = max([*sizes, most])
-    begins = may_start(bounds, n_ahead=n_ahead, ready=ready, n_making=n_making, expected=expected)
-    if n_ahead == 0:
-        assert begins  # else no batch was ever made
-    else:
-        assert begins == (n_ahead < bounds.n and ready + expected * (n_making + 1) <= bounds.size)
+# External sources for DALI: epochs of arrays, by iterating and by calling.
 
 
-def test_few_batches_are_prefetched_before_their_size_is_known():
-    n = 0
-    while may_start(QueueLimits(10, 1 << 30), n_ahead=n, ready=0, n_making=n, expected=None):
-        n += 1
-    assert n == UNKNOWN
+def order(n, epoch):
+    return EpochOrders(n, 0, "full").order(epoch).tolist()
 
 
-def torchrun(rank, world_size, local_rank, n_local):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return dict(zip(names, map(str, (rank, world_size, local_rank, n_local)), strict=True))
+def pairs(n):
+    return [(torch.full((2, 3), i, dtype=torch.uint8), i) for i in range(n)]
 
 
-@pytest.mark.parametrize(
-    ("rank", "world_size", "environment", "expected"),
-    [
-        (0, 1, {}, [0]),
-        (3, 8, {}, [3]),
-        (0, 8, torchrun(0, 8, 0, 4), [0, 1, 2, 3]),
-        (4, 8, torchrun(4, 8, 0, 4), [4, 5, 6, 7]),
-        (5, 8, torchrun(5, 8, 1, 4), []),  # the first of its machine declares for it
-        (1, 2, torchrun(5, 8, 1, 4), [1]),  # ranks other than those of torchrun, as in model parallelism
-        (0, 1, torchrun(5, 8, 1, 4), [0]),
-        (3, 8, {"RANK": "3", "WORLD_SIZE": "8"}, [3]),
-        (3, 8, {"RANK": "x", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"}, [3]),
-    ],
-)
-def test_one_process_per_machine_declares_the_reads_of_its_ranks(rank, world_size, environment, expected):
-    assert list(ranks_here(rank, world_size, environment)) == expected
+def labels(batch):
+    return batch[1].tolist()
+
+
+def test_iterating_yields_one_epoch_and_again_the_next():
+    loader = Loader(pairs(10), batch_size=4, shuffle=True)
+    source = loader.external_source()
+    for epoch in range(2):
+        batches = list(source)
+        assert [[type(each) for each in batch] for batch in batches] == [[np.ndarray] * 2] * 3
+        assert [image.shape for image, _ in batches] == [(4, 2, 3), (4, 2, 3), (2, 2, 3)]
+        assert [label for batch in batches for label in labels(batch)] == order(10, epoch)
+    assert loader.epoch == 2
+
+
+def test_calling_returns_batches_and_raises_once_at_the_end_of_each_epoch():
+    call = Loader(pairs(6), batch_size=4, shuffle=True).external_source().batch
+    for epoch in range(2):
+        assert labels(call()) + labels(call()) == order(6, epoch)
+        with pytest.raises(StopIteration):
+            call()
+
+
+def test_after_an_error_the_next_call_tries_again():
+    class Sick(list):
+        def __getitem__(self, index):
+            if sick.pop(index, False):
+                raise OSError("not today")
+            return super().__getitem__(index)
+
+    sick = {5: True}
+    with Loader(Sick(range(8)), batch_size=4, n_threads=1) as loader:
+        call = loader.external_source().batch
+        assert call().tolist() == [0, 1, 2, 3]
+        with pytest.raises(OSError, match="not today"):
+            call()
+        assert call().tolist() == [4, 5, 6, 7]
+
+
+def test_arrays_share_the_memory_of_the_tensors():
+    tensor, array = torch.zeros(4, 2), np.ones(3)
+    assert np.shares_memory(as_arrays(tensor), tensor.numpy())
+    found = as_arrays({"x": [tensor], "y": array})
+    assert isinstance(found, tuple)
+    assert np.shares_memory(found[0], tensor.numpy())
+    assert found[1] is array
+
+
+def test_bytes_of_any_length_are_one_output_of_arrays():
+    data = [b"\x01", b"\x02\x03\x04"]
+    for batch in (data, tuple(data)):
+        alone = as_arrays(batch)
+        assert isinstance(alone, list)
+        assert [each.tolist() for each in alone] == [[1], [2, 3, 4]]
+        assert {each.dtype for each in alone} == {np.dtype(np.uint8)}
+    encoded, label = as_arrays({"image": data, "label": torch.tensor([7, 8])})
+    assert [each.tolist() for each in encoded] == [[1], [2, 3, 4]]
+    assert label.tolist() == [7, 8]
+    assert len(as_arrays([data, data])) == 2
+
+
+def test_samples_that_are_no_tensors_are_refused_by_type():
+    with pytest.raises(TypeError, match="the batch has a bytes"):
+        as_arrays([torch.zeros(2), b"a"])
+    with pytest.raises(TypeError, match="the batch has a str: let collate_fn leave it out"):
+        as_arrays([torch.zeros(2), ("a", "b")])
+
+
+# A real pipeline, on the CPU.
+
+
+def test_a_dali_pipeline_decodes_images_read_by_the_loader(cloud):
+    dali, images = pytest.importorskip("nvidia.dali"), pytest.importorskip("PIL.Image")
+    for i in range(10):
+        buffer = io.BytesIO()
+        images.new("RGB", (10 + i, 5), (i, 2 * i, 3 * i)).save(buffer, "PNG")
+        cloud.put(f"images/{i}.png", buffer.getvalue())
+
+    @dali.pipeline_def(batch_size=4, num_threads=2, device_id=None)
+    def pipeline(source):
+        encoded, label = dali.fn.external_source(source, num_outputs=2, batch=True, cycle="raise")
+        return dali.fn.decoders.image(encoded), label
+
+    dataset = FileDataset(cloud.url("images"), label=lambda path: int(path[-5]))
+    with Loader(dataset, batch_size=4, shuffle=True) as loader:
+        pipe = pipeline(loader.external_source())
+        pipe.build()
+        found = {}
+        with contextlib.suppress(StopIteration):
+            while True:
+                pixels, labels = pipe.run()
+                found |= dict(zip(labels.as_array().tolist(), map(np.asarray, pixels), strict=True))
+    assert sorted(found) == list(range(10))
+    for i, image in found.items():
+        assert image.shape == (5, 10 + i, 3)
+        assert (image == [i, 2 * i, 3 * i]).all()

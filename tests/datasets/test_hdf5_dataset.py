@@ -4,7 +4,6 @@ import contextlib
 import gc
 import io
 import multiprocessing
-import os
 import pickle
 import threading
 import weakref
@@ -16,8 +15,6 @@ import pytest
 h5py = pytest.importorskip("h5py")
 torch = pytest.importorskip("torch")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from cachedfs.datasets import Loader, hdf5_dataset  # noqa: E402
@@ -111,19 +108,6 @@ def test_any_rows_in_any_order(cloud, layout):
     assert rows.dtypes == {"image": np.dtype("u1"), "label": np.dtype("i8")}
     assert rows.shapes == {"image": (8, 6), "label": ()}
     assert len(rows) == N
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_random_lists_of_rows(cloud, layout):
-    cloud.put("a.h5", pairs(**LAYOUTS[layout]))
-    rows = HDF5Dataset(cloud.url("a.h5"))
-
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
-    @given(st.lists(st.integers(-N, N - 1), max_size=20))
-    def any_rows(indexes):
-        check(rows.__getitems__(indexes), indexes)
-
-    any_rows()
 
 
 def test_one_dataset_returns_rows_and_several_return_tuples(url):
@@ -245,17 +229,6 @@ def test_a_chunk_of_a_window_is_read_and_decompressed_once(cloud, monkeypatch):
     assert min(reads.count(start) for start in starts) > 1
 
 
-def test_chunks_that_hdf5_does_not_cache_are_prefetched(cloud, monkeypatch):
-    cloud.put("a.h5", pairs(chunks=(10, 8, 6), compression="gzip"))
-    rows = HDF5Dataset(cloud.url("a.h5"), h5py={"rdcc_nbytes": 4 * 480})
-    image = rows._file().columns["image"]
-    for group in range(3):
-        rows.__getitems__([10 * group, 10 * group + 5])
-    assert image.pieces_of(np.array([0])) == [*image.pieces(0)]
-    assert image.pieces_of(np.array([10, 20])) == []
-    check(rows.__getitems__(range(N)), range(N))
-
-
 def test_a_chunk_too_large_for_the_cache_of_hdf5_is_decompressed_once(cloud, monkeypatch):
     data = np.random.default_rng(0).normal(size=(64, 40_000))
     cloud.put(
@@ -296,19 +269,6 @@ def test_a_batch_requests_its_blocks_at_once_and_then_nothing(cloud):
     assert cloud.asked() == []
 
 
-def test_only_the_ranges_of_items_are_read(cloud):
-    cloud.put("a.h5", made(large))
-    rows = HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud))
-    items = list(rows.items([8, 9, 50]))
-    assert len(items) == 3  # two chunks, and the labels once
-    assert sorted(stop - start for _, start, stop in items) == [64 * 8, MiB, MiB]
-    with rows.fs.prefetch(items) as prefetch:
-        prefetch.wait()
-    cloud.asked()
-    assert [label for _, label in rows.__getitems__([50, 8, 9])] == [50, 8, 9]
-    assert cloud.asked() == []
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_items_contain_the_bytes_of_the_rows(cloud, layout):
     data = cloud.put("a.h5", pairs(**LAYOUTS[layout]))
@@ -342,29 +302,6 @@ def test_workers_open_the_file_themselves(cloud):
     for _ in range(2):
         assert sorted(torch.cat(list(loader)).tolist()) == LABELS.tolist()
     assert rows[3] == 30
-
-
-def test_a_batch_has_one_tensor_per_dataset(url):
-    images, labels = next(iter(DataLoader(HDF5Dataset(url), batch_size=16)))
-    assert (images.shape, images.dtype) == ((16, 8, 6), torch.uint8)
-    assert labels.tolist() == LABELS[:16].tolist()
-
-
-def read_in_child(rows, parents, results):
-    check(rows.__getitems__([9, 100]), [9, 100])
-    results.put((rows._opened.pid == os.getpid(), rows._opened is parents))
-
-
-def test_a_file_is_not_shared_with_a_forked_child(url):
-    rows = HDF5Dataset(url)
-    check(rows.__getitems__([9]), [9])
-    fork = multiprocessing.get_context("fork")
-    results = fork.Queue()
-    child = fork.Process(target=read_in_child, args=(rows, rows._opened, results))
-    child.start()
-    assert results.get(timeout=600) == (True, False)
-    child.join()
-    check(rows.__getitems__([202, 100]), [202, 100])
 
 
 def test_threads_read_concurrently(cloud):
@@ -417,9 +354,6 @@ def test_a_copy_opens_the_file_at_its_first_read(cloud, url):
 def test_a_missing_name_is_an_error_with_the_existing_ones(url):
     with pytest.raises(ValueError, match=r"a\.h5: 'images' is not a dataset there; .*'image', 'label'"):
         HDF5Dataset(url, ("images", "label"))
-
-
-def test_a_repeated_name_is_refused(url):
     with pytest.raises(ValueError, match=r"a\.h5: expected each name once, and 'image' occurs twice in \["):
         HDF5Dataset(url, ("image", "label", "image"))
 
@@ -500,7 +434,7 @@ def test_soft_links_are_followed_to_another_file_too(tmp_path):
     with pytest.raises(ValueError, match="'astray' is not a dataset there"):
         HDF5Dataset(str(tmp_path / "a.h5"), "astray")
     for name in ("around", "again/x"):  # a cycle
-        with pytest.raises(RuntimeError, match="too many links"):
+        with pytest.raises(ValueError, match=f"a.h5: '{name}' is a link that leads back to itself"):
             HDF5Dataset(str(tmp_path / "a.h5"), name)
     assert HDF5Dataset(str(tmp_path / "a.h5"), "good")[2] == 4
 
@@ -578,14 +512,6 @@ def test_a_process_that_opens_a_different_file_reports_it(cloud, changed, messag
             ObjectChanged, match=rf"/a\.h5: replaced since the dataset was created: {message}.*again$"
         ):
             copy[0]
-
-
-def test_a_process_that_opens_an_equal_file_reads_it(cloud):
-    cloud.put("a.h5", pairs())
-    rows = pickle.dumps(HDF5Dataset(cloud.url("a.h5"), storage_options=options(cloud, max_age=0)))
-    cloud.put("a.h5", pairs(images=IMAGES[::-1], chunks=(10, 8, 6)))
-    forget()
-    np.testing.assert_array_equal(pickle.loads(rows)[0][0], IMAGES[-1])
 
 
 def test_an_error_of_transform_names_the_sample(url):

@@ -156,5 +156,8 @@ def test_a_subgroup_can_be_read_alone(tmp_path):
     assert [ids.tolist() for ids in whole] == [[1], [2, 3]]
     attributes = zarr.open_array(f"{tmp_path}/out.zarr/train/ids", mode="r").attrs
     assert attributes["cachedfs_ragged"]["offsets"] == "ids_offsets"  # beside it
-    with pytest.raises(FileNotFoundError, match=r"no arrays of its own; .*arrays=\('group/array', \.\.\.\)"):
-        ZarrDataset(f"{tmp_path}/out.zarr")
+    everything = ZarrDataset(f"{tmp_path}/out.zarr", named=True)
+    assert {name: np.asarray(value).tolist() for name, value in everything[1].items()} == {
+        "train/ids": [2, 3],
+        "train/label": 6,
+    }

@@ -18,7 +18,7 @@ from tests.support import MiB
 class SentRequests:
     """A fetch queue, the names that it sent, in order, and their in-flight requests."""
 
-    def __init__(self, concurrency: int = 2) -> None:
+    def __init__(self, concurrency=2):
         self.ahead = FetchQueue()
         self.origin = FakeOrigin()
         self.origin.concurrency = concurrency
@@ -26,26 +26,26 @@ class SentRequests:
         self.is_sent = asyncio.Event()
         self.inflight_requests: dict[str, InflightRequest] = {}
 
-    def candidate(self, name: str, owner: object = "owner", size: int = MiB, **options) -> None:
+    def candidate(self, name, owner="owner", size=MiB, **options):
         self.ahead.submit(
             SpeculativeRequest(
                 owner, size, lambda: [self.run_request(name, size)], lambda: self.origin, **options
             )
         )
 
-    def run_request(self, name: str, size: int) -> InflightRequest:
+    def run_request(self, name, size):
         inflight = self.inflight_requests[name] = InflightRequest(demand=size)
         inflight.begin(ObjectInfo(name, size=size), None, Range(0, size))
         self.sent.append(name)
         self.is_sent.set()
         return inflight
 
-    async def lookups_done(self) -> None:
+    async def lookups_done(self):
         """Wait until every lookup has its answer and the requests that follow are sent."""
         if asking := list(self.ahead._lookups):
             await asyncio.wait(asking)  # their callbacks run first
 
-    def receive(self, name: str, *, is_stored: bool = True) -> None:
+    def receive(self, name, *, is_stored=True):
         """Receive all bytes of `name` and end its request."""
         inflight = self.inflight_requests[name]
         inflight.feed(bytes(inflight.stop))
@@ -57,7 +57,7 @@ class SentRequests:
 
 
 @pytest.fixture
-async def queue() -> SentRequests:
+async def queue():
     return SentRequests()
 
 
@@ -263,10 +263,10 @@ async def test_more_large_bodies_are_sent_where_the_link_has_room(queue):
 
 @pytest.mark.parametrize("is_later", [False, True])
 async def test_a_failing_request_is_no_error_and_frees_its_slot(queue, is_later):
-    def fail() -> list[InflightRequest]:
+    def fail():
         raise OriginUnavailable("no")
 
-    async def fail_later() -> list[InflightRequest]:
+    async def fail_later():
         return fail()
 
     queue.ahead.submit(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gzip
 import io
 import itertools
 import pickle
@@ -14,11 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.common.types import Range
 from cachedfs.errors import ObjectChanged
-from cachedfs.fetch import runtimes
 from cachedfs.read.raw_reader import CACHED_AFTER, RawReader
-from tests.fakes import FakeOrigin
 from tests.support import KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 12345
@@ -147,33 +143,6 @@ def test_random_reads_of_a_file_fetch_only_their_blocks(fs, cloud):
             assert file.read(2000) == big[at : at + 2000]
     assert cloud.server.bytes_sent() <= 5 * MiB
     assert len(cloud.asked()) <= 5
-
-
-class Grudging(FakeOrigin):
-    """Sends the next piece of a body only when a reader waits for it."""
-
-    piece_size = 4 * KiB
-
-    async def _body(self, number, data):
-        async for piece in super()._body(number, data):
-            (here,) = runtimes._runtimes.values()
-            while not any(inflight._waiters for inflight in here.active_requests):  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.001)
-            yield piece
-
-
-@pytest.mark.parametrize("n_bytes", [60 * KiB, 8 * KiB])
-def test_a_read_in_one_block_requests_no_other_however_slow_it_is(monkeypatch, n_bytes):
-    origin = Grudging()
-    origin.install(monkeypatch)
-    data = origin.put("b/slow", noise(300_000))
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=64 * KiB)
-    fs.info("b/slow")
-    origin.log.clear()
-    with fs.open("b/slow") as file:
-        file.seek(260_000 - n_bytes)
-        assert file.read(n_bytes) == data[260_000 - n_bytes : 260_000]
-    assert [want for _, _, want in origin.log] == [Range(3 * 64 * KiB, 4 * 64 * KiB)]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -409,18 +378,6 @@ def test_lines_continue_in_another_thread(cloud, threads):
         assert a(file.readline) == text[1]
 
 
-def test_a_thread_that_reads_lines_without_a_seek_moves_no_other(cloud, threads):
-    a, b = threads
-    text = [b"line %d\n" % i for i in range(100)]
-    cloud.put("lines", b"".join(text))
-    with fsspec.open(cloud.url("lines"), "rb") as file:
-        assert a(next, file) == text[0]
-        b(file.seek, 0)
-        a(file.seek, len(text[0]))
-        assert a(next, file) == text[1]
-        assert b(file.readline) == text[0]
-
-
 def test_after_a_failed_read_the_position_is_unchanged(fs, cloud, threads, monkeypatch):
     a, b = threads
     with fs.open(cloud.path("big")) as file:
@@ -432,24 +389,6 @@ def test_after_a_failed_read_the_position_is_unchanged(fs, cloud, threads, monke
                 a(file.read, 100)
         assert b(file.read, 100) == DATA[100:200]
         assert a(file.read, 100) == DATA[2 * MiB : 2 * MiB + 100]
-
-
-def test_wrappers_of_a_shared_file_keep_their_position(cloud, threads):
-    a, b = threads
-    text = "".join(f"line {i} äöü\n" for i in range(5000))
-    for name, data in (("text", text.encode()), ("text.gz", gzip.compress(text.encode()))):
-        cloud.put(name, data)
-        with fsspec.open(cloud.url(name), "rb") as file:
-            b(file.seek, 1000)
-            a(file.seek, 0)
-            b(file.seek, 77)
-            inner = gzip.GzipFile(fileobj=file) if name.endswith("gz") else file
-            assert a(list, io.TextIOWrapper(inner, "utf-8")) == text.splitlines(keepends=True)
-    with fsspec.open(cloud.url("text"), "rb") as file:
-        a(file.seek, 10)
-        b(file.seek, 20)
-        with a(pickle.loads, a(pickle.dumps, file)) as copy:
-            assert copy.read(5) == text.encode()[10:15]
 
 
 def test_threads_that_share_a_file_read_right_bytes(shared):

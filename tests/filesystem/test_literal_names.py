@@ -56,8 +56,7 @@ def test_cat_of_what_was_found_has_all_of_it(folder):
 @pytest.mark.parametrize(
     ("name", "lookup"), [("report [1].txt", "metadata"), ("a*b", "list"), ("x?y", "list")]
 )
-@pytest.mark.parametrize("form", ["cat", "_cat"])
-def test_an_unknown_name_costs_one_request_more(cloud, name, lookup, form):
+def test_an_unknown_name_costs_one_request_more(cloud, name, lookup):
     fs = Folder(cloud, "cgs").fs
     for as_list in (False, True):
         forget()
@@ -66,8 +65,7 @@ def test_an_unknown_name_costs_one_request_more(cloud, name, lookup, form):
         fs.evict()
         cloud.asked()
         path = cloud.path(f"d/{name}")
-        found = getattr(fs, form)([path] if as_list else path)
-        found = asyncio.run(found) if form == "_cat" else found
+        found = fs.cat([path] if as_list else path)
         assert found == ({path: DATA[name]} if as_list else DATA[name])
         assert cloud.asked() == sorted(["media", lookup])
 
@@ -86,22 +84,16 @@ def test_what_names_nothing_is_a_pattern(folder):
     assert folder.machine.asked() == []
 
 
-@pytest.mark.parametrize("form", ["get", "_get"])
-def test_get_copies_the_object_of_this_name(folder, tmp_path, monkeypatch, form):
+def test_get_copies_the_object_of_this_name(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fs = folder.listed()
 
-    def get(*args, **options):
-        done = getattr(fs, form)(*args, **options)
-        if form == "_get":
-            asyncio.run(done)
-
-    get(folder.path("a*b"), "new")
+    fs.get(folder.path("a*b"), "new")
     (tmp_path / "into").mkdir()
-    get(folder.path("report [1].txt"), "into")
-    get(folder.path("x?y"), f"{tmp_path}/made/")
-    get([*map(folder.path, ODD)], f"{tmp_path}/list/")
-    get(folder.machine.path("d"), f"{tmp_path}/tree", recursive=True)
+    fs.get(folder.path("report [1].txt"), "into")
+    fs.get(folder.path("x?y"), f"{tmp_path}/made/")
+    fs.get([*map(folder.path, ODD)], f"{tmp_path}/list/")
+    fs.get(folder.machine.path("d"), f"{tmp_path}/tree", recursive=True)
     found = {str(p.relative_to(tmp_path)): p.read_bytes() for p in tmp_path.glob("[!c]*/**/*") if p.is_file()}
     assert found == {
         "into/report [1].txt": b"report [1].txt",
@@ -113,29 +105,22 @@ def test_get_copies_the_object_of_this_name(folder, tmp_path, monkeypatch, form)
     assert folder.machine.asked() == ["media"] * len(DATA)
 
 
-@pytest.mark.parametrize("form", ["copy", "_copy"])
-def test_copy_copies_the_object_of_this_name(folder, form):
+def test_copy_copies_the_object_of_this_name(folder):
     fs = folder.listed()
 
-    def copy(*args, **options):
-        done = getattr(fs, form)(*args, **options)
-        if form == "_copy":
-            asyncio.run(done)
-
-    copy(folder.path("a*b"), folder.machine.path("e/new"))
-    copy(folder.path("report [1].txt"), folder.machine.path("e"))
-    copy([folder.path("x?y")], folder.machine.path("e") + "/")
+    fs.copy(folder.path("a*b"), folder.machine.path("e/new"))
+    fs.copy(folder.path("report [1].txt"), folder.machine.path("e"))
+    fs.copy([folder.path("x?y")], folder.machine.path("e") + "/")
     assert folder.names("e") == ["new", "report [1].txt", "x?y"]
     assert fs.cat_file(folder.machine.path("e/new")) == b"a*b"
 
 
-@pytest.mark.parametrize("form", ["rm", "_rm"])
 @pytest.mark.parametrize("name", ODD)
-def test_rm_removes_the_object_of_this_name(folder, form, name):
+def test_rm_removes_the_object_of_this_name(folder, name):
     asked = []
     for each in ("aab", "xyy", name):  # the first one finds the folder at Drive
         fs, path = folder.listed(), folder.path(each)
-        fs.rm(path) if form == "rm" else asyncio.run(fs._rm([path]))
+        fs.rm(path)
         asked.append(folder.machine.asked())
     assert asked[2] == (["delete"] if fs.protocol == "cgs" else asked[1])
     assert folder.names() == sorted(DATA.keys() - {"aab", "xyy", name})

@@ -1,6 +1,5 @@
 """Objects that change between any two steps of a read, and writes that other readers see at once."""
 
-import asyncio
 import collections
 import contextlib
 import dataclasses
@@ -9,7 +8,6 @@ import io
 import itertools
 import json
 import logging
-import sys
 
 import fsspec
 import pytest
@@ -24,12 +22,11 @@ from cachedfs.filesystem import filesystem
 from cachedfs.origins.retry import RetryAttempts
 from cachedfs.sim import GCSServer
 from tests.fakes import FakeOrigin
-from tests.support import Drive, KiB, noise, until
+from tests.support import KiB, noise, until
 
 BLOCK = 64 * KiB
 SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK}  # so that a small read takes many requests
 OLD = noise(4 * BLOCK - 100, seed=1)
-BESIDE = noise(BLOCK + 1, seed=2)  # an object that does not change
 
 
 class Steps:
@@ -113,24 +110,6 @@ def steps(monkeypatch):
     return Steps(monkeypatch)
 
 
-@dataclasses.dataclass
-class WithoutRevisions(Drive):
-    """A Drive where only a second lookup proves a version."""
-
-    def put(self, key, data):
-        return super().put(key, data, capabilities={"canDownload": True, "canReadRevisions": False})
-
-
-@pytest.fixture
-def drive_without_revisions(drive):
-    return WithoutRevisions(drive.server, drive.name, drive.cache_dir)
-
-
-@pytest.fixture(params=["cloud", "drive", "drive_without_revisions"])
-def service(request):
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture
 def folder(tmp_path):
     """An empty folder for what a test copies."""
@@ -142,45 +121,20 @@ def cached(place, **options):
     return fsspec.filesystem("cachedfs", target_protocol=place.protocol, **SMALL, **options)
 
 
-# Changes of an object: its content afterwards, None if it is deleted.
-
+# What an object is changed to; None: it is deleted.
 CHANGES = {
     "replaced": noise(len(OLD), seed=3),
     "grown": noise(7 * BLOCK + 5, seed=4),
     "shrunk": noise(BLOCK + 7, seed=5),
-    "emptied": b"",
     "deleted": None,
-    "recreated": OLD,
 }
 
 
 def change(place, key, how):
-    if how in ("deleted", "recreated"):
+    if how == "deleted":
         place.delete(key)
-    if how != "deleted":
+    else:
         place.put(key, CHANGES[how])
-
-
-# Reads: each yields the part it asked for, and the bytes it got. Some are one call, others read an open file.
-
-
-def _whole(fs, path, folder):
-    yield slice(None), fs.cat_file(path)
-
-
-def _range(fs, path, folder):
-    yield slice(BLOCK - 10, 3 * BLOCK + 10), fs.cat_file(path, BLOCK - 10, 3 * BLOCK + 10)
-
-
-def _suffix(fs, path, folder):
-    yield slice(-BLOCK - 200, None), fs.cat_file(path, -BLOCK - 200)
-
-
-def _many(fs, path, folder):
-    beside = f"{path.rpartition('/')[0]}/beside"
-    found = fs.cat([beside, path])
-    assert found[beside] == BESIDE
-    yield slice(None), found[path]
 
 
 def _get(fs, path, folder):
@@ -191,174 +145,70 @@ def _get(fs, path, folder):
     except FileNotFoundError:
         assert not list(folder.iterdir()), "half a file was left"
         raise
-    yield slice(None), target.read_bytes()
+    return target.read_bytes()
 
 
-def _in_sequence(fs, path, folder):
+def _in_pieces(fs, path, folder):
     with fs.open(path) as file:
-        yield slice(file.size, None), b""
-        for start in itertools.count(0, 50_000):
-            data = file.read(50_000)
-            yield slice(start, start + 50_000), data
-            if not data:
-                return
+        return b"".join(iter(lambda: file.read(50_000), b""))
 
 
-def _at_random(fs, path, folder):
-    with fs.open(path) as file:
-        for start in (3 * BLOCK + 5, 10, 2 * BLOCK - 3, 4 * BLOCK):
-            file.seek(start)
-            yield slice(start, start + 20), file.read(20)
-
-
-def _first_then_all(fs, path, folder):
-    with fs.open(path) as file:
-        yield slice(0, 10), file.read(10)
-        yield slice(10, None), file.read()
-
-
-ONE_CALL = {"whole": _whole, "range": _range, "suffix": _suffix, "many": _many, "get": _get}
-HANDLES = {"in sequence": _in_sequence, "at random": _at_random, "first, then all": _first_then_all}
-READS = ONE_CALL | HANDLES
-
-
-# Metadata and blocks that are cached before the read begins.
-
-
-def _unknown(fs, path, clock):
-    pass
-
-
-def _in_part(fs, path, clock):
-    fs.cat_file(path, BLOCK, 2 * BLOCK)
-    fs._source.runtime.drain(120)
-
-
-def _first_block_grown_old(fs, path, clock):
-    fs.cat_file(path, 0, BLOCK)
-    fs._source.runtime.drain(120)
-    clock(61)
-
-
-STATES = {
-    "unknown": _unknown,
-    "in part": _in_part,
-    "first block, grown old": _first_block_grown_old,
+PART = slice(BLOCK - 10, 3 * BLOCK + 10)
+# What is read of an object, and how.
+ONE_CALL = {
+    "whole": (slice(None), lambda fs, path, folder: fs.cat_file(path)),
+    "range": (PART, lambda fs, path, folder: fs.cat_file(path, PART.start, PART.stop)),
+    "suffix": (slice(-BLOCK - 200, None), lambda fs, path, folder: fs.cat_file(path, -BLOCK - 200)),
+    "get": (slice(None), _get),
 }
+READS = ONE_CALL | {"handle": (slice(None), _in_pieces)}
 
 
-def of_one_version(pieces, versions):
-    return any(all(data == version[part] for part, data in pieces) for version in versions)
-
-
-def read_while(fs, path, read, folder):
-    """Return the pieces that a read yielded, and the error that ended it."""
-    pieces = []
-    try:
-        for piece in read(fs, path, folder):
-            pieces.append(piece)
-    except (ObjectChanged, FileNotFoundError) as error:
-        return pieces, error
-    return pieces, None
-
-
-def check_read(pieces, error, new, *, is_handle, may_miss):
-    assert of_one_version(pieces, [version for version in (OLD, new) if version is not None]), "a mixture"
-    if isinstance(error, ObjectChanged):
-        assert is_handle, error
-    elif error is not None:
-        assert new is None or may_miss, error
-        assert not pieces, "to a handle, what is deleted has changed"
-
-
-def check_now(fs, path, how):
-    """A read returns the present content, the second time without a request."""
-    if CHANGES[how] is None:
-        with pytest.raises(FileNotFoundError):
-            fs.cat_file(path)
-    else:
-        assert fs.cat_file(path) == CHANGES[how]
-    asked = fs.stats().requests
-    if CHANGES[how] is not None:
-        assert fs.cat_file(path) == CHANGES[how]
-    assert fs.stats().requests == asked
-
-
-def at_each_step(place, steps, clock, folder, state, read, how):
-    """Change one object before step 1 of its read, another before step 2, and so on; return the number of steps."""
-    fs, is_handle = cached(place), read in HANDLES
-    n = 0
-    while True:
-        n += 1
-        key = f"{state}, {how}, {n}"
-        path = place.path(key)
-        place.put(key, OLD)
-        STATES[state](fs, path, clock)
-        steps.plan({n: lambda key=key: change(place, key, how)})
-        pieces, error = read_while(fs, path, READS[read], folder)
-        steps.settle()
-        if steps.done < n:
-            assert error is None
-            assert of_one_version(pieces, [OLD])
-            return n - 1
-        # Of two objects read together, one may be requested while the step of the other deletes and creates it.
-        may_miss = how == "recreated" and read == "many"
-        check_read(pieces, error, CHANGES[how], is_handle=is_handle, may_miss=may_miss)
-        clock(61)
-        check_now(fs, path, how)
-
-
-# Every read is combined with every change and every state for an origin in memory; the stress test does so for services.
-CASES = [
-    (state, read, how)
-    for (i, read), (j, state), (k, how) in itertools.product(
-        enumerate(READS), enumerate(STATES), enumerate(CHANGES)
-    )
-    if (i + j + k) % 3 == 0
-]
-
-
+@pytest.mark.parametrize("is_old", [False, True], ids=["unknown", "first block, grown old"])
 @pytest.mark.parametrize("read", READS)
-def test_a_read_of_a_changing_object_returns_one_version(fake, steps, clock, folder, read):
-    fake.put("beside", BESIDE)
-    for state, how in [(state, how) for state, each, how in CASES if each == read]:
-        assert at_each_step(fake, steps, clock, folder, state, read, how) >= 2
-
-
-@pytest.mark.parametrize("read", READS)
-def test_a_read_of_a_changing_object_of_a_service_returns_one_version(service, steps, clock, folder, read):
-    service.put("beside", BESIDE)
-    cases = [("unknown", "replaced"), ("first block, grown old", "shrunk"), ("in part", "deleted")]
-    state, how = cases[[*READS].index(read) % 3]
-    assert at_each_step(service, steps, clock, folder, state, read, how) >= 2
-
-
-@pytest.mark.stress
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("read", READS)
-def test_every_change_of_a_service_at_every_step_of_every_read(service, steps, clock, folder, read):
-    service.put("beside", BESIDE)
-    cases = {
-        (state, how): at_each_step(service, steps, clock, folder, state, read, how)
-        for state, how in itertools.product(STATES, CHANGES)
-    }
-    sys.stdout.write(
-        f"{type(service).__name__}, {read}: changed in the middle of {sum(cases.values())} reads\n"
-    )
+def test_a_read_of_a_changing_object_returns_one_version(fake, steps, clock, folder, read, is_old):
+    """One object changes before step 1 of its read, another one before step 2, and so on."""
+    fs, (part, act) = cached(fake), READS[read]
+    for how, new in CHANGES.items():
+        for n in itertools.count(1):
+            key, path, found = f"{how} {n}", fake.path(f"{how} {n}"), None
+            fake.put(key, OLD)
+            if is_old:
+                fs.cat_file(path, 0, BLOCK)
+                fs._source.runtime.drain(120)
+                clock(61)
+            steps.plan({n: lambda key=key, how=how: change(fake, key, how)})
+            try:
+                found = act(fs, path, folder)
+            except ObjectChanged:
+                assert read == "handle"
+            except FileNotFoundError:
+                assert new is None
+            else:
+                assert found in [version[part] for version in (OLD, new) if version is not None]
+            steps.settle()
+            if steps.done < n:
+                assert found == OLD[part]
+                break
+            clock(61)
+            for _ in range(2):  # the second time without a request
+                asked = fs.stats().requests
+                with contextlib.nullcontext() if new is not None else pytest.raises(FileNotFoundError):
+                    assert fs.cat_file(path) == new
+            assert fs.stats().requests == asked
+        assert n > 2
 
 
 @pytest.mark.parametrize("read", ONE_CALL)
 def test_a_read_of_an_object_replaced_twice_is_no_error(fake, steps, folder, read):
-    fs = cached(fake)
-    fake.put("beside", BESIDE)
+    fs, (part, act) = cached(fake), ONE_CALL[read]
     for n in range(1, 12):
         path = fake.path(str(n))
         fake.put(str(n), OLD)
         fs.info(path)
         change(fake, str(n), "grown")
         steps.plan({n: lambda n=n: change(fake, str(n), "replaced")})
-        pieces = list(ONE_CALL[read](fs, path, folder))
-        assert of_one_version(pieces, [OLD, CHANGES["grown"], CHANGES["replaced"]])
+        assert act(fs, path, folder) in [each[part] for each in (OLD, CHANGES["grown"], CHANGES["replaced"])]
 
 
 def test_get_into_an_open_file_restarts_at_its_start_position(fake, steps):
@@ -374,8 +224,6 @@ def test_get_into_an_open_file_restarts_at_its_start_position(fake, steps):
 
 
 # Own writes.
-
-
 def _ls(fs, path):
     return [info["size"] for info in fs.ls(fs._parent(path)) if info["name"] == path]
 
@@ -417,22 +265,6 @@ def test_a_write_that_overtakes_a_lookup_is_seen_after_it(fake, steps, ask, exis
         for acts in steps.plan({}):
             acts()
         assert ASKS[ask](fs, path) == [5], order
-
-
-@pytest.mark.parametrize("ask", ASKS)
-def test_a_lookup_during_a_write_does_not_count_after_it(fake, monkeypatch, ask):
-    fs = cached(fake)
-    path = fake.path("a")
-    fake.put("a", b"old")
-    write = fake.origin.call
-
-    async def read_then_write(*args):
-        assert await asyncio.to_thread(ASKS[ask], fs, path) == [3]
-        await write(*args)
-
-    monkeypatch.setattr(fake.origin, "call", read_then_write)
-    fs.pipe_file(path, b"newer")
-    assert ASKS[ask](fs, path) == [5]
 
 
 WRITES = {
@@ -520,9 +352,7 @@ def test_every_write_is_seen_at_once_by_another_process(request, tmp_path, place
 
 
 # Zarr returns fill values for missing chunks.
-
-
-@pytest.mark.parametrize(("at", "is_sharded"), [("fake", False), ("cloud", True), ("drive", False)])
+@pytest.mark.parametrize(("at", "is_sharded"), [("fake", False), ("cloud", True)])
 def test_zarr_returns_no_fill_values_for_chunks_that_are_replaced(
     request, steps, clock, tmp_path, at, is_sharded
 ):
@@ -562,8 +392,6 @@ def test_zarr_returns_no_fill_values_for_chunks_that_are_replaced(
 
 
 # An unreachable origin.
-
-
 def test_many_files_are_read_while_the_origin_is_unreachable(own_cache, clock, caplog, monkeypatch):
     waited, next_wait_s = collections.Counter(), RetryAttempts.next_wait_s
 

@@ -3,18 +3,14 @@
 import asyncio
 import concurrent.futures
 import functools
-import os
 import subprocess
 import sys
 import textwrap
 import threading
 
 import fsspec
-import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
-import zarr
 
 from cachedfs.errors import (
     AccessDenied,
@@ -23,11 +19,10 @@ from cachedfs.errors import (
     NotDownloadable,
     ObjectChanged,
     ObjectNotFound,
-    OriginUnavailable,
 )
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
-from tests.support import MiB, forget, noise, tally, until
+from tests.support import MiB, forget, noise, until
 
 
 @pytest.fixture
@@ -42,8 +37,6 @@ def revisions_hidden(drive, key):
 
 
 # Cost in requests.
-
-
 def test_an_unknown_file_costs_its_folders_and_its_data_then_nothing(drive):
     data = drive.put("deep/er/a.bin", noise(40_000))
     # My Drive, the test's folder, two folders and the file, each looked up in its parent; then the bytes.
@@ -55,51 +48,6 @@ def test_an_unknown_file_costs_its_folders_and_its_data_then_nothing(drive):
     with fsspec.open(drive.url("deep/er/a.bin")) as file:
         assert file.read() == data
     assert drive.asked() == []
-
-
-def test_a_file_in_a_cached_folder_costs_one_lookup_and_its_data(drive, fs):
-    drive.put("deep/er/a.bin", noise(100))
-    data = drive.put("deep/er/b.bin", noise(200))
-    fs.cat_file(drive.path("deep/er/a.bin"))
-    drive.asked()
-    assert fs.cat_file(drive.path("deep/er/b.bin")) == data
-    assert drive.asked() == ["list", "media"]
-
-
-def test_opening_a_listed_file_is_free_and_reading_it_is_one_request(drive, fs):
-    data = {f"{i}.txt": drive.put(f"{i}.txt", noise(1000, seed=i)) for i in range(20)}
-    names = fs.ls(drive.path(), detail=False)
-    assert drive.asked() == ["change", "get", "list", "list"]  # includes the first token of the change feed
-    files = [fs.open(name) for name in names]
-    assert [fs.exists(name) for name in names] == [True] * 20
-    assert drive.asked() == []
-    assert {os.path.basename(file.path): file.read() for file in files} == data
-    assert drive.asked() == ["media"] * 20
-
-
-@pytest.mark.parametrize(("has_no_revisions", "expected"), [(False, ["media"]), (True, ["get", "media"])])
-def test_a_range_costs_a_second_lookup_only_without_revisions(drive, fs, has_no_revisions, expected):
-    data = drive.put("big.bin", noise(12 * MiB))
-    if has_no_revisions:
-        revisions_hidden(drive, "big.bin")
-    fs.ls(drive.path())
-    drive.asked()
-    assert fs.cat_file(drive.path("big.bin"), 3 * MiB, 5 * MiB) == data[3 * MiB : 5 * MiB]
-    assert drive.asked() == expected
-
-
-@pytest.mark.parametrize("fault", [{"status": 200, "body": ""}, {"status": 404, "html": True}])
-def test_an_answer_that_is_not_from_drive_hides_no_chunk(drive, monkeypatch, fault):
-    """Zarr returns fill values for missing chunks."""
-    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", lambda: RetryPolicy(base_s=0.0))
-    zarr.create_array(drive.url("z"), data=np.arange(1, 9), chunks=4)
-    forget()
-    array = zarr.open_array(drive.url("z"), mode="r")
-    drive.server.fail(Fault(kind="list", times=None, **fault))
-    with pytest.raises(OriginUnavailable, match="answer"):
-        array[4:]
-    drive.server.heal()
-    assert array[4:].tolist() == [5, 6, 7, 8]
 
 
 def test_a_file_does_not_hide_a_folder_of_its_name(drive, fs, clock):
@@ -115,32 +63,6 @@ def test_a_file_does_not_hide_a_folder_of_its_name(drive, fs, clock):
     assert [fs.cat_file(f"{path}/in"), fs.exists(f"{path}/new")] == [b"22", True]
 
 
-def test_a_whole_small_file_needs_no_second_lookup(drive, fs):
-    data = drive.put("small.bin", noise(3 * MiB))
-    revisions_hidden(drive, "small.bin")
-    fs.ls(drive.path())
-    drive.asked()
-    assert fs.cat_file(drive.path("small.bin")) == data
-    assert drive.asked() == ["media"]
-
-
-@pytest.mark.parametrize("has_no_revisions", [False, True])
-def test_a_big_file_costs_one_request_per_8_mib_and_second_lookups_without_revisions(
-    drive, fs, has_no_revisions
-):
-    data = drive.put("big.bin", noise(20 * MiB))
-    if has_no_revisions:
-        revisions_hidden(drive, "big.bin")
-    fs.ls(drive.path())
-    drive.asked()
-    assert fs.cat_file(drive.path("big.bin")) == data
-    assert drive.asked() == [*(["get"] * 3 if has_no_revisions else []), *["media"] * 3]
-    forget()
-    with fsspec.open(drive.url("big.bin")) as file:
-        assert file.read() == data
-    assert drive.asked() == []
-
-
 def test_64_listed_files_in_one_call_cost_64_requests_then_none(drive, fs):
     data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", noise(5000, seed=i)) for i in range(64)}
     assert fs.find(drive.path()) == sorted(data)
@@ -151,32 +73,6 @@ def test_64_listed_files_in_one_call_cost_64_requests_then_none(drive, fs):
     again = fsspec.filesystem("cdrive")
     assert again.cat(again.find(drive.path())) == data
     assert drive.asked() == []
-
-
-def test_a_shared_folder_is_read_and_written_without_membership_of_its_drive(drive, fs):
-    server = drive.server
-    folder = server.folder("dataset", parent=server.share_drive("Theirs", member=False))
-    server.share(folder)
-    data = noise(1000)
-    server.put("sub/a.bin", data, parent=folder)
-    server.shortcut(f"{drive.name}/link", folder)
-    for way in (drive.path("link"), f"id:{folder}"):
-        assert fs.find(way) == [f"{way}/sub/a.bin"]
-        assert fs.cat_file(f"{way}/sub/a.bin") == data
-    for text in (b"1", b"2"):
-        fs.pipe_file(drive.path("link/sub/b.txt"), text)
-    assert fs.find(drive.path()) == [drive.path("link/sub/a.bin"), drive.path("link/sub/b.txt")]
-    assert len(server.find("sub/b.txt", parent=folder)) == 1
-
-
-def test_a_folder_that_cannot_be_listed_is_never_left_out(drive, fs):
-    drive.put("sub/a.bin", noise(10))
-    sub = drive.server.folder(f"{drive.name}/sub")
-    drive.server.fail(Fault(kind="list", key=sub, status=404, times=None))
-    with pytest.raises(CachedFSError, match="Drive shows the folder"):
-        fs.find(drive.path())
-    drive.server.heal()
-    assert fs.find(drive.path()) == [drive.path("sub/a.bin")]
 
 
 def test_find_costs_one_listing_per_folder_then_none(drive, fs):
@@ -221,25 +117,6 @@ def test_the_folders_of_an_expired_path_are_looked_up_in_parallel(drive):
     assert drive.asked() == ["list", "list", "list", "list"]  # My Drive itself stays known
 
 
-def test_reading_many_expired_files_costs_one_poll(drive, fs, clock):
-    data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", noise(500, seed=i)) for i in range(40)}
-    fs.find(drive.path())
-    assert fs.cat(list(data)) == data
-    drive.asked()
-    for _ in range(2):
-        clock(61)
-        assert fs.cat(list(data)) == data
-        assert drive.asked() == ["change"]
-    clock(61)
-    data[drive.path("7.txt")] = drive.put("7.txt", b"replaced")
-    drive.delete("8.txt")
-    missing = drive.path("8.txt")
-    found = fs.cat(list(data), on_error="return")
-    assert isinstance(found.pop(missing), FileNotFoundError)
-    assert found == {name: content for name, content in data.items() if name != missing}
-    assert drive.asked() == ["change", "list", "list", "media"]  # the two names, and the bytes
-
-
 def test_a_folder_with_many_changes_is_listed_instead_of_looked_up_by_name(drive, fs, clock):
     names = [f"{i}.txt" for i in range(30)]
     for name in names:
@@ -253,18 +130,6 @@ def test_a_folder_with_many_changes_is_listed_instead_of_looked_up_by_name(drive
 
 
 # Changes.
-
-
-def test_a_replaced_file_is_read_anew_after_max_age(drive):
-    drive.put("a.bin", b"before")
-    fs = fsspec.filesystem("cdrive", max_age=0)
-    assert fs.cat_file(drive.path("a.bin")) == b"before"
-    drive.put("a.bin", b"behind")
-    assert fs.cat_file(drive.path("a.bin")) == b"behind"
-    drive.put("a.bin", b"newest", new=True)
-    assert fs.cat_file(drive.path("a.bin")) == b"newest"
-
-
 @pytest.mark.parametrize("has_no_revisions", [False, True])
 def test_an_open_file_never_mixes_two_versions(drive, has_no_revisions):
     old, new = noise(4 * MiB, seed=1), noise(4 * MiB, seed=2)
@@ -329,18 +194,6 @@ def test_two_processes_that_write_one_new_path_create_one_file(drive, fs):
         said = at_once(lambda: other(f"{path} new"), lambda: exclusively(fs, path))
         assert sorted(said) == ["exists", "written"]
         assert len(drive.server.find(f"{drive.name}/new/er/b.txt")) == 1
-
-
-def test_two_threads_that_write_one_new_path_create_one_file(drive):
-    path = drive.path("new/a.txt")
-    both = [fsspec.filesystem("cdrive", concurrency=n) for n in (8, 9)]  # other options, so two origins
-    drive.server.fail(Fault(kind="upload", times=2, stall_s=0.2))
-    at_once(*(functools.partial(fs.pipe_file, path, b"%d" % i) for i, fs in enumerate(both)))
-    assert (
-        len(drive.server.find(f"{drive.name}/new")) == len(drive.server.find(f"{drive.name}/new/a.txt")) == 1
-    )
-    for fs in both:
-        assert fs.cat_file(path) == drive.server.get(f"{drive.name}/new/a.txt")
 
 
 def test_a_killed_writer_leaves_no_partial_file_and_does_not_block_the_path(drive, fs, tmp_path):
@@ -428,43 +281,6 @@ def test_concurrent_changes_of_the_same_names_end_as_in_some_order(drive, protoc
         fs.invalidate_cache()
         left = {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.find(root)}
         assert (said, left) in serial_outcomes(changes, [(0, 1), (1, 0)])
-
-
-@pytest.mark.stress
-def test_many_processes_that_write_the_same_new_paths_create_one_file_each(drive, fs):
-    code = """
-        import fsspec, random, sys
-        fs, me, root = fsspec.filesystem("cdrive"), *sys.argv[1:]
-        names = [f"{root}/{i % 7}/{i % 3}/{i}" for i in range(60)]
-        random.Random(me).shuffle(names)
-        for i in range(0, 60, 10):
-            fs.pipe({name: f"{name} by {me}".encode() for name in names[i : i + 10]})
-    """
-    at_once(*(functools.partial(drive.python, code, str(n), drive.path("x")) for n in range(6)))
-    names = fs.find(drive.path("x"), withdirs=True)
-    assert len(names) == 60 + 7 + 21 + 1
-    for name in names:
-        assert len(drive.server.find(name.removeprefix("My Drive/"))) == 1
-        if fs.isfile(name):
-            tally("paths that six processes made at once")
-            assert fs.cat_file(name).startswith(name.encode())
-
-
-# Items that a user meets.
-
-
-def test_the_error_of_an_unreadable_path_says_why(drive, fs):
-    drive.put("folder/x", b"x")
-    drive.server.document(f"{drive.name}/report", "words")
-    with pytest.raises(NotDownloadable, match=r"My Drive/.*/report.*document of Google's own"):
-        fs.cat_file(drive.path("report"))
-    with pytest.raises(IsAFolder, match="folder"):
-        fs.cat_file(drive.path("folder"))
-    with pytest.raises(ObjectNotFound, match=r"My Drive/.*/none"):
-        fs.open(drive.path("none"))
-    with pytest.raises(ValueError, match=r"'My Drive', 'shared:NAME'.*'Shared with me' or 'id:ID'"):
-        fsspec.open("cdrive://no such start/a").open()
-    assert fs.du(drive.path()) == 1
 
 
 def test_a_document_is_exported_at_each_open_and_never_cached(drive, tmp_path):
@@ -600,7 +416,7 @@ def test_a_recursive_copy_copies_the_rest_and_names_what_it_left(drive, tmp_path
     drive.server.edit(
         drive.server.find(f"{drive.name}/tree/locked")[0]["id"], capabilities={"canDownload": False}
     )
-    drive.server.edit(drive.server.put(f"{drive.name}/tree/sizeless", b"x"), fileSize=None)
+    drive.server.edit(drive.server.put(f"{drive.name}/tree/sizeless", b"x"), size=None)
     drive.server.document(f"{drive.name}/tree/doc", "words")
     drive.server.shortcut(f"{drive.name}/tree/dangling", "nothing")
     fs = fsspec.filesystem(protocol)
@@ -622,63 +438,6 @@ def test_a_recursive_copy_copies_the_rest_and_names_what_it_left(drive, tmp_path
         with pytest.raises(CachedFSError, match=r"4 of 6 objects.*no known size"):
             fs.prefetch(drive.path("tree")).wait()
         assert fs.cached_extent(drive.path("tree/sub/b")) == [(0, 1)]
-
-
-def test_a_shortcut_works_again_when_its_target_is_restored(drive, clock):
-    fs = fsspec.filesystem("cdrive")
-    target, path = drive.server.folder(f"{drive.name}/target"), drive.path("link")
-    link = drive.server.shortcut(f"{drive.name}/link", target)
-    drive.server.trash(target)
-    assert fs.info(path)["dangling"]
-    drive.server.trash(target, False)
-    clock(61)
-    assert (fs.info(path)["type"], fs.info(path).get("dangling")) == ("directory", None)
-    drive.server.trash(link)
-    drive.server.edit(target, title="link")
-    clock(61)
-    assert (fs.info(path)["id"], fs.info(path).get("shortcut")) == (target, None)
-
-
-def test_an_id_is_a_path(drive, fs):
-    data = drive.put("folder/x.bin", noise(300))
-    (folder,), (item,) = (drive.server.find(f"{drive.name}/{name}") for name in ("folder", "folder/x.bin"))
-    assert fs.cat_file(f"id:{item['id']}") == data
-    assert fs.find(f"drive://id:{folder['id']}") == [f"id:{folder['id']}/x.bin"]
-
-
-# Libraries.
-
-
-@pytest.mark.parametrize(("form", "zarr_format"), [("cachedfs::drive://", 2), ("cdrive://", 3)])
-@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
-def test_xarray_writes_and_reads_zarr_with_no_other_argument(drive, form, zarr_format):
-    base = drive.url("data", prefix=form)
-    cube = xr.Dataset({"t": (("y", "x"), np.arange(48.0).reshape(6, 8))})
-    cube.to_zarr(f"{base}/a.zarr", zarr_format=zarr_format)
-    drive.asked()
-    for _ in range(2):
-        with xr.open_zarr(f"{base}/a.zarr") as found:
-            assert found.load().identical(cube)
-    drive.asked()
-    with xr.open_zarr(f"{base}/a.zarr") as found:
-        assert found.load().identical(cube)
-    assert drive.asked() == []
-
-
-def test_a_move_is_done_by_drive_and_keeps_the_id(drive, fs):
-    for i in range(3):
-        drive.put(f"folder/{i}.txt", b"%d" % i)
-    before = fs.info(drive.path("folder/1.txt"))["id"]
-    fs.find(drive.path())
-    drive.asked()
-    fs.mv(drive.path("folder"), drive.path("moved"), recursive=True)
-    assert drive.asked().count("update") == 1
-    assert drive.server.count("copy") == 0
-    assert fs.cat_file(drive.path("moved/1.txt")) == b"1"
-    assert not fs.exists(drive.path("folder/1.txt"))
-    fs.mv(drive.path("moved/1.txt"), drive.path("other.txt"))
-    assert fs.info(drive.path("other.txt"))["id"] == before
-    assert fs.find(drive.path()) == [drive.path(name) for name in ("moved/0.txt", "moved/2.txt", "other.txt")]
 
 
 def test_an_error_for_a_missing_path_has_the_reason_of_drive(drive, fs):
@@ -712,15 +471,6 @@ def test_a_move_of_duplicates_moves_the_visible_one(drive, fs):
     assert fs.cat_file(drive.path("a.txt")) == b"older"
 
 
-def test_an_existing_name_with_pattern_characters_is_moved_literally(drive, fs):
-    drive.put("b1.txt", b"another's")
-    for name, target in (("b[1].txt", "c.txt"), ("b?.txt", "d.txt")):
-        drive.put(name, name.encode())
-        fs.mv(drive.path(name), drive.path(target))
-        assert fs.cat_file(drive.path(target)) == name.encode()
-    assert fs.find(drive.path()) == [drive.path(name) for name in ("b1.txt", "c.txt", "d.txt")]
-
-
 @pytest.mark.parametrize("evidence", ["revision", "time"])
 def test_a_file_replaced_and_restored_is_never_a_mixture(drive, evidence):
     first, second = noise(4 * MiB, seed=1), noise(4 * MiB, seed=2)
@@ -751,8 +501,8 @@ def test_nothing_is_older_than_max_age_when_folders_are_swapped(drive, clock):
     clock(50)
     assert fs.cat_file(drive.path("a/b/x.txt")) == b"one"
     (a,), (c,) = (drive.server.find(f"{drive.name}/{name}") for name in "ac")
-    drive.server.edit(a["id"], title="d")
-    drive.server.edit(c["id"], title="a")
+    drive.server.edit(a["id"], name="d")
+    drive.server.edit(c["id"], name="a")
     clock(11)  # the folder entry is 61 s old, the file entry 11
     assert fs.cat_file(drive.path("a/b/x.txt")) == b"two"
 
@@ -782,36 +532,3 @@ def test_cached_listings_are_served_at_once_while_drive_is_unreachable(tmp_path,
     requests = fs.stats().requests
     assert fs.ls("My Drive", detail=False) == fs.find("My Drive") == ["My Drive/a.txt"]
     assert fs.stats().requests == requests
-
-
-def test_a_failing_writer_sends_no_partial_file(drive, fs):
-    drive.put("a.txt", b"whole")
-    file = fs.open(drive.path("a.txt"), "wb")
-    file.write(b"ha")
-    file.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
-    assert file.closed
-    assert drive.server.get(f"{drive.name}/a.txt") == b"whole"
-    with fs.open(drive.path("a.txt"), "wb") as file:
-        file.write(b"other")
-    assert drive.server.get(f"{drive.name}/a.txt") == b"other"
-
-
-def test_lookups_of_cancelled_callers_are_aborted(drive, fs):
-    names = [f"{n:02}" for n in range(33)]
-    for name in names:
-        drive.put(name, b"data")
-    fs.info(drive.path())  # caches the folder: one lookup per file
-    drive.server.fail(Fault(kind="list", stall_s=3600, times=32))
-
-    async def ask():
-        drive.server.reset()
-        asked = [asyncio.create_task(fs._info(drive.path(name))) for name in names[:32]]
-        # As many as there are threads.
-        await asyncio.to_thread(until, lambda: drive.server.count(kind="list") == 16)
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        drive.server.heal()
-        return await asyncio.wait_for(fs._info(drive.path(names[32])), 120)
-
-    assert asyncio.run(ask())["size"] == 4

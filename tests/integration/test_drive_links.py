@@ -110,11 +110,9 @@ def test_plain_web_addresses_have_a_filesystem_of_their_own(drive, file_id):
 
 
 # Command line
-
-
 def test_a_link_alone_is_copied_under_its_own_name(drive, file_id, folder_id, here):
     drive.server.put("deep/b.txt", b"deep", parent=folder_id)
-    drive.server.edit(file_id, title="a/../b.csv")
+    drive.server.edit(file_id, name="a/../b.csv")
     run("get", f"{SITE}/file/d/{file_id}/view?usp=sharing")
     assert [path.name for path in here.iterdir()] == ["a／..／b.csv"]
     run("get", f"{SITE}/drive/folders/{folder_id}", f"{SITE}/open?id={file_id}", "-o", "max_age=0")
@@ -126,7 +124,7 @@ def test_a_copy_never_has_the_name_of_an_id(drive, file_id, here):
     run("get", f"drive://id:{file_id}", ".")
     run("get", f"{SITE}/file/d/{file_id}/view", "new.csv")
     assert {path.name for path in here.iterdir()} == {"a.csv", "new.csv"}
-    drive.server.edit(file_id, title="..")
+    drive.server.edit(file_id, name="..")
     assert "leads out of" in run("get", f"{SITE}/open?id={file_id}", "-o", "max_age=0", status=1).output
 
 

@@ -5,25 +5,17 @@ import errno
 import logging
 import os
 import pickle
-import shutil
-import sqlite3
-import subprocess
 import threading
 import traceback
-import unicodedata
 
 import fsspec
 import pytest
 from google.oauth2.credentials import Credentials
 
-from cachedfs.cache.index import database
-from cachedfs.errors import CacheError
 from cachedfs.fetch import runtime
 from cachedfs.sim import Fault
 from tests.cache.faults import replace_call
 from tests.cache.test_faults import CASES, Faults
-from tests.cache.test_store import cut_index, damage_index, delete_index, index_of_the_future, truncate_index
-from tests.fakes import FakeOrigin
 from tests.support import MiB, forget, noise
 
 
@@ -100,146 +92,6 @@ def test_reads_succeed_without_a_writer_thread_and_blocks_are_stored_later(origi
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "blocks are not cached while no thread can be started: can't start new thread"
     ]
-
-
-# The cache directory is full, removed or locked
-
-
-def test_reads_succeed_on_a_full_disk_and_blocks_are_stored_later(origin, tmp_path, caplog):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=9728k", "none", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"this machine mounts no tmpfs: {mounted.stderr.strip()}")
-    try:
-        _fill(origin, folder, caplog)
-    finally:
-        forget()
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def not_cached(caplog):
-    return [record.getMessage() for record in caplog.records if "not cached" in record.getMessage()]
-
-
-def _fill(origin, folder, caplog):
-    data = origin.put("b/big", noise(32 * MiB))
-    fs = new_process(cache_dir=str(folder), cache_size="1GB", keep_free=0)
-    for _ in range(2):
-        assert fs.cat_file("b/big") == data
-        assert fs._source.runtime.drain(120)
-    assert fs.stats().blocks == 5  # as many as fit beside the files of the cache itself
-    assert not not_cached(caplog)
-    ballast = folder / "ballast"
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
-    fs = new_process(cache_dir=str(folder), cache_size="1GB", keep_free=0)
-    other = origin.put("b/other", noise(3 * MiB, 1))
-    assert fs.cat_file("b/other") == other
-    with fs.open("b/big") as file:
-        assert file.read() == data
-    assert len(not_cached(caplog)) <= 1
-    ballast.unlink()
-    assert is_stored_again(origin, fs)
-
-
-def test_a_removed_cache_directory_loses_blocks_and_fails_no_read(origin, own_cache):
-    data = origin.put("b/k", noise(2 * MiB))
-    fs = new_process()
-    for _ in range(3):
-        assert fs.cat_file("b/k") == data
-        fs._source.runtime.drain(120)
-        shutil.rmtree(own_cache)
-    assert is_stored_again(origin, fs)
-
-
-def test_a_lock_held_by_another_process_fails_no_read(origin, own_cache, caplog, monkeypatch):
-    monkeypatch.setattr(database, "_WRITER_WAIT_S", 0.05)
-    here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
-    read_in_all_ways(new_process(), "b/here", here)
-    fs = new_process()
-    (index,) = own_cache.glob("*/index.db")
-    other = sqlite3.connect(index, isolation_level=None)
-    try:
-        other.execute("BEGIN IMMEDIATE")
-        n_requests = len(origin.log)
-        read_in_all_ways(fs, "b/here", here)
-        assert len(origin.log) == n_requests  # reads do not need the lock
-        assert fs.cat_file("b/new") == new
-        assert fs._source.runtime.drain(120)
-        assert "locked" in fs.stats().cannot_store
-        assert len([record for record in caplog.records if "not cached" in record.getMessage()]) == 1
-    finally:
-        other.close()
-    assert is_stored_again(origin, fs)
-
-
-@pytest.mark.parametrize(
-    ("damage", "is_open"),
-    [
-        (damage_index, False),
-        (truncate_index, False),
-        (cut_index, True),
-        (delete_index, True),
-        (index_of_the_future, False),
-    ],
-    ids=lambda value: getattr(value, "__name__", ("at_rest", "while_open")[value is True]),
-)
-def test_a_lost_index_fails_no_read_and_causes_one_warning(origin, own_cache, caplog, damage, is_open):
-    here, new = origin.put("b/here", noise(2 * MiB)), origin.put("b/new", noise(3000, 1))
-    fs = new_process()
-    read_in_all_ways(fs, "b/here", here)
-    fs._source.runtime.drain(120)
-    if not is_open:
-        forget()
-    (index,) = own_cache.glob("*/index.db")
-    damage(index)
-    fs = fs if is_open else new_process()
-    read_in_all_ways(fs, "b/here", here)
-    read_in_all_ways(fs, "b/new", new)
-    fs._source.runtime.drain(120)
-    origin.put("b/here", here)  # a new version, so that a block is stored and the loss is noticed
-    fs.invalidate_cache()
-    read_in_all_ways(fs, "b/here", here)
-    fs._source.runtime.drain(120)
-    assert is_stored_again(origin, fs)
-    with contextlib.suppress(CacheError):  # SQLite may notice only now, as this reads every page
-        fs._source.runtime.cache.check()
-    assert is_stored_again(origin, fs)
-    assert fs._source.runtime.cache.check().ok
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(warnings) == ("is damaged" in "".join(warnings)) <= 1
-
-
-# Unusual object names
-
-NFC, NFD = unicodedata.normalize("NFC", "b/é"), unicodedata.normalize("NFD", "b/é")
-NAMES = [
-    "b/..", "b/../../../etc/passwd", "b//x", "b/.", "b/\0", "b/x\0y", "b/x", "b/x\ny", "b/\r\n", "b/\ud800", "b/\udcff", NFC, NFD,
-    "b/" + "é" * 511, "b/" + "\U0001f600" * 255, "b/%2e%2e", "b/'; DROP TABLE blocks; --", "b/-rf", "b/\u202e", "b/x ",
-]  # fmt: skip
-
-
-def test_objects_of_any_name_are_distinct_and_cached(origin, tmp_path):
-    contents = {name: origin.put(name, noise(500, seed)) for seed, name in enumerate(NAMES)}
-    fs = new_process()
-    for name, data in contents.items():
-        assert fs.cat_file(name) == data
-    fs._source.runtime.drain(120)
-    fs = new_process()
-    n_requests = len(origin.log)
-    for name, data in contents.items():
-        with fs.open(name) as file:
-            assert file.read() == data
-        assert pickle.loads(pickle.dumps(fs)).cat_file(name) == data
-    assert len(origin.log) == n_requests
-    assert {path.name for path in tmp_path.iterdir()} == {"cache"}
 
 
 # Secrets and accounts
@@ -334,34 +186,3 @@ def test_no_secret_is_in_files_logs_errors_reprs_pickles_or_json(machine, own_ca
     said += [f"{path.name}: {path.read_bytes().decode('latin-1')}" for path in files]
     assert len(files) > 3
     assert [text[:300] for text in said if "SECRET" in text] == []
-
-
-def test_accounts_never_see_each_others_bytes(own_cache, monkeypatch):
-    """One path and fingerprint with two contents, in one process and one cache directory."""
-    origins = {}
-
-    def open_origin(protocol, options, *, loop, on_request, concurrency=16, **_):
-        fake = origins[options["token"]["client_email"]]
-        fake.on_request = on_request
-        return fake
-
-    monkeypatch.setattr(runtime, "open_origin", open_origin)
-    theirs = {}
-    for name in ("one", "two"):
-        origins[name] = FakeOrigin()
-        theirs[name] = origins[name].put("My Drive/k", noise(3000, len(theirs)))
-    made = {
-        name: fsspec.filesystem("cachedfs", target_protocol="drive", drive={"token": {"client_email": name}})
-        for name in theirs
-    }
-    for _ in range(2):
-        for name, fs in made.items():
-            assert fs.cat_file("My Drive/k") == theirs[name]
-            assert fs.info("My Drive/k")["size"] == 3000
-            with fs.open("My Drive/k") as file:
-                assert file.read() == theirs[name]
-            assert fs.cached_extent("My Drive/k") == [(0, 3000)]
-    made["one"].evict()
-    assert made["one"].cached_extent("My Drive/k") == []
-    assert made["two"].cached_extent("My Drive/k") == [(0, 3000)]
-    assert [len(origin.log) for origin in origins.values()] == [1, 1]

@@ -4,27 +4,20 @@ import asyncio
 import contextlib
 import functools
 import gc
-import importlib.util
 import inspect
 import json
-import multiprocessing
 import os
-import random
 import sys
 import textwrap
-import threading
-import warnings
 import weakref
 
 import fsspec
-import numpy as np
 import pytest
-import zarr
 
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.fakes import gate
-from tests.support import KiB, MiB, forget, noise, until
+from tests.support import KiB, MiB, noise, until
 
 
 def left(fs):
@@ -80,8 +73,6 @@ def stall(cloud, *keys, after=None):
 
 
 # Event loops of callers.
-
-
 def test_a_loop_closed_during_a_read_does_not_affect_others(origin):
     """Its tasks are never cancelled: the read ends by itself, and its blocks are cached."""
     fs, there = (
@@ -127,8 +118,6 @@ def test_a_cancelled_read_leaves_nothing_running(cloud, monkeypatch):
 
 
 # Ctrl-C.
-
-
 def test_an_interrupt_ends_a_read_and_the_process(cloud):
     """KeyboardInterrupt is raised even if nothing answers; received blocks are stored whole or not at all."""
     stall(cloud, "slow")
@@ -271,8 +260,6 @@ def test_a_process_exits_with_requests_in_flight(cloud, how):
 
 
 # Leaks.
-
-
 def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
     """Reads, listings, errors and evictions add no thread, descriptor or task per round; closing frees all."""
     for i in range(6):
@@ -356,102 +343,3 @@ def test_unreferenced_filesystems_and_files_are_collected(cloud):
         until(lambda seen=seen: gc.collect() is not None and not any(ref() for ref in seen))
         until(lambda: not left(fs))
         assert leaked_blocks(fs) == 0
-
-
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_file_may_be_closed_while_other_threads_read_it(cloud, warm):
-    """A reader gets right bytes, or ValueError as from any closed file; all blocks of the file are closed."""
-    data, wrong = cloud.put("a", noise(6 * MiB)), []
-    fs = fsspec.filesystem("cgs")
-
-    def read(file, seed, begun):
-        chance = random.Random(seed)
-        while True:
-            try:
-                piece = file.read(chance.randrange(1, 200 * KiB))
-                if piece not in data:
-                    wrong.append(len(piece))
-                file.seek(chance.randrange(len(data)))
-            except ValueError:
-                return
-            begun.set()
-
-    for _ in range(3):
-        if warm:
-            fs.cat_file(cloud.path("a"))
-        else:
-            fs.evict(cloud.path("a"))
-        file, begun = fs.open(cloud.path("a")), [threading.Event() for _ in range(6)]
-        threads = [threading.Thread(target=read, args=(file, seed, each)) for seed, each in enumerate(begun)]
-        for thread in threads:
-            thread.start()
-        assert all(each.wait(120) for each in begun)
-        file.close()
-        for thread in threads:
-            thread.join(300)
-        assert not any(thread.is_alive() for thread in threads), "a reader hangs"
-        until(lambda: not left(fs))
-        assert leaked_blocks(fs) == 0
-    assert not wrong
-
-
-# Workers that load data.
-
-
-class Samples:
-    """A map-style dataset over an array that was opened before the workers started."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __len__(self):
-        return self.array.shape[0]
-
-    def __getitem__(self, index):
-        return int(index), int(self.array[index].sum())
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(m, marks=pytest.mark.stress) for m in ("forkserver", "spawn"))]
-)
-def test_four_data_loader_workers_read_an_array_opened_before(cloud, method, monkeypatch):
-    """Every sample is right in both epochs, every chunk is downloaded once by all four, and all of them end."""
-    import torch.utils.data
-
-    for name, value in cloud.configuration.items():
-        monkeypatch.setenv(name, value)
-    n = 16
-    array = zarr.create_array(cloud.url("a.zarr"), shape=(n, 1000), chunks=(1, 1000), dtype="i4")
-    array[:] = np.arange(n * 1000).reshape(n, 1000)
-    forget()
-    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    expected = {i: int(np.arange(i * 1000, (i + 1) * 1000).sum()) for i in range(n)}
-    assert Samples(array)[3] == (3, expected[3])  # with its own loop, threads and connections
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than there are cores
-        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        loader = torch.utils.data.DataLoader(
-            Samples(array),
-            batch_size=2,
-            num_workers=4,
-            shuffle=True,
-            multiprocessing_context=multiprocessing.get_context(method),
-            timeout=300,
-            persistent_workers=True,
-        )
-        for _ in range(2):
-            found = {}
-            for numbers, sums in loader:
-                found |= dict(zip(numbers.tolist(), sums.tolist(), strict=True))
-            assert found == expected
-    workers = loader._iterator._workers
-    del loader
-    gc.collect()
-    for worker in workers:
-        worker.join(300)
-        assert worker.exitcode == 0
-    chunks = [
-        request.key for request in cloud.server.requests if request.kind == "media" and "/c/" in request.key
-    ]
-    assert len(chunks) == len(set(chunks)) == n

@@ -3,14 +3,11 @@
 import asyncio
 import errno
 import functools
-import gc
 import os
 import re
 import traceback
-import types
 
 import fsspec
-import gcsfs.retry
 import pytest
 
 from cachedfs.cache.block_file import FORMAT
@@ -19,11 +16,6 @@ from cachedfs.origins.gcs import origin
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import forget, noise
-
-
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
 
 
 def every_read(fs, path):
@@ -55,8 +47,6 @@ def failure(act, kind):
 
 
 # Missing objects.
-
-
 def test_reading_a_missing_object_is_file_not_found(cloud, fs):
     for name, read in every_read(fs, cloud.path("nothing")).items():
         error = failure(read, FileNotFoundError)
@@ -86,14 +76,6 @@ def test_a_missing_bucket_is_file_not_found(cloud, fs):
         error = failure(act, FileNotFoundError)
         assert error.errno == errno.ENOENT
         assert "no-such-bucket" in str(error)
-
-
-def test_removing_or_copying_a_missing_object_is_file_not_found(cloud, fs):
-    for act in (
-        lambda: fs.rm_file(cloud.path("nothing")),
-        lambda: fs.cp_file(cloud.path("nothing"), cloud.path("b")),
-    ):
-        assert cloud.path("nothing") in str(failure(act, FileNotFoundError))
 
 
 def test_a_missing_path_is_named_as_it_was_given(cloud, fs, tmp_path):
@@ -136,30 +118,6 @@ def test_reading_a_folder_as_an_object_is_is_a_directory(cloud, fs):
 
 
 # Credentials.
-
-
-def test_a_wrong_credential_is_a_permission_error(cloud):
-    cloud.put("a", b"1")
-    cloud.server.require_token("right")
-    try:
-        fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-        reads = every_read(fs, cloud.path("a"))
-        others = {
-            "info": lambda: fs.info(cloud.path("a")),
-            "exists": lambda: fs.exists(cloud.path("a")),
-            "ls": lambda: fs.ls(cloud.bucket),
-            "find": lambda: fs.find(cloud.bucket),
-            "pipe": lambda: fs.pipe_file(cloud.path("b"), b"1"),
-        }
-        for name, act in (reads | others).items():
-            error = failure(act, PermissionError)
-            assert error.errno == errno.EACCES, name
-            assert cloud.bucket in str(error), name
-            assert "token" in str(error) or "credential" in str(error), name
-    finally:
-        cloud.server.require_no_token()
-
-
 def test_a_forbidden_bucket_is_a_permission_error(cloud, fs):
     cloud.put("a", b"1")
     cloud.server.forbid(cloud.bucket)
@@ -205,37 +163,7 @@ def test_a_drive_without_access_is_an_error_and_not_empty(drive, status):
         failure(act, AccessDenied)
 
 
-def test_a_missing_token_file_is_not_a_missing_object(cloud, tmp_path):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"token": str(tmp_path / "no-token.json")})
-    for act in (lambda: fs.cat_file("b/a"), lambda: fs.exists("b/a"), lambda: fs.ls("b")):
-        with pytest.raises((PermissionError, ValueError)) as caught:
-            act()
-        assert "no-token.json" in str(caught.value)
-
-
-def test_a_failed_write_names_the_url_and_closes_the_file(cloud, fs, monkeypatch):
-    # Let gcsfs retry six times without waiting.
-    monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
-    cloud.put("a", b"old")
-    for fault, kind in (
-        ({"status": 403}, PermissionError),
-        ({"status": 200, "body": "{}"}, OriginUnavailable),
-    ):
-        cloud.server.fail(Fault(kind="upload", times=None, **fault))
-        file = fs.open(cloud.path("a"), "wb")
-        file.write(b"new")
-        with pytest.raises(kind, match=re.escape(cloud.url("a"))):
-            file.close()
-        assert file.closed
-        cloud.server.heal()
-        cloud.asked()
-        del file
-        gc.collect()
-        assert cloud.asked() == []
-        assert fs.cat_file(cloud.path("a")) == b"old"
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 412, 429, 500, 501, 503])
+@pytest.mark.parametrize("status", [400, 401, 403, 412, 500])
 def test_only_a_true_404_is_file_not_found(cloud, fs, status, monkeypatch):
     monkeypatch.setattr(origin, "RetryPolicy", functools.partial(RetryPolicy, tries=2, base_s=0.0))
     cloud.put("a", b"1")
@@ -277,8 +205,6 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(cloud, fs, mon
 
 
 # Protocols and packages.
-
-
 def test_an_unknown_protocol_is_a_value_error_that_names_it():
     with pytest.raises(ValueError, match="nonsense"):
         fsspec.open("cachedfs::nonsense://a").open()
@@ -293,75 +219,16 @@ def test_a_missing_protocol_is_a_value_error_with_examples():
         fsspec.filesystem("cachedfs")
 
 
-def test_a_missing_package_is_an_import_error_that_names_it(cloud):
-    code = """
-        import sys
-        import fsspec
-        sys.modules["gcsfs"] = None
-        fs = fsspec.filesystem("cgs")
-        acts = [lambda: fs.cat_file("b/a"), lambda: fs.open("b/a"), lambda: fs.info("b/a"), lambda: fs.ls("b"),
-                lambda: fs.exists("b/a"), lambda: fs.pipe_file("b/a", b""), lambda: fs.cat(["b/a", "b/c"]),
-                lambda: fsspec.open("cgs://b/a").open(), lambda: fsspec.open("cachedfs::gs://b/a").open(),
-                lambda: fs.origin_fs]
-        for number, act in enumerate(acts):
-            try:
-                act()
-            except ImportError as error:
-                assert "gcsfs" in str(error), (number, error)
-                assert "pip install" in str(error) or "install" in str(error), (number, error)
-            else:
-                raise AssertionError(number)
-        print("ok")
-    """
-    assert cloud.python(code) == "ok\n"
-
-
 # Options.
-
-
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [
-        ("cache_sise", "1GB", "did you mean 'cache_size'"),
-        ("maxage", 5, "did you mean 'max_age'"),
-        ("frobnicate", 1, "the options are"),
-        ("cache_size", "12 parsecs", "'8MiB'"),
-        ("cache_size", -1, "not be negative"),
-        ("block_size", 1000, "at least"),
-        ("block_size", "100KiB", "multiple of 64 KiB"),
-        ("keep_free", "200%", "between 0% and 100%"),
-        ("max_age", "soon", "max_age"),
-        ("max_age", -1, "0 or more"),
-        ("concurrency", 0, "at least 1"),
-        ("offline", "perhaps", "True or False"),
-        ("cache_dir", "", "directory"),
-        ("cache_dir", 5, "cache_dir"),
-        ("read_ahead", "10%", "expected bytes"),
-    ],
+    [("cache_sise", "1GB", "did you mean 'cache_size'"), ("keep_free", "200%", "between 0% and 100%")],
 )
 def test_a_wrong_option_is_a_value_error_that_names_it(option, value, says):
     for protocol, target in (("cachedfs", {"target_protocol": "gs"}), ("cgs", {})):
         with pytest.raises(ValueError, match=option) as caught:
             fsspec.filesystem(protocol, **target, **{option: value})
         assert says in str(caught.value)
-
-
-def test_a_wrong_option_in_a_url_is_the_same_error():
-    with pytest.raises(ValueError, match="cache_size"):
-        fsspec.open("cachedfs::gs://b/a", cachedfs={"cache_sise": 1})
-
-
-def test_an_option_of_the_target_passed_to_cachedfs_says_where_it_goes():
-    with pytest.raises(ValueError, match="gs=") as caught:
-        fsspec.filesystem("cgs", token="anon")
-    assert "token" in str(caught.value)
-
-
-def test_a_wrong_option_of_the_target_names_it(cloud):
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"access": "nonsense", "token": "anon"})
-    for act in (lambda: fs.cat_file("b/a"), lambda: fs.open("b/a"), lambda: fs.info("b/a")):
-        with pytest.raises(ValueError, match="access"):
-            act()
 
 
 def test_an_option_that_gcsfs_does_not_have_is_a_warning(cloud, caplog):
@@ -394,8 +261,6 @@ def test_a_cache_directory_writable_by_others_is_a_value_error(cloud, tmp_path):
 
 
 # Modes and ranges.
-
-
 def test_a_wrong_mode_is_a_value_error(cloud, fs):
     cloud.put("a", b"1")
     for mode in ("q", "rw", ""):
@@ -415,16 +280,6 @@ def test_an_open_file_refuses_what_a_builtin_file_refuses(cloud, fs):
     for method in (file.read, file.tell, file.readable, file.seekable):
         with pytest.raises(ValueError, match="closed"):
             method()
-
-
-def test_a_range_that_ends_before_it_begins_is_empty(cloud, fs):
-    cloud.put("a", noise(100))
-    for _ in range(2):
-        assert fs.cat_file(cloud.path("a"), 50, 10) == b""
-        assert fs.cat_file(cloud.path("a"), 500, 600) == b""
-        assert fs.cat_file(cloud.path("a"), 90, 600) == noise(100)[90:]
-        assert fs.cat_file(cloud.path("a"), -10, -5) == noise(100)[-10:-5]
-        assert fs.cat_file(cloud.path("a"), -1000) == noise(100)
 
 
 def test_in_place_changes_of_gcs_objects_are_refused(cloud):

@@ -1,13 +1,11 @@
 """Processes and threads: fork, spawn, forkserver, workers that end, several processes on one machine."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 
 import fsspec
 import numpy as np
@@ -48,12 +46,6 @@ def run(context, target, *arguments, n=1):
 
 
 # Functions of the children, at module level so that spawn finds them.
-
-
-def check_cat(fs, path, expected_size, seed):
-    assert fs.cat_file(path) == noise(expected_size, seed)
-
-
 def check_handle(file, expected_size, seed):
     file.seek(0)
     assert file.read() == noise(expected_size, seed)
@@ -78,8 +70,6 @@ def fetch(fs, path):
 
 
 # Fork.
-
-
 def test_a_filesystem_used_before_a_fork_works_in_children(cloud, fs, forking):
     for i, name in enumerate("ab"):
         cloud.put(f"d/{name}", noise(SIZE, i))
@@ -147,8 +137,6 @@ def test_a_forked_child_holds_no_blocks_of_its_parent(cloud, forking):
 
 
 # Spawn and forkserver.
-
-
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_pickled_filesystems_files_and_arrays_work_in_new_processes(cloud, method):
     fs, _ = fsspec.url_to_fs(cloud.url(), **options(cloud))
@@ -172,8 +160,6 @@ def options(cloud):
 
 
 # Workers that end.
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_blocks_fetched_by_a_worker_are_on_disk_when_it_has_ended(cloud, forking, method):
     cloud.put("a", noise(10 * MiB))
@@ -209,8 +195,6 @@ def test_a_worker_killed_during_a_fetch_blocks_no_other(cloud, fs, forking):
 
 
 # Threads.
-
-
 def test_many_threads_read_the_right_bytes_once(cloud, fs):
     objects = {cloud.path(f"{i}"): cloud.put(f"{i}", noise(MiB + i, i)) for i in range(10)}
     paths, barrier, wrong = list(objects), threading.Barrier(50), []
@@ -233,26 +217,3 @@ def test_many_threads_read_the_right_bytes_once(cloud, fs):
         thread.join()
     assert not wrong
     assert cloud.server.bytes_sent() <= 1.02 * sum(map(len, objects.values()))
-
-
-def test_many_threads_read_one_file_without_mixing(cloud, fs):
-    data = cloud.put("a", noise(6 * MiB))
-    with fs.open(cloud.path("a")) as file, ThreadPoolExecutor(8) as pool:
-        pieces = list(pool.map(lambda _: file.read(64 * KiB), range(96)))
-    assert sorted(pieces) == sorted(data[i : i + 64 * KiB] for i in range(0, 6 * MiB, 64 * KiB))
-
-
-def read_in_a_thread(fs, path):
-    def read():
-        with contextlib.suppress(OSError):  # "shutting down"
-            fs.cat_file(path)
-
-    # Since Python 3.13 a worker joins its threads first at its end, as programs always did.
-    threading.Thread(target=read, daemon=sys.version_info >= (3, 13)).start()
-    until(lambda: fs._source.runtime.active_requests)
-
-
-def test_a_worker_ends_while_its_thread_still_reads(cloud, fs, forking):
-    cloud.put("slow", b"data")
-    cloud.server.fail(Fault(kind="media", key="slow", stall_s=3600))
-    run(forking, read_in_a_thread, fs, cloud.path("slow"))

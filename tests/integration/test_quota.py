@@ -1,8 +1,6 @@
 """Quotas of Google Drive: errors, cached data, bounded ranges, request pacing, reading ahead, daily use."""
 
 import errno
-import re
-from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
@@ -11,16 +9,10 @@ from cachedfs.common.types import Range
 from cachedfs.errors import QuotaExceeded
 from cachedfs.fetch import runtime
 from cachedfs.origins.drive.quota import UNITS_A_DAY
-from cachedfs.sim import DriveServer, Fault
-from cachedfs.sim.network import Delay, Profile
-from cachedfs.sim.quota import QUOTAS
+from cachedfs.sim import Fault
 from tests.fakes import FakeOrigin
-from tests.support import Drive, KiB, MiB, forget, noise, tally, until
+from tests.support import KiB, MiB, forget, noise, until
 
-V2 = (
-    '{"error": {"code": 403, "message": "The download quota for this file has been exceeded", "errors": '
-    '[{"domain": "usageLimits", "reason": "quotaExceeded", "location": "quota.download"}]}}'
-)
 BLOCK = 64 * KiB
 SMALL = {"block_size": BLOCK, "request_size": 2 * BLOCK, "read_ahead": 4 * BLOCK}
 
@@ -38,25 +30,20 @@ def wait_until_idle(fs):
     runtime.drain(120)
 
 
-@pytest.mark.parametrize(
-    ("fault", "options"),
-    [({"reason": "downloadQuotaExceeded"}, {}), ({"body": V2}, {"read_ahead": 0})],
-    ids=["v3", "v2, nothing ahead"],
-)
-def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(drive, fault, options):
-    fs = fsspec.filesystem("cdrive", **options)
+def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(drive):
+    fs = fsspec.filesystem("cdrive")
     data = drive.put("big.bin", noise(4 * MiB))
     path = drive.path("big.bin")
     assert fs.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
     wait_until_idle(fs)
-    drive.server.fail(Fault(kind="media", status=403, times=None, **fault))
+    drive.server.fail(Fault(kind="media", status=403, times=None, reason="downloadQuotaExceeded"))
     drive.asked()
     with pytest.raises(QuotaExceeded, match=r"up to 24 hours.*Cached data can still be read.*copy") as caught:
         fs.cat_file(path, 2 * MiB, 4 * MiB)
     assert caught.value.errno == errno.EDQUOT
     wait_until_idle(fs)
     # The rest before the range is tried once.
-    assert drive.asked().count("media") == (1 if options else 2)
+    assert drive.asked().count("media") == 2
     assert fs.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
     with fs.open(path) as file:
         file.seek(MiB + 5)
@@ -68,107 +55,13 @@ def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(driv
     wait_until_idle(fs)
     assert drive.asked().count("media") == 1
     forget()
-    again = fsspec.filesystem("cdrive", **options)
+    again = fsspec.filesystem("cdrive")
     assert again.cat_file(path, MiB, 2 * MiB) == data[MiB : 2 * MiB]
     wait_until_idle(again)
     assert "media" not in drive.asked()
 
 
-@pytest.mark.usefixtures("default_patience")
-@pytest.mark.parametrize(
-    ("size", "n_requests", "options"), [(3 * MiB, 10, {"read_ahead": 0}), (20 * MiB, 12, {})]
-)
-def test_every_request_for_media_has_a_bounded_range(drive, tmp_path, options, size, n_requests):
-    """An open-ended request is charged as the whole file, even if it is aborted."""
-    fs = fsspec.filesystem("cdrive", **options)
-    data = drive.put("big.bin", noise(size))
-    path, uncached = drive.path("big.bin"), fsspec.filesystem("drive")
-    for name in ("small", "other", "third"):
-        drive.put(name, noise(1000))
-    with fs.open(path) as file:
-        assert file.read(10) == data[:10]
-        wait_until_idle(fs)
-        file.seek(-10, 2)
-        assert file.read() == data[-10:]
-    wait_until_idle(fs)
-    assert fs.cat_file(path, -100) == data[-100:]
-    wait_until_idle(fs)
-    assert fs.cat_ranges([path, path], [5, MiB], [9, None]) == [data[5:9], data[MiB:]]
-    wait_until_idle(fs)
-    assert fs.cat([drive.path("small"), drive.path("other")])
-    wait_until_idle(fs)
-    fs.get(drive.path("third"), str(tmp_path / "third"))
-    wait_until_idle(fs)
-    fs.head(path)
-    fs.tail(path)
-    wait_until_idle(fs)
-    assert uncached.cat_file(path) == data
-    wait_until_idle(fs)
-    assert uncached.cat_file(path, -7) == data[-7:]
-    wait_until_idle(fs)
-    with uncached.open(path) as file:
-        assert file.read() == data
-    wait_until_idle(fs)
-    uncached.get(path, str(tmp_path / "b/big"))
-    wait_until_idle(fs)
-    ranges = [r.headers.get("range", "") for r in drive.server.requests if r.kind == "media"]
-    assert len(ranges) == n_requests  # the rest was fetched with it
-    assert [text for text in ranges if not re.fullmatch(r"bytes=\d+-\d+", text)] == []
-
-
-# Several processes
-
-NEW = Profile(name="new", media=Delay(0.05), quota=QUOTAS["units"])
-READ = """
-    import fsspec, sys
-    fs = fsspec.filesystem("cdrive")
-    names = fs.ls("My Drive/many", detail=False)
-    start = int(sys.argv[1])
-    print(len(fs.cat(names[start : start + 45])))
-"""
-
-
-@pytest.fixture
-def machine(own_cache, monkeypatch):
-    """A machine, and a Drive that allows 27 downloads a second without saying so."""
-    with DriveServer(NEW) as server:
-        options = {"token": "anon", "endpoint_url": server.endpoint_url}
-        monkeypatch.setitem(fsspec.config.conf, "drive", options)
-        server.fill(server.folder("many"), 135, size=500)
-        yield Drive(server, "many", own_cache)
-
-
-@pytest.mark.stress
-def test_processes_that_share_a_quota_all_finish(machine):
-    """Each process finds the quota for itself, and slows down when it is refused."""
-    machine.python('import fsspec; fsspec.filesystem("cdrive").ls("My Drive/many")')
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda i: machine.python(READ, str(45 * i)), range(3))) == ["45\n"] * 3
-    tally(
-        "requests refused while three processes found a quota",
-        sum(request.status == 403 for request in machine.server.requests),
-    )
-
-
 # Readahead
-
-
-def test_readahead_waits_while_requests_are_scarce_and_reads_do_not(monkeypatch):
-    origin = FakeOrigin()
-    origin.install(monkeypatch)
-    data = origin.put("b/big", noise(20 * MiB))
-    origin.spare_in_s = 0.01
-    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    with fs.open("b/big") as file:
-        for _ in range(9):
-            file.read(MiB)
-        alone = len(origin.log)
-        assert alone == 2  # the first eight, and the one that the reader waited for
-        origin.spare_in_s = 0.0
-        until(lambda: len(origin.log) > alone)
-        assert file.read() == data[9 * MiB :]
-
-
 def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
     origin = FakeOrigin()
     origin.install(monkeypatch)

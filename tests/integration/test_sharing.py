@@ -141,17 +141,12 @@ if kind != fcntl.F_UNLCK:
 """
 
 
-WAYS = [
-    ["cat_file"] * N,
-    ["handle"] * N,
-    ["cat_file", "handle", "threads", "tasks"] * 2,
-]
-
-
 def test_eight_processes_in_random_order_download_each_block_once(own_cache):
     size = 8 * MiB + 5
     with serving(size, own_cache) as (server, there):
-        read_by_all(there, size, 64 * KiB, WAYS[-1], request_size=256 * KiB)
+        read_by_all(
+            there, size, 64 * KiB, ["cat_file", "handle", "threads", "tasks"] * 2, request_size=256 * KiB
+        )
         assert server.bytes_sent() <= size + N * 256 * KiB  # each may abort a request when it jumps
     assert left_on_disk(own_cache) == []
 
@@ -163,29 +158,6 @@ def test_eight_processes_in_step_download_an_object_twice_the_cache_size_once(ow
         ways = ["cat_file in step", "handle in step"] * (N // 2)
         read_by_all(there, size, 256 * KiB, ways, request_size=512 * KiB, cache_size=bound)
         assert server.bytes_sent() <= size + N * 512 * KiB
-    assert left_on_disk(own_cache) == []
-
-
-@pytest.mark.stress
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("ways", "bound", "most"),
-    [
-        *((ways, 1 << 30, 1.02) for ways in WAYS),
-        (["cat_file in step"] * N, 96 * MiB, 1.1),
-        (["handle in step"] * N, 96 * MiB, 1.1),
-    ],
-    ids=["cat_file", "handles", "mixed", "cat_file in step", "handles in step"],
-)
-def test_eight_processes_download_a_large_object_once(own_cache, ways, bound, most, capsys):
-    size = 192 * MiB + 5
-    with serving(size, own_cache) as (server, there):
-        read_by_all(there, size, MiB, ways, cache_size=bound, timeout=500)
-        with capsys.disabled():
-            sys.stdout.write(
-                f"\n{server.bytes_sent() / size:.4f} of it in {server.count('media')} requests\n"
-            )
-        assert server.bytes_sent() <= most * size
     assert left_on_disk(own_cache) == []
 
 

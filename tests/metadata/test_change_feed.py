@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import random
 import time
 
 import fsspec
@@ -11,7 +10,7 @@ import pytest
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.origins.drive import client
 from cachedfs.sim import Fault
-from tests.support import Drive, forget, noise, tally
+from tests.support import Drive, forget, noise
 
 
 @pytest.fixture
@@ -45,8 +44,6 @@ FOLDER = "application/vnd.google-apps.folder"
 
 
 # Cost in requests.
-
-
 def test_a_second_session_costs_one_request_when_nothing_changed(drive, fs, tree, clock):
     data = {drive.path(key): content for key, content in tree.items()}
     names = fs.find(drive.path())
@@ -63,14 +60,6 @@ def test_a_second_session_costs_one_request_when_nothing_changed(drive, fs, tree
         with again.open(drive.path("b/z/z/3.txt")) as file:
             assert file.read() == tree["b/z/z/3.txt"]
         assert drive.asked() == ["change"]
-
-
-def test_one_file_of_a_listed_tree_costs_one_request_in_a_new_session(drive, fs, tree, clock):
-    fs.cat(fs.find(drive.path()))
-    drive.asked()
-    clock(3600)
-    assert new_session().cat_file(drive.path("a/z/z/0.txt")) == tree["a/z/z/0.txt"]
-    assert drive.asked() == ["change"]
 
 
 def test_a_shared_drive_has_its_own_feed(drive, fs, clock):
@@ -174,17 +163,16 @@ def test_changes_that_a_reader_does_not_see_cost_nothing(drive, fs, tree, clock)
     fs.find(drive.path())
     clock(61)
     drive.server.edit(id_of(drive, "a/x/1.txt"), description="a comment")
-    drive.server.edit(id_of(drive, "a/0.txt"), labels={"starred": True})
+    drive.server.edit(id_of(drive, "a/0.txt"), starred=True)
     drive.asked()
     assert len(fs.find(drive.path())) == len(tree)
     assert drive.asked() == ["change"]
 
 
-@pytest.mark.parametrize("n", [4000, pytest.param(200_000, marks=pytest.mark.stress)])
-def test_one_name_in_a_huge_folder_costs_three_requests(drive, fs, n):
+def test_one_name_in_a_huge_folder_costs_three_requests(drive, fs):
     folder = drive.server.folder("huge")
     try:
-        drive.server.fill(folder, n)
+        drive.server.fill(folder, 4000)
         drive.server.reset()
         assert fs.info("My Drive/huge/f003456")["size"] == 16
         assert drive.asked() == ["get", "list", "list"]
@@ -209,8 +197,6 @@ def test_a_long_listing_is_not_repeated_for_one_changed_name(drive, fs, clock):
 
 
 # Failures.
-
-
 def test_a_rejected_token_causes_one_new_listing_and_a_new_token(drive, fs, tree, clock):
     names = fs.find(drive.path())
     drive.server.expire_changes()
@@ -286,8 +272,6 @@ def test_paths_that_no_feed_covers_are_looked_up(drive, fs, clock):
 
 
 # Correctness.
-
-
 def trash_and_back(at):
     at.server.trash(at.id("d/one"))
     at.server.trash(at.id("d/one"), False)
@@ -318,8 +302,8 @@ class Folder:
 
 EDITS = {
     "content": lambda at: at.put("d/one", b"other"),
-    "a name": lambda at: at.server.edit(at.id("d/one"), title="three"),
-    "a name that was known to be free": lambda at: at.server.edit(at.id("d/one"), title="free"),
+    "a name": lambda at: at.server.edit(at.id("d/one"), name="three"),
+    "a name that was known to be free": lambda at: at.server.edit(at.id("d/one"), name="free"),
     "a new file": lambda at: at.put("d/free", b"new"),
     "a place": lambda at: at.server.edit(at.id("d/one"), parents=[at.id("e")]),
     "a second place": lambda at: at.server.edit(at.id("d/one"), parents=[at.id("d"), at.id("e")]),
@@ -328,14 +312,14 @@ EDITS = {
     "gone": lambda at: at.drive.delete(f"{at.name}/d/one"),
     "gone, with an older one of the name": lambda at: at.server.remove(at.id("d/two")),
     "older than another of the name": lambda at: at.server.edit(
-        at.id("d/two"), modifiedDate="2000-01-01T00:00:00.000Z"
+        at.id("d/two"), modifiedTime="2000-01-01T00:00:00.000Z"
     ),
     "a newer one of the name": lambda at: at.put("d/one", b"newer", new=True),
     "a place that goes": lambda at: (
         at.server.edit(at.id("d/one"), parents=[at.id("e")]),
         at.server.remove(at.id("e")),
     ),
-    "a folder's name": lambda at: at.server.edit(at.id("d"), title="f"),
+    "a folder's name": lambda at: at.server.edit(at.id("d"), name="f"),
     "a folder's place": lambda at: at.server.edit(at.id("d"), parents=[at.id("e")]),
     "a folder in the trash": lambda at: at.server.trash(at.id("d")),
     "a folder gone": lambda at: at.server.remove(at.id("d")),
@@ -392,74 +376,6 @@ def test_items_behind_a_shortcut_are_looked_up(drive, fs, clock):
         drive.server.delay_changes(0)
 
 
-class Editor:
-    """Makes every kind of change in every way; the same ones for the same seed."""
-
-    def __init__(self, drive, team, seed):
-        self.drive, self.server, self.rng, self.team = drive, drive.server, random.Random(seed), team
-        self.root = self.server.folder(drive.name)
-        self.files, self.folders, self.n = [], [self.root, team], 0
-        for _ in range(25):
-            self.act()
-
-    def act(self):
-        acts = [self.add, self.write, self.rename, self.move, self.trash, self.remove, self.back, self.touch]
-        acts += [self.fold, self.fold, self.link, self.share, self.hide]
-        self.n += 1
-        try:
-            self.rng.choice(acts)()
-        except (LookupError, IndexError):  # the item is gone, or would be moved into itself
-            pass
-
-    def name(self):
-        return self.rng.choice(["a", "b", "c", "sub", "it's", "x/y", "ü"])
-
-    def folder(self):
-        return self.rng.choice(self.folders)
-
-    def any(self):
-        return self.rng.choice(self.files + self.folders[2:])
-
-    def add(self):
-        self.files.append(self.server.add(self.name(), b"%d" % self.n, parent=self.folder()))
-
-    def fold(self):
-        name = f"folder {self.rng.randrange(3)}"
-        self.folders.append(self.server.add(name, b"", parent=self.folder(), mimeType=FOLDER))
-
-    def write(self):
-        item = self.server.item(self.rng.choice(self.files))
-        self.server.put(item["title"].replace("/", "-"), b"new %d" % self.n, parent=item["parents"][0]["id"])
-
-    def rename(self):
-        self.server.edit(self.any(), title=self.name())
-
-    def move(self):
-        self.server.edit(self.any(), parents=[self.folder()])
-
-    def share(self):
-        self.server.edit(self.any(), parents=sorted({self.folder(), self.folder()}))
-
-    def trash(self):
-        self.server.trash(self.any())
-
-    def back(self):
-        self.server.trash(self.any(), False)
-
-    def remove(self):
-        self.server.remove(self.any())
-
-    def touch(self):
-        day = self.rng.randrange(1, 28)
-        self.server.edit(self.any(), modifiedDate=f"20{self.rng.randrange(10, 40)}-02-{day:02}T00:00:00.000Z")
-
-    def hide(self):
-        self.server.edit(self.any(), capabilities={"canDownload": self.rng.random() < 0.5})
-
-    def link(self):
-        self.server.shortcut(f"link {self.rng.randrange(2)}", self.any(), parent=self.folder())
-
-
 def seen(fs, tops, paths):
     """Return all that a reader can see: listings level by level, find, and each path alone."""
     found = {}
@@ -473,44 +389,3 @@ def seen(fs, tops, paths):
         except FileNotFoundError:
             found[path] = None
     return found
-
-
-def edit_and_compare(drive, own_cache, clock, seed, n_rounds):
-    team = drive.server.share_drive(f"team {drive.name} {seed}")
-    tops = [drive.path(), f"shared:team {drive.name} {seed}"]
-    editor = Editor(drive, team, seed)
-    truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
-    fs = fsspec.filesystem("cdrive")
-    paths = set()
-    spared = 0
-    for number in range(n_rounds):
-        for _ in range(editor.rng.randrange(5)):
-            editor.act()
-        clock(61)
-        if number % 4 == 3:
-            fs = new_session()
-            truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
-        expected = seen(truth, tops, ())
-        paths |= {info["name"] for listing in expected.values() for info in listing.values()}
-        asked = sorted(editor.rng.sample(sorted(paths), min(len(paths), 15)))
-        expected |= seen(truth, (), asked)
-        n_true = len(drive.asked())
-        if number % 3:  # some rounds begin with the paths, others with the listings
-            assert seen(fs, (), asked) == {path: expected[path] for path in asked}, (seed, number)
-        assert seen(fs, tops, asked) == expected, (seed, number)
-        spared += n_true - len(drive.asked())
-        tally("rounds of edits at Drive after which all was seen as it is")
-    assert spared > 0
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.filterwarnings("ignore")
-def test_any_single_change_is_seen_after_max_age(drive, own_cache, clock, seed):
-    edit_and_compare(drive, own_cache, clock, seed, n_rounds=4)
-
-
-@pytest.mark.stress
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(100, 130))
-def test_any_sequence_of_changes_is_seen_after_max_age(drive, own_cache, clock, seed):
-    edit_and_compare(drive, own_cache, clock, seed, n_rounds=40)

@@ -11,12 +11,7 @@ from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
 from cachedfs.errors import AccessDenied, OriginUnavailable
-from tests.support import forget, noise, until
-
-
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
+from tests.support import forget, until
 
 
 def test_a_listing_does_not_make_deeper_objects_absent(cloud, fs):
@@ -56,13 +51,6 @@ def test_a_listing_proves_that_a_name_like_a_generation_is_absent(cloud, fs):
     cloud.asked()
     assert not fs.exists(cloud.path("d/k#1"))
     assert not cloud.asked()
-
-
-def test_ls_and_find_of_an_object_return_the_object(cloud, fs):
-    cloud.put("a", b"data")
-    for _ in range(2):
-        assert fs.ls(cloud.path("a"), detail=False) == [cloud.path("a")]
-        assert fs.find(cloud.path("a")) == [cloud.path("a")]
 
 
 def test_a_missing_folder_raises_in_ls_and_is_empty_in_find(cloud, fs):
@@ -118,32 +106,6 @@ def test_a_shared_lookup_continues_when_one_caller_is_cancelled(origin, held_loo
 
     assert asyncio.run(ask_twice()) == (5, True)
     assert len(origin.log) == 1
-
-
-def test_every_instance_reads_a_write_at_once(cloud, fs):
-    path = cloud.path("x")
-    other = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
-    assert not other.exists(path)
-    for content in (b"one", b"two!"):
-        with fs.open(path, "wb") as file:
-            file.write(content)
-        assert other.cat_file(path) == content
-        assert other.info(path)["size"] == len(content)
-        assert path in other.ls(cloud.bucket, detail=False)
-    fs.rm(path)
-    assert not other.exists(path)
-    assert other.ls(cloud.bucket, detail=False) == []
-
-
-def test_a_removed_tree_is_absent_from_all_cached_metadata(cloud, fs):
-    for i in range(5):
-        cloud.put(f"tree/{i}/leaf", noise(10, i))
-    assert len(fs.find(cloud.path("tree"))) == 5
-    assert fs.cat_file(cloud.path("tree/3/leaf")) == noise(10, 3)
-    fs.rm(cloud.path("tree"), recursive=True)
-    assert not fs.exists(cloud.path("tree/3/leaf"))
-    assert not fs.isdir(cloud.path("tree"))
-    assert fs.find(cloud.path("tree")) == []
 
 
 def test_an_explicit_folder_marker_is_a_folder_before_and_after_find(cloud, fs):

@@ -8,9 +8,6 @@ import types
 
 import fsspec
 import gcsfs.retry
-import pandas as pd
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from cachedfs.errors import CachedFSError, OriginUnavailable
@@ -26,11 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWar
 def no_wait(monkeypatch):
     """Let gcsfs retry without waiting."""
     monkeypatch.setattr(gcsfs.retry, "random", types.SimpleNamespace(random=lambda: -100.0))
-
-
-@pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
 
 
 def pipe(fs, path, folder):
@@ -134,17 +126,9 @@ def test_an_html_page_is_no_answer_to_a_change(cloud, fs, status):
 
 
 # A writer that fails
-
-
 def with_bytes(fs, url):
     with fs.open(url, "wb", block_size=256 * KiB) as file:
         file.write(NEW)
-        raise ZeroDivisionError
-
-
-def with_few_bytes(fs, url):
-    with fs.open(url, "wb") as file:
-        file.write(b"a")
         raise ZeroDivisionError
 
 
@@ -154,48 +138,10 @@ def with_text(fs, url):
         raise ZeroDivisionError
 
 
-def with_compression(fs, url):
-    with fs.open(url, "wb", compression="gzip") as file:
-        file.write(NEW)
-        raise ZeroDivisionError
-
-
 def with_open_file(fs, url):
     with fsspec.open(url, "wb") as file:
         file.write(b"a")
         raise ZeroDivisionError
-
-
-def with_open_text_file(fs, url):
-    with fsspec.open(url, "wt", compression="gzip") as file:
-        file.write("a")
-        raise ZeroDivisionError
-
-
-def with_finally(fs, url):
-    file = fsspec.open(url, "wb").open()
-    try:
-        file.write(b"a")
-        raise ZeroDivisionError
-    finally:
-        file.close()
-
-
-def with_parquet(fs, url):
-    table = pyarrow.table({"a": [1, 2]})
-    with pyarrow.parquet.ParquetWriter(url.partition("://")[2], table.schema, filesystem=fs) as writer:
-        writer.write_table(table)
-        raise ZeroDivisionError
-
-
-class Unprintable:
-    def __str__(self):
-        raise ZeroDivisionError
-
-
-def with_pandas(fs, url):
-    with fs.open(url, "w") as file:
-        pd.DataFrame({"a": ["b"] * 5000 + [Unprintable()]}).to_csv(file)
 
 
 def in_a_transaction(fs, url):
@@ -204,18 +150,7 @@ def in_a_transaction(fs, url):
         raise ZeroDivisionError
 
 
-FAILING = [
-    with_bytes,
-    with_few_bytes,
-    with_text,
-    with_compression,
-    with_open_file,
-    with_open_text_file,
-    with_finally,
-    with_parquet,
-    with_pandas,
-    in_a_transaction,
-]
+FAILING = [with_bytes, with_text, with_open_file, in_a_transaction]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +164,7 @@ def test_a_failing_writer_leaves_the_previous_object(cloud, act, prefix):
             act(fs, cloud.url(key, prefix))
     assert fs.ls(cloud.bucket, detail=False) == [cloud.path("k")]
     assert fs.cat_file(cloud.path("k")) == OLD
-    uploads = cloud.server._runner._service._uploads.values()
+    uploads = cloud.server._runner._service.uploads.values()
     assert [upload for upload in uploads if upload.bucket == cloud.bucket and not upload.result] == []
 
 

@@ -1,12 +1,9 @@
 """Sending a body: a connection that takes none of it is given up."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -23,14 +20,14 @@ HASTY = RetryPolicy(connect_s=60.0, stall_s=0.2)
 
 
 class NoAuth:
-    async def headers(self) -> dict[str, str]:
+    async def headers(self):
         return {}
 
-    async def renew(self, refused: object) -> bool:
+    async def renew(self, refused):
         return False
 
 
-def client_of(session: aiohttp.ClientSession, policy: RetryPolicy) -> HTTPClient:
+def client_of(session, policy):
     return HTTPClient(
         session,
         NoAuth(),
@@ -42,15 +39,12 @@ def client_of(session: aiohttp.ClientSession, policy: RetryPolicy) -> HTTPClient
     )
 
 
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
 @asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[str]:
+async def serving(answer):
     """The URL of a server that answers connections so, and is gone completely afterwards."""
     handlers = list[Any]()
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader, writer):
         handlers.append(asyncio.current_task())
         try:
             with suppress(asyncio.CancelledError):
@@ -69,7 +63,7 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
             await asyncio.gather(*handlers, return_exceptions=True)
 
 
-async def sent_to(answer: Answer, policy: RetryPolicy) -> int:
+async def sent_to(answer, policy):
     """Send BODY once; return the status of the answer."""
     async with serving(answer) as url, aiohttp.ClientSession() as session:
         request = HTTPRequest(url=url, params={}, subject="x://y", doing="writing", method="PUT", data=BODY)
@@ -77,16 +71,16 @@ async def sent_to(answer: Answer, policy: RetryPolicy) -> int:
             return response.status
 
 
-async def test_a_service_that_stops_reading_is_given_up() -> None:
-    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_a_service_that_stops_reading_is_given_up():
+    async def deaf(reader, writer):
         await asyncio.Event().wait()
 
     with pytest.raises(RetryableError, match="TimeoutError"):
         await sent_to(deaf, HASTY)
 
 
-async def test_an_answer_before_the_end_of_the_body_is_an_answer() -> None:
-    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_an_answer_before_the_end_of_the_body_is_an_answer():
+    async def hasty(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
         while await reader.read(1 << 20):

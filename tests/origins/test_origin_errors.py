@@ -3,10 +3,8 @@
 import asyncio
 import http.server
 import json
-import threading
 import traceback
 import types
-from functools import partial
 from typing import ClassVar
 
 import aiohttp
@@ -17,21 +15,17 @@ from fsspec.core import url_to_fs
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginUnavailable, OriginUnreachable
 from cachedfs.origins.origin_errors import error_of, mapped, object_of, translate, without_secrets
 from cachedfs.origins.retry import RetryableError
+from tests.support import WebServer
 
 
 @pytest.mark.parametrize(
     "secret",
     [
-        "GET https://host/tokeninfo?access_token=SECRET&x=1",
-        "refresh_token=SECRET",
-        "Authorization: Bearer SECRET",
-        "https://host/b/k?X-Goog-Signature=SECRET",
-        "https://host/b/k?sig=SECRET'",
-        "token 'ya29.SECRET' is bad",
-        "client_secret=SECRET)",
-        "password=SECRET",
+        "GET https://host/tokeninfo?access_token=SECRET&x=1", "refresh_token=SECRET", "Authorization: Bearer SECRET",
+        "https://host/b/k?X-Goog-Signature=SECRET", "https://host/b/k?sig=SECRET'", "token 'ya29.SECRET' is bad",
+        "client_secret=SECRET)", "password=SECRET",
     ],
-)
+)  # fmt: skip
 def test_only_secrets_are_removed_from_messages(secret):
     assert "SECRET" not in without_secrets(secret)
     assert without_secrets(secret.replace("SECRET", "")) != secret
@@ -92,15 +86,13 @@ ASKED = types.SimpleNamespace(real_url="http://host/k")
     [
         (aiohttp.ClientResponseError(ASKED, (), status=401), AccessDenied),
         (aiohttp.ClientResponseError(ASKED, (), status=503), OriginUnavailable),
-        (ConnectionRefusedError("refused"), OriginUnreachable),
-        (TimeoutError("late"), OriginUnavailable),
+        (ConnectionRefusedError("refused"), OriginUnreachable), (TimeoutError("late"), OriginUnavailable),
         (aiohttp.ClientResponseError(ASKED, (), status=404), ObjectNotFound),
         (aiohttp.ClientResponseError(ASKED, (), status=410), ObjectNotFound),
-        (KeyError("in the index of an archive"), ObjectNotFound),
-        (FileNotFoundError("in a folder"), ObjectNotFound),
+        (KeyError("in the index of an archive"), ObjectNotFound), (FileNotFoundError("in a folder"), ObjectNotFound),
         (None, ObjectNotFound),
     ],
-)
+)  # fmt: skip
 def test_an_error_is_an_absence_only_if_no_other_error_caused_it(cause, kind):
     absent = FileNotFoundError("http://host/k")
     absent.__cause__ = cause
@@ -121,9 +113,6 @@ class Answers(http.server.SimpleHTTPRequestHandler):
             return None
         return super().send_head()
 
-    def log_message(self, *args):
-        pass
-
 
 @pytest.mark.parametrize("trouble", [403, 429, 503, "gone"])
 def test_a_failure_of_a_web_server_is_never_a_fill_value_of_an_array(
@@ -131,17 +120,13 @@ def test_a_failure_of_a_web_server_is_never_a_fill_value_of_an_array(
 ):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(2,), dtype="i4", fill_value=0)
     array[:6] = [1, 2, 3, 4, 5, 6]  # the last chunk is missing
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Answers, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        fs, path = url_to_fs(f"cachedfs::http://127.0.0.1:{server.server_port}/a.zarr")
+    with WebServer(tmp_path, Answers) as server:
+        fs, path = url_to_fs(f"cachedfs::{server.url}/a.zarr")
         there = zarr.open_array(f"cachedfs::{path}", mode="r")
         assert there[0:2].tolist() == [1, 2]
         assert there[6:8].tolist() == [0, 0]
         if trouble == "gone":
-            server.shutdown()
-            server.server_close()
+            server.close()
         else:
             monkeypatch.setattr(Answers, "refusal", ("/c/", trouble))
         with pytest.raises(CachedFSError) as caught:
@@ -153,10 +138,6 @@ def test_a_failure_of_a_web_server_is_never_a_fill_value_of_an_array(
             fs.cat([f"{path}/c/1", f"{path}/c/2"], on_error="return")
             monkeypatch.setattr(Answers, "refusal", ("", 0))
             assert there[:].tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_json_that_is_nested_too_deeply_is_a_broken_answer():

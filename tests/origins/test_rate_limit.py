@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.origins.drive.quota import CREATES, REQUESTS
-from cachedfs.origins.rate_limit import (
-    RETRY_HIGHER_S,
-    LimitState,
-    answered,
-    per_s,
-    spare_s,
-    taken,
-)
+from cachedfs.origins.rate_limit import RETRY_HIGHER_S, LimitState, answered, per_s, spare_s, taken
 from cachedfs.origins.retry import RetryPolicy, delay
 
 OLD, NEW = 200.0, 325_000 / 60  # requests per second; and units per second, of which a download takes 200
@@ -65,13 +58,6 @@ def good_per_s(sent, start_s, stop_s):
     return sum(not refused for at, refused in sent if start_s <= at < stop_s) / (stop_s - start_s)
 
 
-def test_an_old_quota_is_limited_by_latency_and_refuses_nothing():
-    sent, pace = drive(Service(OLD), seconds=20, latency_s=0.2)
-    assert not refused_at(sent)
-    assert good_per_s(sent, 0, 20) == pytest.approx(80, rel=0.02)  # 16 in flight, 0.2 s each
-    assert pace.rung == 0
-
-
 def test_an_old_quota_is_never_exceeded():
     sent, _ = drive(Service(OLD), seconds=8, in_flight=100, latency_s=0.2)
     assert not refused_at(sent)
@@ -104,14 +90,6 @@ def test_occasional_refusals_do_not_lower_the_rate(seed):
     assert good_per_s(sent, 0, 10) >= 70
 
 
-@pytest.mark.parametrize("share", [0.5, 0.1])
-def test_a_quota_is_shared_with_other_users(share):
-    sent, pace = drive(Service(NEW * share, 200), seconds=300)
-    assert good_per_s(sent, 60, 300) >= 0.55 * 27 * share
-    assert len(refused_at(sent, after_s=60)) <= 0.2 * len(sent)
-    assert pace.rung == 1
-
-
 def test_a_burst_of_refusals_lowers_the_rate_once():
     pace = LimitState()
     for i in range(40):  # all were sent before the first answer arrived
@@ -125,32 +103,12 @@ def test_a_burst_of_refusals_lowers_the_rate_once():
     assert per_s(pace, REQUESTS, pace.cut_at + 3600) == pytest.approx(NEW * 0.95)
 
 
-def test_a_service_that_refuses_everything_is_rarely_asked():
-    class Window(Service):
-        def refuses(self, now):
-            return now < START + 40
-
-    sent, _ = drive(Window(0), seconds=100)
-    assert len(refused_at(sent)) <= 6 * 16 - 1  # as many tries as 16 reads have
-    assert good_per_s(sent, 90, 100) >= 5
-
-
 @pytest.mark.parametrize(("real", "at_least"), [(3.0, 2.7), (2.0, 1.8)])
 def test_items_are_created_as_fast_as_the_service_allows(real, at_least):
     sent, _ = drive(Service(real), seconds=300, ladder=CREATES, kind="create", in_flight=4)
     assert good_per_s(sent, 30, 300) >= at_least
     assert not refused_at(sent, after_s=30)
     assert sent[10][0] >= 2  # never a burst
-
-
-def test_kinds_of_requests_have_the_costs_of_google():
-    learned = LimitState(rung=1, cut_at=START, free_at=START)
-    for kind, units in {"get": 5, "list": 100, "download": 200, "edit": 50, "create": 50, "other": 5}.items():
-        after, wait_s = taken(learned, REQUESTS, kind, START)
-        assert wait_s == 0
-        assert after.free_at - learned.free_at == pytest.approx(units / (NEW * 0.95), abs=1e-6)
-        after, _ = taken(LimitState(free_at=START), REQUESTS, kind, START)
-        assert after.free_at - START == pytest.approx(1 / 190, abs=1e-6)
 
 
 def test_readahead_leaves_half_of_a_burst_to_waiting_callers():

@@ -8,10 +8,10 @@ from cachedfs.origins.request_slots import ConcurrencyWindow, RequestSlots, spec
 class Service:
     """Finished requests of a service with `rate` requests a second at most, 50 ms for each."""
 
-    def __init__(self, window: ConcurrencyWindow, rate: float = float("inf")) -> None:
+    def __init__(self, window, rate=float("inf")):
         self.window, self.rate, self.now = window, rate, 0.0
 
-    def round(self, *, is_full: bool = True) -> None:
+    def round(self, *, is_full=True):
         """Finish as many requests as the window has."""
         n = self.window.size
         self.window.was_full |= is_full
@@ -96,24 +96,6 @@ async def test_a_pause_between_requests_is_no_part_of_a_round():
             slot.release()
         now += 3600.0
         assert slots.window == window
-
-
-async def test_the_window_grows_while_the_requests_of_one_call_wait_for_slots():
-    now = 1000.0
-    slots = RequestSlots(128, clock=lambda: now)
-    held = [slots.semaphore() for _ in range(32)]
-    for slot in held:
-        await slot.acquire()
-    waiting = [asyncio.ensure_future(slots.semaphore().acquire()) for _ in range(300)]
-    for window in (64, 128):
-        await asyncio.sleep(0)
-        now += 1.0
-        for _ in range(slots.window):
-            slots.finished(100)
-            slots.semaphore().release()
-        assert slots.window == window
-    for task in waiting:
-        task.cancel()
 
 
 async def test_speculative_requests_have_twice_as_many_slots_of_their_own():

@@ -74,8 +74,6 @@ def is_idle(fs):
 
 
 # Cost in requests.
-
-
 def test_unknown_small_objects_cost_one_request_each_and_then_none(cloud, fs):
     paths = small_files(cloud, 20)
     done = fs.prefetch(paths).wait(120)
@@ -99,16 +97,6 @@ def test_a_folder_costs_one_listing_and_its_objects_and_then_nothing(cloud, fs):
     forget()
     new = fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options)
     assert new.prefetch(cloud.path("d")).wait(120).bytes_here == 50_000
-    assert cloud.asked() == []
-
-
-def test_a_large_object_is_fetched_in_whole_requests_each_byte_once(cloud, fs):
-    data = cloud.put("big", noise(18 * MiB + 5))
-    done = fs.prefetch(cloud.path("big")).wait(120)
-    assert cloud.asked() == ["media"] * 3
-    assert done.bytes_fetched == done.bytes_total == len(data)
-    forget()
-    assert fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options).cat(cloud.path("big")) == data
     assert cloud.asked() == []
 
 
@@ -160,8 +148,6 @@ def test_processes_that_prefetch_one_folder_download_it_once(cloud, fork_server,
 
 
 # Items and their order.
-
-
 def test_objects_are_requested_in_exactly_the_given_order(origin):
     fs = fake_fs(concurrency=1, request_size="2MiB")
     for name, n in (("x", 5), ("a", 1), ("m", 3), ("empty", 0), ("b", 2)):
@@ -313,8 +299,6 @@ def test_an_invalid_item_ends_the_plan_only_when_it_is_reached(origin, item, kin
 
 
 # The window.
-
-
 def read(fs, path, seed=None):
     """Read an object whole, through an open file."""
     with fs.open(path) as file:
@@ -338,20 +322,6 @@ def test_unread_bytes_never_exceed_the_window(cloud, is_known):
         read(fs, path, i)
     assert plan.wait(120).bytes_fetched == 3_000_000
     assert cloud.asked().count("media") == 30
-
-
-def test_a_large_object_is_fetched_one_window_ahead_of_its_reader(cloud, fs):
-    data = cloud.put("big", noise(20 * MiB))
-    plan = fs.prefetch(cloud.path("big"), window="8MiB")
-    until(lambda: plan.progress.state == "held")
-    assert cloud.server.bytes_sent() <= 8 * MiB
-    for i in range(20):
-        assert fs._source.runtime.drain(120)  # so the reader finds prefetched blocks on disk
-        assert fs.cat_file(cloud.path("big"), i * MiB, i * MiB + 9) == data[i * MiB : i * MiB + 9]
-        assert cloud.server.bytes_sent() <= (8 + i + 1) * MiB
-        until(lambda i=i: plan.progress.bytes_fetched >= min(20, i + 6) * MiB)
-    plan.wait(120)
-    assert cloud.server.bytes_sent() == len(data)
 
 
 def n_bytes(url, options):
@@ -459,8 +429,6 @@ def test_the_window_shrinks_when_prefetched_blocks_are_evicted_unread(cloud, own
 
 
 # The end of a plan: no request, no fetch lock and no thread is left.
-
-
 def slow_plan(origin, fs, n=6, size=4):
     """Start a plan of large objects whose bodies are blocked; return it once all slots are taken."""
     for i in range(n):
@@ -505,18 +473,6 @@ def test_a_cancelled_plan_sends_nothing_more_and_holds_no_lock(origin, default_p
         slow_plan(origin, fs)
         gc.collect()
     check_given_up(origin, fs)
-
-
-def test_a_cancelled_plan_does_not_retry(cloud, fs, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.retry.delay", lambda *_, **__: 3600.0)
-    paths = small_files(cloud, 8)
-    fs.ls(cloud.path("d"))
-    cloud.server.fail(Fault(kind="media", status=503, times=None))
-    plan = fs.prefetch(paths)
-    until(lambda: cloud.server.count(kind="media") == 8)
-    plan.cancel()
-    assert plan.wait(120).state == "cancelled"
-    until(lambda: is_idle(fs))  # the next tries were an hour away
 
 
 def test_a_handle_that_is_dropped_at_once_fetches_nothing(cloud, fs):
@@ -633,8 +589,6 @@ def test_a_running_plan_cannot_be_pickled(cloud, fs):
 
 
 # Errors.
-
-
 def test_failed_objects_are_reported_and_the_others_are_fetched(cloud, fs):
     paths = small_files(cloud, 10)
     cloud.server.fail(Fault(kind="media", key="d/004", status=403, times=None))
@@ -740,24 +694,6 @@ def test_a_plan_waits_for_an_unreachable_origin_and_then_ends(origin, monkeypatc
     assert len(origin.log) < 100
 
 
-def test_blocks_that_wait_for_a_slot_while_an_earlier_request_fails_are_fetched(origin, monkeypatch):
-    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
-    fs = fake_fs(concurrency=2)
-    data = {
-        name: origin.put(name, noise(24 * MiB, seed)) for seed, name in enumerate(("b/first", "b/second"))
-    }
-    for name in data:
-        fs.info(name)
-    origin.fail_with = {
-        len(origin.log) + 1: OriginUnreachable("refused")
-    }  # the first one of the second object
-    assert fs.prefetch(list(data)).wait(120).bytes_fetched == 48 * MiB
-    fs._source.runtime.drain(120)
-    n = len(origin.log)
-    assert fs.cat(list(data)) == data
-    assert len(origin.log) == n
-
-
 @pytest.mark.parametrize("name", ["b/d", "b/d/*"])
 def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch, name):
     monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
@@ -778,23 +714,6 @@ def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch,
     assert len(origin.log) < 100
 
 
-def test_cached_folders_do_not_keep_a_plan_alive_while_the_origin_is_unreachable(origin, monkeypatch):
-    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
-    monkeypatch.setattr(failure_limit, "AWAY_S", 0.0)
-    fs = fake_fs(concurrency=1)
-    for name in ("b/d/1", "b/x"):
-        origin.put(name, b"1")
-    fs.cat(fs.find("b/d"))
-    fs._source.runtime.drain(120)
-    origin.log.clear()
-    origin.fail_with = {n: OriginUnreachable("refused") for n in range(1000)}
-    plan = fs.prefetch(["b/x", *["b/d/"] * 5000])
-    with pytest.raises(OriginUnreachable, match="refused"):
-        plan.wait(120)
-    assert plan.progress.state == "failed"
-    assert len(origin.log) < 12
-
-
 def test_each_failure_is_reported_and_many_end_the_plan(origin):
     fs = fake_fs()
     origin.put("b/x", b"1")
@@ -809,20 +728,6 @@ def test_each_failure_is_reported_and_many_end_the_plan(origin):
         with pytest.raises(OriginUnavailable, match="busy"):
             fs.prefetch([f"b/e{i}{ending}" for i in range(500)]).wait(120)
         assert len(origin.log) <= 50
-
-
-def test_a_plan_continues_when_another_answer_arrives_in_the_pause(origin, monkeypatch):
-    monkeypatch.setattr(failure_limit, "PAUSE_S", (3600.0, 3600.0))
-    fs = fake_fs()
-    names = [f"b/{i}" for i in range(4)]
-    for name in names:
-        origin.put(name, b"1")
-    origin.fail_with = {1: OriginUnreachable("refused, once")}
-    gate(fs, origin, is_open=False)
-    plan = fs.prefetch(names)
-    until(lambda: plan._plan._fetcher.failures.is_unreachable)
-    gate(fs, origin, is_open=True)
-    assert plan.wait(120).items == 4
 
 
 def test_a_plan_ends_with_the_error_when_its_origin_cannot_be_created(origin, monkeypatch):
@@ -926,8 +831,6 @@ def test_an_object_without_a_fingerprint_is_an_error_and_not_fetched(origin):
 
 
 # Progress.
-
-
 def test_progress_and_an_fsspec_callback_report_bytes(cloud, fs):
     class Seen(Callback):
         values, sizes = (), ()
@@ -981,39 +884,3 @@ def test_two_plans_over_the_same_objects_fetch_them_once(cloud, fs):
     first, second = fs.prefetch(paths), fs.prefetch(paths[::-1])
     assert first.wait(120).items == second.wait(120).items == 30
     assert cloud.asked() == ["media"] * 30
-
-
-# Drive, and long plans.
-
-
-def test_a_drive_folder_costs_its_path_its_listings_and_one_request_per_file(drive):
-    fs = fsspec.filesystem("cachedfs", target_protocol="drive", **drive.options)
-    for i in range(12):
-        drive.put(f"d/{i % 3}/{i:02}", noise(2000, i))
-    done = fs.prefetch(drive.path("d")).wait(120)
-    assert (done.items, done.bytes_fetched, done.requests) == (12, 24_000, 12)
-    asked = drive.asked()
-    assert asked.count("media") == 12
-    assert asked.count("list") <= 4 + 3  # the folder and its subfolders; the path to it
-    for i in range(12):
-        assert fs.cat_file(drive.path(f"d/{i % 3}/{i:02}")) == noise(2000, i)
-    assert fs.prefetch(drive.path("d/")).wait(120).bytes_here == 24_000
-    assert drive.asked() == []
-
-
-@pytest.mark.stress
-def test_memory_of_a_long_plan_is_bounded(cloud, fs, monkeypatch):
-    monkeypatch.setattr(future_uses, "HORIZON", 5000)
-    paths = small_files(cloud, 100)
-    fs.prefetch(paths).wait(120)
-    plan = fs.prefetch(itertools.islice(itertools.cycle(paths), 200_000))
-    runner, most = plan._plan, []
-
-    def is_over():
-        n_uses = len(runner._uses._uses) if runner._uses is not None else 0
-        most.append(n_uses + len(runner._fetcher.open) + runner._objects.n_seen + len(runner._items._there))
-        return plan.progress.is_over
-
-    until(is_over)
-    assert plan.wait().items == 200_000
-    assert max(most) < 10_000

@@ -43,7 +43,8 @@ from cachedfs.config import Config
 from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins.drive import accounts, quota, upload
-from cachedfs.origins.drive.options import SIGN_IN, DriveOptions
+from cachedfs.origins.drive.credentials import SIGN_IN
+from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.rate_limit import RateLimit
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
 from tests.support import ROOT, noise, until

@@ -33,11 +33,6 @@ N_UNFORESEEN = 4 + 1 + 1
 
 
 @pytest.fixture
-def fs(cloud):
-    return fsspec.filesystem("cachedfs", target_protocol="gs")
-
-
-@pytest.fixture
 def wait_before_reads(monkeypatch):
     """Start each read after all earlier requests are received; otherwise the number of chunks ahead is a race."""
     cat_file, turn = CachedFileSystem._cat_file, asyncio.Lock()
@@ -114,16 +109,7 @@ def counted(cloud):
     return asked, sent
 
 
-def walked(array, axis, *, is_backwards=False):
-    """Read an array step by step along one axis; return all of it."""
-    steps = range(array.shape[axis])
-    slices = {i: array[(slice(None),) * axis + (i,)] for i in (reversed(steps) if is_backwards else steps)}
-    return np.stack([slices[i] for i in steps], axis)
-
-
 # In order.
-
-
 @pytest.mark.parametrize(("kind", "at_once"), list(zip(KINDS, [1, 1, 10, 1, 10, 1], strict=True)))
 def test_a_whole_array_costs_one_request_per_object_and_most_are_ahead(
     cloud, tmp_path, requested_ahead, wait_before_reads, kind, at_once
@@ -145,28 +131,6 @@ def test_a_whole_array_costs_one_request_per_object_and_most_are_ahead(
     else:  # how many of zarr's ten reads come before the order is recognized is a race
         assert requested_ahead
     assert len(set(requested_ahead)) == len(requested_ahead)
-
-
-@pytest.mark.parametrize(
-    ("axis", "kind", "is_backwards", "at_once"),
-    [(0, "v3", True, 1), (1, "v2", False, 1), (2, "v3", False, 10), (2, "v2", True, 1)],
-)
-def test_an_array_read_step_by_step_along_any_axis_is_read_ahead(
-    cloud, tmp_path, requested_ahead, wait_before_reads, axis, kind, is_backwards, at_once
-):
-    values = make(cloud, tmp_path, shape=(4, 5, 4), **KINDS[kind])
-    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
-    counted(cloud)
-    with zarr.config.set({"async.concurrency": at_once}):
-        np.testing.assert_array_equal(walked(array, axis, is_backwards=is_backwards), values)
-    asked, sent = counted(cloud)
-    assert set(asked.values()) == {1}
-    assert len(asked) == 80
-    assert sent == 80 * CHUNK_BYTES
-    if at_once == 1:
-        assert len(requested_ahead) == 80 - N_UNFORESEEN
-    else:
-        assert requested_ahead
 
 
 def test_only_the_part_that_is_read_of_every_step_is_requested(
@@ -219,6 +183,7 @@ def test_the_grid_is_known_from_consolidated_metadata(
     assert len(requested_ahead) == 2 * (20 - 4)
 
 
+# Shards.
 def test_an_array_that_grew_is_read_ahead_to_its_new_end(
     cloud, tmp_path, requested_ahead, one_chunk_at_a_time
 ):
@@ -235,9 +200,6 @@ def test_an_array_that_grew_is_read_ahead_to_its_new_end(
     asked, _ = counted(cloud)
     assert len(asked) == sum(asked.values()) == 30
     assert len(requested_ahead) == 30 - 4
-
-
-# Shards.
 
 
 def sharded(cloud, tmp_path, n=8):
@@ -294,8 +256,6 @@ def _async(fs):
 
 
 # Nothing to request.
-
-
 @pytest.mark.parametrize("options", [{"read_ahead": 0}, {"max_age": 0}], ids=str)
 def test_nothing_is_requested_ahead_when_it_is_switched_off_or_useless(
     cloud, tmp_path, requested_ahead, options
@@ -359,8 +319,6 @@ def test_malformed_metadata_does_not_break_reads(cloud, fs, requested_ahead):
 
 
 # Numbered objects.
-
-
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_numbered_objects_of_a_listed_folder_are_read_ahead(cloud, fs, requested_ahead, is_opened):
     for i in range(16):
@@ -397,18 +355,6 @@ def test_the_start_of_the_next_numbered_file_is_requested_or_all_of_it(cloud, fs
         if request.kind == "media"
     }
     assert {asked[path] for path in requested_ahead} == {f"bytes=0-{MiB - 1}"}
-
-
-def test_numbered_files_of_drive_are_read_ahead_beyond_padded_numbers(drive, requested_ahead):
-    fs, numbers = fsspec.filesystem("cdrive"), range(90, 106)
-    for i in numbers:
-        drive.put(f"{i:03}.bin", noise(2000, i))
-    fs.ls(drive.path(""))
-    drive.asked()
-    for i in numbers:
-        assert fs.cat_file(drive.path(f"{i:03}.bin")) == noise(2000, i)
-    assert drive.asked() == ["media"] * 16
-    assert requested_ahead == [drive.path(f"{i:03}.bin") for i in numbers[4:]]
 
 
 def test_numbered_objects_without_a_listing_are_not_read_ahead(cloud, fs, requested_ahead):

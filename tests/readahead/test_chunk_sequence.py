@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.readahead.chunk_sequence import ChunkHistory, ahead
@@ -67,8 +67,6 @@ def passes(draw):
 
 
 # In order.
-
-
 def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
     history, windows = ChunkHistory(), []
     for place in grid(100):
@@ -82,9 +80,7 @@ def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
 
 @settings(max_examples=40)
 @given(passes())
-def test_a_pass_in_any_order_of_axes_misses_the_first_positions_and_wastes_nothing(
-    case,
-):
+def test_a_pass_in_any_order_of_axes_misses_the_first_positions_and_wastes_nothing(case):
     extents, places = case
     out = replay(places, extents)
     # Four to recognize an order, and the first of each axis that begins to move.
@@ -131,15 +127,11 @@ def test_a_part_of_every_step_is_recognized_after_two_steps(data):
 @pytest.mark.parametrize(
     ("extents", "order", "by"),
     [
-        ((360,), None, 2),
-        ((36, 10), None, 5),
-        ((36, 10), (1, 0), 8),
-        ((100, 12), None, 10),
-        ((5, 6, 7), None, 2),
+        ((360,), None, 2), ((36, 10), None, 5), ((36, 10), (1, 0), 8), ((100, 12), None, 10), ((5, 6, 7), None, 2),
         ((12, 4, 4), None, 10),
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("is_backwards", [False, True])
 def test_positions_slightly_out_of_order_count_as_in_order(extents, order, by, is_backwards):
     places = grid(*extents, order=order)[:: -1 if is_backwards else 1]
@@ -156,17 +148,6 @@ def test_several_readers_of_one_array_are_each_followed():
     assert out.unread == []
 
 
-def test_a_second_pass_is_followed_like_the_first():
-    places = grid(20, 10)
-    history, asked = ChunkHistory(), []
-    for place in places * 2:
-        history = history.after(place, (20, 10))
-        wanted = [*ahead(history, extents=(20, 10), most=MOST)]
-        asked += wanted
-        history = history.having_asked(len(wanted)) if wanted else history
-    assert len(asked) >= 380
-
-
 def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
     places = grid(20, 10)
     history = ChunkHistory()
@@ -179,8 +160,6 @@ def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
 
 
 # At random.
-
-
 @pytest.mark.parametrize("extents", [(64,), (360,), (20, 18), (6, 6, 10)], ids=str)
 def test_random_orders_request_almost_nothing(extents):
     n_asked = 0
@@ -189,21 +168,6 @@ def test_random_orders_request_almost_nothing(extents):
         random.Random(seed).shuffle(places)
         n_asked += len(replay(places, extents).asked)
     assert n_asked <= 0.004 * 5 * math.prod(extents)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.integers(0, 999), max_size=60))
-def test_nothing_is_requested_unless_neighbors_are_read_in_order(numbers):
-    assume(all(abs(a - b) > 20 for a, b in itertools.combinations(numbers, 2)))
-    assume(
-        not any(
-            b - a == c - b
-            for at, c in enumerate(numbers)
-            for b in numbers[:at]
-            for a in numbers[: numbers.index(b)]
-        )
-    )
-    assert replay([(n,) for n in numbers], (1000,)).asked == []
 
 
 def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
@@ -216,21 +180,9 @@ def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
     assert len(out.missed) <= 6 + len(steps)
 
 
-@pytest.mark.parametrize("most", [4, 64])
-def test_random_crops_cost_at_most_one_window(most):
-    for seed in range(2):
-        rng = random.Random(seed)
-        corners = [(rng.randrange(50), rng.randrange(36), rng.randrange(36)) for _ in range(200)]
-        places = [(t, y + dy, x + dx) for t, y, x in corners for dy in range(4) for dx in range(4)]
-        out = replay(places, (50, 40, 40), most)
-        assert len(out.unread) <= most + len(places) * 0.05
-
-
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
-    st.integers(0, 12),
-    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150), st.integers(0, 12), st.booleans()
 )
 def test_nothing_beyond_the_grid_or_the_window_is_requested(places, most, is_known):
     extents = (6, 10) if is_known else (None, None)

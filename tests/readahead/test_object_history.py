@@ -112,18 +112,6 @@ def test_random_reads_that_stop_waste_at_most_one_window(fs, origin, how, n_read
     assert in_vain == 0 if n_reads < 12 else in_vain <= WINDOW + (n_reads - 11) * REQUEST
 
 
-def test_random_reads_through_one_file_fetch_the_rest_of_the_object(fs, origin):
-    data = put(fs, origin, 192)
-    rng = random.Random(3)
-    with fs.open("b/k") as file:
-        for _ in range(120):
-            at = rng.randrange(191 * BLOCK)
-            file.seek(at)
-            assert file.read(5000) == data[at : at + 5000]
-    assert block_received(fs) <= 192 * BLOCK
-    assert len(requested(origin)) < 120
-
-
 @pytest.mark.parametrize("options", [{"read_ahead": 0}, {"cache_size": 256 * BLOCK}])
 def test_the_rest_is_not_fetched_if_it_does_not_fit_or_readahead_is_off(origin, options):
     fs = filesystem(**options)
@@ -144,22 +132,13 @@ def test_consecutive_ranges_are_read_ahead(fs, origin, step):
     assert len(requested(origin)) <= n / 8 + 10
 
 
-def test_strided_ranges_are_read_ahead_and_nothing_between_them(fs, origin):
-    data = put(fs, origin, 400)
-    for start in range(0, 400, 20):
-        want = Range(start * BLOCK + 100, (start + 2) * BLOCK - 100)
-        assert fs.cat_file("b/k", want.start, want.stop) == data[want.start : want.stop]
-    assert block_received(fs) <= 1.05 * 40 * BLOCK
-
-
 def test_blocks_that_were_not_received_do_not_count_as_wasted():
     info, stopped = ObjectInfo("b/k", size=1000 * BLOCK), []
     entry, key = MetadataEntry("b/k", info, 0.0, 0, ()), ObjectKey("gs", "b/k", "1", BLOCK)
     runtime = SimpleNamespace(window=lambda config: WINDOW, call_soon=lambda function, *args: function(*args))
     config = SimpleNamespace(request_size=REQUEST, block_size=BLOCK)
     fetcher = SimpleNamespace(
-        source=SimpleNamespace(runtime=runtime, config=config),
-        forget_speculative=stopped.append,
+        source=SimpleNamespace(runtime=runtime, config=config), forget_speculative=stopped.append
     )
     readahead = RangeReadahead(BLOCK)
     for index in range(8):

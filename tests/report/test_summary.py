@@ -25,7 +25,7 @@ def sample(at, over_s, **counts):
 def test_an_empty_log_gives_an_empty_report():
     summary = summary_of(EventRecords())
     assert (summary.elapsed_s, summary.n_requests, summary.bound_per_s) == (0.0, 0, None)
-    assert summary.sentence == "Nothing happened."
+    assert summary.sentence == "Nothing was read yet."
 
 
 def test_waiting_is_divided_by_what_was_in_progress():
@@ -44,22 +44,16 @@ def test_waiting_is_divided_by_what_was_in_progress():
     assert summary.longest == (("b/k", 2, 8.0),)
 
 
-@pytest.mark.parametrize(
-    ("wait_s", "took_s", "waited_s", "begins"),
-    [
-        (1.0, 9.0, 10.0, "The link limits"),
-        (8.0, 9.0, 10.0, "Waiting for answers limits"),
-        (1.0, 2.0, 10.0, "Neither link nor answers limit"),
-        (1.0, 2.0, 0.9, "Reading does not limit"),
-    ],
-)
-def test_the_conclusion_names_what_took_the_waiting(wait_s, took_s, waited_s, begins):
+def test_the_verdict_is_about_the_waiting():
     records = EventRecords(
-        requests=(request(0.0, wait_s, took_s, size=1),),
-        waits=(WaitEvent(0.0, "b/k", waited_s),),
+        requests=(request(0.0, 1.0, 2.0, size=1), request(2.0, 0.5, 0.5, status=429)),
+        waits=(WaitEvent(0.0, "b/k", 9.0),),
         samples=(sample(10.0, 10.0, hits=1),),
     )
-    assert summary_of(records).sentence.startswith(begins)
+    summary = summary_of(records)
+    assert summary.limit == "quota"
+    assert summary.shares == pytest.approx({"link": 0.1, "latency": 0.15, "other": 0.65})
+    assert "waited 9.00 s of 10.0 s (90.0 %) for data; it refused 1 of 2 requests" in summary.sentence
 
 
 def test_bins_contain_the_counts_of_their_time():

@@ -67,7 +67,7 @@ class LeaseRow(NamedTuple):
 
     @property
     def owner_lock(self) -> int:
-        return int(self.name, 16)
+        return int(self.name[:16], 16)  # a suffix may follow
 
     @property
     def pid(self) -> int:

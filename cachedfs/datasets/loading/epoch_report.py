@@ -1,4 +1,4 @@
-"""Report on one epoch: its timings, its shortest possible duration, and the bottleneck.
+"""Report on one epoch: its timings, its shortest possible duration, and what limited it.
 
 If everything overlapped perfectly, an epoch would take as long as the longest of its parts: computing, transferring
 the missing bytes, waiting for responses with a given concurrency, and decoding in a given number of threads. A part
@@ -17,14 +17,12 @@ from cachedfs.common.types import LinkStats, Stats
 from cachedfs.datasets.loading.epoch_chart import page
 from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings
 from cachedfs.filesystem import CachedFileSystem
+from cachedfs.report.analysis import RunFigures, analyse
 
 __all__ = ["EpochMeasurement", "EpochReport", "FetchCounts", "FetchMeter", "report_of"]
 
 
-NEAR = 0.9  # a part limits if it fills this share of the time; below it, several parts limit in turn
 N_BARS = 60
-REMOTE = {"link": "the link", "latency": "waiting for answers"}
-MORE_AT_ONCE = "pack the files, or raise concurrency"
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,9 @@ class EpochReport:
 
     Times are in seconds, sizes in bytes. `by_itself`: the time that each part would take alone: "compute", "link",
     "latency", "decode" and "load". "load" is all work of the batch threads; it is there if nothing was fetched, or if
-    fetching and decoding cannot be told apart. `bound_s`: the longest of these times. `limit`: the part that fills at
-    least 90 % of `elapsed_s`, else None.
+    fetching and decoding cannot be told apart. `bound_s`: the longest of these times. `limit`: what limits: one of these
+    names, "start" (only the first batch was waited for), or None if no part explains the waiting. `shares`: the times as
+    shares of `elapsed_s`. `sentence` says it, with `advice`: what to do.
 
     `hit_ratio`: the share of the bytes read that was not fetched. `hit_bound`: the share of the data that the cache
     can hold, which is the highest possible hit ratio from the second epoch on. `unknown`: what could not be measured,
@@ -84,6 +83,7 @@ class EpochReport:
     by_itself: dict[str, float]
     bound_s: float
     limit: str | None
+    shares: dict[str, float]
     latency_s: float | None
     bytes_per_s: float | None
     bytes_fetched: int | None
@@ -93,6 +93,7 @@ class EpochReport:
     fetched_per_sample: float | None
     read_per_sample: float | None
     sentence: str
+    advice: tuple[str, ...]
     unknown: tuple[str, ...]
     stalls: tuple[BatchTiming, ...]
     n_threads: int
@@ -105,7 +106,8 @@ class EpochReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dict of JSON-compatible values."""
         stalls = [timing._asdict() for timing in self.stalls]
-        return {**asdict(self), "unknown": list(self.unknown), "of_bound": self.of_bound, "stalls": stalls}
+        texts = {"advice": list(self.advice), "unknown": list(self.unknown)}
+        return {**asdict(self), **texts, "of_bound": self.of_bound, "stalls": stalls}
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines of the report as pairs of a name and a text."""
@@ -158,8 +160,26 @@ def report_of(measured: EpochMeasurement) -> EpochReport:
     timings, fetched = measured.timings, measured.fetched
     elapsed_s = timings.wait_s + timings.compute_s
     by_itself, unknown = _part_times(measured, elapsed_s)
-    limit = _limit(by_itself, elapsed_s)
     hit_ratio, hit_bound = _hits(measured)
+    rate = _rate(fetched, elapsed_s) if fetched else None
+    tells_loading = fetched is not None and measured.tells_reading and timings.load_s
+    found = analyse(
+        RunFigures(
+            elapsed_s=elapsed_s,
+            wait_s=timings.wait_s,
+            first_wait_s=timings.first_wait_s,
+            times=by_itself,
+            requests=fetched.requests if fetched else 0,
+            latency_s=fetched.latency_s if fetched else None,
+            bytes_fetched=fetched.bytes_fetched if fetched else 0,
+            bytes_per_s=rate,
+            n_at_once=fetched.n_at_once if fetched else None,
+            n_threads=measured.n_threads,
+            read_share=timings.read_s / timings.load_s if tells_loading else None,
+            can_store=fetched is None or fetched.may_hold is not None,
+            held=hit_bound,
+        )
+    )
 
     def per_sample(of: Callable[[FetchCounts], int]) -> float | None:
         return of(fetched) / timings.n_samples if fetched and timings.n_samples else None
@@ -173,16 +193,18 @@ def report_of(measured: EpochMeasurement) -> EpochReport:
         first_wait_s=timings.first_wait_s,
         by_itself=by_itself,
         bound_s=max(by_itself.values()),
-        limit=limit,
+        limit=found.limit,
+        shares=found.shares,
         latency_s=fetched.latency_s if fetched else None,
-        bytes_per_s=_rate(fetched, elapsed_s) if fetched else None,
+        bytes_per_s=rate,
         bytes_fetched=fetched.bytes_fetched if fetched else None,
         hit_ratio=hit_ratio,
         hit_bound=hit_bound,
         requests_per_sample=per_sample(lambda fetched: fetched.requests),
         fetched_per_sample=per_sample(lambda fetched: fetched.bytes_fetched),
         read_per_sample=per_sample(lambda fetched: fetched.bytes_read),
-        sentence=_sentence(measured, by_itself, limit, elapsed_s, hit_bound),
+        sentence=found.sentence,
+        advice=found.advice,
         unknown=tuple(unknown),
         stalls=tuple(timings.recent),
         n_threads=measured.n_threads,
@@ -223,12 +245,6 @@ def _part_times(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str,
     return found, unknown
 
 
-def _limit(by_itself: dict[str, float], elapsed_s: float) -> str | None:
-    """Return the longest part that fills nearly all of the time; "load" only if there is no other."""
-    limiting = [name for name, took_s in by_itself.items() if elapsed_s and took_s >= NEAR * elapsed_s]
-    return max(limiting, key=lambda name: (name != "load", by_itself[name]), default=None)
-
-
 def _rate(fetched: FetchCounts, elapsed_s: float) -> float | None:
     """Return the bandwidth of the link in bytes/s.
 
@@ -254,63 +270,6 @@ def _hits(measured: EpochMeasurement) -> tuple[float | None, float | None]:
         return None, None
     ratio = max(0.0, 1 - fetched.bytes_fetched / fetched.bytes_read)
     return ratio, None if fetched.may_hold is None else min(1.0, fetched.may_hold / data_size)
-
-
-# The sentence: what limits the training, and what to do about it.
-
-
-def _sentence(
-    measured: EpochMeasurement,
-    by_itself: dict[str, float],
-    limit: str | None,
-    elapsed_s: float,
-    hit_bound: float | None,
-) -> str:
-    timings, fetched = measured.timings, measured.fetched
-    if not timings.n_batches:
-        return "Nothing was given yet."
-    if limit == "compute":
-        share = per_cent(timings.compute_s / elapsed_s)
-        return f"The training limits: it computes {share} of the time; faster loading would change nothing."
-    if limit == "load" and fetched is not None and measured.tells_reading:
-        share = per_cent(timings.read_s / timings.load_s)
-        return f"Loading limits, {share} of it reading the cache: more n_threads if there are free cores, else a faster disk."
-    if limit == "load":
-        return "Loading is the bottleneck, for an unknown reason: try more n_threads, or a dataset of cachedfs.datasets."
-    if limit == "decode":
-        busy = f"{counted(measured.n_threads, 'thread is', 'threads are')} busy with it"
-        return f"Decoding limits: {busy}; more n_threads if there are free cores, else a lighter codec or transform."
-    if limit == "link" and fetched is not None:
-        rate = f"{size(fetched.bytes_fetched / elapsed_s)}/s of {size(_rate(fetched, elapsed_s) or 0.0)}/s"
-        return f"The link limits: {rate}; {_cache_advice(hit_bound)}."
-    if limit == "latency" and fetched is not None:
-        rate = f"{fetched.requests / elapsed_s:.3g} requests a second of {seconds(fetched.latency_s or 0.0)} each"
-        return f"Waiting for answers limits: {rate}, {fetched.n_at_once} at a time; {MORE_AT_ONCE}."
-    return _waiting_sentence(timings, by_itself, elapsed_s, hit_bound)
-
-
-def _cache_advice(hit_bound: float | None) -> str:
-    if hit_bound is None:
-        return (
-            "let the cache store what comes (fs.stats() says why it cannot), or give batches twice (echo=2)"
-        )
-    if hit_bound < 1:
-        return f"give the cache more room (cache_size; now for {per_cent(hit_bound)} of the data), or batches twice (echo=2)"
-    return "the cache holds all of it, so the next epoch is free of it"
-
-
-def _waiting_sentence(
-    timings: EpochTimings, by_itself: dict[str, float], elapsed_s: float, hit_bound: float | None
-) -> str:
-    waited = f"the loop waited {seconds(timings.wait_s)} of {seconds(elapsed_s)}"
-    if timings.first_wait_s > timings.wait_s / 2:
-        return f"Only the beginning was waited for: {waited}, {seconds(timings.first_wait_s)} of that for the first batch."
-    name = max(by_itself, key=by_itself.__getitem__)
-    if name in REMOTE and by_itself[name] > elapsed_s / 2:  # more threads would wait for the same resource
-        share = per_cent(by_itself[name] / elapsed_s)
-        advice = _cache_advice(hit_bound) if name == "link" else MORE_AT_ONCE
-        return f"Nothing fills all of the time, {REMOTE[name]} most of it ({share}): {waited}; {advice}."
-    return f"Nothing that was measured is at its limit: {waited}, by turns; more n_threads or n_prefetch may even it out."
 
 
 class _Counts(NamedTuple):

@@ -17,11 +17,10 @@ import platformdirs
 
 from cachedfs.common.atomic_files import write_private
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive.options import said
 
 __all__ = [
+    "CLIENT",
     "check_name",
-    "chosen",
     "default_name",
     "load",
     "names",
@@ -31,6 +30,7 @@ __all__ = [
     "set_default",
 ]
 
+CLIENT = ("client_id", "client_secret", "auth_uri", "token_uri")  # the fields of an OAuth client
 _NEEDED = {
     "authorized_user": ("client_id", "client_secret", "refresh_token", "token_uri"),
     "service_account": ("client_email", "private_key", "token_uri"),
@@ -81,12 +81,6 @@ def default_name() -> str | None:
     return _defaults.setdefault(folder, found[0]) if found else None
 
 
-def chosen(sign_in: Mapping[str, Any]) -> str | None:
-    """Return the account that sign-in options mean: the named one, or without any option the default one."""
-    given = said(sign_in)
-    return str(given["account"]) if "account" in given else None if given else default_name()
-
-
 def set_default(name: str) -> None:
     """Use this account where none is named; raise AccessDenied if it is not saved."""
     load(name)
@@ -108,17 +102,16 @@ def load(name: str) -> dict[str, Any]:
     path, again = path_of(name), f"sign in with `cachedfs login drive --account {name}`"
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
-        is_whole = all(isinstance(info[key], str) and info[key] for key in _NEEDED[info["type"]])
+        if all(isinstance(info[key], str) and info[key] for key in _NEEDED[info["type"]]):
+            return dict(info)
     except FileNotFoundError:
         known = f"saved are {', '.join(names())}" if names() else "none is saved"
         raise AccessDenied(f"Google Drive: no account {name!r} is saved ({known}): {again}") from None
     except OSError as error:
         raise AccessDenied(f"Google Drive: {path} cannot be read ({error.strerror}): {again}") from None
-    except (ValueError, LookupError, TypeError):  # not chained: a traceback may show the text
-        is_whole = False
-    if not is_whole:
-        raise AccessDenied(f"Google Drive: {path} is damaged: {again}")
-    return dict(info)
+    except (ValueError, LookupError, TypeError):
+        pass  # not chained: a traceback may show the text
+    raise AccessDenied(f"Google Drive: {path} is damaged: {again}")
 
 
 def remove(name: str) -> None:

@@ -21,8 +21,7 @@ import google.oauth2.service_account as google_services
 from cachedfs.common.atomic_files import write_private
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
-from cachedfs.origins.drive import accounts
-from cachedfs.origins.drive.options import ANONYMOUS, DEFAULT, SIGN_IN, said, saved_by_pydrive2, token_file
+from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, HOW_TO_SIGN_IN, SCOPE, find, read_json
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
@@ -31,30 +30,11 @@ from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of,
 if TYPE_CHECKING:
     import requests
 
-__all__ = ["SCOPE", "DriveAuth", "SavedToken", "SignIn", "about", "headers_now", "name_of", "sign_in"]
+__all__ = ["DriveAuth", "SignIn", "about", "headers_now", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
-SCOPE = "https://www.googleapis.com/auth/drive"
 _SEARCH_AGAIN_S = 5.0  # a search for credentials may ask a metadata server that does not answer
-_CLIENT = (
-    "client_id",
-    "client_secret",
-    "client_json",
-    "client_json_file_path",
-    "profile",
-    "use_service_account",
-    "client_user_email",
-)
-_WAYS = (
-    "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a "
-    "server pass the key file of a service account as token="
-)
-_TOKEN_FORMS = (
-    "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
-    "authorized user, credentials saved by PyDrive2 or google-auth)"
-)
-_OF_A_USER = frozenset({"refresh_token", "client_id", "client_secret"})
 
 
 class SignIn(NamedTuple):
@@ -63,52 +43,9 @@ class SignIn(NamedTuple):
     credentials: Any  # of google-auth; None: anonymous
     name: str  # the account as far as it is known, without secrets
     remedy: str  # what to do when its tokens are refused
-    saved: SavedToken | None = None
+    path: str | None = None  # the file with its token, for all processes
     api_key: str | None = None  # names a project in place of an account
     is_missing: bool = False  # no credentials were named, and none found
-
-
-_ANONYMOUS = SignIn(
-    None, "anonymous", "sign in, or give an API key for what is public, drive={'api_key': '...'}"
-)
-
-
-class SavedToken:
-    """The token in a JSON file of PyDrive2 or google-auth, which other processes renew too."""
-
-    def __init__(self, path: str, info: Mapping[str, Any]) -> None:
-        self._path = os.path.realpath(os.path.expanduser(path))
-        self._account, self._refresh_token = info.get("account"), info["refresh_token"]
-        is_pydrive2 = "access_token" in info
-        self._token, self._expiry = ("access_token", "token_expiry") if is_pydrive2 else ("token", "expiry")
-
-    def load(self, credentials: Any) -> None:
-        """Give `credentials` the token in the file, if that is the same account's and lasts longer than theirs."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            info = _parsed(_text_of(self._path), self._path)
-            if self._account is not None and info["account"] == self._account:
-                # Of a newer sign-in, where the old one may have been revoked.
-                self._refresh_token = credentials._refresh_token = info["refresh_token"]
-            if info["refresh_token"] != self._refresh_token:
-                return  # somebody else signed in
-            expiry = datetime.fromisoformat(info[self._expiry]).replace(tzinfo=None)
-            is_later = credentials.expiry is None or expiry > credentials.expiry
-            if is_later and not is_expired(left_s(info[self._token], expiry)):
-                credentials.token, credentials.expiry = info[self._token], expiry
-
-    def save(self, credentials: Any) -> None:
-        """Put the token of `credentials` into the file; if that fails, this process can still use it."""
-        try:
-            info = _parsed(_text_of(self._path), self._path)
-            if info.get("refresh_token") != self._refresh_token:
-                return  # there was another sign-in meanwhile
-            self._refresh_token = credentials.refresh_token
-            info |= {self._token: credentials.token, "refresh_token": credentials.refresh_token}
-            if credentials.expiry is not None:
-                info[self._expiry] = credentials.expiry.strftime("%Y-%m-%dT%H:%M:%SZ")
-            write_private(self._path, json.dumps(info))
-        except (OSError, ValueError) as error:
-            log.warning("a renewed token cannot be saved in %s: %s", self._path, without_secrets(str(error)))
 
 
 class DriveAuth(TokenSource):
@@ -116,24 +53,15 @@ class DriveAuth(TokenSource):
 
     def __init__(self, signed_in: SignIn, policy: RetryPolicy) -> None:
         super().__init__(lambda: self._signed_in.credentials, lambda: _refresh(self._signed_in, policy))
-        self._signed_in = signed_in
         self._search: asyncio.Future[SignIn] | None = None
         self._search_again_at = 0.0
+        self._use(signed_in)
 
-    @property
-    def name(self) -> str:
-        """The account, without secrets."""
-        return self._signed_in.name
-
-    @property
-    def has_api_key(self) -> bool:
-        """True if an API key is sent in place of a token."""
-        return self._signed_in.api_key is not None
-
-    @property
-    def is_missing(self) -> bool:
-        """True if the options name no credentials and none were found."""
-        return self._signed_in.is_missing
+    def _use(self, signed_in: SignIn) -> None:
+        self._signed_in = signed_in
+        self.name, self.remedy = signed_in.name, signed_in.remedy
+        self.is_missing = signed_in.is_missing
+        self.has_api_key = signed_in.api_key is not None  # which is sent in place of a token
 
     async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
         """Look for default credentials again; return whether there are any now.
@@ -145,14 +73,9 @@ class DriveAuth(TokenSource):
             self._search.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
         found = await asyncio.shield(self._search)
-        if self._signed_in.is_missing and not found.is_missing and await asyncio.to_thread(is_same):
-            self._signed_in = found
-        return not self._signed_in.is_missing
-
-    @property
-    def remedy(self) -> str:
-        """Advice for when its tokens are refused."""
-        return self._signed_in.remedy
+        if self.is_missing and not found.is_missing and await asyncio.to_thread(is_same):
+            self._use(found)
+        return not self.is_missing
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token, or of the API key; empty without one."""
@@ -171,25 +94,20 @@ class DriveAuth(TokenSource):
         Raises SignInRefused if the token has expired or Google gives no other.
         """
         held = self._signed_in.credentials
-        if held is None or _can_renew(held):
+        if not isinstance(held, google_users.Credentials) or held.refresh_token or held.refresh_handler:
             return await super().renew(refused)
         if is_expired(left_s(held.token, held.expiry)):
             raise SignInRefused(f"Google Drive: the token has expired ({self.name}): {self.remedy}")
         return False
 
 
-def _can_renew(credentials: Any) -> bool:
-    return not isinstance(credentials, google_users.Credentials) or bool(
-        credentials.refresh_token or credentials.refresh_handler
-    )
-
-
 def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
-    held, saved, before = signed_in.credentials, signed_in.saved, signed_in.credentials.token
-    if saved is not None:
-        saved.load(held)
+    held, path, before = signed_in.credentials, signed_in.path, signed_in.credentials.token
+    if path is not None:
+        _load_token(path, held)
         if held.token != before:
             return  # another process was faster
+    refresh_token = getattr(held, "refresh_token", None)
     try:
         refresh(held, policy)
     except google.auth.exceptions.GoogleAuthError as error:
@@ -197,8 +115,39 @@ def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
         raise SignInRefused(
             f"Google Drive: no token for {signed_in.name} ({message_of(error)}): {signed_in.remedy}"
         ) from None
-    if saved is not None:
-        saved.save(held)
+    if path is not None:
+        _save_token(path, held, refresh_token)
+
+
+# A JSON file of PyDrive2 or of a saved account: other processes renew its token too
+def _load_token(path: str, held: Any) -> None:
+    """Give `held` the token in its file, if that is the same account's and lasts longer."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        saved = _user(read_json(path, path))
+        if held.account and saved.account == held.account:
+            held._refresh_token = saved.refresh_token  # of a newer sign-in: the old one may be revoked
+        is_later = held.expiry is None or saved.expiry > held.expiry
+        is_same = saved.refresh_token == held.refresh_token  # or else somebody else signed in
+        if is_same and is_later and not is_expired(left_s(saved.token, saved.expiry)):
+            held.token, held.expiry = saved.token, saved.expiry
+
+
+def _save_token(path: str, held: Any, refresh_token: str | None) -> None:
+    """Put the token of `held` into its file, unless that has another refresh token by now.
+
+    If this fails, this process can still use it.
+    """
+    try:
+        info = read_json(path, path)
+        if info.get("refresh_token") != refresh_token:
+            return  # there was another sign-in meanwhile
+        token, expiry = _names_in(info)
+        info |= {token: held.token, "refresh_token": held.refresh_token}
+        if held.expiry is not None:
+            info[expiry] = held.expiry.strftime("%Y-%m-%dT%H:%M:%SZ")
+        write_private(path, json.dumps(info))
+    except (OSError, ValueError) as error:
+        log.warning("a renewed token cannot be saved in %s: %s", path, without_secrets(str(error)))
 
 
 def headers_now(signed_in: SignIn, policy: RetryPolicy) -> dict[str, str]:
@@ -226,7 +175,7 @@ def about(signed_in: SignIn, endpoint_url: str, fields: str) -> requests.Respons
         )
 
 
-# Finding credentials
+# Making credentials
 def sign_in(options: Mapping[str, Any]) -> SignIn:
     """Return the credentials that options name, or the default ones; blocks on files, so call it in a thread.
 
@@ -234,83 +183,59 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     default credentials may ask a metadata server. Never opens a browser. Raises ValueError for options that contradict
     each other or name a missing file, and AccessDenied where the named credentials do not exist.
     """
-    given = said(options)
-    _check(given)
-    if (account := accounts.chosen(given)) is not None:
-        return _from_account(account, given.get("client_user_email"))
-    if "google_auth" in given:
-        return _from_pydrive2(given["google_auth"])
-    if "api_key" in given:
-        return SignIn(
-            None,
-            "an API key",
-            "an API key reads what is shared with 'Anyone with the link' and nothing else: sign in for the rest, or check the "
-            "key and that its project has enabled the Drive API",
-            api_key=str(given["api_key"]).strip(),
-        )
-    if "credentials" in given:
-        return _from_object(given["credentials"])
-    if "token" in given:
-        return _from_token(given["token"], given)
-    if "client_json" in given:
-        return _from_info(_parsed(given["client_json"], "client_json"), "client_json", given)
-    if given:
-        return _from_client(given)
-    return _from_default()
+    found = find(options)
+    if found.kind == DEFAULT:
+        return _default()
+    if found.kind == "credentials":
+        return _from_object(found.value)
+    if found.kind == "google_auth":
+        return _from_pydrive2(found.value)
+    held: Any = None
+    if found.kind == "service_account":
+        held = _service_account(found.value, found.acts_for)
+    elif found.kind == "user":
+        held = _user(found.value)
+    elif found.kind == "token":
+        held = google_users.Credentials(found.value)  # type: ignore[no-untyped-call]
+    api_key = found.value if found.kind == "api_key" else None
+    return SignIn(held, found.name, found.remedy, found.path, api_key)
 
 
-def _check(given: Mapping[str, Any]) -> None:
-    """Raise ValueError for options that are unknown, incomplete or contradict each other."""
-    if unknown := sorted(given.keys() - set(SIGN_IN)):
-        raise ValueError(
-            f"drive options: no sign-in is called {', '.join(unknown)}; known: {', '.join(sorted(SIGN_IN))}"
+def _service_account(info: Mapping[str, Any], user: str | None) -> Any:
+    try:
+        return google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
+            info, scopes=info.get("scopes") or [SCOPE], subject=user
         )
-    # A service account's key in token= may act for a user.
-    client = [
-        name
-        for name in _CLIENT
-        if name in given and not (name == "client_user_email" and {"token", "account"} & given.keys())
-    ]
-    ways = [
-        [name] for name in ("account", "google_auth", "credentials", "token", "api_key") if name in given
-    ] + ([client] if client else [])
-    if len(ways) > 1:
+    except (ValueError, google.auth.exceptions.GoogleAuthError):  # its message may quote the key
         raise ValueError(
-            f"drive options {', '.join(name for way in ways for name in way)}: these are different ways to sign in; keep one"
-        )
-    if "client_json" in given and "client_json_file_path" in given:
-        raise ValueError("drive options client_json and client_json_file_path say the same twice; keep one")
-    has_json = "client_json" in given or "client_json_file_path" in given
-    if "use_service_account" in given and not has_json:
-        raise ValueError(
-            "drive option use_service_account=True needs client_json= or client_json_file_path= with its key"
-        )
-    if "use_service_account" in given and (
-        extra := [name for name in ("client_id", "client_secret", "profile") if name in given]
-    ):
-        raise ValueError(
-            f"drive options use_service_account and {', '.join(extra)}: a service account has a key, no OAuth client"
-        )
-    if client and not has_json and "client_id" not in given:
-        raise ValueError(
-            f"drive options {', '.join(client)}: client_id= is needed to find the saved credentials"
-        )
+            "the key of the service account is damaged, incomplete or not JSON: download it again"
+        ) from None
 
 
-def _from_account(name: str, acts_for: str | None) -> SignIn:
-    """Return a sign-in that `cachedfs login drive` saved; renewed tokens are saved to the same file."""
-    info = accounts.load(name)
-    if info["type"] == "service_account":
-        found = _from_key(info, acts_for)
-        return found._replace(credentials=found.credentials.with_scopes(info.get("scopes") or [SCOPE]))
-    if acts_for is not None:
-        raise ValueError(f"drive option client_user_email=: account {name} is no service account")
-    saved = SavedToken(str(accounts.path_of(name)), info)
-    user = {key: info[key] for key in ("refresh_token", "token_uri", "client_id", "client_secret")}
-    held = google_users.Credentials(None, scopes=info.get("scopes"), **user)  # type: ignore[no-untyped-call]
-    saved.load(held)
-    remedy = f"sign in again with `cachedfs login drive --account {name}`"
-    return SignIn(held, f"account {name}", remedy, saved)
+def _user(info: Mapping[str, Any]) -> Any:
+    """Return a user's credentials from JSON of google-auth or of oauth2client, which PyDrive2 saves."""
+    token, expiry = (info.get(name) for name in _names_in(info))
+    scopes = info.get("scopes") or ()
+    scopes = scopes.split() if isinstance(scopes, str) else sorted(scopes)
+    is_pydrive2 = "access_token" in info  # whose scopes were asked for, and perhaps not all granted
+    return google_users.Credentials(  # type: ignore[no-untyped-call]
+        token,
+        refresh_token=info["refresh_token"],
+        token_uri=info.get("token_uri") or "https://oauth2.googleapis.com/token",
+        client_id=info["client_id"],
+        client_secret=info["client_secret"],
+        scopes=None if is_pydrive2 else scopes or None,
+        granted_scopes=scopes if is_pydrive2 else None,
+        expiry=datetime.fromisoformat(expiry).replace(tzinfo=None) if expiry else None,
+        quota_project_id=info.get("quota_project_id"),
+        rapt_token=info.get("rapt_token"),
+        account=info.get("account"),
+    )
+
+
+def _names_in(info: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of the token and of its expiry."""
+    return ("access_token", "token_expiry") if "access_token" in info else ("token", "expiry")
 
 
 def _from_pydrive2(given: Any) -> SignIn:
@@ -336,35 +261,10 @@ def _from_pydrive2(given: Any) -> SignIn:
         raise AccessDenied(
             "drive option google_auth=: it has no credentials; call its LocalWebserverAuth() or ServiceAuth() first"
         )
-    found = _from_object(gauth.credentials, "google_auth")
-    return found._replace(remedy="authenticate google_auth= again")
+    return _from_object(gauth.credentials)._replace(remedy="authenticate google_auth= again")
 
 
-def _from_token(token: Any, given: Mapping[str, Any]) -> SignIn:
-    if isinstance(token, Mapping):
-        return _from_info(dict(token), "token", given)
-    if (name := token_file(token)) is not None:
-        return _from_info(_read_json(name, "token"), name, {**given, "client_json_file_path": name})
-    if not isinstance(token, str):
-        raise ValueError(
-            f"drive option token=: {type(token).__name__} is not a token; {_TOKEN_FORMS}; objects go in credentials="
-        )
-    text = token.strip()
-    if text.startswith("{"):
-        return _from_info(_parsed(text, "token"), "token", given)
-    if "client_user_email" in given:
-        raise ValueError("drive option client_user_email=: token= must be the key of a service account")
-    if text == DEFAULT:
-        return _from_default()
-    if text == ANONYMOUS:
-        return _ANONYMOUS
-    if not text.isprintable() or " " in text:
-        raise ValueError(f"drive option token=: this is no access token; {_TOKEN_FORMS}")
-    held = google_users.Credentials(text)  # type: ignore[no-untyped-call]
-    return SignIn(held, "access token", "it has expired or was revoked: pass a new one")
-
-
-def _from_default() -> SignIn:
+def _default() -> SignIn:
     """Return google-auth's default credentials, or nobody's: public files need none.
 
     These are Colab's sign-in, gcloud's, a key file in the environment, or the machine's.
@@ -379,184 +279,40 @@ def _from_default() -> SignIn:
             None,
             "nobody",
             "Google Drive: no credentials found in GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default "
-            f"credentials and at the metadata server of this machine{why}: {_WAYS}",
+            f"credentials and at the metadata server of this machine{why}: {HOW_TO_SIGN_IN}",
             is_missing=True,
         )
-    name = f"application default credentials ({name_of(credentials)})"
-    return SignIn(credentials, name, f"sign in again: {_WAYS}")
+    name = f"application default credentials ({_name_of(credentials)})"
+    return SignIn(credentials, name, f"sign in again: {HOW_TO_SIGN_IN}")
 
 
-def _from_object(credentials: Any, option: str = "credentials") -> SignIn:
+def _from_object(live: Any) -> SignIn:
     """Return live credentials of google-auth or of oauth2client, which PyDrive2 makes."""
-    if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
-        return _ANONYMOUS
-    if not isinstance(credentials, google.auth.credentials.Credentials):
-        credentials = _converted(credentials, option)
-    held = google.auth.credentials.with_scopes_if_required(credentials, [SCOPE])  # type: ignore[no-untyped-call]
-    return SignIn(held, name_of(held), "make new credentials")
+    if isinstance(live, google.auth.credentials.AnonymousCredentials):
+        return sign_in({"token": ANONYMOUS})
+    if not isinstance(live, google.auth.credentials.Credentials):
+        from oauth2client.client import OAuth2Credentials
+        from oauth2client.service_account import ServiceAccountCredentials
 
-
-def _converted(credentials: Any, option: str) -> Any:
-    """Return oauth2client's credentials as google-auth's."""
-    from oauth2client.client import OAuth2Credentials
-    from oauth2client.service_account import ServiceAccountCredentials
-
-    if isinstance(credentials, ServiceAccountCredentials):
-        info = {**credentials.serialization_data, "token_uri": credentials.token_uri}
-        if info["private_key"] is not None:  # not a P12 key
-            return google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
-                info, scopes=credentials._scopes.split() or [SCOPE], subject=credentials._kwargs.get("sub")
+        if isinstance(live, ServiceAccountCredentials):
+            info = {"token_uri": live.token_uri, "scopes": live._scopes.split()}
+            subject = live._kwargs.get("sub")
+            live = _service_account({**live.serialization_data, **info}, subject)
+        elif isinstance(live, OAuth2Credentials):
+            live = _user(json.loads(live.to_json()))
+        else:
+            raise ValueError(
+                "drive option credentials=: an object of google-auth or PyDrive2 is expected, not "
+                f"{type(live).__name__}"
             )
-    elif isinstance(credentials, OAuth2Credentials) and (
-        credentials.access_token or credentials.refresh_token
-    ):
-        return google_users.Credentials(  # type: ignore[no-untyped-call]
-            credentials.access_token,
-            refresh_token=credentials.refresh_token,
-            token_uri=credentials.token_uri,
-            client_id=credentials.client_id,
-            client_secret=credentials.client_secret,
-            expiry=credentials.token_expiry,
-            granted_scopes=sorted(credentials.scopes) or None,
-        )
-    raise ValueError(
-        f"drive option {option}=: credentials of google-auth are expected, or of PyDrive2 with a token, a refresh token or "
-        f"a JSON key, not {type(credentials).__name__} (convert a P12 key to JSON)"
-    )
+    held = google.auth.credentials.with_scopes_if_required(live, [SCOPE])  # type: ignore[no-untyped-call]
+    return SignIn(held, _name_of(held), "make new credentials")
 
 
-def _from_client(given: Mapping[str, Any]) -> SignIn:
-    """Return the credentials of a JSON file: the named one, or where PyDrive2 and DVC save an OAuth sign-in."""
-    path = os.fspath(
-        given.get("client_json_file_path") or saved_by_pydrive2(given["client_id"], given.get("profile"))
-    )
-    if os.path.isfile(path):
-        return _from_info(
-            _read_json(path, "client_json_file_path"), path, {**given, "client_json_file_path": path}
-        )
-    if "use_service_account" in given:
-        raise ValueError(f"drive option client_json_file_path={path!r}: there is no such file")
-    raise AccessDenied(f"Google Drive: no saved sign-in (there is no {path}): {_how_to_sign_in(given)}")
-
-
-def _how_to_sign_in(given: Mapping[str, Any]) -> str:
-    """Return how to sign in by hand, so that the saved credentials are found here."""
-    names = ("client_id", "profile", "client_json_file_path")
-    named = [f"{name}={os.fspath(given[name])!r}" for name in names if name in given]
-    if "client_id" not in given:
-        named.insert(0, "client_id='...'")
-    named.insert(1, "client_secret='...'")
-    return (
-        "sign in once where there is a browser: `from pydrive2.fs import GDriveFileSystem; "
-        f"GDriveFileSystem('root', {', '.join(named)})` (pip install \"pydrive2[fsspec]\")"
-    )
-
-
-def _text_of(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def _read_json(path: str, option: str) -> dict[str, Any]:
-    try:
-        text = _text_of(os.path.expanduser(path))
-    except FileNotFoundError:
-        raise ValueError(f"drive option {option}={path!r}: there is no such file; {_TOKEN_FORMS}") from None
-    except OSError as error:
-        raise ValueError(
-            f"drive option {option}={path!r}: the file cannot be read ({error.strerror})"
-        ) from None
-    return _parsed(text, f"{option}={path!r}")
-
-
-def _parsed(text: Any, what: str) -> dict[str, Any]:
-    """Return JSON as a dictionary; raise a ValueError that does not quote it."""
-    if isinstance(text, Mapping):
-        return dict(text)
-    with suppress(ValueError, TypeError):
-        value = json.loads(text)
-        if isinstance(value, dict):
-            return value
-    raise ValueError(f"drive option {what}: this is not JSON of credentials")
-
-
-def _from_info(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> SignIn:
-    """Return the credentials that a JSON dictionary describes; `where` is its name in errors."""
-    kind = info.get("type")
-    try:
-        if kind == "service_account":
-            return _from_key(info, given.get("client_user_email"))
-        if "use_service_account" in given or "client_user_email" in given:
-            raise ValueError(f"drive option {where}: this is not the key of a service account")
-        if "access_token" in info and "client_id" in info:
-            return _from_saved(info, where, given)
-        # google-auth saves an authorized user without a type too, in a token.json for instance.
-        if kind == "authorized_user" or (kind is None and info.keys() >= _OF_A_USER):
-            return _from_authorized_user(info)
-    except KeyError as error:
-        raise ValueError(f"drive option {where}: the JSON of credentials lacks {error}") from None
-    if "installed" in info or "web" in info:
-        raise ValueError(
-            f"drive option {where}: this is an OAuth client (client_secrets.json), nobody's sign-in: pass its "
-            "client_id= and client_secret="
-        )
-    raise ValueError(
-        f"drive option {where}: JSON of credentials of type {kind!r}; {_TOKEN_FORMS}; what else google-auth reads goes "
-        "in GOOGLE_APPLICATION_CREDENTIALS"
-    )
-
-
-def _from_key(info: dict[str, Any], user: str | None) -> SignIn:
-    try:
-        held = google_services.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
-            info, scopes=[SCOPE], subject=user
-        )
-    except (ValueError, google.auth.exceptions.GoogleAuthError):  # its message may quote the key
-        raise ValueError(
-            "the key of the service account is damaged or incomplete: download it again"
-        ) from None
-    name = f"service account {info['client_email']}" + (f" for {user}" if user else "")
-    return SignIn(
-        held, name, "the key was deleted or may not do this: make a new key for the service account"
-    )
-
-
-def _from_authorized_user(info: dict[str, Any]) -> SignIn:
-    try:
-        held = google_users.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
-    except ValueError:
-        raise ValueError(
-            "the JSON of an authorized user needs client_id, client_secret and refresh_token"
-        ) from None
-    return SignIn(held, f"authorized user of client {info['client_id']}", f"sign in again: {_WAYS}")
-
-
-def _from_saved(info: dict[str, Any], where: str, given: Mapping[str, Any]) -> SignIn:
-    """Return credentials saved by PyDrive2; renewed ones are saved to the same file."""
-    expiry = info.get("token_expiry")
-    held = google_users.Credentials(  # type: ignore[no-untyped-call]
-        info["access_token"],
-        refresh_token=info["refresh_token"],
-        token_uri=info["token_uri"],
-        client_id=info["client_id"],
-        client_secret=info["client_secret"],
-        expiry=datetime.fromisoformat(expiry).replace(tzinfo=None) if expiry else None,
-        granted_scopes=sorted(info.get("scopes") or ()) or None,
-    )
-    path = given.get("client_json_file_path")
-    name = f"saved OAuth credentials of client {info['client_id']}"
-    remedy = _how_to_sign_in({"client_id": info["client_id"], **given})
-    if path is None:
-        return SignIn(held, name, remedy)
-    return SignIn(held, f"{name} ({where})", f"remove {path} and {remedy}", SavedToken(os.fspath(path), info))
-
-
-def name_of(credentials: Any) -> str:
+def _name_of(credentials: Any) -> str:
     """Return the account of credentials as far as they name it, never their secrets."""
-    for attribute, words in (
-        ("service_account_email", "service account"),
-        ("client_id", "OAuth credentials of client"),
-    ):
-        if isinstance(value := getattr(credentials, attribute, None), str) and value:
-            return f"{words} {value}"
+    if isinstance(email := getattr(credentials, "service_account_email", None), str) and email:
+        return f"service account {email}"
+    if isinstance(client := getattr(credentials, "client_id", None), str) and client:
+        return f"OAuth credentials of client {client}"
     return f"credentials of the kind {type(credentials).__name__}"

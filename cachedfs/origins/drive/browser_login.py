@@ -1,6 +1,6 @@
-"""Sign in to Google Drive with an OAuth client of your own: authorize, check who signed in, and revoke.
+"""Sign in to Google Drive with an OAuth client of your own, check who signed in, and revoke.
 
-The protocol is that of developers.google.com/identity/protocols/oauth2/native-app, spoken by google-auth-oauthlib.
+google-auth-oauthlib speaks the protocol: developers.google.com/identity/protocols/oauth2/native-app.
 """
 
 from __future__ import annotations
@@ -13,30 +13,24 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import requests
 from google_auth_oauthlib.flow import InstalledAppFlow
+from oauthlib import oauth2
 
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
-from cachedfs.origins.origin_errors import without_secrets
+from cachedfs.origins.drive import accounts, auth
+from cachedfs.origins.drive.credentials import read_json
+from cachedfs.origins.origin_errors import error_of, without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 
-__all__ = [
-    "PASTED_URI",
-    "about",
-    "by_browser",
-    "by_pasting",
-    "checked_address",
-    "read_client",
-    "read_key",
-    "revoke",
-]
+__all__ = ["about", "by_browser", "by_pasting", "checked_address", "read_client", "read_key", "revoke"]
 
 API_PAGE = "https://console.cloud.google.com/apis/library/drive.googleapis.com"
 CLIENTS_PAGE = "https://console.cloud.google.com/auth/clients"
 GRANTS_PAGE = "https://myaccount.google.com/connections"
-PASTED_URI = (
-    "http://localhost:38085/"  # nothing listens there: the browser shows the address with the code in it
-)
+# Nothing listens there: the browser shows the address with the code in it.
+PASTED_URI = "http://localhost:38085/"
 WAIT_S = 300
 _ABOUT = "user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -52,28 +46,27 @@ def read_client(path: str) -> dict[str, str]:
         )
     if info.get("type") == "service_account":
         raise ValueError(f"{path}: this is the key of a service account: pass it as --service-account")
-    client = info.get("installed")
-    names = ("client_id", "client_secret", "auth_uri", "token_uri")
-    if not isinstance(client, dict) or not all(isinstance(client.get(name), str) for name in names):
-        raise ValueError(f"{path}: this is not the JSON of an OAuth client: download it at {CLIENTS_PAGE}")
-    return {name: client[name] for name in names}
+    try:
+        return {name: info["installed"][name] for name in accounts.CLIENT}
+    except (LookupError, TypeError):
+        raise ValueError(
+            f"{path}: this is not the JSON of an OAuth client: download it at {CLIENTS_PAGE}"
+        ) from None
 
 
 def read_key(path: str) -> dict[str, Any]:
     """Return the key of a service account in a JSON file of the console; raise ValueError for any other file."""
-    info = _read_json(path)
-    if info.get("type") != "service_account":
-        page = "https://console.cloud.google.com/iam-admin/serviceaccounts"
-        raise ValueError(
-            f"{path}: this is not the key of a service account: add one, of type JSON, at {page}"
-        )
-    return info
+    if (info := _read_json(path)).get("type") == "service_account":
+        return info
+    raise ValueError(
+        f"{path}: this is not the key of a service account: add one, of type JSON, at "
+        "https://console.cloud.google.com/iam-admin/serviceaccounts"
+    )
 
 
 def _read_json(path: str) -> dict[str, Any]:
-    with open(path, encoding="utf-8") as file, contextlib.suppress(ValueError):
-        if isinstance(info := json.load(file), dict):
-            return info
+    with contextlib.suppress(ValueError):
+        return read_json(path, path)
     raise ValueError(f"{path}: this is not a JSON file of Google's console")
 
 
@@ -150,47 +143,26 @@ def _authorized_user(flow: Any, client: Mapping[str, str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _failures(client: Mapping[str, str]) -> Iterator[None]:
     """Turn what goes wrong in a sign-in into errors that say what to do."""
-    import oauthlib.oauth2
-    import requests
-
-    is_local = urlsplit(client["token_uri"]).hostname in _LOOPBACK  # a simulated Drive
+    if urlsplit(client["token_uri"]).hostname in _LOOPBACK:  # a simulated Drive, which has no https
+        os.environ["OAUTHLIB_INSECURE_TRANSPORT"] = "1"
     try:
-        with _plain_http() if is_local else contextlib.nullcontext():
-            yield
-    except oauthlib.oauth2.AccessDeniedError:
+        yield
+        return
+    except oauth2.AccessDeniedError:
         said = "access was not allowed: sign in again and choose Allow"
-    except oauthlib.oauth2.MismatchingStateError:
+    except oauth2.MismatchingStateError:
         said = "the answer belongs to another sign-in: sign in again, and use the address that is shown last"
-    except oauthlib.oauth2.MissingCodeError:
-        said = "the browser brought no code: sign in again"
-    except oauthlib.oauth2.InvalidClientError as error:
+    except oauth2.InvalidClientError as error:
         said = (
             f"Google does not know this OAuth client ({_message(error)}): download its JSON at {CLIENTS_PAGE}"
         )
-    except oauthlib.oauth2.OAuth2Error as error:
+    except oauth2.OAuth2Error as error:
         said = f"Google refused the sign-in ({_message(error)}): sign in again"
     except Warning:  # how oauthlib reports fewer scopes
         said = "Google granted less than was asked for: sign in again, and leave all boxes checked"
     except requests.RequestException as error:
         raise _unreachable(error) from None
-    else:
-        return
     raise SignInRefused(f"Google Drive: {said}") from None
-
-
-@contextlib.contextmanager
-def _plain_http() -> Iterator[None]:
-    """Let oauthlib speak HTTP, which it allows for tests only."""
-    name = "OAUTHLIB_INSECURE_TRANSPORT"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _message(error: Any) -> str:
@@ -200,40 +172,26 @@ def _message(error: Any) -> str:
 # Requests
 def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
     """Return what Drive says of the user and the storage of a sign-in, in one request."""
-    import requests
-
-    from cachedfs.origins.drive import auth
-
     signed_in = auth.sign_in({"token": info})
     try:
         answer = auth.about(signed_in, endpoint_url, _ABOUT)
     except (requests.RequestException, RetryableError) as error:
         raise _unreachable(error) from None
-    found: Any = {}
     with contextlib.suppress(ValueError):
-        found = answer.json()
-    if answer.ok and isinstance(found, dict) and isinstance(found.get("user"), dict):
-        return found
-    raise _refusal(answer.status_code, found, signed_in.credentials)
-
-
-def _refusal(status: int, found: Any, credentials: Any) -> OSError:
-    error = found.get("error") if isinstance(found, dict) else None
-    error = error if isinstance(error, dict) else {}
-    reasons = {each.get("reason") for each in error.get("errors") or () if isinstance(each, dict)}
-    text = without_secrets(str(error.get("message", ""))) or "no reason given"
+        if answer.ok and isinstance((found := answer.json())["user"], dict):
+            return dict(found)
+    text, reasons = error_of(answer.content)
+    said = f"{answer.status_code}: {without_secrets(text) or 'no reason given'}"
     if "accessNotConfigured" in reasons:
-        number = str(getattr(credentials, "client_id", None) or "").partition("-")[0]
+        number = str(getattr(signed_in.credentials, "client_id", "")).partition("-")[0]
         project = f"project {number}" if number.isdecimal() else "the project of this sign-in"
-        return AccessDenied(
+        raise AccessDenied(
             f"Google Drive: the Drive API is not enabled in {project}: enable it at {API_PAGE}, wait a minute, and sign in "
             "again"
         )
-    if status in (401, 403):
-        return AccessDenied(f"Google Drive: the sign-in works, but Drive refuses it ({status}: {text})")
-    return OriginUnavailable(
-        f"Google Drive: no answer about the account ({status}: {text}): sign in again later"
-    )
+    if answer.status_code in (401, 403):
+        raise AccessDenied(f"Google Drive: the sign-in works, but Drive refuses it ({said})")
+    raise OriginUnavailable(f"Google Drive: no answer about the account ({said}): sign in again later")
 
 
 def revoke(info: Mapping[str, Any]) -> None:
@@ -241,15 +199,12 @@ def revoke(info: Mapping[str, Any]) -> None:
 
     Raises OriginUnavailable if Google does not confirm it.
     """
-    import requests
-
     url = info["token_uri"].rpartition("/")[0] + "/revoke"
     try:
         with requests.Session() as session:
             configure(session, url)
-            answer = session.post(
-                url, data={"token": info["refresh_token"]}, timeout=RetryPolicy().metadata_s
-            )
+            data, timeout = {"token": info["refresh_token"]}, RetryPolicy().metadata_s
+            answer = session.post(url, data=data, timeout=timeout)
     except requests.RequestException as error:
         raise _unreachable(error) from None
     is_over = answer.status_code == 400 and "invalid_token" in answer.text

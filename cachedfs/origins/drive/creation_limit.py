@@ -24,16 +24,19 @@ class CreationLimit:
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self.n_made = 0
-        self._clock = clock
-        self._slots, self._n_waiting = asyncio.Semaphore(_AT_ONCE), 0
-        self._said_at: float | None = None  # when it was last said how many wait,
-        self._n_said = 0  # and how many had been made
+        self._clock, self._slots, self._n_waiting = clock, asyncio.Semaphore(_AT_ONCE), 0
+        self._logged: tuple[float, int] | None = None  # when, and how many had been made
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Hold a slot while one item is created; first come, first served."""
         self._n_waiting += 1
-        self._warn()
+        if self._logged is None and self._n_waiting >= _MANY:
+            self._logged = self._clock(), self.n_made
+            logger.warning(
+                "Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn. One large "
+                "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
+            )
         try:
             await self._slots.acquire()
         finally:
@@ -46,19 +49,10 @@ class CreationLimit:
     def made(self) -> None:
         """Count a created item."""
         self.n_made += 1
-        now = self._clock()
-        if not self._n_waiting or self._said_at is None or now < self._said_at + _SAY_EVERY_S:
-            return
-        per_s = (self.n_made - self._n_said) / (now - self._said_at)
-        self._said_at, self._n_said = now, self.n_made
-        logger.info(
-            "Google Drive: %d new items made, %d wait, %.1f a second", self.n_made, self._n_waiting, per_s
-        )
-
-    def _warn(self) -> None:
-        if self._said_at is None and self._n_waiting >= _MANY:
-            self._said_at, self._n_said = self._clock(), self.n_made
-            logger.warning(
-                "Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn. One large "
-                "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
+        if self._logged is not None and self._n_waiting and self._clock() >= self._logged[0] + _SAY_EVERY_S:
+            (before, n_before), now = self._logged, self._clock()
+            per_s = (self.n_made - n_before) / (now - before)
+            self._logged = now, self.n_made
+            logger.info(
+                "Google Drive: %d new items made, %d wait, %.1f a second", self.n_made, self._n_waiting, per_s
             )

@@ -10,6 +10,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any, ClassVar, Self
 
 from fsspec.asyn import sync, sync_wrapper
@@ -18,6 +19,7 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from cachedfs.common.atomic_files import filled
+from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.common.walk import CycleSafeWalk
@@ -360,8 +362,11 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-class DriveFile(AbstractBufferedFile):
-    """A file of Drive open for reading, in the version it had when it was opened."""
+class DriveFile(SharedFile, AbstractBufferedFile):
+    """A file of Drive open for reading, in the version it had when it was opened. Threads may share it."""
+
+    _seek, _tell = AbstractBufferedFile.seek, AbstractBufferedFile.tell
+    _read = at_own_seek(AbstractBufferedFile.read)
 
     def __init__(
         self,
@@ -380,6 +385,15 @@ class DriveFile(AbstractBufferedFile):
     def details(self) -> dict[str, Any]:
         """The metadata from when the file was opened."""
         return self._info.as_info()
+
+    def read(self, length: int = -1) -> bytes:
+        return self._read(length)  # type: ignore[no-any-return]
+
+    def readuntil(self, char: bytes = b"\n", blocks: int | None = None) -> bytes:
+        with self._lock:
+            data: bytes = super().readuntil(char, blocks)
+            self._seeks.pop(get_ident(), None)  # its seeks are part of the read
+            return data
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         if self._whole is not None:

@@ -16,22 +16,9 @@ from typing import Any
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.drive.api import GOOGLE
+from cachedfs.origins.drive.credentials import SIGN_IN
 
-__all__ = [
-    "ANONYMOUS",
-    "DEFAULT",
-    "SIGN_IN",
-    "DriveOptions",
-    "exported_as",
-    "kind_of",
-    "refers_to_objects",
-    "refuse_live",
-    "said",
-    "token_file",
-    "types_of",
-    "wanted",
-]
-
+__all__ = ["DriveOptions", "exported_as", "kind_of", "refers_to_objects", "refuse_live", "types_of", "wanted"]
 
 _APPS = "application/vnd.google-apps."
 _ALL = "*"
@@ -127,33 +114,7 @@ def _near(name: str, names: Iterable[str]) -> str:
     return (f"; did you mean {near[0]}?" if near else "") + f" (known: {', '.join(sorted(names))})"
 
 
-# The name of a saved sign-in, google-auth's names, and PyDrive2's own.
-SIGN_IN = (
-    "account",
-    "token",
-    "api_key",
-    "credentials",
-    "google_auth",
-    "client_id",
-    "client_secret",
-    "client_json",
-    "client_json_file_path",
-    "client_user_email",
-    "use_service_account",
-    "profile",
-)
 _STOPS = "speculation", "everything"  # what daily_limit stops
-ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
-
-
-def said(sign_in: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sign-in options that say something: None, False and empty texts do not."""
-    found = {name: value.strip() if isinstance(value, str) else value for name, value in sign_in.items()}
-    return {
-        name: value
-        for name, value in found.items()
-        if value is not None and value is not False and value != ""
-    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,13 +133,9 @@ class DriveOptions:
     def of(cls, given: Mapping[str, Any]) -> DriveOptions:
         """Return the options in these keywords; raise ValueError for an unknown one, naming the nearest."""
         own = {field.name for field in dataclasses.fields(cls)} - {"sign_in"}
-        for name in given:
-            if name not in own and name not in SIGN_IN:
-                near = difflib.get_close_matches(name, [*own, *SIGN_IN], 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ValueError(
-                    f"drive option {name!r} is unknown{hint} (known: {', '.join(sorted([*own, *SIGN_IN]))})"
-                )
+        if unknown := given.keys() - {*own, *SIGN_IN}:
+            name = min(unknown)
+            raise ValueError(f"drive option {name!r} is unknown{_near(name, [*own, *SIGN_IN])}")
         values = {name: given[name] for name in own if given.get(name) is not None}
         if "endpoint_url" in values:
             values["endpoint_url"] = os.fspath(values["endpoint_url"]).rstrip("/")
@@ -192,7 +149,7 @@ class DriveOptions:
                 f"drive option daily_limit_stops={stops!r}: one of {', '.join(_STOPS)} is expected"
             )
         made = cls(
-            sign_in={name: value for name, value in given.items() if name in SIGN_IN and value is not None},
+            sign_in={name: given[name] for name in SIGN_IN if given.get(name) is not None},
             **values,
         )
         wanted(made.export)  # what is wrong with it is said here
@@ -223,8 +180,8 @@ def _switch(name: str, text: str) -> bool:
 
 def refers_to_objects(sign_in: Mapping[str, Any]) -> bool:
     """Return whether the sign-in is a live object, and not a name, a file or a text."""
-    given = said(sign_in)
-    return "credentials" in given or not isinstance(given.get("google_auth", ""), (str, os.PathLike))
+    given = sign_in.get("google_auth") or ""
+    return sign_in.get("credentials") is not None or not isinstance(given, (str, os.PathLike))
 
 
 def refuse_live(options: Mapping[str, Any]) -> None:
@@ -235,27 +192,3 @@ def refuse_live(options: Mapping[str, Any]) -> None:
                 f"drive option {name}=: a live {type(options[name]).__name__} cannot travel to another process; "
                 "give what can: token= (a file's name, 'google_default'), or client_json_file_path="
             )
-
-
-def saved_by_pydrive2(client_id: str, profile: str | None) -> str:
-    """Return the file in which PyDrive2 and DVC save the sign-in of an OAuth client."""
-    import platformdirs
-
-    folder = os.path.join(platformdirs.user_cache_dir("pydrive2fs", appauthor=False), client_id)
-    return os.path.join(folder, f"{profile or 'default'}.json")
-
-
-def token_file(token: Any) -> str | None:
-    """Return the file name in `token=`; None for a token itself or the name of a way to sign in."""
-    if not isinstance(token, (str, os.PathLike)):
-        return None
-    text: str = os.fspath(token).strip()
-    is_file = isinstance(token, os.PathLike) or (text not in (ANONYMOUS, DEFAULT) and _is_file_name(text))
-    return os.path.expanduser(text) if is_file else None
-
-
-def _is_file_name(text: str) -> bool:
-    """Return whether a text is meant as a file name: access tokens never contain `.json`, but may contain a `/`."""
-    if text.startswith(("ya29.", "1//")) or len(text) > 1000:
-        return False
-    return text.endswith(".json") or text.startswith(("/", "~", "./", "../")) or os.path.isfile(text)

@@ -21,7 +21,7 @@ from cachedfs.origins.rate_limit import RateLimit
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPRequest
 
-__all__ = ["CREATES", "REQUESTS", "QuotaLimit", "QuotaMeter", "QuotaStats", "day_of", "end_of", "units_of"]
+__all__ = ["CREATES", "REQUESTS", "QuotaLimit", "QuotaMeter", "QuotaStats", "day_of", "end_of"]
 
 # Google does not say if `alt=media` is a download: we take the higher cost.
 UNITS = {"other": 5, "list": 100, "download": 200, "edit": 50, "create": 50}
@@ -37,11 +37,6 @@ _CHECK_S = 1.0  # between checks whether a new day has begun
 _Sum = tuple[int, int]  # units and bytes
 
 logger = logging.getLogger("cachedfs.origins")
-
-
-def units_of(kind: str) -> int:
-    """Return the quota units of a request of this kind."""
-    return UNITS.get(kind, UNITS["other"])
 
 
 @functools.cache
@@ -130,9 +125,9 @@ class QuotaMeter:
 
     def count(self, kind: str, n_bytes: int) -> None:
         """Count an answered request and the bytes of its answer."""
-        day = day_of(self._clock())
+        day, units = day_of(self._clock()), UNITS.get(kind, UNITS["other"])
         with self._lock:
-            self._pending[day] = self._pending.get(day, QuotaStats(day)).plus(units_of(kind), n_bytes)
+            self._pending[day] = self._pending.get(day, QuotaStats(day)).plus(units, n_bytes)
             is_first, self._is_scheduled = not self._is_scheduled, True
         if is_first and self._soon is not None:
             self._soon(self.store)
@@ -202,7 +197,7 @@ class QuotaLimit:
             raise QuotaExceeded(
                 f"{request.subject}: {request.doing} is stopped by the drive option daily_limit={self._share:g}, as {used} "
                 "are used today. Cached data can still be read, also expired data with offline=True. The day ends at "
-                f"{_text_of(end_of(used.day))}; raise daily_limit to go on"
+                f"{_end_of(used.day)}; raise daily_limit to go on"
             )
 
     def answered(self, request: HTTPRequest, n_bytes: int) -> None:
@@ -220,10 +215,10 @@ class QuotaLimit:
             what = "all requests" if self._stops == "everything" else "read-ahead and prefetches"
             logger.warning(
                 "Google Drive: daily_limit=%g is reached (%s): %s stop until %s",
-                *(self._share, used, what, _text_of(end_of(used.day))),
+                *(self._share, used, what, _end_of(used.day)),
             )
         return True
 
 
-def _text_of(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M} UTC"
+def _end_of(day: str) -> str:
+    return f"{end_of(day):%Y-%m-%d %H:%M} UTC"

@@ -7,10 +7,9 @@ import uuid
 from typing import Any
 
 from cachedfs.sim.drive.api import DriveApi
-from cachedfs.sim.drive.items import ANYONE, DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
+from cachedfs.sim.drive.fields import show
+from cachedfs.sim.drive.items import ANYONE, BINARY, DOCUMENT, FOLDER, SHORTCUT, Item, rfc3339
 from cachedfs.sim.drive.oauth import client_json
-from cachedfs.sim.drive.show import show
-from cachedfs.sim.drive.writing import BINARY
 from cachedfs.sim.network import Profile
 from cachedfs.sim.quota import Meter, Quota
 from cachedfs.sim.server import SimServer, command
@@ -27,13 +26,13 @@ class DriveService(DriveApi):
     ) -> str:
         """Write the newest file at a path and return its id. Creates the file and its folders if missing.
 
-        `new` always creates another file of this name. `fields` are v2 fields to set. `parent` is the id of
+        `new` always creates another file of this name. `fields` are fields of the API to set. `parent` is the id of
         the folder in which the path starts.
         """
-        folder, title = self._folders(path, parent)
-        known = [] if new else [i for i in self.items.named(folder, title) if i.head and not i.trashed]
+        folder, name = self._folders(path, parent)
+        known = [] if new else [i for i in self.items.named(folder, name) if i.head and not i.trashed]
         if not known:
-            return self.do_add(title, data, parent=folder, **fields)
+            return self.do_add(name, data, parent=folder, **fields)
         self.items.write(known[0], data, len(data))
         return self.do_edit(known[0].id, **fields) if fields else known[0].id
 
@@ -45,20 +44,20 @@ class DriveService(DriveApi):
 
     def do_folder(self, path: str, *, parent: str = "root") -> str:
         """Return the id of the folder at a path; create it if missing."""
-        folder, title = self._folders(path, parent)
-        return self._folder_in(folder, title)
+        folder, name = self._folders(path, parent)
+        return self._folder_in(folder, name)
 
     def do_shortcut(self, path: str, target_id: str, *, parent: str = "root") -> str:
         """Create a shortcut and return its id. The target need not exist."""
-        folder, title = self._folders(path, parent)
-        item = self.items.make(title, SHORTCUT, [folder])
+        folder, name = self._folders(path, parent)
+        item = self.items.make(name, SHORTCUT, [folder])
         item.fields["shortcutDetails"] = self.details(target_id)
         return item.id
 
     def do_document(self, path: str, text: str, *, parent: str = "root", mime: str = DOCUMENT) -> str:
         """Create a native document and return its id. It exports as this text in all formats."""
-        folder, title = self._folders(path, parent)
-        item = self.items.make(title, mime, [folder])
+        folder, name = self._folders(path, parent)
+        item = self.items.make(name, mime, [folder])
         item.text = text.encode()
         return item.id
 
@@ -71,7 +70,7 @@ class DriveService(DriveApi):
 
     def do_share(self, item_id: str) -> None:
         """Share an item, and everything in it, with the account."""
-        self.do_edit(item_id, sharedWithMeDate=rfc3339(self.items.tick()))
+        self.do_edit(item_id, sharedWithMeTime=rfc3339(self.items.tick()))
 
     def do_publish(self, item_id: str, public: bool = True) -> None:
         """Share an item, and everything in it, with anyone who has the link, or stop doing so."""
@@ -85,7 +84,7 @@ class DriveService(DriveApi):
         Without data it is a folder. It has no parent folder.
         """
         item = self.items.make(name, FOLDER if data is None else BINARY, [])
-        item.fields["sharedWithMeDate"] = rfc3339(item.created_ms)
+        item.fields["sharedWithMeTime"] = rfc3339(item.created_ms)
         if data is not None:
             self.items.write(item, data, len(data))
         return item.id
@@ -105,15 +104,15 @@ class DriveService(DriveApi):
         return live[0].head.content()
 
     def do_find(self, path: str, *, parent: str = "root") -> list[dict[str, Any]]:
-        """Return all items at exactly this path as v2 resources, newest first; includes trashed ones."""
-        return [show(item, self.items, "127.0.0.1") for item in self._all_at(path, parent)]
+        """Return all items at exactly this path as resources of the API, newest first; includes trashed ones."""
+        return [show(item, self.items) for item in self._all_at(path, parent)]
 
     def do_item(self, item_id: str) -> dict[str, Any]:
-        """Return an item as a v2 resource. Raises LookupError if there is none."""
-        return show(self._item(item_id), self.items, "127.0.0.1")
+        """Return an item as a resource of the API. Raises LookupError if there is none."""
+        return show(self._item(item_id), self.items)
 
     def do_edit(self, /, item_id: str, **fields: Any) -> str:
-        """Set v2 fields of an item; None hides a field. Returns the id.
+        """Set fields of an item; None hides a field. Returns the id.
 
         `abusive` and `resourceKey` also change how the item is served.
         """
@@ -124,7 +123,7 @@ class DriveService(DriveApi):
 
     def do_trash(self, item_id: str, trashed: bool = True) -> None:
         """Move an item into the trash, or out of it."""
-        self.do_edit(item_id, labels={"trashed": trashed})
+        self.do_edit(item_id, trashed=trashed)
 
     def do_remove(self, item_id: str) -> None:
         """Delete an item, and everything in it, permanently."""
@@ -146,11 +145,7 @@ class DriveService(DriveApi):
 
     def do_expire_tokens(self) -> None:
         """Answer 401 to all tokens issued so far."""
-        self.issued = dict.fromkeys(self.issued, -1.0)
-
-    def do_token_life(self, life_s: float) -> None:
-        """Set the lifetime of tokens issued from now on, in simulated seconds; the default is infinite."""
-        self.token_life_s = life_s
+        self.issued = dict.fromkeys(self.issued, False)
 
     def do_refuse_tokens(self, refused: bool = True) -> None:
         """Make the token endpoint answer invalid_grant, or stop doing so."""
@@ -163,10 +158,6 @@ class DriveService(DriveApi):
         Every other page, starting with the first, is empty. The others have at most `n` items.
         """
         self.short_page = n
-
-    def do_drop_parents(self, n: int) -> None:
-        """Make queries for the children of several folders silently omit the last `n` folders."""
-        self.n_dropped = n
 
     def do_delay_changes(self, delay_s: float) -> None:
         """Delay each change in the changes feed by this many simulated seconds.
@@ -183,14 +174,6 @@ class DriveService(DriveApi):
         """Reject all tokens of the changes feed issued so far. By the documentation they do not expire."""
         self.items.reject_tokens()
 
-    def do_expire_pages(self) -> None:
-        """Reject all page tokens issued so far."""
-        self.cursors.clear()
-
-    def do_expire_uploads(self) -> None:
-        """Discard all resumable uploads started so far."""
-        self.uploads.clear()
-
     def do_accept_only(self, n: int, times: int = 1) -> None:
         """Accept only the first `n` bytes of each of the next `times` chunks of resumable uploads."""
         self.accepts = [n] * times
@@ -202,27 +185,30 @@ class DriveService(DriveApi):
         return item
 
     def _folders(self, path: str, parent: str) -> tuple[str, str]:
-        """Return the parent folder's id and the title of a path; create missing folders."""
-        *folders, title = path.split("/")
-        for name in folders:
-            parent = self._folder_in(parent, name)
-        return self._item(parent).id, title
+        """Return the parent folder's id and the name of a path; create missing folders."""
+        *folders, name = path.split("/")
+        for folder in folders:
+            parent = self._folder_in(parent, folder)
+        return self._item(parent).id, name
 
     def _folder_in(self, parent: str, name: str) -> str:
         parent = self._item(parent).id
-        found = [i for i in self.items.named(parent, name) if i.mime == FOLDER and not i.trashed]
-        return found[0].id if found else self.items.make(name, FOLDER, [parent]).id
+        found = self._live_folder(parent, name)
+        return found.id if found else self.items.make(name, FOLDER, [parent]).id
+
+    def _live_folder(self, parent: str, name: str) -> Item | None:
+        found = [item for item in self.items.named(parent, name) if item.mime == FOLDER and not item.trashed]
+        return found[0] if found else None
 
     def _all_at(self, path: str, parent: str) -> list[Item]:
         """Return all items at a path, newest first, including those in the trash."""
-        *folders, title = path.split("/")
+        *folders, name = path.split("/")
         parent = self._item(parent).id
-        for name in folders:
-            found = [i for i in self.items.named(parent, name) if i.mime == FOLDER and not i.trashed]
-            if not found:
+        for folder in folders:
+            if (found := self._live_folder(parent, folder)) is None:
                 return []
-            parent = found[0].id
-        return self.items.named(parent, title)
+            parent = found.id
+        return self.items.named(parent, name)
 
 
 class DriveServer(SimServer):
@@ -269,13 +255,9 @@ class DriveServer(SimServer):
     account = command(DriveService.do_account)
     api_key = command(DriveService.do_api_key)
     expire_tokens = command(DriveService.do_expire_tokens)
-    token_life = command(DriveService.do_token_life)
     refuse_tokens = command(DriveService.do_refuse_tokens)
     short_pages = command(DriveService.do_short_pages)
-    drop_parents = command(DriveService.do_drop_parents)
     delay_changes = command(DriveService.do_delay_changes)
     scan_limit = command(DriveService.do_scan_limit)
     expire_changes = command(DriveService.do_expire_changes)
-    expire_pages = command(DriveService.do_expire_pages)
-    expire_uploads = command(DriveService.do_expire_uploads)
     accept_only = command(DriveService.do_accept_only)

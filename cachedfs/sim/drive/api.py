@@ -1,151 +1,121 @@
-"""Routes of the simulated Google Drive: API versions 2 and 3 over one state, OAuth, public downloads.
+"""Routes of the simulated Google Drive: its API, OAuth and public downloads.
 
-Written from the published reference (developers.google.com/drive/api: v2 and v3 files, changes, drives,
-search query terms, batches, resumable uploads, error codes, limits). The tests validate every reply against
-the API's discovery documents. Differences from the documentation:
+Written from the published reference (developers.google.com/drive/api: files, changes, drives, search query terms,
+resumable uploads, error codes, limits). The tests validate every reply against the API's discovery documents.
+What is not in the table below does not exist (404). Differences from the documentation:
 
 - Stricter: the quota per minute is a bucket of one second (`quota.py`). Requests put an item into one folder only.
-  Queries have only the terms listed in `call.py`. A page token is valid only for the same query.
-- More lenient: unknown parameters are ignored, as the service does. HEAD is answered. Every caller may do what an
-  item's `capabilities` do not deny, and needs no token unless the server requires one. An API key, which is ignored
+  Queries have only the terms in `query.py`. A page token is valid only for the same query.
+- More lenient: unknown parameters are ignored, as the service does. Every caller may do what an item's
+  `capabilities` do not deny, and needs no token unless the server requires one. An API key, which is ignored
   beside a token, always makes a caller a mere reader of what is public. The storage quota is never used up. Tokens
-  by default do not expire. Items are owned by the account or by somebody else, and public or not:
-  no request changes permissions. Comments, labels, replies and channels do not exist (404).
+  by default do not expire. Items are owned by the account or by somebody else, and public or not.
 - Undocumented, chosen here: `alt=media` costs as much as a download. Each request of an upload is charged, but only
   the first as an edit. An open-ended range is charged to a file's quota as the whole file. The changes feed has no
   delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
-  a listing has only the children of public folders that the query names, and everything but reading files is 401. Public downloads of
-  folders, and of files that are infected or may not be downloaded, have pages of ours.
-- Undocumented, as recorded: errors of callers without an account, and of `acknowledgeAbuse`; public downloads
-  (`public.py`), whose exports of documents come without the redirect to another host.
+  a listing has only the children of public folders that the query names, and everything but reading files is 401.
+  Public downloads of folders, and of files that are infected or may not be downloaded, have pages of ours.
+- Undocumented, as recorded: errors of callers without an account, and of `acknowledgeAbuse`; public downloads.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any
-from urllib.parse import parse_qsl, unquote
+import contextlib
+from dataclasses import replace
+from functools import partial
+from urllib.parse import parse_qsl
 
-from cachedfs.sim.drive.call import V2, V3, Ask, invalid
-from cachedfs.sim.drive.feed import Feed
-from cachedfs.sim.drive.public import PublicAccess
-from cachedfs.sim.drive.query import parse_query
-from cachedfs.sim.drive.show import to_v2
+from cachedfs.sim.drive import v2
+from cachedfs.sim.drive.public import PublicDownloads
+from cachedfs.sim.drive.reading import query_of
 from cachedfs.sim.drive.writing import DriveWriting
-from cachedfs.sim.google import split_related
+from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Response, Route
 from cachedfs.sim.objects import DataBody
 
 __all__ = ["DriveApi"]
 
+# Method and path below /drive/v3/, kind of request, quota units, and function. The documentation does not say whether
+# `alt=media` is a download.
+_ROUTES = [
+    ("GET", "about", "about", 5, "_about"),
+    ("GET", "changes", "change", 100, "_list_changes"),
+    ("GET", "changes/startPageToken", "change", 5, "_start_token"),
+    ("GET", "drives", "drives", 100, "_drives"),
+    ("GET", "files", "list", 100, "_list"),
+    ("POST", "files", "create", 50, "_create"),
+    ("GET", "files/generateIds", "ids", 5, "_generate_ids"),
+    ("GET", "files/{item_id}", "get", 5, "_get"),
+    ("GET", "files/{item_id}", "media", 200, "_media"),
+    ("PATCH", "files/{item_id}", "update", 50, "_update"),
+    ("DELETE", "files/{item_id}", "delete", 50, "_delete"),
+    ("POST", "files/{item_id}/copy", "copy", 50, "_copy"),
+    ("GET", "files/{item_id}/export", "export", 200, "_export"),
+    ("GET", "files/{item_id}/revisions", "revisions", 100, "_revisions"),
+    ("GET", "files/{item_id}/revisions/{revision_id}", "media", 200, "_media"),
+    ("DELETE", "files/{item_id}/revisions/{revision_id}", "delete", 50, "_delete_revision"),
+]
+_OF_V2 = ("list", "get", "media")
 
-class DriveApi(DriveWriting, Feed, PublicAccess):
-    """Answers like www.googleapis.com/drive and oauth2.googleapis.com."""
 
-    # Routing
+class DriveApi(DriveWriting, PublicDownloads):
+    """Answers like www.googleapis.com/drive, oauth2.googleapis.com and drive.usercontent.google.com."""
+
     def route(self, call: Call) -> Route:
+        if method := call.headers.get("x-http-method-override"):
+            if method != "GET":
+                raise Refusal(501, "The simulation overrides no method but POST by GET.")
+            call.method = method  # a query too long for a URL is sent as a form
+            call.query |= dict(parse_qsl(call.body.decode(), True))
         if (route := self._oauth_route(call)) is not None:
             return route
-        if re.fullmatch(r"/batch/drive/v[23]", call.path):
-            return Route("batch", self.batch)
-        found = re.fullmatch(r"(/upload|/resumable/upload)?/drive/(v[23])/(.+)", call.path)
-        if not found:
-            return self._route_public(call) or Route("other", lambda _: _no_such_address())
-        if call.method == "POST" and (method := call.headers.get("x-http-method-override")):
-            call.method = method
-            if method == "GET":  # a query too long for a URL, sent as a form
-                call.query.update(parse_qsl(call.body.decode(), True))
-                call.body = b""
-        ask, parts = Ask(call, V3 if found[2] == "v3" else V2), [unquote(p) for p in found[3].split("/")]
-        if found[1]:
-            return self._route_upload(ask, parts)
-        if parts[0] == "files" and len(parts) > 1 and parts[1] != "generateIds":
-            return self._route_file(ask, parts[1], parts[2:])
-        match call.method, parts:
-            case "GET", ["files"]:
-                return self._route_list(ask)
-            case "POST", ["files"]:
-                upload = self._new_upload(ask, ask.body, "")
-                return Route("create", lambda _: self._insert(upload), key=upload.item_id)
-            case "GET", ["files", "generateIds"]:
-                return Route("ids", lambda _: self._generate_ids(ask))
-            case "GET", ["changes", "startPageToken"]:
-                return Route("change", lambda _: self._start_token(ask), units=5)
-            case "GET", ["changes"]:
-                return Route("change", lambda _: self._list_changes(ask))
-            case "GET", ["about"]:
-                return Route("about", lambda _: self._about(ask))
-            case "GET", [("drives" | "teamdrives") as which, *rest]:
-                units = 5 if rest else None
-                return Route("drives", lambda _: self._drives(ask, which, rest), units=units)
-        return Route("other", lambda _: _no_such_address())
+        if call.path == "/download":
+            return Route("media", self._download, key=call.query.get("id", ""), style="html")
+        for pattern in ("/upload/drive/v3/files", "/upload/drive/v3/files/{item_id}"):
+            if (found := match_path(pattern, call.path)) is not None:
+                return self._upload_route(call, **found)
+        if call.path.startswith("/drive/v3/"):
+            return self._api_route(call, call.path.removeprefix("/drive/v3/"))
+        if call.path.startswith("/drive/v2/"):
+            asked = v2.to_v3(call)
+            route = self._api_route(asked, call.path.removeprefix("/drive/v2/"))
+            if route.kind in _OF_V2:
+                act = route.act
+                return replace(route, act=lambda _: v2.from_v3(route.kind, act(asked)))
+        return Route("other", _no_such_address)
 
-    def _route_file(self, ask: Ask, item_id: str, rest: list[str]) -> Route:
-        item = self.items.get(item_id)
-        key = item.id if item else item_id
-        match ask.call.method, rest:
-            case (("GET" | "HEAD"), []) if ask.query.get("alt") == "media":
-                revision = ask.query.get("revisionId") if ask.words is V2 else None
-                return Route("media", lambda _: self._media(ask, key, revision), key=key)
-            case (("GET" | "HEAD"), []):
-                return Route("get", lambda _: self._get(ask, key), key=key)
-            case (("PATCH" | "PUT") as verb, []) if verb == "PATCH" or ask.words is V2:
-                return Route("update", lambda _: self._update(ask, key), key=key)
-            case "DELETE", []:
-                return Route("delete", lambda _: self._delete(ask, key), key=key)
-            case "POST", [("trash" | "untrash") as verb] if ask.words is V2:
-                return Route("update", lambda _: self._trash(ask, key, verb == "trash"), key=key)
-            case "POST", ["copy"]:
-                return Route("copy", lambda _: self._copy(ask, key), key=key)
-            case "GET", ["export"]:
-                return Route("export", lambda _: self._export(ask, key), key=key)
-            case "GET", ["revisions", revision] if ask.query.get("alt") == "media" and ask.words is V3:
-                return Route("media", lambda _: self._media(ask, key, revision), key=key)
-            case "DELETE", ["revisions", revision]:
-                return Route("delete", lambda _: self._delete_revision(ask, key, revision), key=key)
-            case "GET", ["revisions", *which]:
-                units = 5 if which else None
-                return Route("revisions", lambda _: self._revisions(ask, key, which), key=key, units=units)
-            case "GET", ["permissions"]:
-                return Route("permissions", lambda _: self._permissions(ask, key), key=key)
-        return Route("other", lambda _: _no_such_address())
+    def _api_route(self, call: Call, path: str) -> Route:
+        is_media = call.query.get("alt") == "media"
+        for method, pattern, kind, units, name in _ROUTES:
+            found = match_path(pattern, path)
+            if found is not None and method == call.method and is_media == (kind == "media"):
+                if kind == "create":
+                    found["item_id"] = call.json().get("id") or self.items.new_id()
+                key = self._list_key(call) if kind == "list" else found.get("item_id", "")
+                if item := self.items.get(key):
+                    key = item.id  # of an alias
+                return Route(kind, partial(getattr(self, name), **found), key=key, units=units)
+        return Route("other", _no_such_address)
 
-    def _route_list(self, ask: Ask) -> Route:
-        text, query = ask.query.get("q"), None
-        try:
-            query = parse_query(text, ask.words.terms) if text else None
-        except (ValueError, LookupError):
-            return Route("list", lambda _: _refuse(invalid("q", "Invalid Value")))
-        parents = (query.parents() if query else None) or [""]
-        folder = self.items.get(parents[0])
-        return Route("list", lambda _: self._list(ask, query), key=folder.id if folder else parents[0])
+    def _list_key(self, call: Call) -> str:
+        """Return the id of the folder that a call lists."""
+        with contextlib.suppress(Refusal):  # of an invalid query, when it is executed
+            query = query_of(call)
+            return query.parents[0] if query and query.parents else ""
+        return ""
 
-    def _route_upload(self, ask: Ask, parts: list[str]) -> Route:
-        call, upload_id = ask.call, ask.query.get("upload_id")
+    def _upload_route(self, call: Call, item_id: str | None = None) -> Route:
+        upload_id = call.query.get("upload_id")
         if upload_id is not None:
-            session = self.uploads.get(upload_id)
-            key = session.item_id if session else ""
-            return Route("upload", lambda c: self._resume(session, c), key=key, units=5)
-        if parts[0] != "files" or len(parts) != (1 if call.method == "POST" else 2):
-            return Route("other", lambda _: _no_such_address())
-        kind, fields, data = ask.query.get("uploadType"), dict[str, Any](), call.body
-        mime = call.headers.get("content-type") or ""
-        if kind == "multipart":
-            fields, given, data = split_related(call)
-            fields, mime = to_v2(fields) if ask.words is V3 else fields, given or ""
-        elif kind == "resumable":
-            fields, mime = ask.body, call.headers.get("x-upload-content-type", "")
-        elif kind != "media":
-            raise invalid("uploadType", "Invalid value for uploadType.")
-        upload = self._new_upload(ask, fields, mime, *parts[1:])
-        return Route("upload", lambda _: self._upload(upload, kind, data), key=upload.item_id)
+            key = self.uploads[upload_id].item_id if upload_id in self.uploads else ""
+            return Route("upload", lambda call: self._resume(upload_id, call), key=key)
+        if call.method != ("POST" if item_id is None else "PATCH"):
+            return Route("other", _no_such_address)
+        upload, data = self._new_upload(call, item_id)
+        return Route("upload", lambda _: self._upload(upload, data), key=upload.item_id, units=50)
 
 
-def _no_such_address() -> Response:
+def _no_such_address(call: Call) -> Response:
     """Return the 404 page of Google's front end, which is not in the API's error format."""
     page = "<!DOCTYPE html>\n<html><title>Error 404 (Not Found)!!1</title><p><b>404.</b> That's an error.</html>\n"
     return Response(404, {"Content-Type": "text/html; charset=UTF-8"}, DataBody(page.encode()))
-
-
-def _refuse(refusal: Refusal) -> Response:
-    raise refusal

@@ -18,13 +18,11 @@ from cachedfs.sim.objects import Content
 
 __all__ = [
     "ANYONE",
+    "BINARY",
     "DOCUMENT",
     "EXPORTS",
-    "EXPORT_NAMES",
     "FOLDER",
-    "PRESENTATION",
     "SHORTCUT",
-    "SPREADSHEET",
     "Item",
     "ItemChange",
     "Items",
@@ -33,19 +31,18 @@ __all__ = [
     "rfc3339",
 ]
 
+BINARY = "application/octet-stream"
 _APPS = "application/vnd.google-apps."
 FOLDER, SHORTCUT, DOCUMENT = _APPS + "folder", _APPS + "shortcut", _APPS + "document"
-SPREADSHEET, PRESENTATION = _APPS + "spreadsheet", _APPS + "presentation"
+_SHEET, _SLIDES = _APPS + "spreadsheet", _APPS + "presentation"
 _THIRD_PARTY = _APPS + "drive-sdk"  # a third-party shortcut; the number of the application follows
 _OFFICE = "application/vnd.openxmlformats-officedocument."
-# Export formats of native documents, by their names in public addresses.
-_TEXT, _PDF = {"txt": "text/plain"}, {"pdf": "application/pdf"}
-EXPORT_NAMES = {
-    DOCUMENT: {**_TEXT, "html": "text/html", **_PDF, "docx": _OFFICE + "wordprocessingml.document"},
-    SPREADSHEET: {"csv": "text/csv", **_PDF, "xlsx": _OFFICE + "spreadsheetml.sheet"},
-    PRESENTATION: {**_TEXT, **_PDF, "pptx": _OFFICE + "presentationml.presentation"},
+# Export formats of native documents.
+EXPORTS = {
+    DOCUMENT: ("text/plain", "text/html", "application/pdf", _OFFICE + "wordprocessingml.document"),
+    _SHEET: ("text/csv", "application/pdf", _OFFICE + "spreadsheetml.sheet"),
+    _SLIDES: ("text/plain", "application/pdf", _OFFICE + "presentationml.presentation"),
 }
-EXPORTS = {mime: tuple(names.values()) for mime, names in EXPORT_NAMES.items()}
 # The permission of everybody who has the link.
 ANYONE = {"kind": "drive#permission", "id": "anyoneWithLink", "type": "anyone", "role": "reader"}
 
@@ -64,13 +61,12 @@ class Revision(Content):
     size: int
     modified_ms: int
     mime: str
-    _hashes: dict[str, str] = field(default_factory=dict)
+    _md5: str = ""
 
-    def digest(self, name: str) -> str:
-        """Return the md5, sha1 or sha256 in hex, computed on first use."""
-        if name not in self._hashes:
-            self._hashes[name] = hashlib.new(name, self.content()).hexdigest()
-        return self._hashes[name]
+    def md5(self) -> str:
+        """Return the MD5 in hex, computed on first use."""
+        self._md5 = self._md5 or hashlib.md5(self.content()).hexdigest()
+        return self._md5
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +74,7 @@ class Item:
     """A file, folder, shortcut or native document."""
 
     id: str
-    title: str
+    name: str
     mime: str
     parents: list[str]
     created_ms: int
@@ -88,7 +84,7 @@ class Item:
     drive_id: str | None = None
     revisions: list[Revision] = field(default_factory=list)  # oldest first; empty unless the item is a file
     text: bytes = b""  # content of a native document
-    fields: dict[str, Any] = field(default_factory=dict)  # v2 fields set explicitly; None hides a field
+    fields: dict[str, Any] = field(default_factory=dict)  # set explicitly; None hides a field
 
     @property
     def head(self) -> Revision | None:
@@ -108,7 +104,7 @@ class ItemChange:
 
 
 class Items:
-    """All items of one account, indexed by parent and title."""
+    """All items of one account, indexed by parent and name."""
 
     def __init__(self, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self.change_delay_s = clock, 0.0
@@ -117,7 +113,7 @@ class Items:
         self._items: dict[str, Item] = {}
         # Invariant: both indexes contain an item under each of its parents, and nowhere else.
         self._children: dict[str, dict[str, Item]] = {}
-        self._titles: dict[str, dict[str, list[Item]]] = {}
+        self._names: dict[str, dict[str, list[Item]]] = {}
         self._changes: dict[str, ItemChange] = {}  # Invariant: in order of the change numbers
         self.drives: dict[str, str] = {}  # id -> name of shared drives
         self.foreign: set[str] = set()  # ids of shared drives of which the account is not a member
@@ -149,14 +145,18 @@ class Items:
         """Return the direct children of a folder."""
         return self._children.get(parent_id, {}).values()
 
-    def titled(self, parent_id: str, title: str) -> list[Item]:
-        """Return the children with this title, ignoring case."""
-        return list(self._titles.get(parent_id, {}).get(title.lower(), ()))
+    def alike(self, parent_id: str, name: str) -> list[Item]:
+        """Return the children with this name, ignoring case."""
+        return list(self._names.get(parent_id, {}).get(name.lower(), ()))
 
-    def named(self, parent_id: str, title: str) -> list[Item]:
-        """Return the children with exactly this title, newest first."""
-        found = [item for item in self.titled(parent_id, title) if item.title == title]
+    def named(self, parent_id: str, name: str) -> list[Item]:
+        """Return the children with exactly this name, newest first."""
+        found = [item for item in self.alike(parent_id, name) if item.name == name]
         return sorted(found, key=lambda item: item.modified_ms, reverse=True)
+
+    def is_in(self, item: Item, folder_id: str) -> bool:
+        """Return True if an item is directly in a folder, given by its id or alias."""
+        return (self.root if folder_id == "root" else folder_id) in item.parents
 
     def is_trashed(self, item: Item) -> bool:
         """Return True if an item, or every folder that contains it, is in the trash."""
@@ -174,7 +174,7 @@ class Items:
         if is_reader:
             return self.is_public(item)
         return item.drive_id not in self.foreign or any(
-            self._items[id].fields.get("sharedWithMeDate") for id in self._above(item.id)
+            self._items[id].fields.get("sharedWithMeTime") for id in self._above(item.id)
         )
 
     def is_public(self, item: Item) -> bool:
@@ -207,10 +207,10 @@ class Items:
         self._first_token = self._n_changes + 1
 
     # Modifications
-    def make(self, title: str, mime: str, parents: list[str], *, item_id: str = "") -> Item:
+    def make(self, name: str, mime: str, parents: list[str], *, item_id: str = "") -> Item:
         """Create an item without content. Raises LookupError if a parent is missing."""
         now = self.tick()
-        item = Item(item_id or self.new_id(), title, mime, self.real(parents), now, now)
+        item = Item(item_id or self.new_id(), name, mime, self.real(parents), now, now)
         self._insert(item)
         self._note(item)
         return item
@@ -230,27 +230,24 @@ class Items:
         self._note(item)
 
     def edit(self, item: Item, fields: Mapping[str, Any]) -> None:
-        """Set v2 fields of an item.
-
-        A computed field keeps the given value until it is set to None.
-        """
+        """Set fields of an item. A computed field keeps the given value until it is set to None."""
         for name, value in fields.items():
             match name:
-                case "title":
+                case "name":
                     self._unlink(item)
-                    item.title = value
+                    item.name = value
                     self._link(item)
                 case "mimeType":
                     item.mime = value
                 case "parents":
-                    self.move(item, [ref["id"] if isinstance(ref, dict) else ref for ref in value])
-                case "createdDate":
+                    self.move(item, value)
+                case "trashed":
+                    item.trashed = value
+                case "createdTime":
                     item.created_ms = _to_ms(value)
-                case "modifiedDate":
+                case "modifiedTime":
                     item.modified_ms = _to_ms(value)
-                case "labels" | "capabilities":
-                    if name == "labels":
-                        item.trashed = value.get("trashed", item.trashed)
+                case "capabilities":
                     item.fields[name] = {**item.fields.get(name, {}), **value}
                 case _:
                     item.fields[name] = value
@@ -306,11 +303,9 @@ class Items:
         parents, now = self.real([parent_id]), self.tick()
         drive_id = self._items[parents[0]].drive_id
         for i in range(n):
-            title = f"{prefix}{i:06d}"
-            item = Item(
-                self.new_id(), title, "application/octet-stream", parents, now, now, drive_id=drive_id
-            )
-            data = (f"{title}\n" * (size // (len(title) + 1) + 1))[:size].encode()
+            name = f"{prefix}{i:06d}"
+            item = Item(self.new_id(), name, BINARY, parents, now, now, drive_id=drive_id)
+            data = (f"{name}\n" * (size // (len(name) + 1) + 1))[:size].encode()
             item.revisions.append(Revision(self.new_id(), data, size, now, item.mime))
             self._insert(item)
             self._note(item)
@@ -321,7 +316,7 @@ class Items:
             if path.is_dir():
                 self.load(path, self.make(path.name, FOLDER, [parent_id]).id)
             elif path.is_file():
-                seen, mime = path.stat(), mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+                seen, mime = path.stat(), mimetypes.guess_type(path.name)[0] or BINARY
                 item = self.make(path.name, mime, [parent_id])
                 self.write(item, path, seen.st_size)
                 item.modified_ms = seen.st_mtime_ns // 1_000_000
@@ -356,12 +351,12 @@ class Items:
     def _link(self, item: Item) -> None:
         for parent in item.parents:
             self._children.setdefault(parent, {})[item.id] = item
-            self._titles.setdefault(parent, {}).setdefault(item.title.lower(), []).append(item)
+            self._names.setdefault(parent, {}).setdefault(item.name.lower(), []).append(item)
 
     def _unlink(self, item: Item) -> None:
         for parent in item.parents:
             del self._children[parent][item.id]
-            self._titles[parent][item.title.lower()].remove(item)
+            self._names[parent][item.name.lower()].remove(item)
 
     def _note(self, item: Item, *, left: str | None = None) -> None:
         self._n_changes += 1

@@ -13,21 +13,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 import secrets
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from cachedfs.sim.drive.show import ME
-from cachedfs.sim.google import GoogleService, json_answer
+from cachedfs.sim.drive.fields import ME
 from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
 from cachedfs.sim.network import Network
 from cachedfs.sim.objects import DataBody
+from cachedfs.sim.service import Service
 
 __all__ = ["OAuth", "client_json", "token_of"]
 
@@ -46,50 +44,48 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-@dataclass(frozen=True)
-class _Code:
-    """An authorization code, and what the request that exchanges it must repeat."""
+class _Error(Refusal):
+    """An error of the token endpoint, whose JSON is not that of the APIs."""
 
-    redirect_uri: str
-    scope: str
-    challenge: str
-    is_offline: bool
+    def __init__(self, code: str, text: str = "", status: int = 400) -> None:
+        super().__init__(status, text, code)
+
+    def to_json(self) -> str:
+        text = {"error_description": self.message} if self.message else {}
+        return json.dumps({"error": self.reason} | text)
 
 
-class OAuth(GoogleService):
+class OAuth(Service):
     """Issues and revokes tokens, and refuses requests whose token has expired or has not the scope."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
-        self.issued: dict[str, float] = {}  # access token -> expiry time
-        self.token_life_s = math.inf
+        self.issued: dict[str, bool] = {}  # access token -> whether it is still valid
         self.refuses_tokens = False
         self._scopes: dict[str, str] = {}  # access or refresh token -> scopes, separated by spaces
         self._refresh_tokens: dict[str, str] = {}  # access token -> its refresh token
-        self._codes: dict[str, _Code] = {}
+        self._codes: dict[str, dict[str, str]] = {}  # authorization code -> the request that allowed it
         self._revoked: set[str] = set()  # refresh tokens
 
     def _oauth_route(self, call: Call) -> Route | None:
-        match call.method, call.path:
-            case "GET", "/o/oauth2/v2/auth":
-                return Route("consent", self._consent)
-            case "POST", "/o/oauth2/v2/approval":
-                return Route("consent", self._approve)
-            case "POST", "/token" | "/oauth2/v4/token":
-                return Route("token", self._token)
-            case "POST", "/revoke":
-                return Route("revoke", self._revoke)
-        return None
+        routes: dict[tuple[str, str], tuple[str, Callable[[Call], Response | dict[str, Any]]]] = {
+            ("GET", "/o/oauth2/v2/auth"): ("consent", self._consent),
+            ("POST", "/o/oauth2/v2/approval"): ("consent", self._approve),
+            ("POST", "/token"): ("token", self._token),
+            ("POST", "/revoke"): ("revoke", self._revoke),
+        }
+        found = routes.get((call.method, call.path))
+        return Route(*found) if found else None
 
     def _admit(self, call: Call, route: Route) -> None:
         token = token_of(call)
-        expires_s = self.issued.get(token)
-        if expires_s is None:
+        is_valid = self.issued.get(token)
+        if is_valid is None:
             super()._admit(call, route)
-        elif expires_s <= self.network.now():
+        elif not is_valid:
             raise unauthorized("Invalid Credentials", "authError")
-        is_read = call.method in ("GET", "HEAD") or route.kind == "batch"
-        if not (is_read and route.kind != "ids") and _FULL not in self._scopes.get(token, _FULL).split():
+        is_read = call.method == "GET" and route.kind != "ids"
+        if not is_read and _FULL not in self._scopes.get(token, _FULL).split():
             realm = (
                 f'Bearer realm="https://accounts.google.com/", error="insufficient_scope", scope="{_FULL}"'
             )
@@ -123,70 +119,61 @@ class OAuth(GoogleService):
             answer["error"] = "access_denied"
         else:
             code = "4/0sim" + secrets.token_urlsafe(24)
-            is_offline = asked.get("access_type") == "offline"
-            challenge = asked.get("code_challenge", "")
-            self._codes[code] = _Code(asked["redirect_uri"], asked["scope"], challenge, is_offline)
+            self._codes[code] = asked
             answer |= {"code": code, "scope": asked["scope"]}
         joint = "&" if urlsplit(asked["redirect_uri"]).query else "?"
         return Response(302, {"Location": asked["redirect_uri"] + joint + urlencode(answer)})
 
     # Tokens
-    def _token(self, call: Call) -> Response:
+    def _token(self, call: Call) -> dict[str, Any]:
         form = _basic_client(call) | dict(parse_qsl(call.body.decode()))
-        match form.get("grant_type", ""):
-            case "authorization_code":
-                return self._exchange(form)
-            case "refresh_token":
-                given = form.get("refresh_token", "")
-                if given in self._scopes and (refused := _wrong_client(form)):
-                    return refused
-                if self.refuses_tokens or given in self._revoked:
-                    return _error("invalid_grant", "Token has been expired or revoked.")
-                scope = self._scopes.get(given) or form.get("scope") or _FULL
-                return self._issue(scope, given) if given else _error("invalid_request")
-            case grant if grant == _JWT_GRANT:
-                if self.refuses_tokens:
-                    return _error("invalid_grant", "Token has been expired or revoked.")
-                assertion = form.get("assertion", "")
-                return self._issue(_scope_of(assertion), "") if assertion else _error("invalid_request")
-        return _error("unsupported_grant_type")
+        grant, given = form.get("grant_type", ""), form.get("refresh_token", "")
+        if grant == "authorization_code":
+            return self._exchange(form)
+        if grant not in ("refresh_token", _JWT_GRANT):
+            raise _Error("unsupported_grant_type")
+        if given in self._scopes:
+            _check_client(form)
+        if self.refuses_tokens or given in self._revoked:
+            raise _Error("invalid_grant", "Token has been expired or revoked.")
+        if not (given or form.get("assertion")):
+            raise _Error("invalid_request")
+        if grant == _JWT_GRANT:
+            return self._issue(_scope_of(form["assertion"]), "")
+        return self._issue(self._scopes.get(given) or form.get("scope") or _FULL, given)
 
-    def _exchange(self, form: Mapping[str, str]) -> Response:
-        if refused := _wrong_client(form):
-            return refused
-        code = self._codes.pop(form.get("code", ""), None)
-        if code is None:
-            return _error("invalid_grant", "Malformed auth code.")
-        if form.get("redirect_uri") != code.redirect_uri:
-            return _error("redirect_uri_mismatch", "Bad Request")
-        if code.challenge:
-            verifier = form.get("code_verifier", "")
-            if not verifier:
-                return _error("invalid_grant", "Missing code verifier.")
-            digest = hashlib.sha256(verifier.encode()).digest()
-            if base64.urlsafe_b64encode(digest).decode().rstrip("=") != code.challenge:
-                return _error("invalid_grant", "Invalid code verifier.")
+    def _exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
+        _check_client(form)
+        asked = self._codes.pop(form.get("code", ""), None)
+        if asked is None:
+            raise _Error("invalid_grant", "Malformed auth code.")
+        if form.get("redirect_uri") != asked["redirect_uri"]:
+            raise _Error("redirect_uri_mismatch", "Bad Request")
+        if challenge := asked.get("code_challenge"):
+            digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+            if base64.urlsafe_b64encode(digest).decode().rstrip("=") != challenge:
+                raise _Error("invalid_grant", "Invalid code verifier.")
         refresh_token = "1//sim-" + uuid.uuid4().hex
-        self._scopes[refresh_token] = code.scope
-        more = {"refresh_token": refresh_token} if code.is_offline else {}
-        return self._issue(code.scope, refresh_token, **more)
+        self._scopes[refresh_token] = asked["scope"]
+        is_offline = asked.get("access_type") == "offline"
+        reply = self._issue(asked["scope"], refresh_token)
+        return reply | ({"refresh_token": refresh_token} if is_offline else {})
 
-    def _issue(self, scope: str, refresh_token: str, /, **more: str) -> Response:
+    def _issue(self, scope: str, refresh_token: str) -> dict[str, Any]:
         token = "ya29.sim-" + uuid.uuid4().hex
-        self.issued[token] = self.network.now() + self.token_life_s
+        self.issued[token] = True
         self._scopes[token], self._refresh_tokens[token] = scope, refresh_token
-        fields = {"access_token": token, "expires_in": 3599, "scope": scope, "token_type": "Bearer"}
-        return json_answer(fields | more)
+        return {"access_token": token, "expires_in": 3599, "scope": scope, "token_type": "Bearer"}
 
-    def _revoke(self, call: Call) -> Response:
+    def _revoke(self, call: Call) -> dict[str, Any]:
         token = call.query.get("token") or dict(parse_qsl(call.body.decode())).get("token", "")
         grant = self._refresh_tokens.get(token) or token
         if token not in self._scopes or grant in self._revoked:
-            return _error("invalid_token", "Token expired or revoked")
+            raise _Error("invalid_token", "Token expired or revoked")
         self._revoked.add(grant)
         for each in [t for t, of in self._refresh_tokens.items() if grant in (of, t)]:
-            self.issued[each] = -1.0
-        return json_answer({})
+            self.issued[each] = False
+        return {}
 
 
 def client_json(endpoint_url: str) -> dict[str, Any]:
@@ -227,12 +214,11 @@ def _basic_client(call: Call) -> dict[str, str]:
     return {"client_id": name, "client_secret": secret}
 
 
-def _wrong_client(form: Mapping[str, str]) -> Response | None:
+def _check_client(form: Mapping[str, str]) -> None:
     if form.get("client_id") != _CLIENT_ID:
-        return _error("invalid_client", "The OAuth client was not found.", 401)
+        raise _Error("invalid_client", "The OAuth client was not found.", 401)
     if form.get("client_secret") != _CLIENT_SECRET:
-        return _error("invalid_client", "The provided client secret is invalid.", 401)
-    return None
+        raise _Error("invalid_client", "The provided client secret is invalid.", 401)
 
 
 def _scope_of(assertion: str) -> str:
@@ -243,10 +229,6 @@ def _scope_of(assertion: str) -> str:
         return str(json.loads(base64.urlsafe_b64decode(found[1] + "=="))["scope"])
     except (ValueError, LookupError):
         return _FULL
-
-
-def _error(code: str, text: str = "", status: int = 400) -> Response:
-    return json_answer({"error": code} | ({"error_description": text} if text else {}), status)
 
 
 def _page(body: str, status: int = 200) -> Response:

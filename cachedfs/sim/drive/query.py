@@ -5,126 +5,90 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
+
+from cachedfs.sim.drive.items import Item, Items
 
 __all__ = ["Mask", "Query", "parse_mask", "parse_query", "project"]
 
-_TOKEN = re.compile(r"\s*(?:('(?:[^'\\]|\\.)*')|(<=|>=|!=|[=<>()])|([A-Za-z]\w*)|(\S))", re.DOTALL)
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
-# Type of each term, for the names of v2 and v3.
-_KINDS = {"title": "text", "name": "text", "mimeType": "mime", "modifiedDate": "date", "modifiedTime": "date"}
-_KINDS |= {"createdTime": "date", "trashed": "bool", "starred": "bool", "sharedWithMe": "bool"}
+_TOKEN = re.compile(r"\s*('(?:[^'\\]|\\.)*'|[=()]|\w+|\S)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Node of a parsed query: `and`, `or` and `not` have parts; every other node is a term."""
+    """A parsed query: its predicate, and where its matches can be found."""
 
-    op: str
-    parts: tuple[Query, ...] = ()
-    field: str = ""
-    value: Any = None
-
-    def parents(self) -> list[str] | None:
-        """Return the ids of folders that contain every match; None if any folder may."""
-        if self.op == "in":
-            return [self.value]
-        found = [part.parents() for part in self.parts]
-        if self.op == "and":
-            return next((ids for ids in found if ids is not None), None)
-        if self.op == "or" and None not in found:
-            return list(dict.fromkeys(i for ids in found for i in ids or ()))
-        return None
-
-    def title(self) -> str | None:
-        """Return the lowercase title that every match has; None if the query does not restrict it."""
-        if self.op == "=" and self.field in ("title", "name"):
-            return str(self.value)
-        titles = [part.title() for part in self.parts] if self.op == "and" else []
-        return next((title for title in titles if title is not None), None)
-
-    def test(self, read: Callable[[Any, str], Any]) -> Callable[[Any], bool]:
-        """Return a predicate for items. `read` returns the value of an item's field."""
-        op, field, value = self.op, self.field, self.value
-        tests = [part.test(read) for part in self.parts]
-        if op == "and":
-            return lambda item: all(test(item) for test in tests)
-        if op == "or":
-            return lambda item: any(test(item) for test in tests)
-        if op == "not":
-            return lambda item: not tests[0](item)
-        if op == "in":
-            return lambda item: value in read(item, "parents")
-        if op == "contains" and _KINDS[field] == "text":
-            # The service matches prefixes of words: 'World' does not find HelloWorld.
-            word = re.compile(r"(?<!\w)" + re.escape(value), re.IGNORECASE)
-            return lambda item: word.search(read(item, field)) is not None
-        if op == "contains":
-            return lambda item: value in read(item, field)
-        compare = _OPERATORS[op]
-        if _KINDS[field] == "text":
-            return lambda item: compare(read(item, field).lower(), value)
-        return lambda item: compare(read(item, field), value)
+    matches: Callable[[Items, Item], bool]
+    parents: tuple[str, ...] | None = None  # ids of folders that contain every match; None if any folder may
+    name: str | None = None  # the lower-case name of every match; None if they may differ
 
 
 class _Parser:
-    def __init__(self, text: str, fields: frozenset[str]) -> None:
-        self._tokens = [found.group().strip() for found in _TOKEN.finditer(text)]
-        self._at, self._fields = 0, fields
+    def __init__(self, text: str) -> None:
+        self._tokens = _TOKEN.findall(text)[::-1]
 
     def whole(self) -> Query:
-        query = self._joined("or", lambda: self._joined("and", self._single))
-        if self._at < len(self._tokens):
-            raise ValueError(f"not understood: {self._tokens[self._at]}")
+        query = self._either()
+        if self._tokens:
+            raise ValueError(f"not understood: {self._tokens[-1]}")
         return query
 
-    def _peek(self) -> str:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+    def _take(self, *expected: str) -> str:
+        token = str(self._tokens.pop())  # raises IndexError if the query ends too early
+        if expected and token not in expected:
+            raise ValueError(f"{token} in place of {' or '.join(expected)}")
+        return token
 
-    def _take(self) -> str:
-        self._at += 1
-        return self._tokens[self._at - 1]  # raises IndexError if the query ends too early
+    def _next_is(self, word: str) -> bool:
+        is_next = self._tokens[-1:] == [word]
+        if is_next:
+            self._tokens.pop()
+        return is_next
 
-    def _joined(self, word: str, part: Callable[[], Query]) -> Query:
-        parts = [part()]
-        while self._peek() == word:
-            self._take()
-            parts.append(part())
-        return parts[0] if len(parts) == 1 else Query(word, tuple(parts))
+    def _either(self) -> Query:
+        parts = [self._both()]
+        while self._next_is("or"):
+            parts.append(self._both())
+        if len(parts) == 1:
+            return parts[0]
+        found = [part.parents for part in parts]
+        parents = None if None in found else tuple(dict.fromkeys(id for ids in found for id in ids or ()))
+        return Query(lambda items, item: any(part.matches(items, item) for part in parts), parents)
+
+    def _both(self) -> Query:
+        parts = [self._single()]
+        while self._next_is("and"):
+            parts.append(self._single())
+        if len(parts) == 1:
+            return parts[0]
+        parents = next((part.parents for part in parts if part.parents is not None), None)
+        name = next((part.name for part in parts if part.name is not None), None)
+        return Query(lambda items, item: all(part.matches(items, item) for part in parts), parents, name)
 
     def _single(self) -> Query:
         token = self._take()
         if token == "not":
-            return Query("not", (self._single(),))
+            query = self._single()
+            return Query(lambda items, item: not query.matches(items, item))
         if token == "(":
-            inner = self._joined("or", lambda: self._joined("and", self._single))
-            if self._take() != ")":
-                raise ValueError("a parenthesis is not closed")
-            return inner
+            query = self._either()
+            self._take(")")
+            return query
         if token.startswith("'"):
-            if (self._take(), self._take()) != ("in", "parents"):
-                raise ValueError(f"{token} is in nothing known")
-            return Query("in", value=_text(token))
-        if token not in self._fields:
-            raise ValueError(f"no such term: {token}")
-        return self._term(token, _KINDS[token])
-
-    def _term(self, field: str, kind: str) -> Query:
-        if kind == "bool" and self._peek() not in ("=", "!="):
-            return Query("=", field=field, value=True)
-        op, token = self._take(), self._take()
-        allowed = {"bool": ("=", "!="), "date": tuple(_OPERATORS)}.get(kind, ("=", "!=", "contains"))
-        if op not in allowed:
-            raise ValueError(f"{field} has no operator {op}")
-        return Query(op, field=field, value=_value(kind, op, token))
+            self._take("in")
+            self._take("parents")
+            id = _text(token)
+            return Query(lambda items, item: items.is_in(item, id), (id,))
+        if token == "name":
+            self._take("=")
+            name = _text(self._take()).lower()  # the service ignores case
+            return Query(lambda items, item: item.name.lower() == name, name=name)
+        value = not self._next_is("=") or self._take("true", "false") == "true"
+        if token == "trashed":
+            return Query(lambda items, item: items.is_trashed(item) is value)
+        if token == "sharedWithMe":
+            return Query(lambda items, item: ("sharedWithMeTime" in item.fields) is value)
+        raise ValueError(f"no such term: {token}")
 
 
 def _text(token: str) -> str:
@@ -133,76 +97,52 @@ def _text(token: str) -> str:
     return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
 
 
-def _value(kind: str, op: str, token: str) -> Any:
-    if kind == "bool":
-        return {"true": True, "false": False}[token]
-    text = _text(token)
-    if kind == "date":
-        at = datetime.fromisoformat(text)
-        at = at if at.tzinfo else datetime.fromisoformat(text + "+00:00")
-        return round(at.timestamp() * 1000)
-    return text.lower() if kind == "text" and op != "contains" else text
-
-
-def parse_query(text: str, fields: frozenset[str]) -> Query:
-    """Parse a query with these terms. Raises ValueError or LookupError if it is invalid."""
-    return _Parser(text, fields).whole()
+def parse_query(text: str) -> Query:
+    """Parse a query. Raises ValueError or IndexError if it is invalid, or has terms that are not simulated."""
+    return _Parser(text).whole()
 
 
 Mask = Mapping[str, "Mask"]  # fields to keep of an object; an empty mask keeps all
 
 
 def parse_mask(text: str) -> Mask:
-    """Parse a `fields` parameter, such as `nextPageToken,items(id,labels/trashed)`.
+    """Parse a `fields` parameter, such as `nextPageToken,files(id,parents)`.
 
     Raises ValueError or IndexError if it is invalid.
     """
-    tokens = re.findall(r"[\w*-]+|\S", text)
+    tokens = re.findall(r"[\w*]+|\S", text)[::-1]
     mask = _masks(tokens)
     if tokens:
-        raise ValueError(f"not understood in fields: {tokens[0]}")
-    return mask
+        raise ValueError(f"not understood in fields: {tokens[-1]}")
+    return {} if "*" in mask else mask
 
 
 def _masks(tokens: list[str]) -> Mask:
-    """Parse the mask at the start of the tokens, and remove its tokens."""
+    """Parse the mask at the start of the reversed tokens, and remove its tokens."""
     out: dict[str, Mask] = {}
     while True:
-        name = tokens.pop(0)
-        if not re.fullmatch(r"[\w*-]+", name):
+        name = tokens.pop()
+        if not re.fullmatch(r"[\w*]+", name):
             raise ValueError(f"not a field: {name}")
-        path = [name]
-        inner: Mask = {}
-        while tokens and tokens[0] == "/":
-            del tokens[0]
-            path.append(tokens.pop(0))
-        if tokens and tokens[0] == "(":
-            del tokens[0]
-            inner = _masks(tokens)
-            if tokens.pop(0) != ")":
+        out[name] = {}
+        if tokens[-1:] == ["("]:
+            tokens.pop()
+            out[name] = _masks(tokens)
+            if tokens.pop() != ")":
                 raise ValueError("a parenthesis in fields is not closed")
-        for step in reversed(path[1:]):
-            inner = {step: inner}
-        known = out.get(name)
-        out[name] = inner if known is None else _merged(known, inner)
-        if not tokens or tokens[0] != ",":
+        if tokens[-1:] != [","]:
             return out
-        del tokens[0]
+        tokens.pop()
 
 
-def _merged(a: Mask, b: Mask) -> Mask:
-    if not a or not b:
-        return {}
-    both = {name: _merged(a[name], b[name]) for name in a.keys() & b.keys()}
-    return {**a, **b, **both}
-
-
-def project(value: Any, mask: Mask) -> Any:
-    """Return a value with only the fields in the mask; applies to each element of a list."""
-    if isinstance(value, list):
-        return [project(element, mask) for element in value]
-    if not mask or not isinstance(value, dict):
+def project(value: dict[str, Any], mask: Mask) -> dict[str, Any]:
+    """Return a value with only the fields in the mask."""
+    if not mask:
         return value
-    if "*" in mask:
-        mask = {name: mask.get(name, mask["*"]) for name in value}
-    return {name: project(value[name], inner) for name, inner in mask.items() if name in value}
+    return {name: _kept(value[name], inner) for name, inner in mask.items() if name in value}
+
+
+def _kept(value: Any, mask: Mask) -> Any:
+    if isinstance(value, list):
+        return [_kept(element, mask) for element in value]
+    return project(value, mask) if isinstance(value, dict) else value

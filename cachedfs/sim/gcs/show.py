@@ -11,13 +11,14 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+from cachedfs.sim.gcs.store import SimObject
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Response
-from cachedfs.sim.objects import DataBody, SimObject
+from cachedfs.sim.objects import DataBody
 
-__all__ = ["FIELDS", "XML", "media_answer", "object_headers", "resource", "rfc3339", "xml", "xml_etag"]
+__all__ = ["FIELDS", "media_answer", "resource", "rfc3339", "xml", "xml_etag"]
 
-XML = {"Content-Type": "application/xml; charset=UTF-8"}
+_XML = {"Content-Type": "application/xml; charset=UTF-8"}
 # Editable properties of an object: name in the JSON API -> header in the XML API.
 FIELDS = {
     "contentType": "content-type",
@@ -41,10 +42,8 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
     version = {"generation": generation, "metageneration": str(stored.metageneration), "etag": stored.etag}
     times = dict.fromkeys(("timeCreated", "timeStorageClassUpdated", "timeFinalized"), created)
     out: dict[str, Any] = {**names, **version, **times, "updated": rfc3339(stored.updated_s)}
-    out |= {"size": str(stored.size)} | ({"crc32c": stored.crc32c} if stored.crc32c else {})
+    out |= {"size": str(stored.size), **stored.checksums}
     out |= {name: value for name, value in stored.fields.items() if value}
-    if stored.md5:
-        out["md5Hash"] = base64.b64encode(stored.md5).decode()
     if stored.n_components:
         out["componentCount"] = stored.n_components
     if stored.key_sha256:
@@ -52,38 +51,31 @@ def resource(stored: SimObject, host: str) -> dict[str, Any]:
     return out
 
 
-def object_headers(stored: SimObject) -> dict[str, str]:
-    """Return the headers of every XML reply and every media reply about an object."""
-    md5 = f",md5={base64.b64encode(stored.md5).decode()}" if stored.md5 else ""
-    hashes = f"crc32c={stored.crc32c}{md5}" if stored.crc32c else md5[1:]
+def media_answer(stored: SimObject, call: Call) -> Response:
+    """Return the requested bytes: as stored, or decompressed if the client does not accept gzip."""
+    fields, hashes = stored.fields, stored.checksums
     headers = {
+        "Accept-Ranges": "bytes",
         "ETag": xml_etag(stored),
         "Last-Modified": email.utils.formatdate(stored.updated_s, usegmt=True),
         "x-goog-generation": str(stored.generation),
         "x-goog-metageneration": str(stored.metageneration),
-        "x-goog-stored-content-encoding": stored.fields.get("contentEncoding", "identity"),
+        "x-goog-stored-content-encoding": fields.get("contentEncoding", "identity"),
         "x-goog-stored-content-length": str(stored.size),
-        "x-goog-storage-class": stored.fields.get("storageClass", "STANDARD"),
+        "x-goog-storage-class": "STANDARD",
     }
+    headers |= {header.title(): fields[name] for name, header in FIELDS.items() if name in fields}
+    headers |= {f"x-goog-meta-{name}": text for name, text in (fields.get("metadata") or {}).items()}
     if hashes:
-        headers["x-goog-hash"] = hashes
+        headers["x-goog-hash"] = ",".join(f"{n.removesuffix('Hash')}={text}" for n, text in hashes.items())
     if stored.n_components:
         headers["x-goog-component-count"] = str(stored.n_components)
     if stored.key_sha256:
         headers["x-goog-encryption-algorithm"] = "AES256"
         headers["x-goog-encryption-key-sha256"] = stored.key_sha256
-    return headers
-
-
-def media_answer(stored: SimObject, call: Call) -> Response:
-    """Return the requested bytes: as stored, or decompressed if the client does not accept gzip."""
-    headers = {**object_headers(stored), "Accept-Ranges": "bytes"}
-    names = {h: stored.fields[k] for k, h in FIELDS.items() if k in stored.fields}
-    headers |= {h.title(): value for h, value in names.items()}
-    headers |= {f"x-goog-meta-{k}": v for k, v in (stored.fields.get("metadata") or {}).items()}
-    if stored.fields.get("contentEncoding") == "gzip":
+    if fields.get("contentEncoding") == "gzip":
         headers["Vary"] = "Accept-Encoding"
-        keep = "no-transform" in stored.fields.get("cacheControl", "")
+        keep = "no-transform" in fields.get("cacheControl", "")
         if not keep and "gzip" not in call.headers.get("accept-encoding", ""):
             del headers["Content-Encoding"], headers["Accept-Ranges"]
             headers["Warning"] = "214 UploadServer gunzipped"
@@ -93,7 +85,7 @@ def media_answer(stored: SimObject, call: Call) -> Response:
 
 def xml(root: str, rows: Any, status: int = 200, headers: Mapping[str, str] = {}) -> Response:
     text = f"<?xml version='1.0' encoding='UTF-8'?><{root}>{_xml_rows(rows)}</{root}>"
-    return Response(status, {**XML, **headers}, DataBody(text.encode()))
+    return Response(status, {**_XML, **headers}, DataBody(text.encode()))
 
 
 def _xml_rows(rows: Mapping[str, Any]) -> str:
@@ -106,7 +98,8 @@ def _xml_rows(rows: Mapping[str, Any]) -> str:
 
 
 def xml_etag(stored: SimObject) -> str:
-    return f'"{stored.md5.hex() if stored.md5 else stored.etag}"'
+    md5 = stored.checksums.get("md5Hash")
+    return f'"{base64.b64decode(md5).hex() if md5 else stored.etag}"'
 
 
 def rfc3339(at_s: float) -> str:

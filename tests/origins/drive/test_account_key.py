@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import google.oauth2.credentials
-import google.oauth2.service_account
 import pytest
+from pydrive2.auth import GoogleAuth
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import account_key
@@ -30,32 +32,6 @@ def of(server: DriveServer | None = None, *, may_ask: bool = True, **options: An
     return identity_of("drive", {**endpoint, **options}, may_ask=may_ask).rpartition("|")[2]
 
 
-def test_a_service_account_says_who_it_is(pem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = {
-        "type": "service_account",
-        "client_email": "a@p.example",
-        "private_key": pem,
-        "token_uri": "http://x",
-    }
-    path = tmp_path / "key.json"
-    path.write_text(json.dumps(key))
-    live = google.oauth2.service_account.Credentials.from_service_account_info(key)
-    one = of(token=key)
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    for options in (
-        {"token": json.dumps(key)},
-        {"token": str(path)},
-        {"client_json_file_path": path},
-        {"client_json": key},
-        {"credentials": live},
-        {},
-    ):
-        assert of(**options) == one
-    assert of(token={**key, "client_email": "b@p.example"}) != one
-    acting = of(token=key, client_user_email="ann@example.org")
-    assert acting == of(credentials=live.with_subject("ann@example.org")) != one
-
-
 def test_other_credentials_are_asked_for_their_account_once(server: DriveServer) -> None:
     for token, user in (("TOKEN-1", "alice"), ("TOKEN-2", "alice"), ("TOKEN-3", "bob")):
         server.account(token, user)
@@ -69,6 +45,32 @@ def test_other_credentials_are_asked_for_their_account_once(server: DriveServer)
     assert of(server, token="TOKEN-1", may_ask=False) == first
     assert server.count("about") == 3
     assert "TOKEN" not in Path(account_key._file()).read_text() + first
+
+
+def test_default_credentials_of_an_unknown_kind_have_a_key_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "gcloud" / "application_default_credentials.json"
+    path.parent.mkdir()
+    keys = [of(may_ask=False)]
+    for audience in ("a", "b"):
+        path.write_text(json.dumps({"type": "external_account", "audience": audience}))
+        keys.append(of(may_ask=False))
+    assert keys[0] == "auth"
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"account": "me"},
+        {"client_id": "c"},
+        {"token": "/no/such.json"},
+        {"client_json": "{}"},
+        {"google_auth": "/none.yaml"},
+        {"account": "me", "token": "TOKEN-1"},
+    ],
+)
+def test_credentials_that_are_not_there_have_no_account(options: dict[str, Any]) -> None:
+    assert of(**options) == "none"
 
 
 def test_without_an_answer_each_credential_has_its_own_cache(server: DriveServer) -> None:
@@ -98,6 +100,44 @@ def test_credentials_that_show_nothing_are_asked_for_their_account(
     assert fs._source.identity.endswith("|user-alice")
     first, second = (of(credentials=Hidden(None), may_ask=False) for _ in range(2))
     assert first != second
+
+
+def test_a_late_sign_in_has_the_cache_of_its_account_at_once(
+    server: DriveServer, own_cache: Any, folder: str, root: str
+) -> None:
+    server.account("TOKEN-1", "alice")
+    server.put(f"{folder}/a", b"of alice")
+    gauth = GoogleAuth(settings=dict(GoogleAuth.DEFAULT_SETTINGS))
+    drive = {"google_auth": gauth, "endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive)
+    with pytest.raises(AccessDenied, match="it has no credentials"):
+        fs.cat_file(f"{root}/a")
+    gauth.credentials = google.oauth2.credentials.Credentials("TOKEN-1")
+    assert fs.cat_file(f"{root}/a") == b"of alice"
+    assert fs._source.origin(root).identity.endswith("|user-alice")
+
+
+async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
+    server: DriveServer, own_cache: Any, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.account("TOKEN-1", "alice")
+    server.put(f"{folder}/a", b"of alice")
+    asked, runs = account_key._asked, threading.Event()
+    users: list[str | None] = []
+
+    def ask(options: Any) -> str | None:
+        users.append(asked(options) if runs.wait(60) else None)
+        return users[-1]
+
+    monkeypatch.setattr(account_key, "_asked", ask)
+    drive = {"token": "TOKEN-1", "endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", asynchronous=True, drive=drive)
+    reads = [asyncio.ensure_future(fs._cat_file(f"{root}/a")) for _ in range(3)]
+    reads.append(asyncio.ensure_future(fs._find(root)))
+    asyncio.get_running_loop().call_soon(runs.set)  # after the first step of each
+    assert await asyncio.gather(*reads) == [b"of alice"] * 3 + [[f"{root}/a"]]
+    assert len(users) == 1
+    assert fs._source.identity.endswith("|user-alice")
 
 
 def test_a_sign_in_that_changes_under_a_program_is_refused(

@@ -131,8 +131,9 @@ def test_a_sign_in_of_somebody_else_is_neither_used_nor_overwritten(server: Driv
     assert accounts.load("a")["refresh_token"] == "RT-2"
     assert accounts.load("a")["token"] == "TOKEN-2"
     # The same account signed in again: its new refresh token is used, as the old one may be revoked.
+    running.credentials.token = None
     accounts.save("a", user(account="one@example.com", refresh_token="RT-3", **client))
-    running.saved.load(running.credentials)
+    headers_now(running, RetryPolicy())
     assert running.credentials.refresh_token == "RT-3"
 
 

@@ -6,9 +6,9 @@ import asyncio
 import base64
 import contextlib
 import http.server
-import itertools
 import json
 import os
+import pathlib
 import threading
 import types
 import urllib.parse
@@ -24,13 +24,15 @@ import google.oauth2.credentials
 import google.oauth2.service_account
 import pytest
 from oauth2client.client import AccessTokenCredentials, OAuth2Credentials
+from oauth2client.service_account import ServiceAccountCredentials
 from pydrive2.auth import GoogleAuth
 from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
-from cachedfs.origins.drive import auth
+from cachedfs.origins.drive import account_key, accounts, auth
 from cachedfs.origins.drive.auth import DriveAuth, SignIn, sign_in
-from cachedfs.origins.drive.options import SIGN_IN
+from cachedfs.origins.drive.credentials import SIGN_IN
+from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.conftest import PATIENT
 
@@ -63,24 +65,26 @@ def refused(kind: type[Exception], *words: str) -> Iterator[None]:
 
 
 class Google(http.server.ThreadingHTTPServer):
-    """POST /token issues tokens; every other path requires the newest one."""
+    """A token server."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.token_uri = f"{self.url}/token"
+        self.token_uri = f"http://127.0.0.1:{self.server_port}/token"
         self.lock = threading.Lock()
-        self.numbers = itertools.count(1)
         self.grants: list[dict[str, str]] = []
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.n_tokens = 0
         self.refusal: tuple[int, dict[str, str]] | None = None
         self.expires_in = 3600
-        self.valid: str | None = None
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that disconnect are part of the tests."""
+    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        with self.lock:
+            self.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
+            if self.refusal is not None:
+                return self.refusal
+            self.n_tokens += 1
+            return 200, {"access_token": f"TOKEN-{self.n_tokens}", "expires_in": self.expires_in}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -90,49 +94,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if self.path != "/token":
-            return self.answer_api()
-        with self.server.lock:
-            self.server.grants.append(dict(urllib.parse.parse_qsl(body.decode())))
-            if self.server.refusal is not None:
-                return self.reply(*self.server.refusal)
-            self.server.valid = f"TOKEN-{next(self.server.numbers)}"
-            return self.reply(200, {"access_token": self.server.valid, "expires_in": self.server.expires_in})
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.answer_api()
-
-    def do_GET(self) -> None:
-        self.answer_api()
-
-    def answer_api(self) -> None:
-        sent = self.headers.get("authorization")
-        with self.server.lock:
-            self.server.asked.append((self.command, self.path, sent))
-        if self.path == "/hang-up":
-            self.close_connection = True
-            return None
-        if self.path == "/short":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc")
-            self.close_connection = True
-            return None
-        if self.path == "/308":
-            return self.reply(308, {}, {"Range": "bytes=0-9", "Location": self.server.url + "/elsewhere"})
-        if self.path == "/moved":
-            return self.reply(302, {}, {"Location": self.server.url + "/public"})
-        if self.path == "/last":
-            self.close_connection = True  # without saying so
-            return self.reply(200, {})
-        if self.path != "/public" and sent != f"Bearer {self.server.valid}":
-            return self.reply(401, {"error": "invalid"})
-        return self.reply(200, {"you": sent or "", "items": []})
-
-    def reply(self, status: int, value: Any, headers: Any = None) -> None:
+        status, value = self.server.answer(self.rfile.read(int(self.headers["content-length"])))
         body = json.dumps(value).encode()
-        head = "".join(f"{name}: {text}\r\n" for name, text in (headers or {}).items())
-        self.wfile.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body)
+        self.wfile.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
 @pytest.fixture
@@ -229,28 +193,133 @@ def saved_file(home: Any, text: str, profile: str = "default") -> Any:
     return path
 
 
-class TestServiceAccount:
-    async def test_a_key_signs_in_in_every_form(
-        self, key: dict[str, str], google_server: Google, tmp_path: Any
-    ) -> None:
-        path = tmp_path / "key.json"
-        path.write_text(json.dumps(key))
-        ways: list[dict[str, Any]] = [
-            {"use_service_account": True, "client_json": json.dumps(key)},
-            {"use_service_account": True, "client_json": key},
-            {"use_service_account": True, "client_json_file_path": str(path)},
-            {"client_json_file_path": path},
-            {"token": key},
-            {"token": json.dumps(key, indent=1) + "\n"},
-            {"token": str(path)},
-            {"token": path},
-            {"token": "~/key.json"},
-        ]
-        for number, options in enumerate(ways, 1):
-            gauth = signed_in(**options)
-            assert gauth.name == "service account robot@p.iam.gserviceaccount.com"
-            assert await sent_by(gauth) == {"authorization": f"Bearer TOKEN-{number}"}
+class Forms:
+    """All forms of each kind of credentials."""
 
+    def __init__(self, server: Google, key: dict[str, str], home: Any) -> None:
+        self.server, self.key, self.home = server, key, home
+
+    def file(self, content: Any, name: str = "file.json") -> str:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (self.home / name).write_text(text)
+        return str(self.home / name)
+
+    def gauth(self, credentials: Any, **settings: Any) -> GoogleAuth:
+        made = GoogleAuth(settings={**GoogleAuth.DEFAULT_SETTINGS, **settings})
+        made.credentials = credentials
+        return made
+
+    def service_account(self) -> Iterator[dict[str, Any]]:
+        key, path = self.key, self.file(self.key)
+        yield from ({"token": key}, {"token": json.dumps(key, indent=1) + "\n"}, {"token": path})
+        yield from ({"token": pathlib.Path(path)}, {"token": "~/file.json"})
+        yield from ({"client_json": key}, {"client_json": json.dumps(key), "use_service_account": True})
+        yield from ({"client_json_file_path": pathlib.Path(path)}, {"client_json_file_path": "~/file.json"})
+        yield {"client_json_file_path": path, "use_service_account": True}
+        yield {"credentials": google.oauth2.service_account.Credentials.from_service_account_info(key)}
+        live = ServiceAccountCredentials.from_json_keyfile_dict(
+            key, ["https://www.googleapis.com/auth/drive"]
+        )
+        yield from ({"credentials": live}, {"google_auth": self.gauth(live)})
+        accounts.save("robot", key)
+        yield from ({"account": "robot"}, {})
+
+    def delegation(self) -> Iterator[dict[str, Any]]:
+        user = {"client_user_email": "ann@example.org"}
+        yield from ({"token": self.key, **user}, {"token": self.file(self.key), **user})
+        yield {"client_json": self.key, "use_service_account": True, **user}
+        live = google.oauth2.service_account.Credentials.from_service_account_info(self.key)
+        yield {"credentials": live.with_subject("ann@example.org")}
+        old = ServiceAccountCredentials.from_json_keyfile_dict(self.key, [])
+        yield {"credentials": old.create_delegated("ann@example.org")}
+        accounts.save("robot", self.key)
+        yield from ({"account": "robot", **user}, user)
+
+    def user(self) -> Iterator[dict[str, Any]]:
+        info = authorized_user(self.server)
+        yield from ({"token": info}, {"token": json.dumps(info)}, {"token": self.file(info)})
+        # The `token.json` of Google's examples, which does not state its type.
+        saved = user_credentials(self.server).to_json()
+        assert "type" not in json.loads(saved)
+        yield from ({"token": self.file(saved, "token.json")}, {"client_json": saved})
+        yield {"client_json_file_path": str(self.home / "token.json")}
+
+    def user_object(self) -> Iterator[dict[str, Any]]:
+        live = user_credentials(self.server)
+        yield from ({"credentials": live}, {"google_auth": self.gauth(live)})
+        old = OAuth2Credentials.from_json(saved_json(self.server))
+        yield from ({"credentials": old}, {"google_auth": GoogleDrive(self.gauth(old))})
+        path = self.file(saved_json(self.server), "saved.json")
+        backend = {"save_credentials_backend": "file", "save_credentials_file": path}
+        yield {"google_auth": self.gauth(None, save_credentials=True, **backend)}
+        lines = (f"{name}: {value}\n" for name, value in {"save_credentials": True, **backend}.items())
+        yield {"google_auth": pathlib.Path(self.file("".join(lines), "settings.yaml"))}
+
+    def saved_by_pydrive2(self) -> Iterator[dict[str, Any]]:
+        text = saved_json(self.server)
+        saved_file(self.home, text, "work")
+        saved_file(self.home, text)
+        yield from (
+            {"client_id": CLIENT},
+            {"client_id": CLIENT, "client_secret": "SECRET", "profile": "work"},
+        )
+        yield from ({"client_json": text}, {"client_json": json.loads(text), "client_id": CLIENT})
+        path = self.file(text)
+        yield from ({"client_json_file_path": path}, {"client_json_file_path": path, "client_id": CLIENT})
+        yield from ({"token": path}, {"token": text})
+
+    def account(self) -> Iterator[dict[str, Any]]:
+        accounts.save("me", authorized_user(self.server, account="me@example.org"))
+        yield from ({}, {"account": "me"}, {"account": "me", "token": None, "client_id": ""})
+
+    def default(self) -> Iterator[dict[str, Any]]:
+        os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = self.file(self.key)
+        yield from ({}, {"token": "google_default"}, {"token": " google_default "})
+
+    def access_token(self) -> Iterator[dict[str, Any]]:
+        yield from ({"token": "TOKEN-x/y"}, {"token": " TOKEN-x/y\n"})
+
+    def anonymous(self) -> Iterator[dict[str, Any]]:
+        yield from ({"token": "anon"}, {"credentials": google.auth.credentials.AnonymousCredentials()})
+
+
+ROBOT = "robot@p.iam.gserviceaccount.com"
+USER = google.oauth2.credentials.Credentials
+SERVICE = google.oauth2.service_account.Credentials
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "name", "owner"),
+    [
+        ("service_account", SERVICE, f"service account {ROBOT}", ROBOT),
+        ("delegation", SERVICE, f"service account {ROBOT}", f"{ROBOT} for ann@example.org"),
+        ("user", USER, f"authorized user of client {CLIENT}", "the secret REFRESH"),
+        ("user_object", USER, f"OAuth credentials of client {CLIENT}", "the secret REFRESH"),
+        ("saved_by_pydrive2", USER, f"saved OAuth credentials of client {CLIENT}", "the secret REFRESH"),
+        ("account", USER, "account me", "me@example.org"),
+        ("default", SERVICE, f"application default credentials (service account {ROBOT})", ROBOT),
+        ("access_token", USER, "access token", "the secret TOKEN-x/y"),
+        ("anonymous", type(None), "anonymous", "anon"),
+    ],
+)
+def test_each_form_names_credentials_and_an_account(
+    google_server: Google, key: dict[str, str], tmp_path: Any, form: str, kind: type, name: str, owner: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
+    for options in getattr(Forms(google_server, key, tmp_path), form)():
+        found = signed_in(**options)
+        assert type(found.credentials) is kind
+        assert found.name.startswith(name)
+        assert has_no_secret(found.name + found.remedy)
+        seen = account_key.account_key(DriveOptions.of(options), may_ask=False)
+        secret = f"https://www.googleapis.com {owner.removeprefix('the secret ')}"
+        digest = account_key._digest(secret if owner.startswith("the secret ") else owner)
+        assert seen == (owner if owner == "anon" else f"auth-{digest}"), options
+    assert google_server.grants == []  # no token before it is needed
+
+
+class TestServiceAccount:
     async def test_the_key_requests_the_drive_scope_and_the_delegated_user(
         self, key: dict[str, str], google_server: Google
     ) -> None:
@@ -260,36 +329,6 @@ class TestServiceAccount:
         claims = google_server.grants[0]["assertion"].split(".")[1]
         said = json.loads(base64.urlsafe_b64decode(claims + "=="))
         assert (said["scope"], said["sub"]) == ("https://www.googleapis.com/auth/drive", "ann@example.org")
-
-    @pytest.mark.parametrize("form", ["dictionary", "file"])
-    async def test_a_key_as_token_may_act_for_a_user(
-        self, key: dict[str, str], google_server: Google, tmp_path: Any, form: str
-    ) -> None:
-        (tmp_path / "key.json").write_text(json.dumps(key))
-        token = key if form == "dictionary" else tmp_path / "key.json"
-        found = signed_in(token=token, client_user_email="ann@example.org")
-        assert found.name == "service account robot@p.iam.gserviceaccount.com for ann@example.org"
-        with refused(ValueError, "client_user_email", "service account"):
-            signed_in(token="TOKEN-1", client_user_email="ann@example.org")
-
-    def test_no_request_is_sent_before_a_token_is_needed(
-        self, key: dict[str, str], google_server: Google
-    ) -> None:
-        signed_in(token=key)
-        assert google_server.grants == []
-
-    def test_a_damaged_key_is_a_value_error_without_the_key(self, key: dict[str, str]) -> None:
-        broken = {**key, "private_key": "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"}
-        with refused(ValueError, "damaged"):
-            signed_in(token=broken)
-        with refused(ValueError, "damaged"):
-            signed_in(token={"type": "service_account"})
-
-    def test_an_invalid_service_account_key_is_refused(self, google_server: Google, tmp_path: Any) -> None:
-        with refused(ValueError, "client_json", "service account"):
-            signed_in(use_service_account=True, client_json=authorized_user(google_server))
-        with refused(ValueError, "nowhere.json", "no such file"):
-            signed_in(use_service_account=True, client_json_file_path="/nowhere.json")
 
 
 class TestSavedSignIn:
@@ -344,16 +383,6 @@ class TestSavedSignIn:
         assert "cannot be saved" in caplog.text
         assert has_no_secret(caplog.text)
 
-    async def test_saved_credentials_as_json_or_file(self, google_server: Google, tmp_path: Any) -> None:
-        path = tmp_path / "mine.json"
-        path.write_text(saved_json(google_server))
-        assert await sent_by(signed_in(client_json_file_path=str(path))) == {
-            "authorization": "Bearer TOKEN-1"
-        }
-        assert json.loads(path.read_text())["access_token"] == "TOKEN-1"
-        gauth = signed_in(client_json=saved_json(google_server))
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-2"}
-
     def test_without_saved_credentials_the_error_says_how_to_sign_in(self, tmp_path: Any) -> None:
         words = ("GDriveFileSystem('root'", CLIENT, "browser", str(tmp_path))
         with refused(AccessDenied, *words):
@@ -395,58 +424,13 @@ class TestSavedSignIn:
         google_server.refusal = None
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
-    def test_client_secrets_are_not_credentials(self) -> None:
-        with refused(ValueError, "client_id="):
-            signed_in(client_json={"installed": {"client_id": CLIENT, "client_secret": "SECRET"}})
-
 
 class TestGoogleAuthCredentials:
-    async def test_credentials_objects(self, google_server: Google, key: dict[str, str]) -> None:
-        gauth = signed_in(credentials=user_credentials(google_server))
-        assert gauth.name == f"OAuth credentials of client {CLIENT}"
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
-        unscoped = google.oauth2.service_account.Credentials.from_service_account_info(key)
-        gauth = signed_in(credentials=unscoped)
-        assert gauth.name == "service account robot@p.iam.gserviceaccount.com"
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-2"}
-        anonymous = signed_in(credentials=google.auth.credentials.AnonymousCredentials())
-        assert await sent_by(anonymous) == {}
-
     async def test_the_quota_project_is_sent(self, google_server: Google) -> None:
         credentials = user_credentials(google_server).with_quota_project("payer")
         credentials.expiry = ago(60)  # google-auth drops it in the copy
         headers = await sent_by(signed_in(credentials=credentials))
         assert headers == {"authorization": "Bearer TOKEN-1", "x-goog-user-project": "payer"}
-
-    def test_other_objects_are_refused(self) -> None:
-        with refused(ValueError, "google-auth", "object"):
-            signed_in(credentials=object())
-
-    async def test_an_authorized_user_as_dictionary_and_file(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
-        path = tmp_path / "user.json"
-        path.write_text(json.dumps(authorized_user(google_server)))
-        for number, token in enumerate((authorized_user(google_server), str(path)), 1):
-            gauth = signed_in(token=token)
-            assert CLIENT in gauth.name
-            assert await sent_by(gauth) == {"authorization": f"Bearer TOKEN-{number}"}
-        with refused(ValueError, "refresh_token"):
-            signed_in(token={"type": "authorized_user", "client_secret": "SECRET"})
-
-    @pytest.mark.parametrize("option", ["token", "client_json_file_path", "client_json"])
-    async def test_a_user_saved_by_google_auth_is_an_authorized_user(
-        self, google_server: Google, tmp_path: Any, option: str
-    ) -> None:
-        """The `token.json` of Google's examples, which does not state its type."""
-        saved = user_credentials(google_server).to_json()
-        assert "type" not in json.loads(saved)
-        path = tmp_path / "token.json"
-        path.write_text(saved)
-        gauth = signed_in(**{option: saved if option == "client_json" else str(path)})
-        assert gauth.name == f"authorized user of client {CLIENT}"
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
-        assert path.read_text() == saved
 
     @pytest.mark.parametrize("options", [{}, {"token": "google_default"}, {"token": "", "client_id": None}])
     async def test_a_colab_sign_in_lasts_longer_than_its_token(
@@ -464,16 +448,6 @@ class TestGoogleAuthCredentials:
         assert gauth.name.startswith("application default credentials")
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-old"}
         credentials.expiry = ago(1)  # an hour later
-        assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
-
-    async def test_the_file_named_in_the_environment_is_the_default(
-        self, key: dict[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, google_server: Google
-    ) -> None:
-        path = tmp_path / "adc.json"
-        path.write_text(json.dumps(key))
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-        gauth = signed_in()
-        assert "robot@" in gauth.name
         assert await sent_by(gauth) == {"authorization": "Bearer TOKEN-1"}
 
     async def test_without_any_credentials_the_error_names_three_solutions(self) -> None:
@@ -494,38 +468,23 @@ class TestGoogleAuthCredentials:
 
 
 class TestToken:
-    async def test_anonymous_sends_nothing(self, google_server: Google) -> None:
-        gauth = signed_in(token="anon")
-        assert gauth.name == "anonymous"
-        made = DriveAuth(gauth, PATIENT)
-        assert await made.headers() == {}
-        assert not await made.renew({})
-
-    async def test_a_bare_token_is_sent_and_cannot_be_renewed(self, google_server: Google) -> None:
-        gauth = signed_in(token="TOKEN-bare/with/slashes")
-        assert gauth.name == "access token"
-        made = DriveAuth(gauth, PATIENT)
-        headers = await made.headers()
-        assert headers == {"authorization": "Bearer TOKEN-bare/with/slashes"}
+    @pytest.mark.parametrize(
+        ("options", "headers"),
+        [
+            ({"token": "anon"}, {}),
+            ({"token": "TOKEN-x/y"}, {"authorization": "Bearer TOKEN-x/y"}),
+            (
+                {"credentials": AccessTokenCredentials("TOKEN-x", "agent")},
+                {"authorization": "Bearer TOKEN-x"},
+            ),
+        ],
+    )
+    async def test_what_is_sent_and_cannot_be_renewed(
+        self, options: dict[str, Any], headers: dict[str, str]
+    ) -> None:
+        made = DriveAuth(signed_in(**options), PATIENT)
+        assert await made.headers() == headers
         assert not await made.renew(headers)
-
-    @pytest.mark.parametrize("token", ["/no/such/key.json", "key.json", "~/key", "./key"])
-    def test_a_file_that_is_missing_is_a_value_error(self, token: str) -> None:
-        with refused(ValueError, os.path.expanduser(token), "no such file", "'anon'"):
-            signed_in(token=token)
-
-    def test_an_invalid_token_is_a_value_error(self, tmp_path: Any) -> None:
-        (tmp_path / "text.json").write_text("SECRET")
-        with refused(ValueError, "text.json", "not JSON"):
-            signed_in(token=str(tmp_path / "text.json"))
-        with refused(ValueError, "token=", "int"):
-            signed_in(token=3)
-        with refused(ValueError, "no access token"):
-            signed_in(token="SECRET\nSECRET")
-        with refused(ValueError, "type None"):
-            signed_in(token={"private_key": "SECRET"})
-        with refused(ValueError, "cannot be read"):
-            signed_in(token=str(tmp_path) + "/")
 
     async def test_an_expired_token_that_cannot_be_renewed_is_access_denied(self) -> None:
         credentials = google.oauth2.credentials.Credentials("TOKEN-old", expiry=ago(60))
@@ -533,25 +492,50 @@ class TestToken:
             await sent_by(signed_in(credentials=credentials))
 
 
+DAMAGED = "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"
+SECRETLESS = {"type": "authorized_user", "client_secret": "SECRET"}
+OAUTH_CLIENT = {"installed": {"client_id": CLIENT, "client_secret": "SECRET"}}
+
+
 class TestOptions:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"token": "anon", "client_json": "{}"}, ["token, client_json"]),
-            ({"google_auth": object(), "credentials": object()}, ["google_auth, credentials"]),
+            ({"token": "anon", "client_json": "{}"}, ["token, client_json", "keep one"]),
+            ({"google_auth": object(), "credentials": object()}, ["credentials, google_auth"]),
             ({"token": "anon", "client_id": "x", "profile": "p"}, ["token, client_id, profile"]),
             ({"client_json": "{}", "client_json_file_path": "x"}, ["client_json", "client_json_file_path"]),
-            ({"use_service_account": True}, ["use_service_account", "client_json="]),
             ({"use_service_account": True, "client_json": "{}", "profile": "p"}, ["profile"]),
+            ({"use_service_account": True}, ["use_service_account", "client_json="]),
             ({"client_secret": "SECRET"}, ["client_id="]),
-            ({"tokn": "TOKEN-1"}, ["tokn"]),
+            ({"google_auth": "/none.yaml"}, ["none.yaml", "no such"]),
             ({"google_auth": object()}, ["GoogleAuth", "object"]),
+            ({"credentials": object()}, ["google-auth", "object"]),
             ({"client_json": "SECRET"}, ["client_json", "JSON"]),
+            ({"client_json": OAUTH_CLIENT}, ["client_id="]),
+            ({"use_service_account": True, "client_json_file_path": "/no.json"}, ["no.json", "no such file"]),
+            ({"token": "TOKEN-1", "client_user_email": "a@example.org"}, ["client_user_email", "service"]),
+            ({"token": {"type": "service_account"}}, ["damaged"]),
+            ({"token": {"type": "service_account", "private_key": DAMAGED}}, ["damaged"]),
+            ({"token": SECRETLESS}, ["refresh_token"]),
+            ({"token": {"private_key": "SECRET"}}, ["type None"]),
+            ({"token": 3}, ["token=", "int"]),
+            ({"token": "SECRET\nSECRET"}, ["no access token"]),
+            ({"token": "/no/such/key.json"}, ["/no/such/key.json", "no such file", "'anon'"]),
+            ({"token": "key.json"}, ["key.json", "no such file"]),
+            ({"token": "~/key"}, [os.sep + "key", "no such file"]),
+            ({"token": "./key"}, ["./key", "no such file"]),
+            ({"token": "/"}, ["cannot be read"]),
         ],
     )
     def test_impossible_options_are_named(self, options: dict[str, Any], words: list[str]) -> None:
         with refused(ValueError, *words):
             signed_in(**options)
+
+    @pytest.mark.parametrize("option", ["client_user_email", "use_service_account"])
+    def test_a_user_is_no_service_account(self, google_server: Google, option: str) -> None:
+        with refused(ValueError, f"client_json, {option}: ", "the key of a service account"):
+            signed_in(client_json=authorized_user(google_server), **{option: "ann@example.org"})
 
     def test_options_of_pydrive2_are_options_here(self) -> None:
         spec = pytest.importorskip("pydrive2.fs.spec")
@@ -576,45 +560,9 @@ class TestExistingGoogleAuth:
         assert theirs.http_timeout is None
         assert credentials.access_token == "TOKEN-old"
 
-    async def test_google_auth_credentials_in_a_googleauth_work(self, google_server: Google) -> None:
-        ours = signed_in(google_auth=self.gauth(user_credentials(google_server)))
-        assert await sent_by(ours) == {"authorization": "Bearer TOKEN-1"}
-
-    async def test_a_bare_token_of_oauth2client(self) -> None:
-        ours = signed_in(google_auth=self.gauth(AccessTokenCredentials("TOKEN-x", "agent")))
-        made = DriveAuth(ours, PATIENT)
-        assert await made.headers() == {"authorization": "Bearer TOKEN-x"}
-        assert not await made.renew(await made.headers())
-
     def test_a_googleauth_that_is_not_signed_in_is_access_denied(self) -> None:
         with refused(AccessDenied, "LocalWebserverAuth()"):
             signed_in(google_auth=self.gauth(None))
-
-    def test_a_googledrive_and_a_settings_file_are_accepted(
-        self, google_server: Google, tmp_path: Any, key: dict[str, str]
-    ) -> None:
-        gauth = self.gauth(user_credentials(google_server))
-        assert CLIENT in signed_in(google_auth=GoogleDrive(gauth)).name
-        (tmp_path / "saved.json").write_text(saved_json(google_server))
-        (tmp_path / "settings.yaml").write_text(
-            f"save_credentials: True\nsave_credentials_backend: file\nsave_credentials_file: {tmp_path}/saved.json\n"
-        )
-        assert CLIENT in signed_in(google_auth=tmp_path / "settings.yaml").name
-        with refused(ValueError, "none.yaml", "no such"):
-            signed_in(google_auth=tmp_path / "none.yaml")
-
-    def test_a_googleauth_with_saved_credentials_loads_them(
-        self, google_server: Google, tmp_path: Any
-    ) -> None:
-        path = tmp_path / "saved.json"
-        path.write_text(saved_json(google_server))
-        settings = {
-            "save_credentials": True,
-            "save_credentials_backend": "file",
-            "save_credentials_file": str(path),
-        }
-        theirs = GoogleAuth(settings={**GoogleAuth.DEFAULT_SETTINGS, **settings})
-        assert CLIENT in signed_in(google_auth=theirs).name
 
 
 class TestRenewal:

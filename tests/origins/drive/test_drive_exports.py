@@ -140,7 +140,7 @@ async def test_a_document_is_exported_from_every_kind_of_path(
     if how == "shared drive":
         path = f"shared:Docs of a team/{folder}/doc"
     elif how == "shared with me":
-        server.edit(id, parents=[], sharedWithMeDate="2026-01-01T00:00:00Z", title="theirs")
+        server.edit(id, parents=[], sharedWithMeTime="2026-01-01T00:00:00Z", name="theirs")
         path = "Shared with me/theirs"
     elif how == "id":
         path = f"id:{id}"
@@ -158,7 +158,7 @@ async def test_cached_metadata_does_not_hide_the_newest_content(
     id = server.document(f"{folder}/sheet", "old", mime=SHEET)
     origin = make(export="csv")
     known = await origin.lookup(f"{root}/sheet")
-    server.edit(id, modifiedDate="2099-01-01T00:00:00Z")
+    server.edit(id, modifiedTime="2099-01-01T00:00:00Z")
     assert (await read(origin, f"{root}/sheet", None, known))[0] == b"old"
     assert server.count("export") == 1
     server.remove(id)

@@ -433,7 +433,7 @@ def test_a_file_being_written_is_not_in_memory(server: DriveServer, folder: str,
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 12 << 20, int(done.stdout)
-    assert int(server.find(f"{folder}/a")[0]["fileSize"]) == 25 << 20
+    assert int(server.find(f"{folder}/a")[0]["size"]) == 25 << 20
 
 
 def test_a_failed_write_is_an_error_of_close(
@@ -570,10 +570,10 @@ def test_copies_are_new_items_also_from_a_shortcut(
     old = server.put(f"{folder}/there", b"old")
     for target in ("copy", "there"):  # new, and over another file, which is moved to the trash
         fs.cp(f"{root}/link", f"{root}/{target}")
-        (live,) = (item for item in server.find(f"{folder}/{target}") if not item["labels"]["trashed"])
+        (live,) = (item for item in server.find(f"{folder}/{target}") if not item["trashed"])
         assert (live["mimeType"], live["md5Checksum"]) == (a["mimeType"], a["md5Checksum"])
         assert live["id"] not in (a["id"], old)
-    assert server.item(old)["labels"]["trashed"] is True
+    assert server.item(old)["trashed"] is True
     fs.cp(f"{root}/way", f"{root}/copies", recursive=True)
     assert fs.find(f"{root}/copies") == [f"{root}/copies/c.txt", f"{root}/copies/deep/d.txt"]
     assert [item["mimeType"] for item in server.find(f"{folder}/copies")] == [

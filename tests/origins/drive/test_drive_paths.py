@@ -301,9 +301,9 @@ async def test_of_duplicate_names_the_newest_is_used_with_one_warning(
     assert (await read(origin, f"{root}/a"))[0] == b"2"
     assert len(await listed(origin, root)) == 1
     server.put(f"{folder}/other", b"")
-    server.edit(first, modifiedDate="2099-01-01T00:00:00Z")
+    server.edit(first, modifiedTime="2099-01-01T00:00:00Z")
     assert (await read(origin, f"{root}/a"))[0] == b"1"
-    server.edit(second, modifiedDate="2099-01-01T00:00:00Z")
+    server.edit(second, modifiedTime="2099-01-01T00:00:00Z")
     assert (await origin.lookup(f"{root}/a")).id == min(first, second)
     assert (await listed(origin, root))[f"{root}/a"].id == min(first, second)
     (record,) = caplog.records
@@ -320,7 +320,7 @@ async def test_a_file_and_a_folder_of_one_name_are_duplicates(
     server.put("in", b"", parent=inner)
     file = server.add("x", DATA, parent=above)
     assert (await origin.lookup(f"{root}/x")).id == file
-    server.edit(inner, modifiedDate="2099-01-01T00:00:00Z")
+    server.edit(inner, modifiedTime="2099-01-01T00:00:00Z")
     assert (await listed(origin, root))[f"{root}/x"].kind == "directory"
     assert (await origin.lookup(f"{root}/x")).id == inner
 
@@ -333,7 +333,7 @@ HIDERS = {
 
 
 def newest(server: DriveServer, id: str) -> None:
-    server.edit(id, modifiedDate="2099-01-01T00:00:00Z")
+    server.edit(id, modifiedTime="2099-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize("hider", HIDERS)
@@ -379,7 +379,7 @@ async def test_a_file_is_written_beside_a_document_of_its_name(
     file = server.put(f"{folder}/data.csv", b"1")
     newest(server, server.document(f"{folder}/data.csv", "sheet"))
     await origin.call("pipe_file", f"{root}/data.csv", b"2")
-    assert server.item(file)["fileSize"] == "1"
+    assert server.item(file)["size"] == "1"
     assert (await read(origin, f"{root}/data.csv"))[0] == b"2"
     assert len(server.find(f"{folder}/data.csv")) == 2
 
@@ -581,7 +581,7 @@ def foreign_path(request: pytest.FixtureRequest, server: DriveServer, foreign: s
         server.shortcut("link", foreign, parent=server.share_drive(name))
         return f"shared:{name}/link"
     name = f"dataset {foreign}"
-    server.edit(foreign, title=name)
+    server.edit(foreign, name=name)
     return {"id:": f"id:{foreign}", "Shared with me": f"Shared with me/{name}", "shortcut": f"{root}/link"}[
         request.param
     ]
@@ -677,7 +677,7 @@ async def test_native_documents_are_listed_and_cannot_be_read(
     id = server.document(f"{folder}/doc", "text")
     for hidden in (True, False):
         if not hidden:
-            server.edit(id, fileSize="1024")  # as Drive shows for some
+            server.edit(id, size="1024")  # as Drive shows for some
         info = (await listed(origin, root))[f"{root}/doc"]
         assert (info.kind, info.size, info.fingerprint) == ("file", None, None)
         with pytest.raises(NotDownloadable, match=rf"drive://{root}/doc.*document"):

@@ -87,7 +87,7 @@ async def test_a_public_file_is_read_without_an_account(
     data, _, start, stop = await read(origin, path, None, info)
     assert (data, start, stop) == (DATA, 0, len(DATA))
     server.put(f"{folder}/größe.bin", DATA + b"more")
-    server.edit(id, modifiedDate="2099-01-01T00:00:00Z")
+    server.edit(id, modifiedTime="2099-01-01T00:00:00Z")
     assert (await origin.lookup(path)).fingerprint != info.fingerprint
     empty = published(server, f"{folder}/empty", b"")
     assert (await read(origin, f"id:{empty}"))[0] == b""

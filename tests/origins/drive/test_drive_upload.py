@@ -72,7 +72,7 @@ async def test_up_to_5_mb_is_one_request(
 ) -> None:
     await write(writer, f"{root}/a.txt", BIG[:size])
     (found,) = server.find(f"{folder}/a.txt")
-    assert (found["fileSize"], found["md5Checksum"]) == (str(size), md5(BIG[:size]))
+    assert (found["size"], found["md5Checksum"]) == (str(size), md5(BIG[:size]))
     assert found["mimeType"] == "text/plain"
     assert changes(server) == [("POST", "upload")]
     assert server.requests[-1].query["uploadType"] == "multipart"
@@ -275,7 +275,7 @@ async def test_a_new_file_with_wrong_bytes_is_removed(
         CachedFSError, match=rf"{root}/a: .*{md5(b'sent')} instead of {corrupted_upload}.*removed"
     ):
         await write(writer, f"{root}/a", b"sent")
-    assert [item["labels"]["trashed"] for item in server.find(f"{folder}/a")] == [True]
+    assert [item["trashed"] for item in server.find(f"{folder}/a")] == [True]
 
 
 async def test_a_file_overwritten_with_wrong_bytes_is_restored(
@@ -386,7 +386,7 @@ async def test_each_request_may_be_lost_once(
         n_more = _costs(server.requests[nth - 1], is_done) if nth else 0
         assert len(server.requests) == n_requests + n_more, (nth, [r.kind for r in server.requests])
         for name, data in after.items():
-            live = [item for item in server.find(f"{folder}/{nth}-{name}") if not item["labels"]["trashed"]]
+            live = [item for item in server.find(f"{folder}/{nth}-{name}") if not item["trashed"]]
             assert [item["md5Checksum"] for item in live] == ([] if data is None else [md5(data)])
             if name == "a":
                 assert [item["id"] for item in live] in ([], [ids["a"]])
@@ -527,7 +527,7 @@ async def test_folders_documents_and_tops_are_not_overwritten(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     server.folder(f"{folder}/sub")
-    server.edit(server.document(f"{folder}/doc", "text"), fileSize="5")
+    server.edit(server.document(f"{folder}/doc", "text"), size="5")
     for path, kind in (
         (f"{root}/sub", IsAFolder),
         ("My Drive", IsAFolder),
@@ -581,11 +581,11 @@ async def test_a_new_file_that_queries_do_not_find_yet_is_not_created_again(
     if how == "removed":
         server.trash(made["id"])
     elif how == "renamed":
-        server.edit(made["id"], title="b")
+        server.edit(made["id"], name="b")
     above = server.find(folder)[0]["id"]
     server.fail(Fault(kind="list", key=above, status=200, body=NO_ITEMS, times=None))
     await write(writer, f"{root}/a", b"2")
-    live = [item for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
+    live = [item for item in server.find(f"{folder}/a") if not item["trashed"]]
     assert [(item["md5Checksum"], item["id"] == made["id"]) for item in live] == [(md5(b"2"), how == "there")]
 
 
@@ -617,7 +617,7 @@ async def test_nothing_is_written_into_a_removed_folder(
     else:
         await getattr(writer, what)(f"{root}/source", path)
     (found,) = server.find(f"{folder}/sub/deep/a")
-    assert found["labels"]["trashed"] is False
+    assert found["trashed"] is False
     if what != "make_folder":
         assert server.get(f"{folder}/sub/deep/a") == b"data"
 
@@ -631,7 +631,7 @@ async def test_no_change_follows_a_folder_that_was_renamed(
 ) -> None:
     server.put(f"{folder}/source", b"data")
     await write(writer, f"{root}/sub/deep/first", b"old")  # caches the parent folders
-    server.edit(server.folder(f"{folder}/sub" + "/deep" * depth), title="elsewhere")
+    server.edit(server.folder(f"{folder}/sub" + "/deep" * depth), name="elsewhere")
     server.put(f"{folder}/sub/deep/first", b"new")  # another folder has this name now
     moved = f"{folder}/sub/elsewhere" if depth else f"{folder}/elsewhere/deep"
     if what == "write":
@@ -640,7 +640,7 @@ async def test_no_change_follows_a_folder_that_was_renamed(
         await writer.make_folder(f"{root}/sub/deep/a", exist_ok=True)
     elif what == "remove":
         await writer.remove(f"{root}/sub/deep/first")
-        assert [item["labels"]["trashed"] for item in server.find(f"{folder}/sub/deep/first")] == [True]
+        assert [item["trashed"] for item in server.find(f"{folder}/sub/deep/first")] == [True]
     else:
         await getattr(writer, what)(f"{root}/source", f"{root}/sub/deep/a")
     assert server.get(f"{moved}/first") == b"old"
@@ -672,14 +672,14 @@ async def test_of_several_items_of_a_name_the_one_that_is_read_is_removed(
     days = {}
     for day in (3, 1, 2):
         id = server.put(f"{folder}/a", b"%d" % day, new=True)
-        server.edit(id, modifiedDate=f"2024-01-0{day}T00:00:00.000Z")
+        server.edit(id, modifiedTime=f"2024-01-0{day}T00:00:00.000Z")
         days[id] = day
     origin = make(trash_only=trash_only)
     for newest in (3, 2, 1):
         assert (await read(origin, f"{root}/a"))[0] == b"%d" % newest
         caplog.clear()
         await origin.call("rm", f"{root}/a")
-        left = [item["id"] for item in server.find(f"{folder}/a") if not item["labels"]["trashed"]]
+        left = [item["id"] for item in server.find(f"{folder}/a") if not item["trashed"]]
         assert sorted(days[id] for id in left) == list(range(1, newest))
         said = [record.getMessage() for record in caplog.records if "stay there" in record.getMessage()]
         assert [text.split(": ")[1].split()[0] for text in said] == [str(len(left))] * bool(left)
@@ -732,7 +732,7 @@ async def test_a_shortcut_is_removed_and_not_its_target(
     server.shortcut(f"{folder}/link", server.folder(f"{folder}/sub"))
     await writer.remove(f"{root}/link")
     assert server.get(f"{folder}/sub/a") == b"1"
-    assert server.find(f"{folder}/link")[0]["labels"]["trashed"] is True
+    assert server.find(f"{folder}/link")[0]["trashed"] is True
 
 
 async def test_rmdir_of_a_folder_with_content_is_an_error(
@@ -746,7 +746,7 @@ async def test_rmdir_of_a_folder_with_content_is_an_error(
         await writer.remove_empty(f"{root}/sub/a")
     await writer.remove(f"{root}/sub/a")
     await writer.remove_empty(f"{root}/sub")
-    assert server.find(f"{folder}/sub")[0]["labels"]["trashed"] is True
+    assert server.find(f"{folder}/sub")[0]["trashed"] is True
 
 
 @pytest.mark.parametrize("older", ["folder", "file"])
@@ -756,8 +756,8 @@ async def test_rmdir_keeps_items_that_are_hidden_by_the_folders_name(
     hidden = server.put(f"{folder}/{'sub/kept' if older == 'folder' else 'sub'}", b"1")
     newest = server.add("sub", b"", parent=server.folder(folder), mimeType=api.FOLDER)
     await writer.remove_empty(f"{root}/sub")
-    assert server.item(newest)["labels"]["trashed"] is True
-    assert server.item(hidden)["labels"]["trashed"] is False
+    assert server.item(newest)["trashed"] is True
+    assert server.item(hidden)["trashed"] is False
     with pytest.raises(OSError, match="not empty" if older == "folder" else "this is a file"):
         await writer.remove_empty(f"{root}/sub")
 
@@ -767,8 +767,8 @@ async def test_rmdir_removes_a_shortcut_and_not_the_empty_folder_it_leads_to(
 ) -> None:
     server.shortcut(f"{folder}/sub", empty := server.folder(f"{folder}/empty"))
     await writer.remove_empty(f"{root}/sub")
-    assert server.find(f"{folder}/sub")[0]["labels"]["trashed"] is True
-    assert server.item(empty)["labels"]["trashed"] is False
+    assert server.find(f"{folder}/sub")[0]["trashed"] is True
+    assert server.item(empty)["trashed"] is False
     with pytest.raises(ObjectNotFound):
         await writer.remove_empty(f"{root}/sub")
 
@@ -782,7 +782,7 @@ async def test_a_copy_replaces_the_visible_item_of_a_name_and_a_move_refuses_to_
         await writer.move(f"{root}/a", f"{root}/b")
     await writer.copy(f"{root}/a", f"{root}/b")
     assert server.get(f"{folder}/b") == b"new"
-    assert [server.item(id)["labels"]["trashed"] for id in (first, second)] == [False, True]
+    assert [server.item(id)["trashed"] for id in (first, second)] == [False, True]
 
 
 @pytest.mark.parametrize("path", ["My Drive", "Shared with me", "shared:Team"])
@@ -804,7 +804,7 @@ async def test_a_file_is_written_and_removed_by_its_id(
     with pytest.raises(CachedFSError, match=f"drive://id:{id}: .*its path"):
         await writer.move(f"id:{id}", f"{root}/b")
     await writer.remove(f"id:{id}")
-    assert server.item(id)["labels"]["trashed"] is True
+    assert server.item(id)["trashed"] is True
     with pytest.raises(ObjectNotFound):
         await write(writer, "id:none", b"")
 
@@ -846,7 +846,7 @@ async def test_a_copy_is_made_on_the_server(
     assert server.count("media") == 0
     server.put(f"{folder}/old", b"0")
     await writer.copy(f"{root}/a", f"{root}/old")
-    live = [item for item in server.find(f"{folder}/old") if not item["labels"]["trashed"]]
+    live = [item for item in server.find(f"{folder}/old") if not item["trashed"]]
     assert [item["md5Checksum"] for item in live] == [md5(b"1")]
 
 
@@ -856,7 +856,7 @@ async def test_a_copy_onto_itself_changes_nothing(
     id = server.put(f"{folder}/a", b"1")
     await writer.copy(f"{root}/a", f"{root}/a")
     (found,) = server.find(f"{folder}/a")
-    assert (found["id"], found["labels"]["trashed"]) == (id, False)
+    assert (found["id"], found["trashed"]) == (id, False)
 
 
 async def test_a_copy_onto_a_folder_is_refused(
@@ -893,7 +893,7 @@ async def test_a_document_that_may_have_been_copied_is_reported_and_not_copied_a
         await writer.copy(f"{root}/doc", f"{root}/copy")
     assert "1 try" in str(caught.value)
     assert server.count("copy") == 1
-    live = [item for item in server.find(f"{folder}/copy") if not item["labels"]["trashed"]]
+    live = [item for item in server.find(f"{folder}/copy") if not item["trashed"]]
     assert len(live) == (2 if "lose" in fault else 1)
 
 
@@ -947,7 +947,7 @@ async def test_a_move_replaces_a_file_and_refuses_a_folder(
     with pytest.raises(FileExistsError, match=f"drive://{root}/sub"):
         await writer.move(f"{root}/a", f"{root}/sub")
     await writer.move(f"{root}/a", f"{root}/b")
-    live = [item["id"] for item in server.find(f"{folder}/b") if not item["labels"]["trashed"]]
+    live = [item["id"] for item in server.find(f"{folder}/b") if not item["trashed"]]
     assert live == [id]
     with pytest.raises(ObjectNotFound):
         await writer.move(f"{root}/a", f"{root}/c")
@@ -968,7 +968,7 @@ async def test_a_copy_or_move_that_cannot_replace_its_target_is_undone_or_report
     with pytest.raises(AccessDenied, match=f"drive://{root}/sub/b: .*{says}"):
         await getattr(writer, what)(f"{root}/a", f"{root}/sub/b")
     server.heal()
-    live = [item["id"] for item in server.find(f"{folder}/sub/b") if not item["labels"]["trashed"]]
+    live = [item["id"] for item in server.find(f"{folder}/sub/b") if not item["trashed"]]
     assert (len(live), there in live) == (1 if is_undone else 2, True)
     assert bool(server.find(f"{folder}/a")) == (is_undone or what == "copy")
 
@@ -1042,7 +1042,7 @@ async def test_a_wide_slash_in_a_path_becomes_a_slash_in_the_title(
     await writer.move(f"{root}/c／d", f"{root}/e／f")
     for name in ("a／b", "e／f"):
         info = await origin.lookup(f"{root}/{name}")
-        assert server.item(info.id or "")["title"] == name.replace("／", "/")
+        assert server.item(info.id or "")["name"] == name.replace("／", "/")
     await write(writer, f"{root}/a／b", b"22")
     assert (await origin.lookup(f"{root}/a／b")).size == 2
     assert server.count("create") == 1

@@ -13,18 +13,11 @@ from typing import Any, NamedTuple
 
 from cachedfs.common.executor import DaemonThreadPool
 
-__all__ = ["BatchQueue", "PreparedBatch", "QueueLimits", "may_start"]
+__all__ = ["BatchQueue", "PreparedBatch"]
 
 UNKNOWN = 2  # batches made at the same time while their size is unknown
 RECENT = 32  # recent batches; the largest of them is the estimate for the next
 END_S = 5.0  # longest wait of `close` for the batches being made
-
-
-class QueueLimits(NamedTuple):
-    """Limits on the batches ahead of the consumer: their number `n`, and their bytes `size`."""
-
-    n: int
-    size: int
 
 
 class PreparedBatch(NamedTuple):
@@ -35,21 +28,6 @@ class PreparedBatch(NamedTuple):
     size: int  # bytes
     load_s: float  # seconds that a thread took to make it
     read_s: float  # part of `load_s` spent waiting for bytes
-
-
-def may_start(bounds: QueueLimits, *, n_ahead: int, ready: int, n_making: int, expected: int | None) -> bool:
-    """Return whether one more batch may be made.
-
-    `n_ahead` batches are ready or being made. The ready ones take `ready` bytes. `n_making` are being made, and each is
-    expected to take `expected` bytes (None if unknown). If there is no batch ahead, one may always be made.
-    """
-    if n_ahead == 0:
-        return True
-    if n_ahead >= bounds.n:
-        return False
-    if expected is None:
-        return n_ahead < UNKNOWN
-    return ready + (n_making + 1) * expected <= bounds.size
 
 
 class BatchQueue:
@@ -65,25 +43,34 @@ class BatchQueue:
         jobs: Iterator[Any],
         *,
         n_threads: int,
-        bounds: QueueLimits,
+        most: int,
+        most_bytes: int,
         enter: Callable[[], object],
     ) -> None:
-        """Make the queue. Each thread calls `enter` before its first `make`."""
-        self._jobs, self._bounds = jobs, bounds
+        """Make the queue. Each thread calls `enter` before its first `make`.
+
+        At most `most` batches, of an estimated `most_bytes`, are ready or being made; one may always be made.
+        """
+        self._jobs, self._most, self._most_bytes = jobs, most, most_bytes
         self._futures: deque[Future[PreparedBatch]] = deque()
         self._sizes: deque[int] = deque(maxlen=RECENT)
         self._pid = os.getpid()
-        self._make = _ThreadedMake(make, enter)
         self._pool = DaemonThreadPool(n_threads, "cachedfs-loader")
-        self._finalizer = weakref.finalize(
-            self, _stop, self._pool, self._futures, self._make.threads, self._pid
-        )
+        threads: set[int] = set()
+
+        def make_in_thread(
+            job: Any,
+        ) -> PreparedBatch:  # no method: a reference to `self` would keep the queue
+            if threading.get_ident() not in threads:
+                threads.add(threading.get_ident())
+                enter()
+            return make(job)
+
+        self._make = make_in_thread
+        self._finalizer = weakref.finalize(self, _stop, self._pool, self._futures, threads, self._pid)
 
     def take(self) -> PreparedBatch | None:
-        """Wait for the next batch and return it; None after the last one.
-
-        Raises the error that `make` raised.
-        """
+        """Wait for the next batch and return it; None after the last one. Raises the error that `make` raised."""
         self._fill()
         if not self._futures:
             return None
@@ -122,30 +109,14 @@ class BatchQueue:
             self._futures.append(self._pool.submit(self._make, job))
 
     def _may_start(self) -> bool:
+        if not self._futures or len(self._futures) >= self._most:
+            return not self._futures
         done = [future for future in self._futures if future.done()]
         sizes = [future.result().size for future in done if future.exception() is None]
-        recent_sizes = [*self._sizes, *sizes]
-        return may_start(
-            self._bounds,
-            n_ahead=len(self._futures),
-            ready=sum(sizes),
-            n_making=len(self._futures) - len(done),
-            expected=max(recent_sizes, default=None),
-        )
-
-
-class _ThreadedMake:
-    """Call `make` in any thread, and `enter` once before it in each thread."""
-
-    def __init__(self, make: Callable[[Any], PreparedBatch], enter: Callable[[], object]) -> None:
-        self._make, self._enter = make, enter
-        self.threads: set[int] = set()
-
-    def __call__(self, job: Any) -> PreparedBatch:
-        if threading.get_ident() not in self.threads:
-            self.threads.add(threading.get_ident())
-            self._enter()
-        return self._make(job)
+        expected = max([*self._sizes, *sizes], default=None)
+        if expected is None:
+            return len(self._futures) < UNKNOWN
+        return sum(sizes) + (len(self._futures) - len(done) + 1) * expected <= self._most_bytes
 
 
 def _stop(pool: DaemonThreadPool, futures: deque[Future[PreparedBatch]], threads: set[int], pid: int) -> None:

@@ -12,16 +12,15 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from cachedfs.datasets.loading.sampler import EpochOrders, EpochPosition, RankDivision
+from cachedfs.datasets.sampler import EpochOrders, EpochPosition, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
 __all__ = ["LOOKAHEAD", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here"]
 
-
 LOOKAHEAD = 256  # samples in a group; a group's shard indexes come before the previous group's chunks
 
 logger = logging.getLogger("cachedfs.datasets")
-CHECK_EVERY_S = 60.0  # seconds between two checks whether the plan has failed
+CHECK_EVERY_S = 10.0  # seconds between two checks whether the plan must be started again
 AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
 Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
@@ -43,10 +42,7 @@ class ArrayReads(Protocol):
 
 
 def items_of(arrays: Sequence[ArrayReads], samples: Iterable[int]) -> Iterator[Item]:
-    """Yield what samples read, sample by sample, and for each sample array by array.
-
-    Takes `LOOKAHEAD` samples at a time.
-    """
+    """Yield what samples read, sample by sample and array by array; takes `LOOKAHEAD` samples at a time."""
     yielded: set[str] = set()
     remaining = iter(samples)
     current: list[Sequence[Iterable[int]]] = []
@@ -73,22 +69,19 @@ def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> ra
     none. A process without torchrun's variables in its environment, or with another rank than these say, declares its
     own reads.
     """
-    try:
-        numbers = [
-            int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        ]
-    except (KeyError, ValueError):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    values = [environment.get(name, "") for name in names]
+    if not all(map(str.isdigit, values)) or [*map(int, values)][:2] != [rank, world_size]:
         return range(rank, rank + 1)
-    if numbers[:2] != [rank, world_size]:
-        return range(rank, rank + 1)
-    _, _, local_rank, n_local = numbers
+    local_rank, n_local = map(int, values[2:])
     return range(rank, min(rank + n_local, world_size)) if local_rank == 0 else range(rank, rank)
 
 
 class DatasetPrefetch:
     """The prefetch plan for the given ranks, from a position on, until `close` or garbage collection.
 
-    Its errors never reach the training. If an object cannot be read, the read itself raises.
+    It pauses after an epoch without a request: a plan whose objects are all cached costs more CPU than reading small
+    ones. Its errors never reach the training. If an object cannot be read, the read itself raises.
     """
 
     def __init__(
@@ -103,6 +96,7 @@ class DatasetPrefetch:
         self._check_at = time.monotonic() + CHECK_EVERY_S
         self._next = EpochPosition(place.epoch + 1)
         self._pid = os.getpid()
+        self._n_requests, self._is_paused = self._count_requests(), False
         # A SimpleQueue, because its `put` is reentrant: the garbage collector may call it at any point.
         self._grants: Grants = SimpleQueue()
         for _ in range(AHEAD):
@@ -120,29 +114,31 @@ class DatasetPrefetch:
     def continues(
         self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
     ) -> bool:
-        """Return whether this plan covers the reads from `place` on.
-
-        If so, let it fetch the epoch after that, too.
-        """
+        """Return whether this plan covers the reads from `place` on; if so, let it fetch the epoch after that, too."""
         is_next = (epochs, division, ranks) == self._key and place == self._next
         if not is_next or self._pid != os.getpid() or self._has_failed():
             return False
-        self._next = replace(place, epoch=place.epoch + 1)
-        self._grants.put(True)
+        n_before, self._n_requests = self._n_requests, self._count_requests()
+        is_cached = self._n_requests is not None and self._n_requests == n_before
+        if self._is_paused and not is_cached:
+            return False
+        self._next, self._is_paused = replace(place, epoch=place.epoch + 1), is_cached
+        if not is_cached:
+            self._grants.put(True)
         return True
 
-    def restarted_if_failed(self, place: EpochPosition) -> DatasetPrefetch:
-        """Return this plan, or a new one from `place` on if it failed.
-
-        It fails when the origin is unreachable, for example.
-        """
+    def restarted_if_needed(self, place: EpochPosition) -> DatasetPrefetch:
+        """Return this plan, or a new one from `place` on if it failed, or has paused and objects are fetched again."""
         if time.monotonic() < self._check_at:
             return self
         self._check_at = time.monotonic() + CHECK_EVERY_S
-        if not self._has_failed():
+        if not self._has_failed() and not (self._is_paused and self._count_requests() != self._n_requests):
             return self
         self.close()
         return DatasetPrefetch(self._source, *self._key, place)
+
+    def _count_requests(self) -> int | None:
+        return None if self._source.fs is None else self._source.fs.stats().requests
 
     def _has_failed(self) -> bool:
         return getattr(getattr(self._plan, "progress", None), "state", None) == "failed"
@@ -170,10 +166,7 @@ def _items(
     place: EpochPosition,
     grants: Grants,
 ) -> Iterator[Item]:
-    """Yield what these ranks read, epoch after epoch, each when it is granted.
-
-    Runs in the thread of the plan.
-    """
+    """Yield what these ranks read, epoch after epoch, each when it is granted. Runs in the thread of the plan."""
     while grants.get():
         order = epochs.order(place.epoch)
         shares = division.batches(order, ranks, place.position)

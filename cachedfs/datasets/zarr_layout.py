@@ -1,13 +1,10 @@
-"""Find the Zarr arrays at a URL, and describe how their chunks are stored.
-
-zarr itself parses the metadata.
-"""
+"""Find the Zarr arrays at a URL, and describe how their chunks are stored. zarr itself parses the metadata."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,21 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.codecs import ChunkDecoder, Crc32c
+from cachedfs.datasets.codecs import ChunkDecoder, Crc32c
 
-__all__ = [
-    "ABSENT",
-    "NUMBERS",
-    "RAGGED",
-    "ArrayLayout",
-    "ChunkPositions",
-    "Place",
-    "ShardIndexFormat",
-    "UnsupportedArray",
-    "arrays_at",
-    "dtype_of",
-    "layout_of",
-]
+__all__ = ["ABSENT", "NUMBERS", "RAGGED", "ArrayLayout", "ChunkPositions", "Place", "ShardIndexFormat"]
+__all__ += ["UnsupportedArray", "arrays_at", "dtype_of", "layout_of"]
 
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.
@@ -40,20 +26,7 @@ RAGGED = "cachedfs_ragged"
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 NUMBERS = "biufcmM"  # kinds of dtypes that are decoded directly
 # The bytes-to-bytes codecs among those of numcodecs that Zarr v3 has.
-NUMCODECS = (
-    "adler32",
-    "blosc",
-    "bz2",
-    "crc32",
-    "crc32c",
-    "fletcher32",
-    "gzip",
-    "lz4",
-    "lzma",
-    "shuffle",
-    "zlib",
-    "zstd",
-)
+NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd"}  # fmt: skip
 
 Place = tuple[int, ...]
 
@@ -81,10 +54,7 @@ class ShardIndexFormat(NamedTuple):
         return (-self.size, None) if self.is_at_end else (0, self.size)
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
-        """Return an array with the offset and length of each chunk in its last axis.
-
-        Raises ValueError if invalid.
-        """
+        """Return an array with the offset and length of each chunk in its last axis. Raises ValueError if invalid."""
         if len(data) != self.size:
             raise ValueError(f"the index of a shard must have {self.size} bytes, and has {len(data)}")
         found = Crc32c().decode(data) if self.has_checksum else np.frombuffer(data, "u1")
@@ -92,10 +62,7 @@ class ShardIndexFormat(NamedTuple):
 
 
 class ChunkPositions(NamedTuple):
-    """Position of a chunk along all axes but the first, which the samples are on.
-
-    The chunks of one sample differ in nothing else.
-    """
+    """Position of a chunk along all axes but the first, which the samples are on."""
 
     place: Place
     tail: str  # end of the object's name, after the first number
@@ -107,10 +74,7 @@ class ChunkPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """An array whose chunks are read directly.
-
-    `chunk` is the shape of a decoded chunk: in shards, an inner chunk.
-    """
+    """An array whose chunks are read directly. `chunk` is the shape of a decoded chunk: in shards, an inner chunk."""
 
     path: str
     shape: tuple[int, ...]
@@ -169,52 +133,65 @@ class ArrayLayout:
 def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) -> dict[str, Any]:
     """Return zarr's metadata of the arrays with these names below `path`, by name.
 
-    With None as `names`, return the array at `path` under the name "", or all arrays of the group. Given names take one
-    round trip in Zarr v3, and two in v2. Raises FileNotFoundError for a missing array.
+    With None as `names`, return the array at `path` under the name "", or all arrays of the group and of the groups in
+    it ("train/image"). Given names take one round trip in Zarr v3, and two in v2. Raises FileNotFoundError for a
+    missing array.
     """
     if names is not None:
-        found = _members(fs, path, names)
+        found, _ = _members(fs, path, names)
         if missing := [name for name in names if name not in found]:
             raise FileNotFoundError(
                 f"{fs.unstrip_protocol(path)} has no array {', '.join(map(repr, missing))}"
             )
         return found
     (root,) = _documents(fs, [f"{path}/zarr.json"])
-    if root is None:
-        root, consolidated, group = _documents(
-            fs, [f"{path}/{name}" for name in (".zarray", ".zmetadata", ".zgroup")]
-        )
+    if root is not None:
+        if root.get("node_type") == "array":
+            return {"": _metadata(fs, path, root)}
+        consolidated, ending = root.get("consolidated_metadata"), ""
+    else:
+        names = (".zarray", ".zmetadata", ".zgroup")
+        root, consolidated, group = _documents(fs, [f"{path}/{name}" for name in names])
         if root is not None:
             return {"": _metadata(fs, path, root)}
         if consolidated is None and group is None:
             raise FileNotFoundError(f"{fs.unstrip_protocol(path)} is not a Zarr array or group")
-        nodes = (consolidated or {}).get("metadata") or {}
-        arrays = {
-            name.removesuffix("/.zarray"): node for name, node in nodes.items() if name.endswith("/.zarray")
-        }
-    else:
-        if root.get("node_type") == "array":
-            return {"": _metadata(fs, path, root)}
-        consolidated = root.get("consolidated_metadata")
-        nodes = (consolidated or {}).get("metadata") or {}
-        arrays = {name: node for name, node in nodes.items() if node.get("node_type") == "array"}
-    if consolidated is not None:
-        return {
-            name: _metadata(fs, f"{path}/{name}", arrays[name]) for name in sorted(arrays) if "/" not in name
-        }
+        ending = "/.zarray"
+    if consolidated is None:
+        return dict(sorted(_below(fs, path)))
+    arrays = {
+        name.removesuffix(ending): node
+        for name, node in (consolidated.get("metadata") or {}).items()
+        if (name.endswith(ending) if ending else node.get("node_type") == "array")
+    }
+    return {name: _metadata(fs, f"{path}/{name}", arrays[name]) for name in sorted(arrays)}
+
+
+def _below(fs: AbstractFileSystem, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the name and metadata of each array of the group at `path`, and of the groups in it."""
     folders = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "directory"]
-    return _members(fs, path, sorted(str(folder).rstrip("/").rpartition("/")[2] for folder in folders))
+    names = [str(folder).rstrip("/").rpartition("/")[2] for folder in folders]
+    arrays, others = _members(fs, path, names)
+    yield from arrays.items()
+    for group in others:
+        for name, metadata in _below(fs, f"{path}/{group}"):
+            yield f"{group}/{name}", metadata
 
 
-def _members(fs: AbstractFileSystem, path: str, names: Iterable[str]) -> dict[str, Any]:
-    found, missing = {}, list(names)
-    for ending in ("zarr.json", ".zarray"):
+def _members(fs: AbstractFileSystem, path: str, names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the metadata of the arrays with these names, and the names of groups."""
+    found, groups, missing = {}, [], list(names)
+    for ending in ("zarr.json", ".zarray", ".zgroup"):
         documents = _documents(fs, [f"{path}/{name}/{ending}" for name in missing])
         for name, document in zip(missing, documents, strict=True):
-            if document is not None and document.get("node_type", "array") == "array":
+            if document is None:
+                continue
+            if ending == ".zgroup" or document.get("node_type") == "group":
+                groups.append(name)
+            else:
                 found[name] = _metadata(fs, f"{path}/{name}", document)
         missing = [name for name, document in zip(missing, documents, strict=True) if document is None]
-    return {name: found[name] for name in names if name in found}
+    return {name: found[name] for name in names if name in found}, groups
 
 
 def _documents(fs: AbstractFileSystem, paths: list[str]) -> list[dict[str, Any] | None]:
@@ -250,10 +227,7 @@ def _metadata(fs: AbstractFileSystem, path: str, document: dict[str, Any]) -> An
 
 
 def layout_of(path: str, metadata: Any) -> ArrayLayout:
-    """Return the layout of the array with zarr's `metadata`.
-
-    Raises UnsupportedArray if only zarr can read it.
-    """
+    """Return the layout of the array with zarr's `metadata`. Raises UnsupportedArray if only zarr can read it."""
     dtype = _stated(metadata)
     if dtype.kind not in NUMBERS:
         raise UnsupportedArray(f"its type is {dtype}")
@@ -295,10 +269,10 @@ def _stated(metadata: Any) -> np.dtype[Any]:
 
 
 def _regular(grid: Any) -> tuple[int, ...]:
-    described = grid.to_dict()
-    if described.get("name") != "regular":
-        raise UnsupportedArray(f"its grid of chunks is {described.get('name')!r}")
-    return tuple(described["configuration"]["chunk_shape"])
+    stated = grid.to_dict()
+    if stated.get("name") != "regular":
+        raise UnsupportedArray(f"its grid of chunks is {stated.get('name')!r}")
+    return tuple(stated["configuration"]["chunk_shape"])
 
 
 def _keys(encoding: Any) -> tuple[str, str]:
@@ -333,10 +307,7 @@ def _stored(dtype: np.dtype[Any], codec: dict[str, Any]) -> np.dtype[Any]:
 
 
 def _decoder(chunk: tuple[int, ...], dtype: np.dtype[Any], codecs: list[dict[str, Any]]) -> ChunkDecoder:
-    """Return the decoder for a list of Zarr v3 codecs.
-
-    Their order is: array to array, array to bytes, bytes to bytes.
-    """
+    """Return the decoder for a list of Zarr v3 codecs: array to array, array to bytes, then bytes to bytes."""
     names = [codec["name"] for codec in codecs]
     if "bytes" not in names:
         raise UnsupportedArray(f"it is encoded by {', '.join(names)}")

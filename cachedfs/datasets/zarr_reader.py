@@ -1,26 +1,23 @@
-"""Read samples of Zarr arrays from their chunks.
-
-Each shard index is read once, and a batch takes one round trip.
-"""
+"""Read samples of Zarr arrays from their chunks: each shard index once, and a batch in one round trip."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.array_layout import ABSENT, ArrayLayout
-from cachedfs.datasets.arrays.chunk_cache import BoundedLRU, ChunkCache, in_threads
-from cachedfs.datasets.arrays.chunk_slices import ChunkSlice, parts_of
+from cachedfs.datasets.chunks import BoundedLRU, ChunkCache, ChunkSlice, in_threads, parts_of
 from cachedfs.datasets.loading.metrics import reading
 from cachedfs.datasets.samples import Item
+from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.read.cached_reads import versions_read
@@ -36,6 +33,7 @@ NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that is not in i
 Array = npt.NDArray[Any]
 _NO_ARRAY: Array = np.empty(0)
 Naming = Callable[[int, str], AbstractContextManager[None]]
+Location = tuple[str, int | None, int | None]  # path, start, stop
 
 
 class _Shard(NamedTuple):
@@ -64,46 +62,46 @@ class ChunkReader:
     ) -> None:
         self._fs, self._layouts, self._naming = fs, layouts, naming
         self._pool_size = pool_size
-        self._state = _State(pool_size)
+        self._own = _State(pool_size)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_state"}
+    def __reduce__(self) -> Any:
+        make = functools.partial(type(self), pool_size=self._pool_size, naming=self._naming)
+        return make, (self._fs, self._layouts)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._state = _State(self._pool_size)
+    @property
+    def _state(self) -> _State:
+        if self._own.pid != os.getpid():
+            # A forked child: locks may have been held at the fork, and no thread completes the futures.
+            self._own = _State(self._pool_size)
+        return self._own
 
     def read(self, samples: Array, outs: Mapping[str, Array]) -> None:
-        """Copy samples of each array into the rows of its `out`.
+        """Copy samples of each array in `outs` into the rows of its `out`.
 
         Each chunk is fetched and decoded once. Raises the errors of the filesystem and the codecs, ObjectChanged for a
         shard that is replaced repeatedly during the read, and ValueError for a shard that does not match its index.
         """
-        self.put(
-            part for name, layout in self._layouts.items() for part in parts_of(layout, samples, outs[name])
-        )
+        self.put(part for name, out in outs.items() for part in parts_of(self._layouts[name], samples, out))
 
     def put(self, parts: Iterable[ChunkSlice]) -> None:
         """Copy slices of chunks into place, as `read` does."""
-        pool = self._own_state().pool
+        pool = self._state.pool
         own: list[ChunkSlice] = []
         others: list[ChunkSlice] = []
         try:
             for part in parts:
                 own.append(part)
-                n = part.layout.n_rows(part.number)
-                is_wanted_again = part.n_rows < n
+                is_wanted_again = part.n_rows < part.layout.n_rows(part.number)
                 if is_wanted_again and (version := self._version(part.path)) is not None:
                     part.pool, part.version = pool, version
-                    future = pool.take(part.key, part.n_rows, n, part)
+                    future = pool.take(part)
                     if future is not part.future:
                         others.append(own.pop())
                         part.future = future
             self._fill(own)
         except BaseException:  # interrupts, too: other threads would wait for these chunks forever
             for part in own:
-                if part.future is not None:
-                    pool.fail(part.key, part.future)
+                pool.fail(part)
             raise
         retried = []
         for part in others:
@@ -149,15 +147,8 @@ class ChunkReader:
 
     # Fetching.
 
-    def _own_state(self) -> _State:
-        if self._state.pid != os.getpid():
-            # A forked child: locks may have been held at the fork, and no thread completes the futures.
-            self._state = _State(self._pool_size)
-        return self._state
-
     def _fill(self, parts: list[ChunkSlice]) -> None:
-        size = 0
-        group: list[ChunkSlice] = []
+        size, group = 0, []
         for part in parts:
             group.append(part)
             size += part.layout.decoder.size
@@ -169,35 +160,32 @@ class ChunkReader:
 
     def _fetch(self, parts: list[ChunkSlice]) -> None:
         """Fetch and decode chunks. Repeat this for shards that were replaced after their index was read."""
-        for tries_left in reversed(range(TRIES)):
+        for _ in range(TRIES):
             shards = self._shards(parts)
-            locations = [_location(part, shards) for part in parts]
-            found = [
-                (part, location)
-                for part, location in zip(parts, locations, strict=True)
-                if location is not None
-            ]
-            for part, location in zip(parts, locations, strict=True):
-                if location is None:
+            found: list[tuple[ChunkSlice, Location]] = []
+            for part in parts:
+                if (location := _location(part, shards)) is None:
                     self._finish((part, None, shards[part.path].version))
-            datas: list[Any] = []
-            versions: dict[str, set[str | None]] = {}
-            if found:
-                paths, starts, stops = zip(*(location for _, location in found), strict=True)
-                datas, versions = self._read(paths, starts, stops)
+                else:
+                    found.append((part, location))
+            if not found:
+                return
+            datas, versions = self._read(*zip(*(location for _, location in found), strict=True))
             changed = {path for path, shard in shards.items() if versions.get(path, set()) - {shard.version}}
+            whole = [
+                (part, self._checked(part, location, data), _only(versions.get(part.path)))
+                for (part, location), data in zip(found, datas, strict=True)
+                if part.path not in changed
+            ]
+            if len(whole) == 1 or sum(part.layout.decoder.size for part, _, _ in whole) <= INLINE:
+                for one in whole:
+                    self._finish(one)
+            else:
+                in_threads(self._finish, whole)
             parts = [part for part, _ in found if part.path in changed]
-            self._decode(
-                [
-                    (part, self._checked(part, location, data), _only(versions.get(part.path)))
-                    for (part, location), data in zip(found, datas, strict=True)
-                    if part.path not in changed
-                ]
-            )
             if not parts:
                 return
-            if not tries_left:
-                self._raise_changed(parts[0])
+        self._raise_changed(parts[0])
 
     def _shards(self, parts: list[ChunkSlice]) -> dict[str, _Shard]:
         """Return the shards of these chunks by path; read the indexes that are not in memory.
@@ -209,14 +197,13 @@ class ChunkReader:
         for part in parts:
             if part.layout.index is None or part.path in found or part.path in missing:
                 continue
-            shard = self._cached_index(part.path)
-            if shard is None:
+            if (shard := self._cached_index(part.path)) is None:
                 missing[part.path] = part
             else:
                 found[part.path] = shard
         for _ in range(TRIES):
             if not missing:
-                return found
+                break
             bounds = [part.layout.index.bounds for part in missing.values() if part.layout.index is not None]
             datas, versions = self._read([*missing], *zip(*bounds, strict=True))
             for (path, part), data in zip([*missing.items()], datas, strict=True):
@@ -227,31 +214,27 @@ class ChunkReader:
                     found[path] = shard = self._shard(part, data, _only(seen))
                 del missing[path]
                 if shard.chunks is not None and shard.version is not None:
-                    self._own_state().shards.put(path, shard, shard.chunks.nbytes)
-        if missing:
-            self._raise_changed(next(iter(missing.values())))
+                    self._state.shards.put(path, shard, shard.chunks.nbytes)
+        for part in missing.values():
+            self._raise_changed(part)
         return found
 
     def _shard(self, part: ChunkSlice, data: Any, version: str | None) -> _Shard:
         assert part.layout.index is not None
-        if isinstance(data, ABSENT) and self._own_state().shards.get(part.path) is None:
+        if isinstance(data, ABSENT) and self._state.shards.get(part.path) is None:
             return _Shard(None, None)
         if isinstance(data, BaseException):  # it is also an error if a shard has disappeared
             raise data
         return _Shard(part.layout.index.decode(data), version)
 
     def _cached_index(self, path: str) -> _Shard | None:
-        """Return a shard whose index is in memory, or None.
-
-        None also if a read would now return another version of the shard.
-        """
-        shard = self._own_state().shards.get(path)
+        """Return a shard whose index is in memory, unless a read would now return another version of the shard."""
+        shard = self._state.shards.get(path)
         return shard if shard is not None and shard.version == self._version(path) else None
 
-    def _raise_changed(self, part: ChunkSlice) -> NoReturn:
+    def _raise_changed(self, part: ChunkSlice) -> None:
         with self._naming(part.sample, self._url(part)):
             raise ObjectChanged(f"{self._fs.unstrip_protocol(part.path)} is replaced faster than it is read")
-        raise AssertionError("unreachable")
 
     # Versions.
 
@@ -290,7 +273,7 @@ class ChunkReader:
                 versions[path] = {version, self._ukey(path)}
         return datas, versions
 
-    def _checked(self, part: ChunkSlice, location: tuple[str, int | None, int | None], data: Any) -> Any:
+    def _checked(self, part: ChunkSlice, location: Location, data: Any) -> Any:
         """Return the stored bytes of a chunk; None for a chunk that may be absent, and is."""
         _, start, stop = location
         error = data if isinstance(data, BaseException) else None
@@ -304,16 +287,6 @@ class ChunkReader:
             with self._naming(part.sample, self._url(part)):
                 raise error
         return data
-
-    # Decoding.
-
-    def _decode(self, found: list[tuple[ChunkSlice, Any, str | None]]) -> None:
-        size = sum(part.layout.decoder.size for part, _, _ in found)
-        if len(found) == 1 or size <= INLINE:
-            for one in found:
-                self._finish(one)
-        else:
-            in_threads(self._finish, found)
 
     def _finish(self, one: tuple[ChunkSlice, Any, str | None]) -> None:
         part, data, version = one
@@ -329,9 +302,8 @@ class ChunkReader:
             with self._naming(part.sample, self._url(part)):
                 raise
         if part.pool is not None:
-            key, part.version = part.key, version
-            kept_as = None if version is None else part.key
-            part.pool.fill(key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
+            kept_as = None if version is None else (*part.key[:-1], version)
+            part.pool.fill(part.key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
 
     def _url(self, part: ChunkSlice) -> str:
         place = part.number, *part.beside.place
@@ -343,7 +315,7 @@ def _only(versions: set[str | None] | None) -> str | None:
     return next(iter(versions)) if versions is not None and len(versions) == 1 else None
 
 
-def _location(part: ChunkSlice, shards: dict[str, _Shard]) -> tuple[str, int | None, int | None] | None:
+def _location(part: ChunkSlice, shards: dict[str, _Shard]) -> Location | None:
     """Return the path and the byte range of a chunk; None if its shard does not contain it."""
     if part.layout.index is None:
         return part.path, None, None

@@ -1,36 +1,64 @@
-"""Access control of the simulated Drive: tokens, permissions and quota."""
+"""Access control of the simulated Drive: tokens, API keys, permissions and quota."""
 
 from __future__ import annotations
 
 from cachedfs.sim.drive.oauth import OAuth, token_of
 from cachedfs.sim.faults import Fault
-from cachedfs.sim.messages import Call, Refusal, Route
+from cachedfs.sim.messages import Call, Refusal, Route, unauthorized
 from cachedfs.sim.network import Network
-from cachedfs.sim.quota import Meter, units_of
+from cachedfs.sim.quota import Meter
 
-__all__ = ["Accounts", "key_of"]
+__all__ = ["Access", "key_of"]
 
 # Errors that Drive returns occasionally even when healthy, and more often on a bad day.
 _FAILURES = [Fault(status=403, reason="userRateLimitExceeded"), Fault(status=403, reason="rateLimitExceeded")]
 _FAILURES += [Fault(status=429), Fault(status=500), Fault(status=503), Fault(status=502, html=True)]
+_FOR_KEYS = ("get", "list", "media", "export", "revisions")  # kinds of requests that need no account
+_UNREGISTERED = (
+    "Method doesn't allow unregistered callers (callers without established identity). Please use API Key or other "
+    "form of API consumer identity to call this API."
+)
+_LOGIN_REQUIRED = (
+    "Request is missing required authentication credential. Expected OAuth 2 access token, login cookie or other "
+    "valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
+)
+_INVALID_KEY = {
+    "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+    "reason": "API_KEY_INVALID",
+    "domain": "googleapis.com",
+    "metadata": {"service": "drive.googleapis.com"},
+}
 
 
-class Accounts(OAuth):
-    """Admits or refuses requests by token, permission and quota."""
+class Access(OAuth):
+    """Admits or refuses requests by token or API key, permission and quota."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
         self.meter = Meter(network.profile.quota)
         self.accounts: dict[str, tuple[str, str]] = {}  # token -> (user, project)
+        self.keys: set[str] = set()
 
-    # Access control
     def failure(self) -> Fault:
         return self.network.rng.choice(_FAILURES)
 
     def _admit(self, call: Call, route: Route) -> None:
-        if route.kind in ("consent", "token", "revoke"):
+        if route.style == "html" or route.kind in ("consent", "token", "revoke"):
             return
-        if not key_of(call):
+        if key := key_of(call):
+            if key not in self.keys:
+                text = "API key not valid. Please pass a valid API key."
+                more = {"status": "INVALID_ARGUMENT", "details": [_INVALID_KEY]}
+                raise Refusal(400, text, "badRequest", more=more)
+            if route.kind not in _FOR_KEYS:
+                raise _login_required()
+        elif self._tokens is not None and not token_of(call) and "/drive/v" in call.path:
+            if call.method not in ("GET", "HEAD"):
+                raise _login_required()
+            if route.kind in ("media", "export"):
+                raise Refusal(403, "The request is missing a valid API key.", "forbidden")
+            raise Refusal(403, _UNREGISTERED, "forbidden", more={"status": "PERMISSION_DENIED"})
+        else:
             super()._admit(call, route)
         self._charge(call, route)
         if route.key in self._forbidden:
@@ -40,11 +68,9 @@ class Accounts(OAuth):
     def _charge(self, call: Call, route: Route) -> None:
         """Charge a request to its user and project. Raises Refusal if a quota is used up."""
         user, project = self._account(call)
-        units = units_of(route.kind) if route.units is None else route.units
-        whose = self.meter.charge(user, project, units, self.network.now()) if units else None
-        if whose:
+        if whose := self.meter.charge(user, project, route.units, self.network.now()):
             raise self._too_fast(whose)
-        call.units = units
+        call.units = route.units
 
     def _account(self, call: Call) -> tuple[str, str]:
         """Return the user and project that a call is charged to; by default the same for all tokens."""
@@ -65,3 +91,8 @@ def key_of(call: Call) -> str:
     """Return the API key of a caller without an account, "" for any other: a key beside a token is ignored."""
     given = call.query.get("key") or call.headers.get("x-goog-api-key", "")
     return "" if token_of(call) else given
+
+
+def _login_required() -> Refusal:
+    more = {"status": "UNAUTHENTICATED"}
+    return unauthorized(_LOGIN_REQUIRED, "required", short="Login Required.", more=more)

@@ -13,24 +13,33 @@ from typing import Any, Literal
 
 import torch
 
-from cachedfs.datasets.loading.arguments import at_least, default_threads, ranks_of, shuffle_of, size
-from cachedfs.datasets.loading.batch_queue import BatchQueue, PreparedBatch, QueueLimits
-from cachedfs.datasets.loading.batches import BatchMover, size_of
-from cachedfs.datasets.loading.dali import ExternalSource
+from cachedfs.common.executor import n_cores
+from cachedfs.datasets.arguments import at_least, current_ranks, ranks_of, size
+from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch
+from cachedfs.datasets.batches import BatchMover, ExternalSource, size_of
 from cachedfs.datasets.loading.epoch_report import EpochMeasurement, EpochReport, FetchMeter, report_of
 from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings, reading_s
-from cachedfs.datasets.loading.prefetch_plan import DatasetPrefetch, ranks_here
-from cachedfs.datasets.loading.sampler import (
+from cachedfs.datasets.prefetch_plan import DatasetPrefetch, ranks_here
+from cachedfs.datasets.sampler import (
     EpochOrders,
     EpochPosition,
     Order,
     RankDivision,
+    Shuffle,
     place_in,
     state_at,
 )
 from cachedfs.datasets.samples import Collate, SampleReader
 
 __all__ = ["Loader"]
+
+SHUFFLES: dict[Any, Shuffle | None] = {
+    False: None,
+    None: None,
+    True: "full",
+    "full": "full",
+    "window": "window",
+}
 
 
 class Loader:
@@ -98,12 +107,14 @@ class Loader:
         self._source = SampleReader(dataset)
         self._batch_size, self._drop_last, self._pad = at_least(1, batch_size=batch_size), drop_last, pad
         self._explicit_ranks = ranks_of(rank, world_size)
-        self._shuffle, self._seed = shuffle_of(shuffle), operator.index(seed)
+        if not isinstance(shuffle, str | bool | None) or shuffle not in SHUFFLES:
+            raise ValueError(f"shuffle={shuffle!r}: expected True, False, 'full' or 'window'")
+        self._shuffle, self._seed = SHUFFLES[shuffle], operator.index(seed)
         self._window = at_least(1, window=window)
         self._collate, self._device, self._pin_memory = collate_fn, device, pin_memory
-        self._n_threads = default_threads() if n_threads is None else at_least(1, n_threads=n_threads)
-        n_prefetch = at_least(0, n_prefetch=n_prefetch)
-        self._bounds = QueueLimits(self._n_threads + n_prefetch, size(prefetch_bytes=prefetch_bytes))
+        self._n_threads = min(max(n_cores(), 4), 8) if n_threads is None else at_least(1, n_threads=n_threads)
+        self._most = self._n_threads + at_least(0, n_prefetch=n_prefetch)
+        self._most_bytes = size(prefetch_bytes=prefetch_bytes)
         self._echo = at_least(1, echo=echo)
         self.timings = EpochTimings()
         self._measured: tuple[int, FetchMeter] | None = None  # the epoch of the timings, and its fetch counts
@@ -133,10 +144,7 @@ class Loader:
             self._move_to(EpochPosition(epoch))
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch for this rank.
-
-        With echo, repetitions count.
-        """
+        """Return the number of batches of a whole epoch for this rank. With echo, repetitions count."""
         rank, world_size = self._ranks()
         return self._division(world_size).n_batches(rank) * self._echo
 
@@ -170,10 +178,7 @@ class Loader:
     _is_process_over = staticmethod(sys.is_finalizing)  # kept here: at exit, the name `sys` may be cleared
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over this rank's batches of one epoch.
-
-        It starts when the first batch is asked for.
-        """
+        """Return an iterator over this rank's batches of one epoch. It starts when the first batch is asked for."""
         self._end_loop()
         return self._run()
 
@@ -192,7 +197,10 @@ class Loader:
                 use_start = time.perf_counter()
                 for _ in range(self._echo):
                     yield batch
-                    self._check_current(queue)
+                    if self._queue is not queue:
+                        raise RuntimeError(
+                            "this loop has ended: another loop began, a state was loaded, or the loader was closed"
+                        )
                 now = time.perf_counter()
                 compute_s, n = now - use_start, prepared.n_samples
                 self.timings.add(
@@ -219,17 +227,21 @@ class Loader:
             partial(_make_batch, self._source, self._collate, mover),
             division.batches(epochs.order(place.epoch), range(rank, rank + 1), place.position),
             n_threads=self._n_threads,
-            bounds=self._bounds,
+            most=self._most,
+            most_bytes=self._most_bytes,
             enter=partial(_set_up_thread, mover, torch.get_num_threads()),
         )
         self._queue, self._position, self.timings = queue, place, EpochTimings()
         self._measured = place.epoch, FetchMeter(self._source.fs)
-        self._start_plan(epochs, division, ranks_here(rank, world_size, os.environ), place)
+        ranks = ranks_here(rank, world_size, os.environ)
+        if self._plan is None or not self._plan.continues(epochs, division, ranks, place):
+            self._end_plan()
+            self._plan = DatasetPrefetch(self._source, epochs, division, ranks, place)
         return queue, division, mover
 
     def _next_batch(self, queue: BatchQueue) -> PreparedBatch | None:
         if self._plan is not None:
-            self._plan = self._plan.restarted_if_failed(self._position)
+            self._plan = self._plan.restarted_if_needed(self._position)
         queue.must_be_ours()
         try:
             return queue.take()
@@ -237,27 +249,17 @@ class Loader:
             self._start = self._position.position
             raise
 
-    def _check_current(self, queue: BatchQueue) -> None:
-        if self._queue is not queue:
-            raise RuntimeError(
-                "this loop has ended: another loop began, a state was loaded, or the loader was closed"
-            )
-
     def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:
-        if self._queue is queue:
+        if self._queue is queue and is_complete:
             self._queue = None
             self._stop_meter()
-            if is_complete:
-                self._position, self._start = EpochPosition(self.epoch + 1), 0
-            else:
-                self._end_plan()  # first: the batches still being made need the bandwidth
+            self._position, self._start = EpochPosition(self.epoch + 1), 0
+        elif self._queue is queue:
+            self.close()
         queue.close()
 
     def close(self) -> None:
-        """End the current loop, and the prefetch plan that continues across epochs.
-
-        The loader can be used again.
-        """
+        """End the current loop, and the prefetch plan that continues across epochs. The loader can be used again."""
         self._end_plan()
         queue, self._queue = self._queue, None
         if queue is not None:
@@ -304,15 +306,6 @@ class Loader:
         if self._measured is not None:
             self._measured[1].stop(self._source.fs)
 
-    # Prefetch plan.
-
-    def _start_plan(
-        self, epochs: EpochOrders, division: RankDivision, ranks: range, place: EpochPosition
-    ) -> None:
-        if self._plan is None or not self._plan.continues(epochs, division, ranks, place):
-            self._end_plan()
-            self._plan = DatasetPrefetch(self._source, epochs, division, ranks, place)
-
     def _end_plan(self) -> None:
         plan, self._plan = self._plan, None
         if plan is not None:
@@ -329,12 +322,7 @@ class Loader:
         return RankDivision(len(self._source), self._batch_size, world_size, self._drop_last, self._pad)
 
     def _ranks(self) -> tuple[int, int]:
-        if self._explicit_ranks is not None:
-            return self._explicit_ranks
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank(), distributed.get_world_size()
-        return 0, 1
+        return self._explicit_ranks or current_ranks() or (0, 1)
 
     def __enter__(self) -> Loader:
         return self

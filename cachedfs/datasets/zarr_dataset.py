@@ -1,7 +1,4 @@
-"""`ZarrDataset`: a map-style dataset over Zarr arrays.
-
-It decodes chunks of known codecs itself.
-"""
+"""`ZarrDataset`: a map-style dataset over Zarr arrays. It decodes chunks of known codecs itself."""
 
 from __future__ import annotations
 
@@ -15,7 +12,10 @@ import numpy.typing as npt
 import torch
 
 from cachedfs.config import parse_size
-from cachedfs.datasets.arrays.array_layout import (
+from cachedfs.datasets.prefetch_plan import items_of
+from cachedfs.datasets.ragged_arrays import RaggedArray
+from cachedfs.datasets.samples import Item, Samples, once_each
+from cachedfs.datasets.zarr_layout import (
     NUMBERS,
     RAGGED,
     ArrayLayout,
@@ -24,10 +24,7 @@ from cachedfs.datasets.arrays.array_layout import (
     dtype_of,
     layout_of,
 )
-from cachedfs.datasets.arrays.chunk_reader import ChunkReader
-from cachedfs.datasets.arrays.ragged_arrays import RaggedArray
-from cachedfs.datasets.loading.prefetch_plan import items_of
-from cachedfs.datasets.samples import Item, Samples, once_each
+from cachedfs.datasets.zarr_reader import ChunkReader
 
 __all__ = ["ZarrDataset"]
 
@@ -69,32 +66,33 @@ class ZarrDataset(Samples):
         """Read the metadata of the arrays once. An array that grows later keeps this length here.
 
         `arrays`: names of arrays in the group at `url`; a single name for single arrays as samples; None for the
-        array at `url`, or for all arrays of the group. `pool`: memory for decoded chunks with samples still to be
-        read, in bytes or as a size like "256MiB". A window shuffle of `window` chunks needs room for twice as many. A
-        chunk that was rewritten is read again after `max_age`, as with any read of the filesystem.
+        array at `url`, or for all arrays of the group and of the groups in it ("train/image"), without those in inner
+        groups that have another length than the group's own arrays; the log names what is left out.
+
+        `pool`: memory for decoded chunks with samples still to be read, in bytes or as a size like "256MiB". A window
+        shuffle of `window` chunks needs room for twice as many. A chunk that was rewritten is read again after
+        `max_age`, as with any read of the filesystem.
 
         Raises FileNotFoundError if an array does not exist, and ValueError for arrays of different lengths or a
         repeated name.
         """
         super().__init__(url, transform=transform, storage_options=storage_options)
-        self._pool_size = parse_size(pool)
-        if isinstance(self._pool_size, float):
+        pool_size = parse_size(pool)
+        if isinstance(pool_size, float):
             raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
-        names = (
-            None if arrays is None else [arrays] if isinstance(arrays, str) else once_each(arrays, self.url)
-        )
+        names = [arrays] if isinstance(arrays, str) else arrays and once_each(arrays, self.url)
         found = arrays_at(self.fs, self.path, names)
-        ragged = _ragged(self, found)
-        beside = {found_by for spec in ragged.values() for found_by in (spec["offsets"], spec.get("shapes"))}
-        if names is None:  # offsets and shapes of ragged arrays are not samples
-            found = {name: metadata for name, metadata in found.items() if name not in beside}
+        self._ragged = self._ragged_of(found, pool_size)
+        if names is None:
+            beside = {each for one in self._ragged.values() for each in one.beside}
+            found = self._of_one_length({name: found[name] for name in found if name not in beside})
+            self._ragged = {name: one for name, one in self._ragged.items() if name in found}
         self.arrays = tuple(found)
         self._is_single = isinstance(arrays, str) or self.arrays == ("",)
         if named and self._is_single:
             raise ValueError(f"{self!r}: named=True is for arrays of a group")
         self._is_named = named
-        self._ragged = RaggedArray.of(self.fs, self.path, ragged, pool_size=self._pool_size)
-        self._length = _length(self, found, self._ragged)
+        self._length = self._length_of(found)
         self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
         fixed = {name: metadata for name, metadata in found.items() if name not in self._ragged}
         self.shapes = {name: tuple(metadata.shape) for name, metadata in fixed.items()}
@@ -108,8 +106,8 @@ class ZarrDataset(Samples):
                 logger.info("%s is read by zarr, not directly: %s", self.fs.unstrip_protocol(path), why)
                 self._through[name] = _Through(self.url, storage_options, name)
         self.tells_reading = not self._through  # zarr does not separate reading from decoding
-        self._direct = ChunkReader(self.fs, layouts, pool_size=self._pool_size, naming=self.naming)
-        self.group_size = _group_size(self, found)
+        self._direct = ChunkReader(self.fs, layouts, pool_size=pool_size, naming=self.naming)
+        self.group_size = self._group_size_of(found)
 
     def __len__(self) -> int:
         return self._length
@@ -153,10 +151,6 @@ class ZarrDataset(Samples):
         return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return indexes counted from the start.
-
-        Raises IndexError if out of range, and TypeError for non-integers.
-        """
         return np.fromiter(map(self.number, indexes), np.int64, len(indexes))
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
@@ -176,6 +170,70 @@ class ZarrDataset(Samples):
                 with self.naming(int(numbers[0]), f"and others of array {name!r}"):
                     raise
         return [found[name] for name in self.arrays]
+
+    def _ragged_of(self, found: Mapping[str, Any], pool_size: int) -> dict[str, RaggedArray]:
+        """Return the ragged arrays among these by name; read the metadata of the arrays that they consist of."""
+        names = [name for name in found if name and RAGGED in (found[name].attributes or {})]
+        needed = {
+            "".join(name.rpartition("/")[:2]) + found[name].attributes[RAGGED][word]
+            for name in names
+            for word in ("offsets", "shapes")
+            if found[name].attributes[RAGGED].get(word)
+        }
+        more = sorted(needed - found.keys())
+        every = {**found, **(arrays_at(self.fs, self.path, more) if more else {})}
+        return {name: RaggedArray(self.fs, self.path, name, every, pool_size) for name in names}
+
+    def _lengths(self, found: Mapping[str, Any]) -> dict[str, int | None]:
+        """Return the number of samples of each array; None for an array without axes."""
+        return {
+            name: len(self._ragged[name]) if name in self._ragged else next(iter(metadata.shape), None)
+            for name, metadata in found.items()
+        }
+
+    def _of_one_length(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays without those of inner groups that have another length than the group's own."""
+        lengths = self._lengths(found)
+        own = {n for name, n in lengths.items() if "/" not in name}
+        left_out = [name for name, n in lengths.items() if "/" in name and own and n not in own]
+        if left_out:
+            logger.warning(
+                "%s: left out %s, of another length than the other arrays; arrays=(...) names what a sample has",
+                self.url,
+                ", ".join(f"{name!r} ({lengths[name]})" for name in left_out),
+            )
+        return {name: metadata for name, metadata in found.items() if name not in left_out}
+
+    def _length_of(self, found: Mapping[str, Any]) -> int:
+        lengths = self._lengths(found)
+        if not lengths:
+            raise FileNotFoundError(f"{self!r}: the group has no arrays")
+        first = next(iter(lengths.values()))
+        if first is not None and set(lengths.values()) == {first}:
+            return int(first)
+        described = ", ".join(f"{name!r} {'no axes' if n is None else n}" for name, n in lengths.items())
+        raise ValueError(
+            f"{self!r}: arrays of different lengths have no common samples: {described}; name those of one length, arrays=(...)"
+        )
+
+    def _group_size_of(self, found: Mapping[str, Any]) -> int:
+        """Return how many samples one fetch reads, for the array with the most bytes per sample.
+
+        That array dominates the cost. The samples are those of one chunk, or in a shard those of as many adjacent
+        chunks as fit into a cache block.
+        """
+        means = {name: one.mean for name, one in self._ragged.items()}  # elements per sample
+        means |= {name: int(np.prod(shape[1:])) for name, shape in self.shapes.items()}
+        sizes = {name: self.dtypes[name].itemsize * means[name] for name in found}
+        name = max(sizes, key=lambda name: sizes[name])
+        each = max(1.0, means[name]) if name in self._ragged else 1  # rows of the first axis per sample
+        try:
+            rows, shards = max(1, int(found[name].chunks[0] / each)), getattr(found[name], "shards", None)
+        except NotImplementedError:  # chunks of different shapes
+            return 1
+        if not shards:
+            return rows
+        return rows * max(1, int(min(shards[0] / each, FETCHED / max(1, sizes[name]))) // rows)
 
 
 class _Through:
@@ -206,64 +264,3 @@ class _Through:
             )
             self._opened = os.getpid(), zarr.open_array(store, path=name, mode="r")
         return self._opened[1]
-
-
-def _ragged(dataset: ZarrDataset, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of the ragged arrays by name.
-
-    Each comes with the metadata of the arrays it consists of.
-    """
-    ragged = {
-        name: dict(metadata.attributes[RAGGED])
-        for name, metadata in found.items()
-        if name and RAGGED in (metadata.attributes or {})
-    }
-    for name, spec in ragged.items():
-        group = "".join(name.rpartition("/")[:2])
-        spec.update({word: group + spec[word] for word in ("offsets", "shapes") if word in spec})
-    needed = {
-        name for spec in ragged.values() for name in (spec["offsets"], spec.get("shapes")) if name is not None
-    }
-    more = arrays_at(dataset.fs, dataset.path, sorted(needed - found.keys())) if needed - found.keys() else {}
-    for name, spec in ragged.items():
-        spec["metadata"] = {
-            each: {**found, **more}[each] for each in (name, spec["offsets"], spec.get("shapes")) if each
-        }
-    return ragged
-
-
-def _length(dataset: ZarrDataset, found: Mapping[str, Any], ragged: Mapping[str, RaggedArray]) -> int:
-    lengths = {name: metadata.shape[0] if metadata.shape else None for name, metadata in found.items()}
-    lengths |= {name: len(one) for name, one in ragged.items()}
-    if not lengths:
-        raise FileNotFoundError(
-            f"{dataset!r}: the group has no arrays of its own; of arrays in a group below name that group's URL, or "
-            "arrays=('group/array', ...)"
-        )
-    first = next(iter(lengths.values()))
-    if first is not None and set(lengths.values()) == {first}:
-        return int(first)
-    described = ", ".join(f"{name!r} {'no axes' if n is None else n}" for name, n in lengths.items())
-    raise ValueError(
-        f"{dataset!r}: arrays of different lengths have no common samples: {described}; name those of one length, arrays=(...)"
-    )
-
-
-def _group_size(dataset: ZarrDataset, found: Mapping[str, Any]) -> int:
-    """Return how many samples one fetch reads, for the array with the most bytes per sample.
-
-    That array dominates the cost. The samples are those of one chunk, or in a shard those of as many adjacent chunks
-    as fit into a cache block.
-    """
-    means = {name: one.mean for name, one in dataset._ragged.items()}  # elements per sample
-    means |= {name: int(np.prod(shape[1:])) for name, shape in dataset.shapes.items()}
-    sizes = {name: dataset.dtypes[name].itemsize * means[name] for name in found}
-    name = max(sizes, key=lambda name: sizes[name])
-    each = max(1.0, means[name]) if name in dataset._ragged else 1  # rows of the first axis per sample
-    try:
-        rows, shards = max(1, int(found[name].chunks[0] / each)), getattr(found[name], "shards", None)
-    except NotImplementedError:  # chunks of different shapes
-        return 1
-    if not shards:
-        return rows
-    return rows * max(1, int(min(shards[0] / each, FETCHED / max(1, sizes[name]))) // rows)

@@ -1,10 +1,8 @@
-"""Read ragged arrays that `pack` wrote.
-
-A ragged array consists of an array with the elements of all samples, and an array of the samples' offsets in it.
-"""
+"""Read ragged arrays that `pack` wrote: the elements of all samples, and the offsets of the samples in them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.datasets.arrays.array_layout import ArrayLayout, UnsupportedArray, layout_of
-from cachedfs.datasets.arrays.chunk_reader import ChunkReader
-from cachedfs.datasets.arrays.chunk_slices import parts_between
+from cachedfs.datasets.chunks import parts_between
 from cachedfs.datasets.samples import Item, naming
+from cachedfs.datasets.zarr_layout import RAGGED, UnsupportedArray, layout_of
+from cachedfs.datasets.zarr_reader import ChunkReader
 
 __all__ = ["RaggedArray"]
 
@@ -25,67 +23,34 @@ Numbers = npt.NDArray[np.int64]
 
 
 class RaggedArray:
-    """Reader of the samples of one ragged array. Thread-safe.
+    """Reader of the samples of one ragged array. Thread-safe; it pickles and forks without its caches.
 
-    It pickles and forks without its caches.
+    `beside` has the names of the arrays that belong to it: its offsets, and its shapes if samples have several axes.
     """
 
     def __init__(
-        self,
-        fs: AbstractFileSystem,
-        path: str,
-        name: str,
-        layouts: Mapping[str, ArrayLayout],
-        means: str,
-        pool_size: int,
+        self, fs: AbstractFileSystem, path: str, name: str, found: Mapping[str, Any], pool_size: int
     ) -> None:
-        """Make a reader.
+        """Make a reader of the array `name` of the group at `path`, from zarr's metadata of its arrays by name.
 
-        `layouts` has the keys "elements" and "offsets", and "shapes" if samples have several axes. `means` is the
-        type of the samples: "bytes", "utf-8", "json", or "" for arrays. `pool_size`: bytes of decoded chunks to keep.
+        Raises ValueError for an array with another layout than `pack` writes.
         """
-        self._name, self._means = f"{fs.unstrip_protocol(path)}/{name}", means
-        self._layout, self._offsets = layouts["elements"], layouts["offsets"]
-        self._n_axes = layouts["shapes"].shape[1] if "shapes" in layouts else 0
-        self._elements = ChunkReader(
-            fs, {"elements": layouts["elements"]}, pool_size=pool_size, naming=self._naming
-        )
-        self._edges = ChunkReader(
-            fs, {"offsets": layouts["offsets"]}, pool_size=pool_size, naming=self._naming
-        )
-        self._shapes: ChunkReader | None = None
-        if "shapes" in layouts:
-            self._shapes = ChunkReader(
-                fs, {"shapes": layouts["shapes"]}, pool_size=pool_size, naming=self._naming
-            )
-
-    @classmethod
-    def of(
-        cls, fs: AbstractFileSystem, path: str, attributes: Mapping[str, Any], *, pool_size: int
-    ) -> dict[str, RaggedArray]:
-        """Return the ragged arrays of a group, by name.
-
-        `attributes` has the attributes of each array by name, with the `metadata` of the arrays it consists of. Raises
-        ValueError for an array with another layout than `pack` writes.
-        """
-        found = {}
-        for name, spec in attributes.items():
-            words = {"elements": name, "offsets": spec["offsets"], "shapes": spec.get("shapes")}
-            try:
-                layouts = {
-                    word: layout_of(f"{path}/{array}", spec["metadata"][array])
-                    for word, array in words.items()
-                    if array
-                }
-            except UnsupportedArray as why:
-                raise ValueError(
-                    f"{fs.unstrip_protocol(path)}/{name}: this ragged array cannot be read: {why}"
-                ) from why
-            found[name] = cls(fs, path, name, layouts, spec.get("means", ""), pool_size)
-        return found
+        self._name = f"{fs.unstrip_protocol(path)}/{name}"
+        spec, group = found[name].attributes[RAGGED], "".join(name.rpartition("/")[:2])
+        self._means: str = spec.get("means", "")  # type of the samples: bytes, utf-8, json, or "" for arrays
+        self.beside = [group + spec[word] for word in ("offsets", "shapes") if spec.get(word)]
+        try:
+            self._layout, *others = [
+                layout_of(f"{path}/{each}", found[each]) for each in (name, *self.beside)
+            ]
+        except UnsupportedArray as why:
+            raise ValueError(f"{self._name}: this ragged array cannot be read: {why}") from why
+        self._others = dict(zip(("offsets", "shapes"), others, strict=False))
+        make = functools.partial(ChunkReader, fs, pool_size=pool_size, naming=self._naming)
+        self._elements, self._beside = make({"elements": self._layout}), make(self._others)
 
     def __len__(self) -> int:
-        return self._offsets.shape[0] - 1
+        return self._others["offsets"].shape[0] - 1
 
     @property
     def mean(self) -> float:
@@ -128,8 +93,8 @@ class RaggedArray:
     def _bounds(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """Return the first and the stop element of each sample. Raises ValueError for invalid offsets."""
         wanted, places = np.unique(np.concatenate([samples, samples + 1]), return_inverse=True)
-        edges = np.empty(len(wanted), self._offsets.decoder.dtype)
-        self._edges.read(wanted, {"offsets": edges})
+        edges = np.empty(len(wanted), self._others["offsets"].decoder.dtype)
+        self._beside.read(wanted, {"offsets": edges})
         found = edges.astype(np.int64)[places].reshape(2, -1)
         if (found[0] > found[1]).any() or (found < 0).any() or (found > self._layout.shape[0]).any():
             raise ValueError(f"{self._name}: its offsets do not match its elements; pack it again")
@@ -141,10 +106,10 @@ class RaggedArray:
             return [part.tobytes() for part in parts]
         if self._means:  # utf-8, json
             return [part.tobytes().decode("utf-8", "surrogatepass") for part in parts]
-        if self._shapes is None:
-            return list(parts)
-        shapes = np.empty((len(samples), self._n_axes), np.int32)
-        self._shapes.read(samples, {"shapes": shapes})
+        if "shapes" not in self._others:
+            return parts
+        shapes = np.empty((len(samples), self._others["shapes"].shape[1]), np.int32)
+        self._beside.read(samples, {"shapes": shapes})
         return [part.reshape(shape) for part, shape in zip(parts, shapes.tolist(), strict=True)]
 
     def _naming(self, element: int, what: str) -> AbstractContextManager[None]:
@@ -153,13 +118,7 @@ class RaggedArray:
 
 def _runs(starts: Numbers, stops: Numbers, ats: Numbers) -> Iterator[tuple[int, int, int]]:
     """Yield `(start, stop, at)`: ranges of elements and where each goes. Adjacent ranges are merged."""
-    first: tuple[int, int, int] | None = None
-    for start, stop, at in zip(starts.tolist(), stops.tolist(), ats.tolist(), strict=True):
-        if first is not None and first[1] == start:
-            first = first[0], stop, first[2]
-            continue
-        if first is not None:
-            yield first
-        first = start, stop, at
-    if first is not None:
-        yield first
+    if len(starts):
+        firsts = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
+        lasts = np.append(firsts[1:], len(starts)) - 1
+        yield from zip(starts[firsts].tolist(), stops[lasts].tolist(), ats[firsts].tolist(), strict=True)

@@ -1,7 +1,4 @@
-"""Decode the stored bytes of Zarr chunks into arrays, with the codecs of numcodecs.
-
-All functions are pure.
-"""
+"""Decode the stored bytes of Zarr chunks into arrays, with the codecs of numcodecs."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ChunkDecoder:
-    """Decoder of the chunks of one array.
-
-    A chunk always has the full shape, also at the edge of the array.
-    """
+    """Decoder of the chunks of one array. A chunk always has the full shape, also at the edge of the array."""
 
     shape: tuple[int, ...]
     stored: np.dtype[Any]  # dtype with the byte order of the stored bytes
@@ -77,12 +71,8 @@ class ChunkDecoder:
         """
         for decode in self._decodes:
             data = decode(data)
-        flat = (
-            np.asarray(data).reshape(-1, order="A")
-            if isinstance(data, np.ndarray)
-            else np.frombuffer(data, "u1")
-        )
-        flat = flat.view(self.stored)
+        is_array = isinstance(data, np.ndarray)
+        flat = (data.reshape(-1, order="A") if is_array else np.frombuffer(data, "u1")).view(self.stored)
         if self.axes is None:
             found = flat.reshape(self.shape, order=self.order)
         else:
@@ -90,10 +80,7 @@ class ChunkDecoder:
         return found if self.stored.isnative else found.astype(self.dtype)
 
     def into(self, data: Any, out: Array) -> None:
-        """Decode a chunk into `out`, if possible without a copy.
-
-        `out` must be contiguous, with the shape and dtype of the chunk.
-        """
+        """Decode a chunk into `out`, contiguous and of its shape and dtype; if possible without a copy."""
         if not self._is_plain:
             out[...] = self.array(data).reshape(out.shape)
             return
@@ -131,18 +118,13 @@ def stated_size(codec_id: str, data: Any) -> int | None:
     """Return the decoded size that the header of compressed bytes states; None if it states none."""
     if codec_id == "zstd":
         return _zstd_size(bytes(data[:18]))
-    if codec_id == "blosc" and len(data) >= 16:
-        return int.from_bytes(bytes(data[4:8]), "little")
-    if codec_id == "lz4" and len(data) >= 4:
-        return int.from_bytes(bytes(data[:4]), "little")
-    return None
+    at = {"blosc": 4, "lz4": 0}.get(codec_id)
+    n = 16 if codec_id == "blosc" else 4  # bytes of the header
+    return None if at is None or len(data) < n else int.from_bytes(bytes(data[at : at + 4]), "little")
 
 
 def _zstd_size(head: bytes) -> int | None:
-    """Return the content size of a zstd frame, or None if the frame does not state it.
-
-    See RFC 8878, 3.1.1.1.
-    """
+    """Return the content size of a zstd frame, or None if the frame does not state it. See RFC 8878, 3.1.1.1."""
     if len(head) < 6 or head[:4] != ZSTD_MAGIC:
         return None
     flags = head[4]

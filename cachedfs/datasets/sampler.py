@@ -1,7 +1,4 @@
-"""The order of the samples in an epoch, and its division among ranks.
-
-Pure functions of seed and epoch.
-"""
+"""The order of the samples in an epoch, and its division among ranks: pure functions of seed and epoch."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EpochOrders", "EpochPosition", "RankDivision", "Shuffle", "epoch_order", "place_in", "state_at"]
-
+__all__ = ["EpochOrders", "EpochPosition", "RankDivision", "Shuffle", "place_in", "state_at"]
 
 Shuffle = Literal["full", "window"]
 Order = npt.NDArray[np.int64]
@@ -21,51 +17,15 @@ Order = npt.NDArray[np.int64]
 VERSION = 1  # format version of the dict from `state_at`
 
 
-def epoch_order(
-    n: int, *, seed: int, epoch: int, shuffle: Shuffle | None, group_size: int = 1, window: int = 64
-) -> Order:
-    """Return the indexes of `n` samples in the order of one epoch, each once.
+@dataclass(frozen=True)
+class EpochOrders:
+    """The order of the `n` samples of a dataset in each epoch, determined by these parameters.
 
     `shuffle`: "full" draws from all permutations. "window" keeps the samples of a group (`group_size` neighbors, such
     as those of a chunk) near one another, and mixes them with those of other groups. Groups come in random order, and
     an exponentially distributed delay moves each sample back, as if it were drawn from a pool that holds `window`
     groups. None keeps the order of the dataset.
-
-    The random numbers are raw Philox output (Salmon et al., 2011), which NumPy keeps stable. NumPy may change its
-    `permutation` between versions. A million samples take about 0.1 s and 24 bytes each.
     """
-    if shuffle is None:
-        return np.arange(n, dtype=np.int64)
-    words = _Words(seed, epoch)
-    if shuffle == "full" or group_size >= n or window * group_size >= n:
-        return np.argsort(words.take(n), kind="stable")
-    n_groups = -(-n // group_size)
-    places = np.empty(n_groups, dtype=np.float64)
-    # The first `window` groups share place 0: the pool is full before the first draw.
-    places[np.argsort(words.take(n_groups), kind="stable")] = np.maximum(np.arange(n_groups) - window + 1, 0)
-    late = -np.log1p(-words.uniform(n)) * window
-    return np.argsort(places[np.arange(n) // group_size] + late, kind="stable")
-
-
-class _Words:
-    """A stream of random numbers that depends on seed and epoch only."""
-
-    def __init__(self, seed: int, epoch: int) -> None:
-        key = np.array([seed % (1 << 64), epoch % (1 << 64)], dtype=np.uint64)
-        self._bits = np.random.Philox(key=key)
-
-    def take(self, n: int) -> npt.NDArray[np.uint64]:
-        """Return the next `n` random 64-bit numbers."""
-        return np.asarray(self._bits.random_raw(n), dtype=np.uint64)
-
-    def uniform(self, n: int) -> npt.NDArray[np.float64]:
-        """Return the next `n` random numbers in [0, 1), with 53 bits."""
-        return (self.take(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-@dataclass(frozen=True)
-class EpochOrders:
-    """The parameters that determine the order of each epoch of a dataset."""
 
     n: int
     seed: int
@@ -74,23 +34,30 @@ class EpochOrders:
     group_size: int = 1
 
     def order(self, epoch: int) -> Order:
-        """Return the indexes of all samples in the order of one epoch."""
-        return epoch_order(
-            self.n,
-            seed=self.seed,
-            epoch=epoch,
-            shuffle=self.shuffle,
-            group_size=self.group_size,
-            window=self.window,
-        )
+        """Return the indexes of all samples in the order of one epoch, each once.
+
+        The random numbers are raw Philox output (Salmon et al., 2011), which NumPy keeps stable. NumPy may change its
+        `permutation` between versions. A million samples take about 0.1 s and 24 bytes each.
+        """
+        n, group_size, window = self.n, self.group_size, self.window
+        if self.shuffle is None:
+            return np.arange(n, dtype=np.int64)
+        key = np.array([self.seed % (1 << 64), epoch % (1 << 64)], dtype=np.uint64)
+        words = np.random.Philox(key=key).random_raw
+        if self.shuffle == "full" or group_size >= n or window * group_size >= n:
+            return np.argsort(words(n), kind="stable")
+        n_groups = -(-n // group_size)
+        places = np.empty(n_groups, dtype=np.float64)
+        # The first `window` groups share place 0: the pool is full before the first draw.
+        places[np.argsort(words(n_groups), kind="stable")] = np.maximum(np.arange(n_groups) - window + 1, 0)
+        uniform = (words(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
+        late = -np.log1p(-uniform) * window
+        return np.argsort(places[np.arange(n) // group_size] + late, kind="stable")
 
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """A position in an epoch.
-
-    All ranks together have received the first `position` samples of its order.
-    """
+    """A position in an epoch: all ranks together have received the first `position` samples of its order."""
 
     epoch: int
     position: int = 0
@@ -177,19 +144,15 @@ def place_in(state: Mapping[str, Any], epochs: EpochOrders) -> EpochPosition:
         raise ValueError(
             f"cannot resume from a state of version {version!r}: this release reads version {VERSION}"
         )
-    names = [field.name for field in fields(EpochOrders)]
+    here, names = asdict(epochs), [field.name for field in fields(EpochOrders)]
     if missing := [name for name in ("epoch", "position", *names) if name not in state]:
         raise ValueError(f"this is not a state of a Loader: it has no {', '.join(missing)}")
-    if epochs.shuffle != "window":
-        names = (
-            ["n", "seed", "shuffle"] if epochs.shuffle else ["n", "shuffle"]
-        )  # the others do not affect the order
-    there = {name: state[name] for name in names}
-    here = {name: getattr(epochs, name) for name in names}
+    if epochs.shuffle != "window":  # the others do not affect the order
+        names = ["n", "seed", "shuffle"] if epochs.shuffle else ["n", "shuffle"]
     if differ := [
-        f"{name}={there[name]!r}, and here it is {here[name]!r}"
+        f"{name}={state[name]!r}, and here it is {here[name]!r}"
         for name in names
-        if there[name] != here[name]
+        if state[name] != here[name]
     ]:
         raise ValueError(f"the samples would come in another order: the state has {'; '.join(differ)}")
     place = EpochPosition(int(state["epoch"]), int(state["position"]))

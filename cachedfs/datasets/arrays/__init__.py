@@ -1,1 +1,0 @@
-"""Samples of Zarr and ragged arrays: chunk layout, reading and decoding."""

@@ -1,0 +1,159 @@
+"""Measure batches, move them to pinned memory or a device, and hand them to NVIDIA DALI."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["BatchMover", "ExternalSource", "as_arrays", "mapped", "size_of"]
+
+
+def leaves(batch: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Iterator[Any]:
+    """Yield all values in a batch that are not containers, and containers that are leaves by `is_leaf`."""
+    if is_leaf(batch) or not isinstance(batch, Mapping | list | tuple | set | frozenset):
+        yield batch
+        return
+    for value in batch.values() if isinstance(batch, Mapping) else batch:
+        yield from leaves(value, is_leaf)
+
+
+def size_of(batch: Any) -> int:
+    """Return the bytes of the tensors, arrays, `bytes` and strings in a batch. Other values count as 0."""
+    return sum(map(_leaf_size, leaves(batch)))
+
+
+def _leaf_size(leaf: Any) -> int:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.numel() * leaf.element_size() if leaf.layout == torch.strided else 0
+    if isinstance(leaf, np.ndarray | np.generic | memoryview):
+        return leaf.nbytes
+    return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
+
+
+def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a copy of the batch with `change` applied to each tensor; containers keep their types."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, MutableMapping):
+        new = copy.copy(batch)  # keeps its type and attributes
+        new.update({key: mapped(value, change) for key, value in batch.items()})
+        return new
+    if isinstance(batch, Mapping):
+        return {key: mapped(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(mapped(value, change) for value in batch)
+    return batch
+
+
+class BatchMover:
+    """Move batches to where the training wants them: to pinned memory, or to a device.
+
+    Copies to a CUDA device run on a separate stream, while the training computes. Create it in the thread that takes
+    the batches: all batch threads use the current CUDA device of that thread.
+    """
+
+    def __init__(self, device: torch.device | str | int | None, pin_memory: bool | None) -> None:
+        """Set the target. `pin_memory`: None pins only batches for a CUDA device. Without CUDA nothing is pinned."""
+        self._device = None if device is None else torch.device(device)
+        is_cuda = self._device is not None and self._device.type == "cuda"
+        self._pins = torch.cuda.is_available() and (is_cuda if pin_memory is None else pin_memory)
+        self._stream: torch.cuda.Stream | None = None
+        self._current = torch.cuda.current_device() if is_cuda or self._pins else None
+        if is_cuda:
+            assert self._device is not None
+            if self._device.index is None:
+                self._device = torch.device("cuda", self._current)
+            self._stream = torch.cuda.Stream(self._device)
+
+    def enter(self) -> None:
+        """Set the CUDA device of a batch thread, which would otherwise be the first one."""
+        if self._current is not None:
+            torch.cuda.set_device(self._current)
+
+    def sent(self, batch: Any) -> tuple[Any, Any]:
+        """Start to pin and copy the batch; return it with the CUDA event of its arrival (or None). Thread-safe."""
+        if self._pins:
+            batch = mapped(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+        if self._device is None:
+            return batch, None
+        if self._stream is None:
+            return mapped(batch, lambda tensor: tensor.to(self._device)), None
+        with torch.cuda.stream(self._stream):
+            batch = mapped(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return batch, event
+
+    def received(self, batch: Any, event: Any) -> Any:
+        """Return the batch for use on the current CUDA stream, which waits for its arrival; this thread does not."""
+        if event is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(event)
+            for leaf in leaves(batch):
+                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                    # Otherwise the copy stream could reuse the memory as soon as the tensor is dropped.
+                    leaf.record_stream(stream)
+        return batch
+
+
+class ExternalSource:
+    """Source of a DALI pipeline, made by `Loader.external_source`.
+
+        images, labels = fn.external_source(loader.external_source(), num_outputs=2, batch=True, cycle="raise")
+
+    As an iterable, it returns one epoch, and the next epoch when iterated again: use `cycle="raise"`, and `reset` the
+    pipeline between epochs. As a callable, use its method `batch`.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None  # iterator of `batch` over its current epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(as_arrays, self._loader)
+
+    def batch(self) -> Any:
+        """Return the next batch.
+
+        Raises StopIteration once at the end of each epoch. The call after that starts the next epoch.
+        """
+        if self._batches is None:
+            self._batches = iter(self)
+        try:
+            return next(self._batches)
+        except BaseException:  # the end of the epoch, or an error: the next call makes a new iterator
+            self._batches = None
+            raise
+
+
+def as_arrays(batch: Any) -> Any:
+    """Return a batch as one DALI output, or as a tuple of outputs in the order of the batch, without a copy.
+
+    A tensor or array is one output. A list of `bytes`, such as encoded images, is one output with a uint8 array for
+    each, because their lengths may differ. CPU tensors become NumPy arrays: DALI asks for the CUDA stream of a tensor,
+    and fails without CUDA. Raises TypeError for other values.
+    """
+    outputs = tuple(map(_output, leaves(batch, _is_bytes)))
+    return outputs[0] if isinstance(batch, torch.Tensor | np.ndarray) or _is_bytes(batch) else outputs
+
+
+def _is_bytes(batch: Any) -> bool:
+    return isinstance(batch, list | tuple) and bool(batch) and all(isinstance(each, bytes) for each in batch)
+
+
+def _output(leaf: Any) -> Any:
+    if isinstance(leaf, list | tuple):
+        return [np.frombuffer(each, np.uint8) for each in leaf]
+    if isinstance(leaf, torch.Tensor):
+        return leaf if leaf.is_cuda else leaf.numpy()
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    raise TypeError(
+        f"DALI takes tensors and arrays, and the batch has a {type(leaf).__name__}: let collate_fn leave it out"
+    )
