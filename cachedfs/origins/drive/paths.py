@@ -121,12 +121,7 @@ class PathResolver:
         self._warned: set[str] = set()
 
     async def lookup(
-        self,
-        path: str,
-        parent: ObjectInfo | None = None,
-        *,
-        sure: bool = False,
-        for_folder: bool = False,
+        self, path: str, parent: ObjectInfo | None = None, *, sure: bool = False, for_folder: bool = False
     ) -> ObjectInfo:
         """Return the object or folder that `path` is, with one request if its folder is known; raise ObjectNotFound.
 
