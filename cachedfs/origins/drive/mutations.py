@@ -60,12 +60,12 @@ class DriveWriter:
                 )
             if before is not None:
                 item = await self._upload(path, content, {"mimeType": before["mimeType"]}, before["id"])
+                _must_be_there(path, item)
             else:
                 mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
                 resource = {"mimeType": mime, **await self._new_item(path, folder, mime)}
                 item = await self._upload(path, content, resource, None)
-                self._tree.created(path, item)
-            _must_be_there(path, item)
+                self._tree.created(path, _must_be_there(path, item))
 
     async def _written_into(self, path: str, items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the item that holds the content of `path`: for a shortcut its target."""
