@@ -574,7 +574,7 @@ async def test_a_file_in_a_briefly_invisible_folder_is_not_created_again(
 
 @pytest.mark.parametrize("how", ["there", "removed", "renamed"])
 async def test_a_new_file_that_queries_do_not_find_yet_is_not_created_again(
-    writer: DriveWriter, server: DriveServer, folder: str, root: str, how: str
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, how: str, origin: DriveOrigin
 ) -> None:
     await write(writer, f"{root}/a", b"1")
     (made,) = server.find(f"{folder}/a")
@@ -584,6 +584,8 @@ async def test_a_new_file_that_queries_do_not_find_yet_is_not_created_again(
         server.edit(made["id"], name="b")
     above = server.find(folder)[0]["id"]
     server.fail(Fault(kind="list", key=above, status=200, body=NO_ITEMS, times=None))
+    if how == "there":
+        assert (await origin.lookup(f"{root}/a")).id == made["id"]
     await write(writer, f"{root}/a", b"2")
     live = [item for item in server.find(f"{folder}/a") if not item["trashed"]]
     assert [(item["md5Checksum"], item["id"] == made["id"]) for item in live] == [(md5(b"2"), how == "there")]
