@@ -186,12 +186,9 @@ def mapped(url: str, doing: str, *, is_read: bool = False) -> Iterator[None]:
         yield
     except Exception as error:  # `translate` returns an exception it does not know as it is
         translated = translate(error, url, doing)
-        if (
-            translated is error
-            and is_read
-            and isinstance(error, _IMPOSSIBLE)
-            and not isinstance(error, OSError)
-        ):
+        is_impossible = isinstance(error, _IMPOSSIBLE) and not isinstance(error, OSError)
+        # gcsfs takes any answer of 412 for a file that exists.
+        if translated is error and is_read and (is_impossible or isinstance(error, FileExistsError)):
             translated = CachedFSError(f"{url}: the origin failed ({doing}: {_text(error)})")
         if translated is error:
             raise

@@ -454,6 +454,7 @@ EXAMPLES: dict[type[World], list[tuple[str, Odd]]] = {
         *((call, Odd(kind, place="metadata", value=DEEP)) for call, kind in [("look it up", "metadata"), ("list", "list")]),
         *((call, Odd("list", None, 200, endless("storage#objects"))) for call in ("list", "rm")),
         ("list the top", Odd("bucket", None, 200, endless("storage#buckets"))),
+        ("list the top", Odd("bucket", 1, 412, b"")),
         *((call, Odd(kind, None, 200, b"{}")) for call, kind in [("pipe_file", "upload"), ("cp_file", "copy"), ("mv_file", "copy")]),
         *((call, Odd("copy", place="name", value="other")) for call in ("cp_file", "mv_file")),
         ("cp_file", Odd("copy", place="done", value=False)),

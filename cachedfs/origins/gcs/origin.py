@@ -184,7 +184,8 @@ class GCSOrigin:
                     yield info
 
     async def _buckets(self) -> tuple[ObjectInfo, ...]:
-        found = await self.call("ls", "", detail=True)
+        with mapped(api.url_of(""), "listing the buckets", is_read=True):
+            found = await self.call("ls", "", detail=True)
         return tuple(api.bucket_info(jsonable({**info, "name": info["name"].rstrip("/")})) for info in found)
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
