@@ -222,9 +222,9 @@ def resource_of(
         _check_types(found)
         items = [found] if kind == "drive#file" else found.get("files", [])
         for item in (*items, *(entry["file"] for entry in found.get("changes", ()) if "file" in entry)):
-            if not (item["id"] and item["name"]):
+            if not item["id"] or "name" not in item:
                 raise ValueError("an item without id or name")
-            item_info(item, "")
+            item_info(item, "")  # fails on a size or a time that is none
     if found.get("incompleteSearch"):
         raise RetryableError(RetryReason("Drive searched only a part"))
     for name, value in (asked or {}).items():

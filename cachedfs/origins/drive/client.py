@@ -9,8 +9,8 @@ import json
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.http import HTTPClient, HTTPRequest
 
-__all__ = ["GOOD", "Answer", "DriveAccount", "key_of"]
+__all__ = ["GOOD", "JSON", "Answer", "DriveAccount", "key_of"]
 
 T = TypeVar("T")
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 GOOD = frozenset({200, 201, 204, 308})
+JSON = "application/json; charset=UTF-8"
 _MEDIA: dict[str, Any] = {"kind": "download", "good": frozenset({200, 206, 416})}
 
 
@@ -181,21 +182,35 @@ class DriveAccount:
         return self.quota.spare_s() or self.rate_limiter.spare_s()
 
     # Any request
-    def address(self, *parts: str, upload: bool = False) -> str:
-        """Return the address of a resource, such as "files", ID, "copy"."""
-        path = "/".join(quote(part, safe="") for part in parts)
+    def address(self, *parts: str | None, upload: bool = False) -> str:
+        """Return the address of a resource, such as "files", ID, "copy"; without the parts that are empty."""
+        path = "/".join(quote(part, safe="") for part in parts if part)
         return f"{self.base}/{'upload/' if upload else ''}drive/v3/{path}"
 
-    def request(self, url: str, path: str, doing: str, **more: Any) -> HTTPRequest:
-        """Return a request about `path`, before it is sent.
+    def request(
+        self,
+        url: str,
+        path: str,
+        doing: str,
+        *,
+        method: str = "GET",
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] = {},
+        **more: Any,
+    ) -> HTTPRequest:
+        """Return a request about `path`, before it is sent; `body` is sent as JSON.
 
         Drive redirects none but media: an answer from elsewhere says nothing about its items.
         """
         from cachedfs.origins.http import HTTPRequest
 
-        kind = api.kind_of(more.get("method", "GET"), url)
-        plain = {"params": {}, "kind": kind, "good": GOOD, "follows_redirects": False}
-        return HTTPRequest(url=url, subject=api.url_of(path), doing=doing, **{**plain, **more})
+        if body is not None:
+            headers = {"Content-Type": JSON, **headers}
+            more["data"] = json.dumps(body, ensure_ascii=False).encode()
+        kind = api.kind_of(method, url)
+        given: dict[str, Any] = {"params": {}, "kind": kind, "good": GOOD, "follows_redirects": False}
+        given |= {"subject": api.url_of(path), "doing": doing, "method": method, "headers": headers}
+        return HTTPRequest(url=url, **given | more)
 
     async def send(self, request: HTTPRequest, *, within_s: float | None = None) -> Answer:
         """Send a request once; return its whole answer.
@@ -206,78 +221,61 @@ class DriveAccount:
         async with to.metadata.exchange(request, within_s=within_s) as response:
             return Answer(response.status, response.headers, await response.read_all())
 
-    async def tried(
+    async def answered(
         self,
-        attempt: Callable[[], Awaitable[T]],
         request: HTTPRequest,
-        tries: RetryAttempts | None = None,
+        parse: Callable[[Answer], T],
         *,
         has_id: bool = True,
+        most_tries: int | None = None,
     ) -> T:
-        """Return the result of `attempt`, repeated for as long as the retry policy allows.
+        """Return what `parse` makes of the answer, after retries.
 
         A request that creates an item waits for its turn, and is retried as long as other items are being created. With
         an id that Drive generated before (`has_id`), it creates one item, however often it is sent. Without one, it is
         sent again only if it surely created none.
         """
-        to, tries = await self.connection(), tries or self.new_tries()
-        if request.kind != "create":
-            return await to.metadata.retried(attempt, request, tries)
-        n_made = self.creates.n_made
+        to, policy = await self.connection(), self._policy
+        if request.kind != "download" and await self._is_missing(to.auth):
+            raise AccessDenied(f"{request.subject}: {to.auth.remedy}")
+        creates = self.creates if request.kind == "create" else None
+        tries, n_made = self.new_tries(tries=most_tries), self.creates.n_made
         while True:
+            within_s = None  # what changes things must not be sent again because its answer is late
+            if request.method == "GET":
+                within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
             try:
-                async with self.creates.turn():
-                    result = await attempt()
+                async with creates.turn() if creates else nullcontext():
+                    result = parse(await self.send(request, within_s=within_s))
             except RetryableError as failed:
-                if not has_id:
-                    failed = _unless_made(failed)
-                if failed.trouble.is_rate and self.creates.n_made > n_made:  # others make progress
-                    tries, n_made = self.new_tries(), self.creates.n_made
+                trouble = failed.trouble
+                if creates and not (has_id or trouble.is_rate or trouble.is_unreachable):
+                    remedy = "What it makes may be there all the same: look for it before you try again"
+                    failed.trouble = dataclasses.replace(trouble, is_final=True, remedy=remedy)
+                if creates and trouble.is_rate and creates.n_made > n_made:  # others make progress
+                    tries, n_made = self.new_tries(), creates.n_made
                 await to.metadata.pause(failed, request, tries)
             else:
-                self.creates.made()
+                if creates:
+                    creates.made()
                 return result
 
     async def call(
         self,
-        method: str,
-        url: str,
-        path: str,
-        doing: str,
-        params: Mapping[str, str],
+        request: HTTPRequest,
         *,
         kind: str | None = "drive#file",
-        body: Mapping[str, Any] | None = None,
         asked: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] = {},
-        is_pinned: bool = False,
-        most_tries: int | None = None,
+        **how: Any,
     ) -> dict[str, Any]:
-        """Return the resource that Drive answers with, after retries.
+        """Return the resource that Drive answers with, as `answered` does.
 
-        `kind` is the kind of resource, which `params` must name in `fields`; None means no content. `asked` is what
-        the resource has to have.
+        `kind` is the kind of resource, which the request names in `fields`; None means no content. `asked` is what the
+        resource has to have.
         """
-        auth = (await self.connection()).auth
-        if await self._is_missing(auth):
-            raise AccessDenied(f"{api.url_of(path)}: {auth.remedy}")
-        data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-        if data is not None:
-            headers = {**headers, "Content-Type": "application/json; charset=UTF-8"}
-        request = self.request(
-            url, path, doing, method=method, params=params, data=data, headers=headers, is_pinned=is_pinned
+        return await self.answered(
+            request, lambda answer: api.resource_of(answer.status, answer.body, kind, asked), **how
         )
-        n_failed = itertools.count()
-
-        async def attempt() -> dict[str, Any]:
-            within_s = None  # what changes things must not be sent again because its answer is late
-            if method == "GET":
-                within_s = self._policy.first_byte_s(self._policy.metadata_s, next(n_failed))
-            answer = await self.send(request, within_s=within_s)
-            return api.resource_of(answer.status, answer.body, kind, asked)
-
-        has_id = body is not None and "id" in body
-        return await self.tried(attempt, request, self.new_tries(tries=most_tries), has_id=has_id)
 
     # Items
     async def item(
@@ -287,19 +285,32 @@ class DriveAccount:
 
         Without an account and an API key, Google tells only about single files, at the public address.
         """
+        given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
+        keys, url = api.key_headers(id, key), self.address("files", id)
+        request = self.request(url, path, "looking it up", params=given, headers=keys, is_pinned=is_pinned)
+        find = partial(self.call, request, asked={} if id == api.ROOT else {"id": id})
+        if not path.startswith("id:"):
+            return await find()
         auth = (await self.connection()).auth
-        if not self.is_public or not path.startswith("id:"):
+        if not self.is_public:
             try:
-                return await self._item(id, path, key, is_pinned)
+                return await find()
             except api.DriveAnonymous:
-                if not path.startswith("id:"):
-                    raise
                 self.is_public = True
+        was_missing = auth.is_missing
+        try:
+            return await self._public_item(id, path, key, is_pinned)
+        except AccessDenied:
+            # Not public; but an account that signed in since may see it.
+            if not was_missing or await self._is_missing(auth):
+                raise
+            return await find()
+
+    async def _public_item(self, id: str, path: str, key: str | None, is_pinned: bool) -> dict[str, Any]:
         request = self._public_request(id, key, path, Range(0, 1), is_pinned)
         n_failed = itertools.count()
 
-        async def attempt() -> dict[str, Any]:
-            answer = await self.send(request, within_s=self._policy.metadata_s)
+        def item_of(answer: Answer) -> dict[str, Any]:
             # The answer for a folder; but the first time it may be a passing trouble.
             if answer.status == 500 and next(n_failed) == 0:
                 raise RetryableError(RetryReason("the public address answered 500"))
@@ -307,23 +318,7 @@ class DriveAccount:
                 raise public.page_error(answer.status, answer.headers, answer.body, request.subject)
             return public.item_of(id, key, answer.status, answer.headers)
 
-        was_missing = auth.is_missing
-        try:
-            return await self.tried(attempt, request)
-        except AccessDenied:
-            # Not public; but an account that signed in since may see it.
-            if not was_missing or await self._is_missing(auth):
-                raise
-            return await self._item(id, path, key, is_pinned)
-
-    async def _item(self, id: str, path: str, key: str | None, is_pinned: bool) -> dict[str, Any]:
-        return await self.call(
-            *("GET", self.address("files", id), path, "looking it up"),
-            {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE},
-            headers=api.key_headers(id, key),
-            is_pinned=is_pinned,
-            asked={} if id == api.ROOT else {"id": id},
-        )
+        return await self.answered(request, item_of)
 
     async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
         """Return all items that a query finds in one folder, with one request per thousand.
@@ -331,69 +326,59 @@ class DriveAccount:
         A listing names the shared drive only if the path begins with it, and only members can list it so. A folder that
         was shared with others is listed like one outside any drive.
         """
-        url, headers = self.address("files"), key_of(folder)
         params = {"q": query, "pageSize": "1000", "fields": api.LIST_FIELDS, **api.EVERYWHERE}
+        request = self.request(self.address("files"), path, doing, params=params, headers=key_of(folder))
         drive_id = folder.details.get("driveId") if folder.path.startswith(api.SHARED) else None
         if drive_id is not None and drive_id not in self._out_of_sight:
             of_drive = {**params, "corpora": "drive", "driveId": drive_id}
             with suppress(api.DriveOutOfSight):  # a shortcut led to a folder of another drive
-                return await self._all("files", url, path, doing, of_drive, headers=headers)
+                return await self._all("files", dataclasses.replace(request, params=of_drive))
             self._out_of_sight.add(drive_id)
-        return await self._all("files", url, path, doing, params, headers=headers)
+        return await self._all("files", request)
 
     async def drives(self) -> list[dict[str, Any]]:
         """Return the ids and names of the shared drives."""
         params = {"pageSize": "100", "fields": "kind,nextPageToken,drives(id,name)"}
-        url, doing = self.address("drives"), "listing the shared drives"
-        drives = await self._all("drives", url, "", doing, params, kind="drive#driveList")
+        request = self.request(self.address("drives"), "", "listing the shared drives", params=params)
+        drives = await self._all("drives", request, kind="drive#driveList")
         # One that is renamed meanwhile may be on two pages.
         return list({drive["id"]: drive for drive in drives}.values())
 
     async def _all(
-        self,
-        key: str,
-        url: str,
-        path: str,
-        doing: str,
-        params: Mapping[str, str],
-        *,
-        kind: str = "drive#fileList",
-        headers: Mapping[str, str] = {},
+        self, key: str, request: HTTPRequest, *, kind: str = "drive#fileList", is_again: bool = False
     ) -> list[dict[str, Any]]:
         """Return the items of all pages; if Drive forgets the listing in the middle, list again once."""
-        is_again = False
         found, token, seen = list[dict[str, Any]](), "", set[str]()
-        while True:
-            given = {**params, "pageToken": token} if token else params
+        while token not in seen:
+            seen.add(token)
+            more = {"pageToken": token} if token else {}
             try:
-                page = await self.call("GET", url, path, doing, given, kind=kind, headers=headers)
+                page = await self.call(
+                    dataclasses.replace(request, params={**request.params, **more}), kind=kind
+                )
             except RequestRejected:
                 if is_again or not token:
                     raise
-                is_again, found, token, seen = True, [], "", set()
-                continue
+                return await self._all(key, request, kind=kind, is_again=True)
             found += page.get(key, ())
             # A page may be short, or empty, before the end: only the token tells.
             if not (token := page.get("nextPageToken", "")):
                 return found
-            if token in seen:
-                raise OriginUnavailable(
-                    f"{api.url_of(path)}: {doing} does not end: Drive names a page as the next one that came before. "
-                    "Try again later"
-                )
-            seen.add(token)
+        raise OriginUnavailable(
+            f"{request.subject}: {request.doing} does not end: Drive names a page as the next one that came before. Try "
+            "again later"
+        )
 
     # Changes by others
     async def start_token(self, drive_id: str, path: str) -> str:
         """Return a token for the changes from now on, in a shared drive or ("") in everything the account owns."""
-        params = {"fields": "kind,startPageToken", **api.ANY_DRIVE}
-        found = await self.call(
-            *("GET", self.address("changes", "startPageToken"), path, "asking where its changes begin"),
-            params | ({"driveId": drive_id} if drive_id else {}),
-            kind="drive#startPageToken",
-            most_tries=2,  # the feed only saves other requests
+        params = {"fields": "kind,startPageToken", **api.ANY_DRIVE} | (
+            {"driveId": drive_id} if drive_id else {}
         )
-        return str(found["startPageToken"])
+        url, doing = self.address("changes", "startPageToken"), "asking where its changes begin"
+        request = self.request(url, path, doing, params=params)
+        # The feed only saves other requests: these do not wait for it.
+        return str((await self.call(request, kind="drive#startPageToken", most_tries=2))["startPageToken"])
 
     async def changes(self, drive_id: str, token: str, path: str) -> tuple[str, list[dict[str, Any]]]:
         """Return the next token and the changes since `token`; raise ValueError if the token is no longer usable.
@@ -403,13 +388,13 @@ class DriveAccount:
         params = {"pageToken": token, "pageSize": "1000", "fields": api.CHANGE_FIELDS, **api.EVERYWHERE}
         params |= {"driveId": drive_id} if drive_id else {}
         entries: list[dict[str, Any]] = []
-        url, doing = self.address("changes"), "asking what changed"
         for _ in range(_MOST_PAGES):
-            page = await self.call("GET", url, path, doing, params, kind="drive#changeList", most_tries=2)
+            request = self.request(self.address("changes"), path, "asking what changed", params=params)
+            page = await self.call(request, kind="drive#changeList", most_tries=2)
             entries += page.get("changes", ())
             if (after := page.get("newStartPageToken")) is not None:
                 return str(after), entries
-            params["pageToken"] = page["nextPageToken"]
+            params = {**params, "pageToken": page["nextPageToken"]}
         raise RequestRejected(f"{api.url_of(path)}: too many changes to list")
 
     # Own changes
@@ -419,8 +404,8 @@ class DriveAccount:
             if not self._ids:
                 params = {"count": str(_IDS), "space": "drive", "fields": "kind,ids"}
                 url = self.address("files", "generateIds")
-                answer = await self.call("GET", url, "", "asking for ids", params, kind="drive#generatedIds")
-                self._ids += answer["ids"]
+                request = self.request(url, "", "asking for ids", params=params)
+                self._ids += (await self.call(request, kind="drive#generatedIds"))["ids"]
             return self._ids.pop()
 
     async def change(
@@ -436,15 +421,14 @@ class DriveAccount:
     ) -> dict[str, Any]:
         """Return the item after a change. A POST creates an item: a copy of the item `id`, if there is one."""
         is_copy = method == "POST" and id is not None
-        url = self.address("files", *([id] if id else []), *(["copy"] if is_copy else []))
+        url = self.address("files", id, "copy" if is_copy else None)
         asked = {name: resource[name] for name in ("id", "name", "mimeType", "trashed") if name in resource}
-        if not is_copy and id:
+        if id and not is_copy:
             asked["id"] = id
         given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE, **params}
+        request = self.request(url, path, doing, method=method, body=resource, params=given, headers=headers)
         try:
-            return await self.call(
-                method, url, path, doing, given, body=resource, asked=asked, headers=headers
-            )
+            return await self.call(request, asked=asked, has_id="id" in resource)
         except FileExistsError:
             if "id" not in resource:
                 raise
@@ -453,10 +437,9 @@ class DriveAccount:
 
     async def delete(self, id: str, path: str, doing: str, *, revision: str = "") -> None:
         """Delete an item, or one revision of it, for good."""
-        url, params = self.address("files", id), api.ANY_DRIVE
-        if revision:
-            url, params = self.address("files", id, "revisions", revision), {}
-        await self.call("DELETE", url, path, doing, params, kind=None)
+        url = self.address("files", id, revision and "revisions", revision)
+        params = {} if revision else api.ANY_DRIVE
+        await self.call(self.request(url, path, doing, method="DELETE", params=params), kind=None)
 
     # Media
     async def media(self, info: ObjectInfo, path: str, want: Range, revision: str = "") -> HTTPRequest:
@@ -469,7 +452,7 @@ class DriveAccount:
         if self.is_public:
             return self._public_request(info.id, info.details.get("resourceKey"), path, want, True)
         return self.request(
-            self.address("files", info.id, *(["revisions", revision] if revision else [])),
+            self.address("files", info.id, revision and "revisions", revision),
             path,
             describe(want),
             params={"alt": "media"} | ({} if revision else api.ANY_DRIVE),
@@ -529,17 +512,6 @@ def _signed_in(
     proxy = proxy_of(options.endpoint_url)
     auth = DriveAuth(sign_in(options.sign_in), policy)
     return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True
-
-
-def _unless_made(failed: RetryableError) -> RetryableError:
-    """Return the failure of a create that must not be repeated: final if only the answer may be lost."""
-    trouble = failed.trouble
-    if trouble.is_rate or trouble.is_unreachable:
-        return failed
-    remedy = "What it makes may be there all the same: look for it before you try again"
-    final = RetryableError(dataclasses.replace(trouble, is_final=True, remedy=remedy))
-    final.__cause__ = failed.__cause__ or failed
-    return final
 
 
 def key_of(info: ObjectInfo) -> dict[str, str]:

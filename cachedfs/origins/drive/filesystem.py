@@ -26,7 +26,6 @@ from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import ObjectChanged
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import key_of
-from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
@@ -77,7 +76,6 @@ class DriveFileSystem(CycleSafeWalk):
         self._options = {name: value for name, value in options.items() if name not in _FSSPEC}
         DriveOptions.of(self._options)  # what is wrong is said here, and not at the first read
         self._origin: DriveOrigin | None = None
-        self._writer: DriveWriter | None = None
 
     @classmethod
     def over(cls, origin: DriveOrigin) -> Self:
@@ -94,13 +92,6 @@ class DriveFileSystem(CycleSafeWalk):
             weakref.finalize(self, _close, self._loop, made, os.getpid())
             self._origin = made
         return self._origin
-
-    @property
-    def writer(self) -> DriveWriter:
-        """The object that changes the Drive."""
-        if self._writer is None:
-            self._writer = DriveWriter(self.origin.account, self.origin.tree, self.origin.alone)
-        return self._writer
 
     # Names
     @classmethod
@@ -247,28 +238,30 @@ class DriveFileSystem(CycleSafeWalk):
     # Changing
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         content = UploadContent(io.BytesIO(value))
-        await self.writer.write(self._strip_protocol(path), content, exclusive=mode == "create")
+        await self.origin.writer.write(self._strip_protocol(path), content, exclusive=mode == "create")
 
     async def _put_file(
         self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
         path = self._strip_protocol(rpath)
         if await asyncio.to_thread(os.path.isdir, lpath):
-            await self.writer.make_folder(path, exist_ok=True)
+            await self.origin.writer.make_folder(path, exist_ok=True)
             return
         with await asyncio.to_thread(open, lpath, "rb") as file:
             content = UploadContent(file, callback.absolute_update)
             callback.set_size(content.size)
-            await self.writer.write(path, content, exclusive=mode == "create")
+            await self.origin.writer.write(path, content, exclusive=mode == "create")
 
     async def _mkdir(self, path: Any, create_parents: bool = True, **kwargs: Any) -> None:
-        await self.writer.make_folder(self._strip_protocol(path), exist_ok=False, parents=create_parents)
+        await self.origin.writer.make_folder(
+            self._strip_protocol(path), exist_ok=False, parents=create_parents
+        )
 
     async def _makedirs(self, path: Any, exist_ok: bool = False) -> None:
-        await self.writer.make_folder(self._strip_protocol(path), exist_ok=exist_ok)
+        await self.origin.writer.make_folder(self._strip_protocol(path), exist_ok=exist_ok)
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
-        await self.writer.remove(self._strip_protocol(path))
+        await self.origin.writer.remove(self._strip_protocol(path))
 
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
@@ -281,17 +274,17 @@ class DriveFileSystem(CycleSafeWalk):
         if recursive:  # what is below another goes with it
             given = set(paths)
             paths = [each for each in paths if given.isdisjoint(_above(each))]
-        await side_by_side(self.writer.remove(each, folders=recursive) for each in paths)
+        await side_by_side(self.origin.writer.remove(each, folders=recursive) for each in paths)
 
     async def _rmdir(self, path: Any) -> None:
         """Remove an empty folder; raise OSError (ENOTEMPTY) if it is not empty."""
-        await self.writer.remove_empty(self._strip_protocol(path))
+        await self.origin.writer.remove_empty(self._strip_protocol(path))
 
     async def _mv_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
-        await self.writer.move(self._strip_protocol(path1), self._strip_protocol(path2))
+        await self.origin.writer.move(self._strip_protocol(path1), self._strip_protocol(path2))
 
     async def _cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
-        await self.writer.copy(self._strip_protocol(path1), self._strip_protocol(path2))
+        await self.origin.writer.copy(self._strip_protocol(path1), self._strip_protocol(path2))
 
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
@@ -305,7 +298,7 @@ class DriveFileSystem(CycleSafeWalk):
         if stringify_path(path2).endswith("/"):
             target = f"{target}/{source.rpartition('/')[2]}"
         if source != target:
-            sync(self.loop, self.writer.move, source, target)
+            sync(self.loop, self.origin.writer.move, source, target)
 
     # What Drive says of a file
     async def _created(self, path: Any) -> Any:
@@ -331,8 +324,8 @@ class DriveFileSystem(CycleSafeWalk):
         """
         account = self.origin.account
         params = {"fields": "kind,user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"}
-        url, doing = account.address("about"), "looking up the account"
-        found = await account.call("GET", url, "", doing, params, kind="drive#about")
+        request = account.request(account.address("about"), "", "looking up the account", params=params)
+        found = await account.call(request, kind="drive#about")
         return {**found, "scopes": (await account.connection()).auth.scopes()}
 
     async def _capabilities(self, path: Any) -> dict[str, bool]:
@@ -343,7 +336,8 @@ class DriveFileSystem(CycleSafeWalk):
         info, account = await self.origin.lookup(self._strip_protocol(path)), self.origin.account
         params = {"fields": "kind,id,name,mimeType,capabilities", **api.ANY_DRIVE}
         url, doing = account.address("files", str(info.id)), "looking up permissions"
-        item = await account.call("GET", url, info.path, doing, params, headers=key_of(info))
+        request = account.request(url, info.path, doing, params=params, headers=key_of(info))
+        item = await account.call(request)
         return dict(item.get("capabilities") or {})
 
     # fsspec makes only its own methods synchronous.
@@ -351,10 +345,6 @@ class DriveFileSystem(CycleSafeWalk):
     created, modified = sync_wrapper(_created), sync_wrapper(_modified)
     ukey = checksum = sync_wrapper(_ukey)
     identity, about, capabilities = map(sync_wrapper, (_identity, _about, _capabilities))
-
-    def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> str:
-        """Raise NotImplementedError: Google Drive has no signed URLs."""
-        raise NotImplementedError("Google Drive has no signed URLs; share the file instead")
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments as JSON values; raise TypeError for live objects among them."""

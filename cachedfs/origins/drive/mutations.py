@@ -60,12 +60,12 @@ class DriveWriter:
                 )
             if before is not None:
                 item = await self._upload(path, content, {"mimeType": before["mimeType"]}, before["id"])
+                _must_be_there(path, item)
             else:
                 mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
                 resource = {"mimeType": mime, **await self._new_item(path, folder, mime)}
                 item = await self._upload(path, content, resource, None)
-                self._tree.created(path, item)
-            _must_be_there(path, item)
+                self._tree.created(path, _must_be_there(path, item))
 
     async def _written_into(self, path: str, items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the item that holds the content of `path`: for a shortcut its target."""
@@ -182,15 +182,12 @@ class DriveWriter:
         """
         if target.startswith(f"{source}/"):
             raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
+        _must_have_a_name(source)
         _must_have_a_name(target)
         await self._between(source, target, self._move)
 
     async def _move(self, source: str, target: str) -> None:
         old, item = await self._visible(source)
-        if not place_of(source).names:
-            raise CachedFSError(
-                f"{api.url_of(source)}: the source of a move must be given by its path, not by its id"
-            )
         new, there = await self._items(target)
         before = [other for other in there if other["id"] != item["id"]]
         if any(other["mimeType"] == api.FOLDER for other in before):
@@ -354,7 +351,7 @@ def _writable(path: str, item: Mapping[str, Any]) -> str:
 def _must_have_a_name(path: str) -> None:
     if not place_of(path).names:
         raise CachedFSError(
-            f"{api.url_of(path)}: the target of a copy or move needs a name in a folder; give its path, as in "
+            f"{api.url_of(path)}: a copy or move needs the name of an item in a folder; give its path, as in "
             f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
@@ -15,12 +14,11 @@ from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, subject_of
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
-from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.drive.read import DriveMediaRead
 from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["DriveOrigin"]
 
@@ -37,43 +35,31 @@ class DriveOrigin:
         options: Mapping[str, Any],
         *,
         identity: str,
-        loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
-        concurrency: int = 16,
         alone: Alone | None = None,
-        policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
-        meter: QuotaMeter | None = None,
+        **of_account: Any,
     ) -> None:
         """Create the origin of an account; it signs in at the first request.
 
-        `meter` counts what the account uses; None counts for this origin alone. `alone` provides the locks that keep other
-        writers off a path. `filesystem_over` creates the fsspec filesystem whose methods `call` calls, at its first call.
+        `alone` provides the locks that keep other writers off a path. `filesystem_over` creates the fsspec filesystem whose
+        methods `call` calls, at its first call. Other arguments are those of `DriveAccount`.
         """
         self.identity = identity
         self.on_request = on_request
-        self.alone = alone
         self.options = dict(options)
         self._filesystem_over = filesystem_over
         self.account = DriveAccount(
             options,
             identity=identity,
-            loop=loop,
             on_request=lambda: self.on_request(),  # whoever it is by then
-            concurrency=concurrency,
-            policy=policy,
             clock=clock,
-            rng=rng,
-            meter=meter,
+            **of_account,
         )
         self.tree = PathResolver(self.account, clock=clock)
+        self.writer = DriveWriter(self.account, self.tree, alone)
         self._inner = AsyncOnce(self._make)
-
-    async def _make(self) -> Any:
-        assert self._filesystem_over is not None
-        return await asyncio.to_thread(self._filesystem_over, self)
 
     @property
     def concurrency(self) -> int:
@@ -84,9 +70,12 @@ class DriveOrigin:
         """Return the `DriveFileSystem` over this origin."""
         return await self._inner.get()
 
+    async def _make(self) -> Any:
+        assert self._filesystem_over is not None
+        return await asyncio.to_thread(self._filesystem_over, self)
+
     async def aclose(self) -> None:
         """Close the connections."""
-        self._inner.take()
         await self.account.aclose()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
@@ -124,9 +113,8 @@ class DriveOrigin:
         async with aclosing(self.tree.below(here)) as found:
             while True:
                 with mapped(api.url_of(folder), "listing it"):
-                    below = await anext(found, None)
-                if below is None:
-                    return
+                    if (below := await anext(found, None)) is None:
+                        return
                 yield below
 
     async def changes(self, path: str, token: str | None) -> Changes | None:

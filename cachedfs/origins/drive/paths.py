@@ -47,7 +47,7 @@ class DrivePath(NamedTuple):
     """A parsed path: where it starts, and the names after that."""
 
     top: str
-    names: tuple[str, ...]
+    names: list[str]
 
 
 def plain_path(path: str) -> str:
@@ -74,7 +74,7 @@ def place_of(path: str) -> DrivePath:
         ) from None
     if "" in names:
         raise ValueError(f"{api.url_of(path)}: a name is empty; write one slash between names")
-    return DrivePath(top, tuple(names))
+    return DrivePath(top, names)
 
 
 def folder_of(path: str) -> str:
@@ -116,17 +116,12 @@ class PathResolver:
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
         self._created: dict[
             str, tuple[str, float]
-        ] = {}  # ids by path, oldest first, with when they were created
+        ] = {}  # ids by path, with when they were created, oldest first
         self._my_drive: ObjectInfo | None = None  # always the same folder
         self._warned: set[str] = set()
 
     async def lookup(
-        self,
-        path: str,
-        parent: ObjectInfo | None = None,
-        *,
-        sure: bool = False,
-        for_folder: bool = False,
+        self, path: str, parent: ObjectInfo | None = None, *, sure: bool = False, for_folder: bool = False
     ) -> ObjectInfo:
         """Return the object or folder that `path` is, with one request if its folder is known; raise ObjectNotFound.
 
@@ -155,15 +150,17 @@ class PathResolver:
         """
         ranked = sorted(items, key=lambda item: api.rank(item, for_folder=for_folder))
         if len(ranked) > 1:
-            self._warn(path, len(ranked))
-        first: tuple[Mapping[str, Any], ObjectInfo] | None = None
+            self._say_once(
+                path,
+                f"{len(ranked)} items have this name; the one modified last counts (a Google document only where nothing else "
+                "has it). Reach the others by drive://id:ID, or rename them",
+            )
+        infos: list[ObjectInfo] = []
         for item in ranked:
-            info = await self.followed(item, path)
-            first = first or (item, info)
-            if not info.details.get("dangling"):
-                return item, info
-        assert first is not None  # REQUIRES: some item
-        return first
+            infos.append(await self.followed(item, path))
+            if not infos[-1].details.get("dangling"):
+                return item, infos[-1]
+        return ranked[0], infos[0]
 
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one or none."""
@@ -171,21 +168,32 @@ class PathResolver:
         found = await self._found(api.child_query(str(folder.id), name), folder, path, "looking it up")
         # By id, because a listing of several pages may have an item twice.
         items = {item["id"]: item for item in found if api.shown(item["name"]) == name}
-        if not items and path in self._created:
-            items = await self._just_created(path, folder)
+        id, at = self._created.get(path, ("", -math.inf))
+        was_created = (
+            self._clock() < at + _REMEMBERED_S
+        )  # a query may not find it, and it must not be created twice
+        if not items and was_created and (item := await self._still_at(path, folder, id)):
+            items = {id: item}
         if not items:
-            self._warn_of_look_alikes(path, name, [api.shown(item["name"]) for item in found])
+            others = (api.shown(item["name"]) for item in found)
+            if other := next((other for other in others if api.looks_like(other, name)), None):
+                self._say_once(
+                    path,
+                    f"no item has this name, {name!a}, but one that looks the same and is written in other characters: "
+                    f"{other!a}. Take names from fs.ls, or rename it",
+                )
         return [*items.values()]
 
-    async def _just_created(self, path: str, folder: ObjectInfo) -> dict[str, dict[str, Any]]:
-        """Return the item that was just created at `path`, if it is still there: else it would be created twice."""
-        id, at = self._created[path]
-        if self._clock() < at + _REMEMBERED_S:
-            with suppress(ObjectNotFound):
-                item = await self._account.item(id, path)
-                if folder.id in item.get("parents", ()) and _is_called(item, path):
-                    return {id: item}
-        return {}
+    async def _still_at(
+        self, path: str, folder: ObjectInfo, id: str, key: str | None = None
+    ) -> dict[str, Any] | None:
+        """Return an item if it is in the folder, under the name in `path`."""
+        with suppress(ObjectNotFound):
+            item = await self._account.item(id, path, key=key)
+            is_in = folder.id == api.SHARED_WITH_ME or folder.id in item.get("parents", ())
+            if is_in and not api.is_trashed(item) and api.shown(item["name"]) == path.rpartition("/")[2]:
+                return item
+        return None
 
     async def _found(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
         """Return the items that a query finds in a folder; raise ObjectNotFound only if the folder itself is gone.
@@ -225,23 +233,15 @@ class PathResolver:
 
     async def _stands(self, path: str) -> bool:
         """Return whether the remembered folder at `path`, and those above it, still have their names and places."""
-        way = []
+        asked: list[tuple[str, ObjectInfo, str, str | None]] = []
         while place_of(path).names:
             known, above = self.remembered(path), self.remembered(folder_of(path))
             if known is None or above is None:
                 return False
-            way.append((known, above))
+            id = known.details.get("shortcut") or str(known.id)
+            asked.append((path, above, id, known.details.get("resourceKey")))
             path = folder_of(path)
-        try:
-            return all(await side_by_side(self._is_there(*step) for step in way))
-        except ObjectNotFound:
-            return False
-
-    async def _is_there(self, folder: ObjectInfo, above: ObjectInfo) -> bool:
-        id = str(folder.details.get("shortcut") or folder.id)
-        item = await self._account.item(id, folder.path, key=folder.details.get("resourceKey"))
-        is_in = above.id == api.SHARED_WITH_ME or above.id in item.get("parents", ())
-        return is_in and _is_called(item, folder.path)
+        return None not in await side_by_side(self._still_at(*each) for each in asked)
 
     def now(self) -> float:
         """Return the present time of the clock that folders are remembered by."""
@@ -344,15 +344,14 @@ class PathResolver:
     # Where paths start
     async def _tops(self) -> list[ObjectInfo]:
         drives = await self._account.drives()
-        mine = await self._top(MY_DRIVE, MY_DRIVE)
-        names = [api.shown(drive["name"]) for drive in drives]
-        n_of = Counter(names)
-        shared = [
-            # What has a name of its own is called by it, the others by their ids.
+        views = [await self._top(top, top) for top in (MY_DRIVE, SHARED_WITH_ME)]
+        n_of = Counter(api.shown(drive["name"]) for drive in drives)
+        # What has a name of its own is called by it, the others by their ids.
+        return views + [
             _shared_drive(f"{api.SHARED}{name}" if n_of[name] == 1 else f"{_ID}{drive['id']}", drive)
-            for name, drive in zip(names, drives, strict=True)
+            for drive in drives
+            if (name := api.shown(drive["name"]))
         ]
-        return [mine, await self._top(SHARED_WITH_ME, SHARED_WITH_ME), *shared]
 
     async def _top(self, path: str, top: str) -> ObjectInfo:
         if not top:
@@ -403,21 +402,6 @@ class PathResolver:
             return ObjectInfo(path, "file", details=details)
         return api.item_info(found, path, via=item)
 
-    def _warn(self, path: str, n_items: int) -> None:
-        self._say_once(
-            path,
-            f"{n_items} items have this name; the one modified last counts (a Google document only where nothing else has "
-            "it). Reach the others by drive://id:ID, or rename them",
-        )
-
-    def _warn_of_look_alikes(self, path: str, name: str, others: Iterable[str]) -> None:
-        if other := next((other for other in others if api.looks_like(other, name)), None):
-            self._say_once(
-                path,
-                f"no item has this name, {name!a}, but one that looks the same and is written in other characters: {other!a}. "
-                "Take names from fs.ls, or rename it",
-            )
-
     def warn_unprovable(self, path: str) -> None:
         """Warn once that Drive gives no way to tell versions of a file apart."""
         self._say_once(
@@ -434,11 +418,6 @@ class PathResolver:
 
 def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:
     return api.folder_info(path, drive["id"], driveId=drive["id"])
-
-
-def _is_called(item: Mapping[str, Any], path: str) -> bool:
-    """Return whether an item that is not in the trash has the name in `path`."""
-    return not api.is_trashed(item) and api.shown(item["name"]) == path.rpartition("/")[2]
 
 
 def _missing(path: str, why: str) -> ObjectNotFound:

@@ -264,9 +264,7 @@ class DriveMediaRead(ResumableRead):
     async def _drop_look(self, look: asyncio.Task[None]) -> None:
         self._second_look = None
         look.cancel()
-        await asyncio.wait([look])
-        if not look.cancelled():
-            look.exception()  # whoever waits for bytes has had the outcome; asyncio logs what nobody looked at
+        await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
 
     def _raise_changed(self, how: str) -> NoReturn:
         raise ObjectChanged(f"{self._url}: the file was replaced while it was read ({how}); open it again")

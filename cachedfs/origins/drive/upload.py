@@ -19,7 +19,7 @@ from fsspec.asyn import AsyncFileSystem, sync
 from cachedfs.errors import CachedFSError, OriginUnavailable
 from cachedfs.origins.base import number
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import GOOD, Answer, DriveAccount
+from cachedfs.origins.drive.client import GOOD, JSON, Answer, DriveAccount
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
 from cachedfs.origins.retry import RetryableError, RetryReason
 
@@ -30,7 +30,6 @@ __all__ = ["PIECE", "Upload", "UploadContent", "UploadMismatch", "WrittenDriveFi
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
 _ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
-_JSON = "application/json; charset=UTF-8"
 _FORGOTTEN = frozenset({404, 410})
 _SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
 
@@ -108,36 +107,30 @@ class Upload(NamedTuple):
             await asyncio.to_thread(self.content.piece, 0, self.content.size),
         )
         head = (
-            f"--{boundary}\r\nContent-Type: {_JSON}\r\n\r\n{json.dumps(self.resource, ensure_ascii=False)}\r\n"
+            f"--{boundary}\r\nContent-Type: {JSON}\r\n\r\n{json.dumps(self.resource, ensure_ascii=False)}\r\n"
             f"--{boundary}\r\nContent-Type: {self.resource['mimeType']}\r\n\r\n"
         )
         body = b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
-        request = self._request(
-            "multipart", {"Content-Type": f'multipart/related; boundary="{boundary}"'}, body
-        )
+        headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
+        request = self._request("multipart", headers, data=body)
 
-        async def attempt() -> dict[str, Any]:
-            return self._item_of(await self.account.send(request))
-
-        return await self.account.tried(attempt, request)
+        return await self.account.answered(request, self._item_of)
 
     async def _in_pieces(self) -> dict[str, Any]:
         headers = {
-            "Content-Type": _JSON,
             "X-Upload-Content-Type": self.resource["mimeType"],
             "X-Upload-Content-Length": str(self.content.size),
         }
-        body = json.dumps(self.resource, ensure_ascii=False).encode()
-        request = self._request("resumable", headers, body)
+        request = self._request("resumable", headers, body=self.resource)
 
-        async def begin() -> str:
-            address = (await self.account.send(request)).headers.get("location", "")
+        def address_of(answer: Answer) -> str:
+            address = answer.headers.get("location", "")
             if urlsplit(address)[:2] != urlsplit(self.account.base)[:2]:  # the token is sent there
                 raise RetryableError(RetryReason("the service opened no upload"))
             return address
 
         for _ in range(_SESSIONS):
-            address = await self.account.tried(begin, request)
+            address = await self.account.answered(request, address_of)
             with suppress(_SessionForgotten):
                 return await self._send_pieces(address)
         raise OriginUnavailable(
@@ -192,15 +185,12 @@ class Upload(NamedTuple):
         asked = {"id": self.into or self.resource["id"]}
         return api.resource_of(answer.status, answer.body, "drive#file", asked)
 
-    def _request(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
-        into = [self.into] if self.into else []
+    def _request(self, kind: str, headers: Mapping[str, str], **content: Any) -> HTTPRequest:
+        url = self.account.address("files", self.into, upload=True)
+        params = {"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
+        method = "PATCH" if self.into else "POST"
         return self.account.request(
-            self.account.address("files", *into, upload=True),
-            *(self.path, "writing it"),
-            method="PATCH" if into else "POST",
-            params={"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE},
-            headers=headers,
-            data=data,
+            url, self.path, "writing it", method=method, params=params, headers=headers, **content
         )
 
 
@@ -278,7 +268,7 @@ class WrittenDriveFile(io.RawIOBase):
         try:
             sync(
                 self.fs.loop,
-                self.fs.writer.write,
+                self.fs.origin.writer.write,
                 self.path,
                 UploadContent(self._spool),
                 exclusive=self.mode == "xb",

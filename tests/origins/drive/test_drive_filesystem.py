@@ -325,8 +325,6 @@ def test_exists_isfile_and_isdir(fs: DriveFileSystem, tree: None, root: str) -> 
     assert [item["name"] for item in fs.ls(f"{root}/a.txt")] == [f"{root}/a.txt"]
     with pytest.raises(FileNotFoundError, match=f"drive://{root}/none"):
         fs.ls(f"{root}/none")
-    with pytest.raises(NotImplementedError, match="share"):
-        fs.sign(f"{root}/a.txt")
 
 
 def test_an_invalid_path_is_an_error_with_a_hint(fs: DriveFileSystem) -> None:

@@ -133,7 +133,7 @@ async def test_a_file_replaced_before_the_request(origin: DriveOrigin, file: Fil
         await read(origin, file.path, file.want, pinned)
 
 
-@pytest.mark.parametrize("size", [0, 5, 30_000, 63_999, 64_001])
+@pytest.mark.parametrize("size", [0, 30_000, 64_001])
 async def test_a_file_replaced_by_a_shorter_or_longer_one(
     origin: DriveOrigin, server: DriveServer, file: File, size: int
 ) -> None:
@@ -201,7 +201,7 @@ async def test_a_file_replaced_while_its_body_is_resumed(
     assert file.old.startswith(got)
 
 
-@pytest.mark.parametrize("nth", range(1, 8))
+@pytest.mark.parametrize("nth", range(1, 5))
 async def test_an_unpinned_read_is_one_whole_version_at_any_time(
     origin: DriveOrigin, server: DriveServer, file: File, nth: int
 ) -> None:
@@ -445,7 +445,7 @@ async def test_a_whole_body_instead_of_a_range_is_cut(
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
 
 
-@pytest.mark.parametrize("size", [10, 63_999, 64_001, 100_000])
+@pytest.mark.parametrize("size", [10, 64_001])
 async def test_an_html_page_is_never_taken_for_a_file(
     origin: DriveOrigin, server: DriveServer, file: File, size: int
 ) -> None:
