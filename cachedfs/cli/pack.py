@@ -87,7 +87,7 @@ def pack(
         target_options=options_of(target, common),
     )
     if not common.as_json:
-        for line in packing.plan.lines():
+        for line in [*packing.notes, *packing.plan.lines()]:
             say(line, err=True)
     with progress(is_quiet=common.as_json) as callback, naming(target):
         done = packing.run(n_workers=n_workers, client=dask, callback=callback, overwrite=overwrite)

@@ -85,6 +85,8 @@ class Packed:
     """Duration of planning and packing, in seconds."""
     verified: str
     """Number of objects verified by checksum, and by reading them back, as text."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """Decisions that you may want to know, such as the name of a column that has none."""
 
     def __str__(self) -> str:
         rate = f", {text.size(self.source_size / self.seconds)}/s" if self.seconds else ""
@@ -154,7 +156,7 @@ def pack(
         storage_options=storage_options,
         target_options=target_options,
     )
-    for line in packing.plan.lines():
+    for line in [*packing.notes, *packing.plan.lines()]:
         logger.info("%s", line)
     return packing.run(n_workers=n_workers, client=client, callback=callback, overwrite=overwrite)
 
@@ -197,6 +199,7 @@ class Packing:
             self.source, sampled, self.store.protocol, chunk=self._chunk, shard=self._shard, codec=codec
         )
         self.source.fields = self.plan.fields
+        self.notes: list[str] = [*self.source.notes]
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         self._plan_json = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
         self._planning_s = time.perf_counter() - started
@@ -285,6 +288,7 @@ class Packing:
             size=sum(each.size for each in stored.values()),
             seconds=round(self._planning_s + time.perf_counter() - started, 3),
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
+            notes=self.notes,
         )
 
     def _verify(self, stored: Mapping[str, StoredObject], lengths: Mapping[str, int], n: int) -> None:

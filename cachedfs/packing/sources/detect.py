@@ -15,8 +15,8 @@ __all__ = ["KINDS", "kind_of", "source_of"]
 _SOURCES = {
     "files": ("file_samples", "FileSource", None),
     "lines": ("text_lines", "LineSource", "pyarrow"),
-    "jsonl": ("text_lines", "JSONSource", "pyarrow"),
-    "csv": ("text_lines", "CSVSource", "pyarrow"),
+    "jsonl": ("json_lines", "JSONSource", "pyarrow"),
+    "csv": ("csv_records", "CSVSource", "pyarrow"),
     "parquet": ("parquet", "ParquetSource", "pyarrow"),
     "hdf5": ("hdf5_file", "HDF5Source", "h5py"),
     "tar": ("tars", "TarSource", None),

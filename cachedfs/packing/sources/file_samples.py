@@ -17,9 +17,10 @@ from cachedfs.packing.sources.sample_source import (
     Item,
     SampleSource,
     SourceFiles,
+    spread,
 )
 
-__all__ = ["FileSource", "ImageSource", "as_text", "decoded_image", "spread"]
+__all__ = ["FileSource", "ImageSource", "as_text", "decoded_image"]
 
 PER_PIECE = 4096  # files in a piece
 SAMPLED = 32  # files that `look` reads
@@ -229,12 +230,3 @@ def as_text(words: Iterable[str]) -> tuple[Array, Array]:
     """Return strings as one array of UTF-8 bytes, and the length of each."""
     encoded = [word.encode("utf-8", "surrogatepass") for word in words]
     return np.frombuffer(b"".join(encoded), "u1"), np.fromiter(map(len, encoded), np.int64, len(encoded))
-
-
-def spread(n: int, most: int) -> list[int]:
-    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
-    return (
-        sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
-        if n > most
-        else list(range(n))
-    )

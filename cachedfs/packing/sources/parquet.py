@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,8 +19,14 @@ from cachedfs.packing.sources.arrow_columns import (
     unfolded,
     unfolded_types,
 )
-from cachedfs.packing.sources.file_samples import spread
-from cachedfs.packing.sources.sample_source import PIECE, DecodedSource, Item, SourceFiles
+from cachedfs.packing.sources.sample_source import (
+    PIECE,
+    DecodedSource,
+    Item,
+    OpenReaders,
+    SourceFiles,
+    spread,
+)
 
 __all__ = ["ParquetSource"]
 
@@ -43,7 +48,7 @@ class ParquetSource(DecodedSource):
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
         self.columns = chosen(columns)
-        self._readers = _Readers()
+        self._readers: OpenReaders[_Rows] = OpenReaders()
 
     def look(self) -> list[SampleBatch]:
         first, file_schema = self._first()
@@ -136,7 +141,10 @@ class ParquetSource(DecodedSource):
         except Exception as error:  # Arrow and the filesystem raise errors of many types
             error.add_note(f"in {self.shown(piece)}")
             raise
-        self._readers.put(piece.file, stop, reader)
+        if stop == reader.n_rows:
+            reader.close()
+        else:
+            self._readers.put(piece.file, stop, reader)
         return batch
 
     def items(self, piece: SourcePiece) -> Iterator[Item]:
@@ -180,6 +188,7 @@ class _Rows:
 
     def __init__(self, file: pq.ParquetFile, start: int, columns: list[str]) -> None:
         self._file, metadata = file, file.metadata
+        self.n_rows = metadata.num_rows
         first, self.position = 0, 0
         while self.position + metadata.row_group(first).num_rows <= start:
             self.position += metadata.row_group(first).num_rows
@@ -224,29 +233,3 @@ class _Rows:
 
     def close(self) -> None:
         self._file.close(force=True)
-
-
-class _Readers:
-    """Open files, by the row where their last piece ended, so that a large row group is decoded once.
-
-    It pickles empty.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._at: dict[tuple[int, int], _Rows] = {}
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
-
-    def take(self, file: int, row: int) -> _Rows | None:
-        with self._lock:
-            return self._at.pop((file, row), None)
-
-    def put(self, file: int, row: int, reader: _Rows) -> None:
-        """Keep a reader whose next row is `row`, and close all but the last four readers."""
-        with self._lock:
-            self._at[file, row] = reader
-            old = [self._at.pop(key) for key in list(self._at)[:-4]]
-        for each in old:
-            each.close()

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from fsspec.core import url_to_fs
@@ -22,8 +22,10 @@ __all__ = [
     "BatchCache",
     "DecodedSource",
     "Item",
+    "OpenReaders",
     "SampleSource",
     "SourceFiles",
+    "spread",
     "tally_of",
 ]
 
@@ -32,6 +34,7 @@ PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
 # Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.
 MAX_SAMPLE = 128 << 20
 MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are written
+MAX_OPEN = 32  # largest number of open readers: one for each thread that reads a file in sequence
 NAMES = "names"  # field with the name of each sample in the source
 # Listing keys, in order of preference, whose value changes with the content of a file.
 VERSIONS = (
@@ -131,6 +134,7 @@ class SampleSource:
     kind: ClassVar[str]
     is_known: ClassVar[bool] = False  # True: `measure` needs no request
     is_decoded: ClassVar[bool] = False  # True: reading a piece decodes all its fields
+    notes: Sequence[str] = ()  # what `look` found and the user should know
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
@@ -255,6 +259,41 @@ class BatchCache:
                 over -= size
 
 
+class Closing(Protocol):
+    """A reader of a file that can be closed."""
+
+    def close(self) -> None: ...
+
+
+Reader = TypeVar("Reader", bound=Closing)
+
+
+class OpenReaders(Generic[Reader]):
+    """Open readers by the position where their last piece ended, so that nothing is decoded twice.
+
+    It pickles empty.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at: dict[tuple[int, int], Reader] = {}
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def take(self, file: int, position: int) -> Reader | None:
+        with self._lock:
+            return self._at.pop((file, position), None)
+
+    def put(self, file: int, position: int, reader: Reader) -> None:
+        """Keep a reader, and close the oldest ones."""
+        with self._lock:
+            self._at[file, position] = reader
+            old = [self._at.pop(key) for key in list(self._at)[:-MAX_OPEN]]
+        for each in old:
+            each.close()
+
+
 def tally_of(batch: SampleBatch, fields: Sequence[Field]) -> PieceCounts:
     """Return the counts and small fields of a batch."""
     small = {field.name: batch.values[field.name] for field in fields if field.is_small}
@@ -281,3 +320,12 @@ def _common_folder(names: Sequence[str]) -> str:
         (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
     return first[: first.rfind("/", 0, n) + 1]
+
+
+def spread(n: int, most: int) -> list[int]:
+    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
+    return (
+        sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
+        if n > most
+        else list(range(n))
+    )

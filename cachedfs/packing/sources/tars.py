@@ -10,8 +10,8 @@ import numpy as np
 
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.file_samples import as_text, spread
-from cachedfs.packing.sources.sample_source import MAX_SAMPLE, NAMES, Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.file_samples import as_text
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, NAMES, Item, SampleSource, SourceFiles, spread
 
 __all__ = ["TarSource"]
 
