@@ -36,7 +36,13 @@ def pack(
             help="Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names.",
         ),
     ] = None,
-    decode: Annotated[str | None, option(metavar="image", help="Pack the pixels of image files.")] = None,
+    decode: Annotated[
+        str | None,
+        option(
+            metavar="image|image-raw",
+            help="Pack the pixels of image files; raw: without their EXIF orientation.",
+        ),
+    ] = None,
     columns: Annotated[
         list[str] | None,
         option(
@@ -100,9 +106,9 @@ def pack(
 def check_choices(**values: str | None) -> None:
     """Raise BadParameter for an option value that is invalid for any SOURCE."""
     from cachedfs.packing.chunk_sizes import CODECS
-    from cachedfs.packing.sources.detect import KINDS
+    from cachedfs.packing.sources.detect import DECODE, KINDS
 
-    choices = {"kind": KINDS, "decode": ("image",), "codec": CODECS}
+    choices = {"kind": KINDS, "decode": DECODE, "codec": CODECS}
     for name, value in values.items():
         if value is not None and value not in choices[name]:
             raise typer.BadParameter(

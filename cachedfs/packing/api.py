@@ -123,7 +123,8 @@ def pack(
 
     `source` is a folder, a pattern, a file or a list of URLs. `kind` is "files" (one sample for each file), "lines",
     "jsonl", "csv", "parquet", "hdf5" or "tar" (WebDataset). None detects it from file names and first bytes. Files are
-    packed as bytes; `decode="image"` packs their pixels. `columns` lists the columns, endings or datasets to pack. For
+    packed as bytes; `decode="image"` packs their pixels, turned by their EXIF orientation, and "image-raw" as they are
+    stored. Hidden files (`.DS_Store`, `Thumbs.db`) of folders and patterns are left out. `columns` lists the columns, endings or datasets to pack. For
     lines, jsonl, csv and parquet it may be a dictionary from name to type: "float32", "float32[768]", "ragged int64",
     "utf8", "bytes", "json" or None (detect it). For images, `{"image": "ragged"}` allows any mix of shapes.
 
@@ -200,6 +201,10 @@ class Packing:
         )
         self.source.fields = self.plan.fields
         self.notes: list[str] = [*self.source.notes]
+        if hidden := self.files.hidden:
+            self.notes.append(
+                f"{text.counted(len(hidden), 'hidden file')} left out: {', '.join(hidden[:3])}{', ...' * (len(hidden) > 3)}"
+            )
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         self._plan_json = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
         self._planning_s = time.perf_counter() - started

@@ -1,6 +1,7 @@
 """Sources of packing: values are kept exactly, or an error names the source and the solution."""
 
 import gzip
+import io
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ pytest.importorskip("PIL")
 import h5py
 import numpy as np
 import pyarrow as pa
+import zarr
+from PIL import Image
 
 from cachedfs.datasets import pack
 from cachedfs.packing.sources import hdf5_file, parquet, tars, text_lines
@@ -21,6 +24,8 @@ from cachedfs.packing.store import ZarrTarget
 from tests.datasets import virtual
 from tests.packing import packs
 from tests.support import ROOT
+
+ORIENTATION = 0x0112  # tag of EXIF
 
 
 @pytest.fixture
@@ -30,7 +35,52 @@ def short_scan(monkeypatch):
     monkeypatch.setattr(text_lines, "SAMPLED", 2)
 
 
+def nested(folder, *groups):
+    """Return the arrays of groups inside the store that `packs.packed` made."""
+    found = {name: zarr.open_group(folder / "out.zarr", mode="r")[name].arrays() for name in groups}
+    return {f"{name}/{each}": array[:].tolist() for name, arrays in found.items() for each, array in arrays}
+
+
+# Images.
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_by_their_exif_orientation(tmp_path, orientation):
+    pixels = np.arange(6, dtype="u1").reshape(2, 3)
+    turned = {
+        1: pixels,
+        2: pixels[:, ::-1],
+        3: pixels[::-1, ::-1],
+        4: pixels[::-1],
+        5: pixels.T,
+        6: pixels[::-1].T,
+        7: pixels[::-1, ::-1].T,
+        8: pixels[:, ::-1].T,
+    }
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "png", exif=exif)
+    files = {"x.png": sink.getvalue()}
+    assert packs.packed(tmp_path, files, decode="image")["image"] == [turned[orientation].tolist()]
+    assert packs.packed(tmp_path, files, decode="image-raw")["image"] == [pixels.tolist()]
+
+
 # Names.
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.jsonl", b'{"a/b": 1, "a/c": 2}'),
+        ("x.csv", b"a/b,a/c\n1,2\n"),
+        ("x.parquet", packs.parquet(pa.table({"a/b": [1], "a/c": [2]}))),
+        ("x.h5", packs.hdf5(a__b=[1], a__c=[2])),
+    ],
+)
+def test_names_with_a_slash_are_arrays_of_a_group(tmp_path, name, data):
+    packs.packed(tmp_path, {name: data})
+    assert nested(tmp_path, "a") == {"a/b": [1], "a/c": [2]}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +234,42 @@ def test_a_file_with_only_links_is_an_error_that_names_their_targets(tmp_path):
         packs.packed(tmp_path, {"x.h5": (tmp_path / "x.h5").read_bytes()})
 
 
+def test_soft_links_are_packed_as_they_are_read(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["deep/x"] = [1, 2]
+        file["y"] = h5py.SoftLink("/deep/x")
+        file["again"] = h5py.SoftLink("/deep")
+        file["nowhere"] = h5py.SoftLink("/nothing")
+    found = packs.packed(tmp_path, {"x.h5": (tmp_path / "x.h5").read_bytes()})
+    assert found == {"y": [1, 2]}
+    assert nested(tmp_path, "deep", "again") == {"deep/x": [1, 2], "again/x": [1, 2]}
+
+
+@pytest.mark.parametrize(("target", "path"), [("/a", "a"), ("/deep", "deep/a"), ("/", "deep/a")])
+def test_a_circular_link_is_named(tmp_path, target, path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["deep/x"] = [1, 2]
+        file[path] = h5py.SoftLink(target)
+    files = {"x.h5": (tmp_path / "x.h5").read_bytes()}
+    with pytest.raises(ValueError, match=rf"x\.h5: '{path}' is a circular link; columns="):
+        packs.packed(tmp_path, files)
+    packs.packed(tmp_path, files, columns=["deep/x"])
+    assert nested(tmp_path, "deep") == {"deep/x": [1, 2]}
+
+
 # Tar.
+
+
+def test_concatenated_tars_are_read_to_their_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "KEPT", 20)  # so that a piece begins in the second tar
+    datas = [packs.tar([(f"{i}{j}.jpg", b"%d" % j) for j in range(3)]) for i in range(3)]
+    found = packs.packed(tmp_path, {"x.tar": b"".join(datas) + bytes(20 << 10)})
+    assert found["names"] == [f"{i}{j}" for i in range(3) for j in range(3)]
+    assert found["jpg"] == [b"0", b"1", b"2"] * 3
+    with pytest.raises(
+        ValueError, match=r"x\.tar: cannot be read as a tar: there is no header at byte 10,240"
+    ):
+        packs.packed(tmp_path, {"x.tar": datas[0] + b"text" * 128})
 
 
 def test_extensions_that_begin_with_each_other_are_distinct(tmp_path):

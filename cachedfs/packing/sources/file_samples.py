@@ -120,6 +120,7 @@ class ImageSource(DecodedSource):
                 f"columns={columns!r}: of images {{'image': 'ragged'}} is possible, and nothing else"
             )
         self._is_ragged = columns is not None
+        self._is_oriented = options.get("decode") != "image-raw"
         self._per_piece = PER_PIECE
 
     def look(self) -> list[SampleBatch]:
@@ -167,7 +168,9 @@ class ImageSource(DecodedSource):
         with ThreadPoolExecutor(2) as pool:  # Pillow releases the GIL while it decodes
             return list(
                 pool.map(
-                    lambda each: decoded_image(each[1], self.files.shown(each[0])),
+                    lambda each: decoded_image(
+                        each[1], self.files.shown(each[0]), is_oriented=self._is_oriented
+                    ),
                     zip(numbers, datas, strict=True),
                 )
             )
@@ -199,17 +202,19 @@ class ImageSource(DecodedSource):
         return self.files.shown(piece.start)
 
 
-def decoded_image(data: bytes, name: str) -> Array:
+def decoded_image(data: bytes, name: str, *, is_oriented: bool = True) -> Array:
     """Return the pixels of an image: (height, width), or (height, width, channels).
 
-    Raises ValueError, with the name, for data that Pillow cannot decode and for images over `MAX_SAMPLE` bytes.
+    `is_oriented`: turn the image as its EXIF orientation says, as viewers do. Raises ValueError, with the name, for data that Pillow cannot decode and for images over `MAX_SAMPLE` bytes.
     """
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise ImportError("decode='image' needs Pillow: pip install pillow") from error
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if is_oriented:
+                ImageOps.exif_transpose(image, in_place=True)
             if image.mode in ("P", "PA"):  # palette indexes have no meaning alone
                 image = image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
             elif image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "1"):

@@ -44,7 +44,7 @@ class HDF5Source(SampleSource):
     def look(self) -> list[SampleBatch]:
         first = self._first()
         with self._open_files.file(self.files, first) as file:
-            found, where = _datasets(file), self.files.shown(first)
+            found, where = self._datasets(file, first), self.files.shown(first)
             names = self.columns or list(found)
             missing = [name for name in names if name not in found]
             for name in missing or ([] if names else file):
@@ -107,7 +107,7 @@ class HDF5Source(SampleSource):
         """Return the number of the first file with rows; 0 if none has rows."""
         for number in range(len(self.files)):
             with self._open_files.file(self.files, number) as file:
-                found = _datasets(file)
+                found = self._datasets(file, number)
                 if any(found[name].shape[0] for name in self.columns or found if name in found):
                     return number
         return 0
@@ -189,12 +189,15 @@ class HDF5Source(SampleSource):
     def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
 
+    def _datasets(self, file: Any, number: int) -> dict[str, Any]:
+        return _datasets(file, self.files.shown(number), is_chosen=self.columns is not None)
+
     def _checked(self, file: Any, number: int) -> int:
         """Return the number of rows of a file.
 
         Raises ValueError if its datasets differ from the first file's.
         """
-        found = _datasets(file)
+        found = self._datasets(file, number)
         for field in self.fields:
             name = field.name
             other = None if name not in found else _field(name, found[name], self.files.shown(number))
@@ -260,15 +263,44 @@ class _LockedFile:
         self._open_files._lock.release()
 
 
-def _datasets(file: Any) -> dict[str, Any]:
-    """Return the datasets with at least one axis, by name."""
+def _datasets(file: Any, where: str, *, is_chosen: bool) -> dict[str, Any]:
+    """Return the datasets with at least one axis, by name. Links count, except those to other files.
+
+    Raises ValueError for a circular link, unless the user chose the datasets (`is_chosen`).
+    """
     found: dict[str, Any] = {}
-    file.visititems(
-        lambda name, what: (
-            found.update({name: what}) if isinstance(what, h5py.Dataset) and what.shape else None
-        )
-    )
+    for name, what in _all(file, file["/"], "", []):
+        if what is None and not is_chosen:
+            raise ValueError(
+                f"{where}: {name!r} is a circular link; columns=[...] says which datasets to pack"
+            )
+        if what is not None and what.shape:
+            found[name] = what
     return found
+
+
+def _all(file: Any, group: Any, head: str, above: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each dataset in a group, and the dataset; None for a circular link.
+
+    Not a function inside another: it would be in a reference cycle with the datasets. If the garbage collector freed
+    them in the event loop's thread, that thread would wait for the HDF5 lock, whose owner waits for the loop.
+    """
+    for name in group:
+        path = head + name
+        if elsewhere(file, path):
+            continue
+        try:
+            what = group[name]
+        except (KeyError, RuntimeError) as error:
+            if "too many" in str(error):  # links to links, without an end
+                yield path, None
+            continue  # the target does not exist
+        if isinstance(what, h5py.Dataset):
+            yield path, what
+        elif isinstance(what, h5py.Group) and what in [*above, group]:
+            yield path, None
+        elif isinstance(what, h5py.Group):
+            yield from _all(file, what, f"{path}/", [*above, group])
 
 
 def _field(name: str, data: Any, where: str) -> Field:

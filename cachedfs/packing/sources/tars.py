@@ -205,45 +205,62 @@ def samples_of(members: Iterable[TarMember], where: str) -> Iterator[TarSample]:
 
 
 class _members:
-    """Context manager that iterates over the files in a tar, from the header at byte `start` on."""
+    """Context manager that iterates over the files in a tar, from the header at byte `start` on.
+
+    Several tars may follow one another in a file (`cat a.tar b.tar`).
+    """
 
     def __init__(self, files: SourceFiles, number: int, start: int = 0) -> None:
         self._files, self._number, self._start = files, number, start
 
     def __enter__(self) -> Iterator[TarMember]:
         self._raw = self._files.fs.open(self._files.paths[self._number], "rb")
-        self._raw.seek(self._start)  # tarfile reports positions of the file object itself
-        try:
-            self._tar = tarfile.open(fileobj=self._raw, mode="r:")
-        except tarfile.TarError as error:
-            self._raw.close()
-            raise self._wrong(error) from error
         return self._all()
 
     def __exit__(self, *error: object) -> None:
-        self._tar.close()
         self._raw.close()
 
     def _all(self) -> Iterator[TarMember]:
+        start: int | None = self._start
+        while start is not None:
+            self._raw.seek(start)  # tarfile reports positions of the file object itself
+            try:
+                with tarfile.open(fileobj=self._raw, mode="r:") as tar:
+                    yield from self._members_of(tar)
+                    start = self._next_header(tar.offset)
+            except tarfile.TarError as error:
+                raise self._wrong(error) from error
+
+    def _members_of(self, tar: tarfile.TarFile) -> Iterator[TarMember]:
         last = 0
-        try:
-            while (info := self._tar.next()) is not None:
-                self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed hides it  # else it keeps all of them
-                last = info.offset_data + info.size
-                if info.issparse():
-                    raise ValueError(
-                        f"{self._files.shown(self._number)}: {info.name!r} is sparse: its bytes do not follow one another; "
-                        "make the tar without --sparse"
-                    )
-                if info.isreg():
-                    yield TarMember(info.name, info.offset, info.offset_data, info.size, self._raw)
-        except tarfile.TarError as error:
-            raise self._wrong(error) from error
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # typeshed hides it  # else it keeps all of them
+            last = info.offset_data + info.size
+            if info.issparse():
+                raise ValueError(
+                    f"{self._files.shown(self._number)}: {info.name!r} is sparse: its bytes do not follow one another; "
+                    "make the tar without --sparse"
+                )
+            if info.isreg():
+                yield TarMember(info.name, info.offset, info.offset_data, info.size, self._raw)
         if last > int(self._files.sizes[self._number]):
             raise self._wrong(EOFError("it is cut off"))
-        self._raw.seek(self._tar.offset)
-        if any(self._raw.read(tarfile.BLOCKSIZE)):  # tarfile treats a damaged header as the end
-            raise self._wrong(tarfile.ReadError(f"there is no header at byte {self._tar.offset:,}"))
+
+    def _next_header(self, end: int) -> int | None:
+        """Return the position of the next tar behind blocks of zeros at `end`; None at the end of the file."""
+        self._raw.seek(end)
+        position = end
+        while block := self._raw.read(tarfile.RECORDSIZE):
+            if any(block):
+                found = (
+                    position
+                    + (len(block) - len(block.lstrip(b"\0"))) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+                )
+                if found == end:  # tarfile treats a damaged header as the end
+                    raise self._wrong(tarfile.ReadError(f"there is no header at byte {end:,}"))
+                return found
+            position += len(block)
+        return None
 
     def _wrong(self, error: Exception) -> ValueError:
         return ValueError(
