@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
-from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.sample_source import PIECE, Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.sample_source import PIECE, BadFile, Item, SampleSource, SourceFiles
 
 __all__ = ["HDF5Source"]
 
@@ -30,6 +30,7 @@ class HDF5Source(SampleSource):
     """
 
     kind = "hdf5"
+    may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
@@ -104,23 +105,35 @@ class HDF5Source(SampleSource):
         return stop, values, sizes
 
     def _first(self) -> int:
-        """Return the number of the first file with rows; 0 if none has rows."""
-        for number in range(len(self.files)):
-            with self._open_files.file(self.files, number) as file:
-                found = self._datasets(file, number)
-                if any(found[name].shape[0] for name in self.columns or found if name in found):
-                    return number
-        return 0
+        """Return the number of the first file with rows; of the first one if none has rows."""
+        first: int | None = None
+        bad: tuple[Any, ...] = ()
+        for number in self.files.numbers:
+            try:
+                with self._open_files.file(self.files, number) as file:
+                    found = self._datasets(file, number)
+                    if any(found[name].shape[0] for name in self.columns or found if name in found):
+                        return number
+                first = number if first is None else first
+            except BadFile as error:
+                bad = bad or error.args  # not the error: its traceback would keep files open
+        if first is None and bad:
+            raise BadFile(*bad)
+        return first or 0
 
     def pieces(self) -> Iterable[SourcePiece]:
-        for number in range(len(self.files)):
-            with self._open_files.file(self.files, number) as file:
-                n = self._checked(file, number)
-                row = sum(self._row_sizes.values())
-                # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
-                chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
-                rows = max(1, PIECE // max(1, row))
-                step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
+        for number in self.files.numbers:
+            try:
+                with self._open_files.file(self.files, number) as file:
+                    n = self._checked(file, number)
+                    row = sum(self._row_sizes.values())
+                    # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
+                    chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
+                    rows = max(1, PIECE // max(1, row))
+                    step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
+            except BadFile:
+                yield SourcePiece(number, 0, END)  # `measure` raises the error again
+                continue
             yield from (SourcePiece(number, at, min(at + step, n)) for at in range(0, n, step))
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
@@ -251,8 +264,8 @@ class _LockedFile:
                     open_files._files[number] = h5py.File(raw, "r"), raw
                 except OSError as error:
                     raw.close()
-                    raise ValueError(
-                        f"{self._files.shown(number)}: h5py cannot read it as HDF5: {error}"
+                    raise BadFile(
+                        self._files.shown(number), f"h5py cannot read it as HDF5: {error}"
                     ) from error
             return open_files._files[number][0]
         except BaseException:  # an interrupt, too: `__exit__` does not run after this

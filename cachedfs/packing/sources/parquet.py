@@ -21,10 +21,12 @@ from cachedfs.packing.sources.arrow_columns import (
 )
 from cachedfs.packing.sources.sample_source import (
     PIECE,
+    BadFile,
     DecodedSource,
     Item,
     OpenReaders,
     SourceFiles,
+    looked_at,
     spread,
 )
 
@@ -44,6 +46,7 @@ class ParquetSource(DecodedSource):
     """
 
     kind = "parquet"
+    may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
@@ -51,7 +54,8 @@ class ParquetSource(DecodedSource):
         self._readers: OpenReaders[_Rows] = OpenReaders()
 
     def look(self) -> list[SampleBatch]:
-        first, file_schema = self._first()
+        numbers = self.files.numbers
+        first, file_schema = self._first(numbers)
         schema, self._structs = unfolded_types(file_schema), structs_of(file_schema)
         wanted = list(self.columns) if self.columns is not None else schema.names
         if missing := [name for name in wanted if name not in schema.names]:
@@ -65,7 +69,8 @@ class ParquetSource(DecodedSource):
             self.fields = fields_of(self._schema_as_asked(), self.columns)
         except ValueError as error:
             raise ValueError(f"{self.files.shown(first)}: {error}") from error
-        found = [self._sampled(number) for number in sorted({first, *spread(len(self.files), SAMPLED)})]
+        chosen = sorted({first, *(numbers[i] for i in spread(len(numbers), SAMPLED))})
+        found = looked_at(chosen, lambda number: [self._sampled(number)])
         n = sum(batch.n for batch in found)
         # Decoded bytes: the file stores repeated values only once.
         self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
@@ -83,15 +88,21 @@ class ParquetSource(DecodedSource):
             ]
         )
 
-    def _first(self) -> tuple[int, pa.Schema]:
+    def _first(self, numbers: list[int]) -> tuple[int, pa.Schema]:
         """Return the number and schema of the first file with rows.
 
         Files without rows are skipped, because pandas writes their columns without types.
         """
-        for number in range(len(self.files)):
-            with self._file(number) as file:
-                if file.metadata.num_rows:
-                    return number, file.schema_arrow
+        bad: tuple[Any, ...] = ()
+        for number in numbers:
+            try:
+                with self._file(number) as file:
+                    if file.metadata.num_rows:
+                        return number, file.schema_arrow
+            except BadFile as error:
+                bad = bad or error.args  # not the error: its traceback would keep files open
+        if bad:
+            raise BadFile(*bad)
         raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
 
     def _sampled(self, number: int) -> SampleBatch:
@@ -113,10 +124,14 @@ class ParquetSource(DecodedSource):
                 raise
 
     def pieces(self) -> Iterable[SourcePiece]:
-        for number in range(len(self.files)):
-            with self._file(number) as file:
-                self._check(number, file)
-                metadata = file.metadata
+        for number in self.files.numbers:
+            try:
+                with self._file(number) as file:
+                    self._check(number, file)
+                    metadata = file.metadata
+            except BadFile:
+                yield SourcePiece(number, 0, END)  # `measure` raises the error again
+                continue
             row = 0
             for i in range(metadata.num_row_groups):
                 group = metadata.row_group(i)
@@ -166,9 +181,7 @@ class ParquetSource(DecodedSource):
             return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         except pa.ArrowInvalid as error:
             raw.close()
-            raise ValueError(
-                f"{self.files.shown(number)}: Arrow cannot read it as Parquet: {error}"
-            ) from error
+            raise BadFile(self.files.shown(number), f"Arrow cannot read it as Parquet: {error}") from error
 
     def _check(self, number: int, file: pq.ParquetFile) -> None:
         """Raise ValueError for a file with rows whose columns differ from the schema."""

@@ -11,7 +11,16 @@ import numpy as np
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
 from cachedfs.packing.sources.file_samples import as_text
-from cachedfs.packing.sources.sample_source import MAX_SAMPLE, NAMES, Item, SampleSource, SourceFiles, spread
+from cachedfs.packing.sources.sample_source import (
+    MAX_SAMPLE,
+    NAMES,
+    BadFile,
+    Item,
+    SampleSource,
+    SourceFiles,
+    looked_at,
+    spread,
+)
 
 __all__ = ["TarSource"]
 
@@ -30,6 +39,7 @@ class TarSource(SampleSource):
     """
 
     kind = "tar"
+    may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
@@ -45,18 +55,12 @@ class TarSource(SampleSource):
         found: dict[str, list[bytes]] = {}
         lengths: dict[str, list[int]] = {}
         names: list[str] = []
-        for number in spread(len(self.files), SAMPLED):
-            size = 0
-            with _members(self.files, number) as members:
-                for sample in samples_of(members, self.files.shown(number)):
-                    names.append(sample.name)
-                    for ending, member in sample.members.items():
-                        if self.columns is None or ending in self.columns:
-                            found.setdefault(ending, []).append(member.data(MEMBER_SIZE))
-                            lengths.setdefault(ending, []).append(member.size)
-                            size += len(found[ending][-1])
-                    if size > SAMPLED_SIZE:
-                        break
+        numbers = self.files.numbers
+        for sample, datas in looked_at([numbers[i] for i in spread(len(numbers), SAMPLED)], self._looked):
+            names.append(sample.name)
+            for ending, data in datas.items():
+                found.setdefault(ending, []).append(data)
+                lengths.setdefault(ending, []).append(sample.members[ending].size)
         if missing := [ending for ending in self.columns or () if ending not in found]:
             raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {sorted(found)}")
         if not found:
@@ -79,8 +83,24 @@ class TarSource(SampleSource):
         }
         return [SampleBatch(len(names), values, sizes)]
 
+    def _looked(self, number: int) -> list[tuple[TarSample, dict[str, bytes]]]:
+        """Return the first samples of a tar, and the first bytes of their members."""
+        found, size = [], 0
+        with _members(self.files, number) as members:
+            for sample in samples_of(members, self.files.shown(number)):
+                datas = {
+                    ending: member.data(MEMBER_SIZE)
+                    for ending, member in sample.members.items()
+                    if self.columns is None or ending in self.columns
+                }
+                found.append((sample, datas))
+                size += sum(map(len, datas.values()))
+                if size > SAMPLED_SIZE:
+                    break
+        return found
+
     def pieces(self) -> Iterable[SourcePiece]:
-        return [SourcePiece(number, 0, END) for number in range(len(self.files))]
+        return [SourcePiece(number, 0, END) for number in self.files.numbers]
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
         """Read the headers and the small members. `places` has the byte positions of all other members."""
@@ -262,8 +282,8 @@ class _members:
             position += len(block)
         return None
 
-    def _wrong(self, error: Exception) -> ValueError:
-        return ValueError(
-            f"{self._files.shown(self._number)}: cannot be read as a tar: {error}; a compressed one cannot be read in "
-            "parts: decompress it first"
+    def _wrong(self, error: Exception) -> BadFile:
+        return BadFile(
+            self._files.shown(self._number),
+            f"cannot be read as a tar: {error}; a compressed one cannot be read in parts: decompress it first",
         )
