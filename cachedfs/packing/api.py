@@ -220,10 +220,6 @@ class Packing:
         )
         self.source.fields = self.plan.fields
         self.notes: list[str] = [*self.source.notes]
-        if hidden := self.files.hidden:
-            self.notes.append(
-                f"{text.counted(len(hidden), 'hidden file')} left out: {', '.join(hidden[:3])}{', ...' * (len(hidden) > 3)}"
-            )
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         self._plan_json = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
         self._planning_s = time.perf_counter() - started

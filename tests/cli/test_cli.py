@@ -445,11 +445,9 @@ def test_pack_prints_the_files_that_are_left_out(cloud, tmp_path):
     pytest.importorskip("PIL.Image").new("L", (2, 2)).save(sink, "png")
     cloud.put("src/0.png", sink.getvalue())
     cloud.put("src/1.png", b"no image")
-    cloud.put("src/.DS_Store", b"hidden")
     arguments = ("pack", "--decode", "image", cloud.url("src", "gs://"), str(tmp_path / "out.zarr"))
     assert "--on-error skip" in run(*arguments, status=1).stderr
     lines = run(*arguments, "--on-error", "skip").stderr.splitlines()
-    assert lines[0].startswith("1 hidden file left out: ")
     assert re.match(r"left out: .*1\.png: Pillow cannot decode the image", lines[-2])
     assert "; 1 file left out;" in lines[-1]
 

@@ -114,22 +114,6 @@ def test_a_file_costs_one_request_and_a_shard_one_upload(cloud):
     assert asked.count("upload") == done.objects + 4 + 1 + 1 + 1
 
 
-def test_hidden_files_of_folders_are_left_out_and_said(cloud):
-    cloud.put("src/.data/a", b"a")
-    hidden = [".DS_Store", "._a", "Thumbs.db", "sub/desktop.ini", ".git/config"]
-    for name in hidden:
-        cloud.put(f"src/.data/{name}", b"hidden")
-    for source in ("src/.data", "src/.data/**"):
-        done = pack(cloud.url(source), cloud.url("out.zarr"), overwrite=True)
-        assert packs.stored(cloud.url("out.zarr"), "names", text=True) == ["a"]
-        assert [note.partition(":")[0] for note in done.notes] == ["5 hidden files left out"]
-    for source in ("src/.data/.DS_Store", [cloud.url("src/.data/.DS_Store")], "src/.data/.DS*"):
-        url = cloud.url(source) if isinstance(source, str) else source
-        pack(url, cloud.url("out.zarr"), overwrite=True)
-        assert packs.stored(cloud.url("out.zarr"), "data", text=True) == ["hidden"]
-    refused(FileNotFoundError, "all files here are hidden", cloud.url("src/.data/sub"), cloud.url("new.zarr"))
-
-
 def test_one_file_larger_than_a_shard(cloud):
     data = cloud.put("src/big", noise(70_001))
     cloud.put("src/small", b"x")

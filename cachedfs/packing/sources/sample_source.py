@@ -10,10 +10,9 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
-from fsspec.core import has_magic, url_to_fs
+from fsspec.core import url_to_fs
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
-from cachedfs.errors import ObjectNotFound
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 
@@ -41,7 +40,6 @@ MAX_SAMPLE = 128 << 20
 MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are written
 MAX_OPEN = 32  # largest number of open readers: one for each thread that reads a file in sequence
 NAMES = "names"  # field with the name of each sample in the source
-SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # hidden files of Windows; others begin with a dot
 # Listing keys, in order of preference, whose value changes with the content of a file.
 VERSIONS = (
     "generation",
@@ -81,17 +79,9 @@ class SourceFiles:
         """
         self._urls, self._options = urls if isinstance(urls, str) else _listed(urls), dict(options or {})
         self.url, url_list = as_urls(self._urls)
-        self.hidden: list[str] = []  # files of folders and patterns that are left out
         self.fs, path = url_to_fs(self.url, **self._options)
         if url_list is None:
             found = infos_of(self.fs, self.url, path)
-            self.hidden = [name for name in found if name != path and _is_hidden(name, path)]
-            if len(self.hidden) == len(found):
-                raise ObjectNotFound(
-                    f"{self.url}: all files here are hidden, such as {self.hidden[0]}; a list of URLs names the files to pack"
-                )
-            for name in self.hidden:
-                del found[name]
             paths, infos = list(found), list(found.values())
         else:  # a list may name a file twice
             paths = paths_of(self.fs, url_list)
@@ -396,17 +386,6 @@ def without_samples(fields: Sequence[Field], skipped: Mapping[int, str]) -> Piec
 
 def _listed(urls: Any) -> Any:
     return urls if hasattr(urls, "__fspath__") else list(urls)
-
-
-def _is_hidden(path: str, source: str) -> bool:
-    """Return whether a file of a folder or pattern is hidden, or in a hidden folder. Names in `source` are not."""
-    *folders, name = path.split("/")
-    if name.lower() in SYSTEM_FILES:
-        return True
-    named = source.split("/")
-    if any(part.startswith(".") and has_magic(part) for part in named):  # such as `.*`
-        return False
-    return any(part.startswith(".") for part in {*folders, name} - {*named})
 
 
 def _key(path: str, info: Mapping[str, Any]) -> int:
