@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.sample_source import PIECE, BadFile, Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.sample_source import PIECE, BadFile, Item, SampleSource, SourceFiles, looked_at
 
 __all__ = ["HDF5Source"]
 
@@ -106,20 +107,17 @@ class HDF5Source(SampleSource):
 
     def _first(self) -> int:
         """Return the number of the first file with rows; of the first one if none has rows."""
-        first: int | None = None
-        bad: tuple[Any, ...] = ()
-        for number in self.files.numbers:
-            try:
-                with self._open_files.file(self.files, number) as file:
-                    found = self._datasets(file, number)
-                    if any(found[name].shape[0] for name in self.columns or found if name in found):
-                        return number
-                first = number if first is None else first
-            except BadFile as error:
-                bad = bad or error.args  # not the error: its traceback would keep files open
-        if first is None and bad:
-            raise BadFile(*bad)
+        first = None
+        for number, has_rows in looked_at(self.files.numbers, self._has_rows):
+            if has_rows:
+                return number
+            first = number if first is None else first
         return first or 0
+
+    def _has_rows(self, number: int) -> bool:
+        with self._open_files.file(self.files, number) as file:
+            found = self._datasets(file, number)
+            return any(found[name].shape[0] for name in self.columns or found if name in found)
 
     def pieces(self) -> Iterable[SourcePiece]:
         for number in self.files.numbers:
@@ -241,39 +239,21 @@ class _OpenFiles:
     def __reduce__(self) -> Any:
         return type(self), ()
 
-    def file(self, files: SourceFiles, number: int) -> _LockedFile:
-        return _LockedFile(self, files, number)
-
-
-class _LockedFile:
-    """Context manager for an open file, with the lock held. It opens the file if needed."""
-
-    def __init__(self, open_files: _OpenFiles, files: SourceFiles, number: int) -> None:
-        self._open_files, self._files, self._number = open_files, files, number
-
-    def __enter__(self) -> Any:
-        open_files, number = self._open_files, self._number
-        open_files._lock.acquire()
-        try:
-            if number not in open_files._files:
-                while len(open_files._files) >= MAX_OPEN:
-                    for each in open_files._files.pop(next(iter(open_files._files))):
+    @contextlib.contextmanager
+    def file(self, files: SourceFiles, number: int) -> Iterator[Any]:
+        """Return a context manager for an open file, with the lock held. Raises BadFile if it is not HDF5."""
+        with self._lock:
+            if number not in self._files:
+                while len(self._files) >= MAX_OPEN:
+                    for each in self._files.pop(next(iter(self._files))):
                         each.close()
-                raw = self._files.fs.open(self._files.paths[number], "rb")
+                raw = files.fs.open(files.paths[number], "rb")
                 try:
-                    open_files._files[number] = h5py.File(raw, "r"), raw
+                    self._files[number] = h5py.File(raw, "r"), raw
                 except OSError as error:
                     raw.close()
-                    raise BadFile(
-                        self._files.shown(number), f"h5py cannot read it as HDF5: {error}"
-                    ) from error
-            return open_files._files[number][0]
-        except BaseException:  # an interrupt, too: `__exit__` does not run after this
-            open_files._lock.release()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        self._open_files._lock.release()
+                    raise BadFile(files.shown(number), f"h5py cannot read it as HDF5: {error}") from error
+            yield self._files[number][0]
 
 
 def _datasets(file: Any, where: str, *, is_chosen: bool) -> dict[str, Any]:

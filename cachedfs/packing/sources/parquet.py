@@ -70,7 +70,7 @@ class ParquetSource(DecodedSource):
         except ValueError as error:
             raise ValueError(f"{self.files.shown(first)}: {error}") from error
         chosen = sorted({first, *(numbers[i] for i in spread(len(numbers), SAMPLED))})
-        found = looked_at(chosen, lambda number: [self._sampled(number)])
+        found = [batch for _, batch in looked_at(chosen, self._sampled)]
         n = sum(batch.n for batch in found)
         # Decoded bytes: the file stores repeated values only once.
         self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
@@ -93,17 +93,14 @@ class ParquetSource(DecodedSource):
 
         Files without rows are skipped, because pandas writes their columns without types.
         """
-        bad: tuple[Any, ...] = ()
-        for number in numbers:
-            try:
-                with self._file(number) as file:
-                    if file.metadata.num_rows:
-                        return number, file.schema_arrow
-            except BadFile as error:
-                bad = bad or error.args  # not the error: its traceback would keep files open
-        if bad:
-            raise BadFile(*bad)
+        for number, (n_rows, schema) in looked_at(numbers, self._n_rows_and_schema):
+            if n_rows:
+                return number, schema
         raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
+
+    def _n_rows_and_schema(self, number: int) -> tuple[int, pa.Schema]:
+        with self._file(number) as file:
+            return file.metadata.num_rows, file.schema_arrow
 
     def _sampled(self, number: int) -> SampleBatch:
         stored = pa.schema([(each.name, stored_type(each.type)) for each in self._schema])

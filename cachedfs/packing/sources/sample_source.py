@@ -404,21 +404,23 @@ def _common_folder(names: Sequence[str]) -> str:
     return first[: first.rfind("/", 0, n) + 1]
 
 
-def looked_at(numbers: Iterable[int], look: Callable[[int], Iterable[Looked]]) -> list[Looked]:
-    """Return what `look` returns for each of these files, except bad ones.
+def looked_at(numbers: Iterable[int], look: Callable[[int], Looked]) -> Iterator[tuple[int, Looked]]:
+    """Yield the number of each file and what `look` returns for it, except bad ones.
 
     If all are bad, it raises the first error.
     """
-    found: list[Looked] = []
-    bad: list[tuple[Any, ...]] = []
+    bad: tuple[Any, ...] = ()
+    is_any = False
     for number in numbers:
         try:
-            found.extend(look(number))
+            found = look(number)
         except BadFile as error:
-            bad.append(error.args)  # not the error: its traceback would keep open files
-    if bad and not found:
-        raise BadFile(*bad[0])
-    return found
+            bad = bad or error.args  # not the error: its traceback would keep files open
+            continue
+        is_any = True
+        yield number, found
+    if bad and not is_any:
+        raise BadFile(*bad)
 
 
 def spread(n: int, most: int) -> list[int]:

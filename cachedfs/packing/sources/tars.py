@@ -56,7 +56,8 @@ class TarSource(SampleSource):
         lengths: dict[str, list[int]] = {}
         names: list[str] = []
         numbers = self.files.numbers
-        for sample, datas in looked_at([numbers[i] for i in spread(len(numbers), SAMPLED)], self._looked):
+        chosen = [numbers[i] for i in spread(len(numbers), SAMPLED)]
+        for sample, datas in (each for _, looked in looked_at(chosen, self._looked) for each in looked):
             names.append(sample.name)
             for ending, data in datas.items():
                 found.setdefault(ending, []).append(data)
