@@ -36,7 +36,13 @@ def pack(
             help="Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names.",
         ),
     ] = None,
-    decode: Annotated[str | None, option(metavar="image", help="Pack the pixels of image files.")] = None,
+    decode: Annotated[
+        str | None,
+        option(
+            metavar="image|image-raw",
+            help="Pack the pixels of image files; raw: without their EXIF orientation.",
+        ),
+    ] = None,
     columns: Annotated[
         list[str] | None,
         option(
@@ -56,6 +62,13 @@ def pack(
     dask: Annotated[
         str | None, option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler.")
     ] = None,
+    on_error: Annotated[
+        str,
+        option(
+            metavar="raise|skip",
+            help="Files that cannot be read or decoded: stop after twenty and name them, or leave them out.",
+        ),
+    ] = "raise",
     overwrite: Annotated[
         bool, flag("--overwrite", help="Remove a Zarr store that is at TARGET first.")
     ] = False,
@@ -68,7 +81,7 @@ def pack(
     """
     from cachedfs.packing import Packing
 
-    check_choices(kind=kind, decode=decode, codec=codec)
+    check_choices(kind=kind, decode=decode, codec=codec, on_error=on_error)
     check_sizes(chunk_bytes=chunk_bytes, shard_bytes=shard_bytes)
     if n_workers is not None and n_workers < 1:
         raise typer.BadParameter(f"{n_workers} is not 1 or more", param_hint="--workers")
@@ -85,28 +98,31 @@ def pack(
         codec=codec,
         storage_options=options_of(source, common),
         target_options=options_of(target, common),
+        on_error=on_error,
     )
     if not common.as_json:
-        for line in packing.plan.lines():
+        for line in [*packing.notes, *packing.plan.lines()]:
             say(line, err=True)
     with progress(is_quiet=common.as_json) as callback, naming(target):
         done = packing.run(n_workers=n_workers, client=dask, callback=callback, overwrite=overwrite)
     if common.as_json:
         print_json(dataclasses.asdict(done))
     else:
+        for line in done.skipped:
+            say(f"left out: {line}", err=True)
         say(str(done), err=True)
 
 
 def check_choices(**values: str | None) -> None:
     """Raise BadParameter for an option value that is invalid for any SOURCE."""
     from cachedfs.packing.chunk_sizes import CODECS
-    from cachedfs.packing.sources.detect import KINDS
+    from cachedfs.packing.sources.detect import DECODE, KINDS
 
-    choices = {"kind": KINDS, "decode": ("image",), "codec": CODECS}
+    choices = {"kind": KINDS, "decode": DECODE, "codec": CODECS, "on_error": ("raise", "skip")}
     for name, value in values.items():
         if value is not None and value not in choices[name]:
             raise typer.BadParameter(
-                f"{value!r} is none of: {', '.join(choices[name])}", param_hint=f"--{name}"
+                f"{value!r} is none of: {', '.join(choices[name])}", param_hint=f"--{name.replace('_', '-')}"
             )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ __all__ = ["Packed", "Packing", "pack", "part_size", "prefetching"]
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 
 logger = logging.getLogger("cachedfs.packing")
+FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began with
+SKIPPED = "skipped.json"  # object of the store with the files that were left out
+MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
 THREADS = 2, 4  # fewest and most threads when `n_workers` is None
 AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
 
@@ -85,13 +89,18 @@ class Packed:
     """Duration of planning and packing, in seconds."""
     verified: str
     """Number of objects verified by checksum, and by reading them back, as text."""
+    skipped: list[str] = dataclasses.field(default_factory=list)
+    """Files that were left out because they cannot be read or decoded, each with the reason."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """Decisions that you may want to know, such as the name of a column that has none."""
 
     def __str__(self) -> str:
         rate = f", {text.size(self.source_size / self.seconds)}/s" if self.seconds else ""
         resumed = f", {self.resumed} of them from an earlier run" if self.resumed else ""
+        skipped = f"; {text.counted(len(self.skipped), 'file')} left out" if self.skipped else ""
         return (
             f"{self.samples:,} samples, {text.size(self.source_size)} of {self.kind}, in {self.objects} objects of {text.size(self.size)}"
-            f"{resumed}; {self.seconds:.1f} s{rate}; {self.verified}"
+            f"{resumed}{skipped}; {self.seconds:.1f} s{rate}; {self.verified}"
         )
 
 
@@ -111,6 +120,7 @@ def pack(
     target_options: Mapping[str, Any] | None = None,
     callback: Any = DEFAULT_CALLBACK,
     overwrite: bool = False,
+    on_error: str = "raise",
 ) -> Packed:
     """Pack many samples into one sharded Zarr v3 group at `target`, and verify it.
 
@@ -121,7 +131,8 @@ def pack(
 
     `source` is a folder, a pattern, a file or a list of URLs. `kind` is "files" (one sample for each file), "lines",
     "jsonl", "csv", "parquet", "hdf5" or "tar" (WebDataset). None detects it from file names and first bytes. Files are
-    packed as bytes; `decode="image"` packs their pixels. `columns` lists the columns, endings or datasets to pack. For
+    packed as bytes; `decode="image"` packs their pixels, turned by their EXIF orientation, and "image-raw" as they are
+    stored. Hidden files (`.DS_Store`, `Thumbs.db`) of folders and patterns are left out. `columns` lists the columns, endings or datasets to pack. For
     lines, jsonl, csv and parquet it may be a dictionary from name to type: "float32", "float32[768]", "ragged int64",
     "utf8", "bytes", "json" or None (detect it). For images, `{"image": "ragged"}` allows any mix of shapes.
 
@@ -134,6 +145,10 @@ def pack(
     `n_workers` threads write the shards (up to 4 by default). With `client`, a Dask client or the address of a Dask
     scheduler, the workers of that cluster write them. `storage_options` are the fsspec options of `source`,
     `target_options` those of `target`. `callback` is an fsspec callback that counts bytes of samples.
+
+    `on_error` says what to do about files that cannot be read or decoded. "raise" raises ValueError that names up to
+    twenty of them, after it has packed the others: remove them, and run it again to finish. "skip" leaves them out, and
+    lists them in `Packed.skipped` and in the object `skipped.json` of the store.
 
     A second run after an interrupted one writes only the missing shards. The group's `zarr.json` is written last, so a
     group that opens is complete. `overwrite=True` first removes a Zarr store at `target`, unless it is the same
@@ -153,8 +168,9 @@ def pack(
         codec=codec,
         storage_options=storage_options,
         target_options=target_options,
+        on_error=on_error,
     )
-    for line in packing.plan.lines():
+    for line in [*packing.notes, *packing.plan.lines()]:
         logger.info("%s", line)
     return packing.run(n_workers=n_workers, client=client, callback=callback, overwrite=overwrite)
 
@@ -175,6 +191,7 @@ class Packing:
         codec: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         target_options: Mapping[str, Any] | None = None,
+        on_error: str = "raise",
     ) -> None:
         """List the source, read some samples and plan the arrays. Nothing is written.
 
@@ -183,6 +200,9 @@ class Packing:
         started = time.perf_counter()
         if kind is not None and kind not in KINDS:
             raise ValueError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r}: expected 'raise' or 'skip'")
+        self._is_skipping = on_error == "skip"
         self._chunk, self._shard = part_size(chunk_bytes=chunk_bytes), part_size(shard_bytes=shard_bytes)
         self.store = ZarrTarget(target, target_options)
         self.files = SourceFiles(source, storage_options)
@@ -190,6 +210,8 @@ class Packing:
         head = self.files.head(0, HEAD) if len(self.files) == 1 else b""
         self.kind = kind or kind_of(self.files.paths, head)
         self.source: SampleSource = source_of(self.kind, self.files, decode=decode, columns=columns)
+        if self.source.may_skip and (earlier := self.store.read(FILES)) is not None:
+            self.files.adopt(earlier)
         sampled = self.source.look()
         if not sum(batch.n for batch in sampled):
             raise ValueError(f"{self.files.url}: nothing to pack: it has no samples")
@@ -197,6 +219,7 @@ class Packing:
             self.source, sampled, self.store.protocol, chunk=self._chunk, shard=self._shard, codec=codec
         )
         self.source.fields = self.plan.fields
+        self.notes: list[str] = [*self.source.notes]
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
         self._plan_json = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
         self._planning_s = time.perf_counter() - started
@@ -221,8 +244,11 @@ class Packing:
             self._pool(job, n_workers, client) as pool,
             prefetching(self.source, existing, is_on=client is None),
         ):
-            run = ShardRunner(job, pool, existing, callback.relative_update)
+            most_skipped = math.inf if self._is_skipping else MOST_NAMED
+            run = ShardRunner(job, pool, existing, callback.relative_update, most_skipped)
             run()
+        if run.skipped and not self._is_skipping:
+            raise ValueError(_why_not_packed(self.files, run.skipped))
         return self._finish(job, run, started)
 
     @contextlib.contextmanager
@@ -246,7 +272,8 @@ class Packing:
         store.is_interrupted = False
         existing = store.listing()
         stored_plan = store.kept_plan() if f"{BESIDE}/plan.json" in existing else None
-        if stored_plan is not None and stored_plan == json.loads(json.dumps(self._plan_json)):
+        is_same = stored_plan is not None and stored_plan == json.loads(json.dumps(self._plan_json))
+        if is_same and not any(map(self._is_packed, self.files.removed)):
             return existing
         if existing:
             is_ours = any(name in existing for name in ZARR) or any(
@@ -256,21 +283,31 @@ class Packing:
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
         store.keep_plan(self._plan_json)
+        if self.source.may_skip:
+            store.put(FILES, self.files.as_bytes())
         return {}
+
+    def _is_packed(self, number: int) -> bool:
+        """Return whether an earlier run may have packed samples of a file."""
+        counts = self.store.kept(self.source.piece_of(number).name)
+        return counts is not None and number not in counts.skipped
 
     def _finish(self, job: PackTask, run: ShardRunner, started: float) -> Packed:
         store, plan = self.store, self.plan
         pieces = [piece for piece, _ in run.pieces]
         small, lengths = write_small(job, pieces, dict(plan.small))
         lengths |= {name: run.length(name) for name in plan.big}
-        if self.files.again().digest != self.files.digest:
+        if self.files.again().listed != self.files.listed:
             raise ValueError(
                 f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
                 "with overwrite"
             )
         stored = {**run.stored, **{each.name: each for each in small}}
         self._verify(stored, lengths, run.n_samples)
-        store.finish(array_plans(plan, lengths), attributes_of(plan, self.source, run.n_samples))
+        skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
+        if skipped:
+            store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
+        store.finish(array_plans(plan, lengths), attributes_of(self.source, run.n_samples, len(skipped)))
         store.remove(BESIDE)
         n_stated = sum(each.checksum is not None for each in stored.values())
         return Packed(
@@ -285,6 +322,8 @@ class Packing:
             size=sum(each.size for each in stored.values()),
             seconds=round(self._planning_s + time.perf_counter() - started, 3),
             verified=f"verified: {n_stated} objects by the origin's checksum, {len(stored) - n_stated} read back",
+            skipped=[f"{name}: {reason}" for name, reason in skipped.items()],
+            notes=self.notes,
         )
 
     def _verify(self, stored: Mapping[str, StoredObject], lengths: Mapping[str, int], n: int) -> None:
@@ -303,6 +342,15 @@ class Packing:
             rows = lengths[field.name + OFFSETS] - 1 if field.is_ragged else lengths[field.name]
             if rows != n:
                 raise OSError(f"{self.store.shown(field.name)}: {rows:,} samples, and {n:,} were read")
+
+
+def _why_not_packed(files: SourceFiles, skipped: Mapping[int, str]) -> str:
+    named = [f"{files.shown(number)}: {skipped[number]}" for number in sorted(skipped)[:MOST_NAMED]]
+    least = "at least " if len(skipped) >= MOST_NAMED else ""
+    return (
+        f"{files.url}: {least}{text.counted(len(skipped), 'file')} cannot be packed. Remove them and pack again, which goes on "
+        "from here, or leave them out with on_error='skip' (--on-error skip):\n" + "\n".join(named)
+    )
 
 
 def _why_not_empty(url: str, is_begun: bool, *, is_ours: bool) -> str:

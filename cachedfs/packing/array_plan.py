@@ -20,6 +20,7 @@ __all__ = ["ATTRIBUTE", "FORMAT", "StorePlan", "array_plans", "attributes_of", "
 
 ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
 FORMAT = 1
+PLAN_FORMAT = 2  # of the plan in the working files: 2 turns images by their EXIF orientation
 SMALL_SHARD = 16 << 20  # bytes of a shard: all small arrays are built at the same time
 
 
@@ -35,7 +36,7 @@ class StorePlan:
     def as_json(self, source: SampleSource, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the plan as JSON. A run continues an earlier one only if their JSON is equal."""
         return {
-            "format": FORMAT,
+            "format": PLAN_FORMAT,
             "source": {"digest": source.files.digest, "kind": source.kind, **options},
             "fields": [dataclasses.asdict(field) for field in self.fields],
             "arrays": {name: _as_json(encoding) for name, encoding in {**self.big, **self.small}.items()},
@@ -114,9 +115,10 @@ def array_plans(plan: StorePlan, lengths: Mapping[str, int]) -> list[ArrayPlan]:
     return found
 
 
-def attributes_of(plan: StorePlan, source: SampleSource, n: int) -> dict[str, Any]:
-    """Return the attributes of the group: source, kind and number of samples."""
-    return {ATTRIBUTE: {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n}}
+def attributes_of(source: SampleSource, n: int, n_skipped: int) -> dict[str, Any]:
+    """Return the attributes of the group: source, kind, and number of samples and of files left out."""
+    found = {"format": FORMAT, "source": source.files.url, "kind": source.kind, "samples": n}
+    return {ATTRIBUTE: found | ({"skipped": n_skipped} if n_skipped else {})}
 
 
 def _attributes(field: Field) -> dict[str, Any]:

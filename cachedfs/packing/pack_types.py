@@ -63,13 +63,15 @@ class SampleBatch:
 
     `values` has the rows or elements of each field, concatenated along the first axis. `sizes` has the number of
     elements of each sample, for ragged fields. `stop` is used for a piece that stops at END: the start of the piece
-    that continues it, or END if nothing follows.
+    that continues it, or END if nothing follows. `skipped` has the reason for each file that cannot be packed, by
+    its number.
     """
 
     n: int
     values: Mapping[str, Array]
     sizes: Mapping[str, Array]
     stop: int = END
+    skipped: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +83,7 @@ class PieceCounts:
     """The counts of a piece: its number of samples, their sizes, and all values of small fields.
 
     They are needed before the samples of later pieces can be placed. `places` holds the byte positions that a source
-    needs to find the samples again.
+    needs to find the samples again. `skipped` is that of `SampleBatch`.
     """
 
     n: int
@@ -89,6 +91,7 @@ class PieceCounts:
     sizes: Mapping[str, Array] = field(default_factory=dict)
     places: Mapping[str, Array] = field(default_factory=dict)
     stop: int = END
+    skipped: Mapping[int, str] = field(default_factory=dict)
 
     def length(self, of: Field) -> int:
         """Return the number of rows, or of elements of a ragged field, in the piece."""
@@ -101,7 +104,9 @@ class PieceCounts:
         """
         parts = {"small": self.small, "sizes": self.sizes, "places": self.places}
         names = [(part, name) for part, named in parts.items() for name in named]
-        header = json.dumps({"n": self.n, "stop": self.stop, "names": names})
+        header = json.dumps(
+            {"n": self.n, "stop": self.stop, "names": names, "skipped": [*self.skipped.items()]}
+        )
         buffer = io.BytesIO()
         np.savez_compressed(buffer, np.array(header), *(parts[part][name] for part, name in names))
         return buffer.getvalue()
@@ -116,7 +121,8 @@ class PieceCounts:
             header_values = json.loads(header.item())
             for (part, name), array in zip(header_values["names"], arrays, strict=True):
                 parts[part][name] = array
-            return cls(header_values["n"], **parts, stop=header_values["stop"])
+            skipped = {int(number): str(reason) for number, reason in header_values["skipped"]}
+            return cls(header_values["n"], **parts, stop=header_values["stop"], skipped=skipped)
         except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
             return None
 

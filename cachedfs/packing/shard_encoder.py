@@ -1,13 +1,13 @@
 """Encode a Zarr v3 shard: chunks one by one, each with its CRC-32C, then the index. No I/O.
 
-zarr's own writer needs the whole shard in memory before it encodes, and does not return the bytes that it sent.
+zarr's own writer gives the same bytes, but needs the whole shard in memory. With two threads it takes a third longer
+for chunks of 256 KiB, and four to five times as long for chunks of 4 KiB.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from cachedfs.common.checksums import crc32c_of
 from cachedfs.packing.chunk_sizes import CODECS, ChunkGridPlan
 from cachedfs.packing.pack_types import Array, Field
 
-__all__ = ["ChunkEncoding", "ShardBytes", "measured", "places", "wrong_with"]
+__all__ = ["ChunkEncoding", "ShardBytes", "measured", "wrong_with"]
 
 # Blosc's global threads block all other callers, and shards are encoded in parallel.
 numcodecs.blosc.use_threads = False
@@ -83,7 +83,7 @@ class ChunkEncoding:
 class ShardBytes:
     """The growing bytes of one shard.
 
-    The caller must add the chunks in the order of `places`, each once.
+    The caller must add the chunks in the order of their indexes, each once.
     """
 
     def __init__(self, encoding: ChunkEncoding) -> None:
@@ -104,12 +104,6 @@ class ShardBytes:
         index = self._index.tobytes()
         self._data += index + crc32c_of(index).to_bytes(4, "little")
         return self._data
-
-
-def places(encoding: ChunkEncoding, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the indexes of the chunks of a shard; `shape` is the part of the shard inside the array."""
-    counts = (-(-n // part) for n, part in zip(shape, encoding.grid.chunk, strict=True))
-    yield from itertools.product(*map(range, counts))
 
 
 def wrong_with(data: bytes, encoding: ChunkEncoding, n_chunks: int) -> str | None:

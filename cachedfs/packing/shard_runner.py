@@ -5,6 +5,7 @@ Pieces are counted in source order; a shard is written once its samples are coun
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from bisect import bisect_right
@@ -22,6 +23,7 @@ from cachedfs.packing.task import PackTask, PieceInfo, object_name
 __all__ = ["ShardRunner"]
 
 MAX_HELD = 96 << 20  # decoded bytes that may wait in memory until their shards are complete
+logger = logging.getLogger("cachedfs.packing")
 CHECKSUMS_S = 10.0  # seconds between two writes of the checksums of finished shards
 Place = tuple[int, ...]
 
@@ -38,12 +40,15 @@ class ShardRunner:
         pool: TaskPool,
         existing: Mapping[str, StoredObject],
         on_stored: Callable[[int], object],
+        most_skipped: float = math.inf,
     ) -> None:
         """`existing` has the objects in the store.
 
-        `on_stored(n)` is called after `n` bytes of samples are stored.
+        `on_stored(n)` is called after `n` bytes of samples are stored. The run stops after `most_skipped` files that
+        cannot be packed.
         """
         self._task, self._pool, self._existing, self._on_stored = task, pool, existing, on_stored
+        self._most_skipped = most_skipped
         self._checksums = task.store.kept_done(existing)
         self._fields = task.source.big
         self._unread_pieces = iter(task.source.pieces())
@@ -61,16 +66,18 @@ class ShardRunner:
         self._has_all_pieces = False
         self.pieces: list[tuple[SourcePiece, PieceInfo]] = []
         self.stored: dict[str, StoredObject] = {}
+        self.skipped: dict[int, str] = {}  # the reason for each file that cannot be packed, by its number
 
     def __call__(self) -> None:
         """Run the pack to its end. Raises the error of a failed worker."""
-        while True:
+        while len(self.skipped) < self._most_skipped:
             self._submit_calls()
             if not (self._writing or self._measuring):
                 break
             for handle, result in self._pool.finished():
                 if (slot := self._measuring.pop(handle, None)) is not None:
                     slot.counts = result
+                    self._record_skipped(result.skipped)
                     self._place_pieces()
                 else:
                     self._record_stored(*self._writing.pop(handle), result)
@@ -116,6 +123,12 @@ class ShardRunner:
         else:
             self._measuring[self._pool.submit("measure", slot.piece, is_stored)] = slot
         return True
+
+    def _record_skipped(self, skipped: Mapping[int, str]) -> None:
+        files = self._task.source.files
+        for number in skipped.keys() - files.removed:
+            self.skipped[number] = skipped[number]
+            logger.warning("cannot pack %s: %s", files.shown(number), skipped[number])
 
     def _place_pieces(self) -> None:
         """Give the samples of counted pieces their positions in the arrays, in source order."""

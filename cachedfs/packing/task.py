@@ -11,7 +11,7 @@ import numpy as np
 
 from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SourcePiece
 from cachedfs.packing.shard_encoder import ChunkEncoding, ShardBytes, wrong_with
-from cachedfs.packing.sources.sample_source import SampleSource
+from cachedfs.packing.sources.sample_source import BadFile, SampleSource, without_samples
 from cachedfs.packing.store import StoredObject, ZarrTarget
 
 __all__ = ["PackTask", "PieceInfo", "object_name"]
@@ -26,6 +26,7 @@ class PieceInfo(NamedTuple):
     n: int
     lengths: Mapping[str, int]  # rows, or elements of a ragged field, by field name
     stop: int
+    skipped: Mapping[int, str]  # the reason for each file that cannot be packed, by its number
 
 
 class PackTask:
@@ -56,13 +57,24 @@ class PackTask:
         """
         tally = self.store.kept(piece.name) if is_kept else None
         if tally is None:
-            tally = self.source.measure(piece)
+            tally = self._measured(piece)
             if not self.source.is_known:
                 self.store.keep(piece.name, tally)
         self._remember(piece, tally)
         return PieceInfo(
-            tally.n, {field.name: tally.length(field) for field in self.source.fields}, tally.stop
+            tally.n,
+            {field.name: tally.length(field) for field in self.source.fields},
+            tally.stop,
+            tally.skipped,
         )
+
+    def _measured(self, piece: SourcePiece) -> PieceCounts:
+        try:
+            return self.source.measure(piece)
+        except BadFile as error:
+            if piece.start:  # earlier samples of this file may be in the store
+                raise
+            return without_samples(self.source.fields, {piece.file: error.reason})
 
     def tally(self, piece: SourcePiece) -> PieceCounts:
         """Return the counts of a piece: from memory, from the store, or by counting again."""
@@ -70,7 +82,7 @@ class PackTask:
             tally = self._tallies.get(piece)
         if tally is None:
             tally = None if self.source.is_known else self.store.kept(piece.name)
-            tally = tally or self.source.measure(piece)
+            tally = tally or self._measured(piece)
             self._remember(piece, tally)
         return tally
 

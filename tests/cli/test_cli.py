@@ -440,6 +440,18 @@ def test_pack_says_what_it_chose_and_makes_a_store(cloud, tmp_path):
     assert (found["samples"], found["kind"], found["shapes"]["data_offsets"]) == (20, "files", [21])
 
 
+def test_pack_prints_the_files_that_are_left_out(cloud, tmp_path):
+    sink = io.BytesIO()
+    pytest.importorskip("PIL.Image").new("L", (2, 2)).save(sink, "png")
+    cloud.put("src/0.png", sink.getvalue())
+    cloud.put("src/1.png", b"no image")
+    arguments = ("pack", "--decode", "image", cloud.url("src", "gs://"), str(tmp_path / "out.zarr"))
+    assert "--on-error skip" in run(*arguments, status=1).stderr
+    lines = run(*arguments, "--on-error", "skip").stderr.splitlines()
+    assert re.match(r"left out: .*1\.png: Pillow cannot decode the image", lines[-2])
+    assert "; 1 file left out;" in lines[-1]
+
+
 def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
     zarr = pytest.importorskip("zarr")
     cloud.put("x.csv", b"a,b,c\n1,x,2\n3,y,4\n")
@@ -454,7 +466,15 @@ def test_pack_of_columns_into_a_local_store(cloud, tmp_path):
 
 @pytest.mark.parametrize(
     "option",
-    ["--codec foo", "--kind foo", "--decode foo", "--chunk-bytes foo", "--shard-bytes 0", "--workers 0"],
+    [
+        "--codec foo",
+        "--kind foo",
+        "--decode foo",
+        "--chunk-bytes foo",
+        "--shard-bytes 0",
+        "--workers 0",
+        "--on-error foo",
+    ],
 )
 def test_an_option_of_pack_that_cannot_be_is_wrong_usage(option, cloud, tmp_path):
     name, value = option.split()

@@ -5,7 +5,7 @@ import signal
 
 from cachedfs.datasets import pack
 from cachedfs.packing import shard_runner, store
-from cachedfs.packing.sources import record_blocks
+from cachedfs.packing.sources import text_lines
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
 
@@ -15,7 +15,7 @@ def pack_and_die(source, target, number, when, options):
 
     `noted`: after it, when the progress has been saved.
     """
-    record_blocks.PIECE = 4096
+    text_lines.PIECE = 4096
     put, left = store.ZarrTarget.put, [number]
 
     def deadly(self, name, data):

@@ -17,7 +17,7 @@ import zarr
 
 from cachedfs.datasets import pack
 from cachedfs.packing.executors import DaskTaskPool, ThreadTaskPool
-from cachedfs.packing.sources import record_blocks
+from cachedfs.packing.sources import text_lines
 from cachedfs.packing.store import BESIDE, ZarrTarget
 from tests.fork_server import ForkServer
 from tests.packing import packs
@@ -57,7 +57,7 @@ def killed(fork_server, cloud):
 @pytest.fixture
 def lines(cloud, monkeypatch):
     """Some 100 KB of JSON lines, in pieces of 4 KiB: 7 shards of text."""
-    monkeypatch.setattr(record_blocks, "PIECE", 4 * KiB)
+    monkeypatch.setattr(text_lines, "PIECE", 4 * KiB)
     samples = [{"text": f"{i} " + noise(60, seed=i).hex(), "label": i} for i in range(600)]
     cloud.put("x.jsonl", packs.lines_of(samples))
     return samples

@@ -1,6 +1,7 @@
 """Sources of packing: values are kept exactly, or an error names the source and the solution."""
 
 import gzip
+import io
 import os
 import subprocess
 import sys
@@ -14,23 +15,72 @@ pytest.importorskip("PIL")
 import h5py
 import numpy as np
 import pyarrow as pa
+import zarr
+from PIL import Image
 
-from cachedfs.packing.sources import hdf5_file, json_values, parquet, record_blocks, tars
-from cachedfs.packing.sources.text_lines import JSONSource, LineSource
+from cachedfs.datasets import pack
+from cachedfs.packing.sources import hdf5_file, parquet, tars, text_lines
 from cachedfs.packing.store import ZarrTarget
 from tests.datasets import virtual
 from tests.packing import packs
 from tests.support import ROOT
 
+ORIENTATION = 0x0112  # tag of EXIF
+
 
 @pytest.fixture
 def short_scan(monkeypatch):
-    """Detect the kind of a source from its first thousand bytes."""
-    for source in (JSONSource, LineSource):
-        monkeypatch.setattr(source, "_head", lambda self, file, head=source._head: head(self, file, 1000))
+    """Look at a few hundred bytes of a source."""
+    monkeypatch.setattr(text_lines, "PART", 100)
+    monkeypatch.setattr(text_lines, "SAMPLED", 2)
+
+
+def nested(folder, *groups):
+    """Return the arrays of groups inside the store that `packs.packed` made."""
+    found = {name: zarr.open_group(folder / "out.zarr", mode="r")[name].arrays() for name in groups}
+    return {f"{name}/{each}": array[:].tolist() for name, arrays in found.items() for each, array in arrays}
+
+
+# Images.
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_by_their_exif_orientation(tmp_path, orientation):
+    pixels = np.arange(6, dtype="u1").reshape(2, 3)
+    turned = {
+        1: pixels,
+        2: pixels[:, ::-1],
+        3: pixels[::-1, ::-1],
+        4: pixels[::-1],
+        5: pixels.T,
+        6: pixels[::-1].T,
+        7: pixels[::-1, ::-1].T,
+        8: pixels[:, ::-1].T,
+    }
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "png", exif=exif)
+    files = {"x.png": sink.getvalue()}
+    assert packs.packed(tmp_path, files, decode="image")["image"] == [turned[orientation].tolist()]
+    assert packs.packed(tmp_path, files, decode="image-raw")["image"] == [pixels.tolist()]
 
 
 # Names.
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.jsonl", b'{"a/b": 1, "a/c": 2}'),
+        ("x.csv", b"a/b,a/c\n1,2\n"),
+        ("x.parquet", packs.parquet(pa.table({"a/b": [1], "a/c": [2]}))),
+        ("x.h5", packs.hdf5(a__b=[1], a__c=[2])),
+    ],
+)
+def test_names_with_a_slash_are_arrays_of_a_group(tmp_path, name, data):
+    packs.packed(tmp_path, {name: data})
+    assert nested(tmp_path, "a") == {"a/b": [1], "a/c": [2]}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +234,42 @@ def test_a_file_with_only_links_is_an_error_that_names_their_targets(tmp_path):
         packs.packed(tmp_path, {"x.h5": (tmp_path / "x.h5").read_bytes()})
 
 
+def test_soft_links_are_packed_as_they_are_read(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["deep/x"] = [1, 2]
+        file["y"] = h5py.SoftLink("/deep/x")
+        file["again"] = h5py.SoftLink("/deep")
+        file["nowhere"] = h5py.SoftLink("/nothing")
+    found = packs.packed(tmp_path, {"x.h5": (tmp_path / "x.h5").read_bytes()})
+    assert found == {"y": [1, 2]}
+    assert nested(tmp_path, "deep", "again") == {"deep/x": [1, 2], "again/x": [1, 2]}
+
+
+@pytest.mark.parametrize(("target", "path"), [("/a", "a"), ("/deep", "deep/a"), ("/", "deep/a")])
+def test_a_circular_link_is_named(tmp_path, target, path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["deep/x"] = [1, 2]
+        file[path] = h5py.SoftLink(target)
+    files = {"x.h5": (tmp_path / "x.h5").read_bytes()}
+    with pytest.raises(ValueError, match=rf"x\.h5: '{path}' is a circular link; columns="):
+        packs.packed(tmp_path, files)
+    packs.packed(tmp_path, files, columns=["deep/x"])
+    assert nested(tmp_path, "deep") == {"deep/x": [1, 2]}
+
+
 # Tar.
+
+
+def test_concatenated_tars_are_read_to_their_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, "KEPT", 20)  # so that a piece begins in the second tar
+    datas = [packs.tar([(f"{i}{j}.jpg", b"%d" % j) for j in range(3)]) for i in range(3)]
+    found = packs.packed(tmp_path, {"x.tar": b"".join(datas) + bytes(20 << 10)})
+    assert found["names"] == [f"{i}{j}" for i in range(3) for j in range(3)]
+    assert found["jpg"] == [b"0", b"1", b"2"] * 3
+    with pytest.raises(
+        ValueError, match=r"x\.tar: cannot be read as a tar: there is no header at byte 10,240"
+    ):
+        packs.packed(tmp_path, {"x.tar": datas[0] + b"text" * 128})
 
 
 def test_extensions_that_begin_with_each_other_are_distinct(tmp_path):
@@ -508,17 +593,17 @@ def test_invalid_text_is_an_error_and_can_be_bytes(tmp_path, name, data):
 # Lines.
 
 
-LATIN = "süß\n".encode() * 1000 + b"caf\xe9\n"
+LATIN = "süß\n".encode() * 1000 + b"caf\xe9\n" + "süß\n".encode() * 2000
 
 
 def test_invalid_utf8_lines_are_an_error_and_can_be_bytes(tmp_path, short_scan):
     files = {"x.txt": LATIN}
-    match = r"x\.txt, .*: byte 0xe9 in line [0-9,]+ of these is not UTF-8: b'caf.xe9'; .*--column data=bytes"
+    match = r"x\.txt, line 1,001: byte 0xe9 is not UTF-8: b'caf.xe9'; .*--column data=bytes"
     for columns in (None, ["data"], {"data": "utf8"}):
         with pytest.raises(ValueError, match=match):
             packs.packed(tmp_path, files, columns=columns)
     assert packs.packed(tmp_path, files, columns={"data": "bytes"})["data"] == LATIN.split()
-    assert packs.packed(tmp_path, {"y.txt": LATIN[-5:]}) == {"data": [b"caf\xe9"]}
+    assert packs.packed(tmp_path, {"y.txt": b"caf\xe9\n"}) == {"data": [b"caf\xe9"]}
 
 
 @pytest.mark.parametrize(
@@ -582,14 +667,62 @@ def test_json_values_are_those_of_the_line(tmp_path, values, columns):
 
 
 def test_late_json_values_are_kept_and_other_names_are_an_error(tmp_path, short_scan):
-    files = {"x.jsonl": LATE + b'{"m": {"late": ["2020-01-01"]}, "label": 1}\n'}
-    assert packs.packed(tmp_path, files)["m"][-1] == {"late": ["2020-01-01"]}
-    files = {"x.jsonl": LATE + b'{"m": {}, "label": 1, "late": 1}\n'}
-    with pytest.raises(
-        ValueError, match=r"x\.jsonl.*has 'late', which the lines looked at first do not have"
-    ):
+    files = {"x.jsonl": LATE + b'{"m": {"late": ["2020-01-01"]}, "label": 1}\n' + 2 * LATE}
+    assert packs.packed(tmp_path, files)["m"][1000] == {"late": ["2020-01-01"]}
+    files = {"x.jsonl": LATE + b'{"m": {}, "label": 1, "late": 1}\n' + 2 * LATE}
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 1,001: it has 'late', which the lines .* do not"):
         packs.packed(tmp_path, files)
-    assert packs.packed(tmp_path, files, columns=["m"])["m"][-1] == {}
+    assert packs.packed(tmp_path, files, columns=["m"])["m"][1000] == {}
+
+
+@pytest.mark.parametrize("part", [1, 2])
+@pytest.mark.parametrize(("kind", "later"), [("csv", "1.5"), ("csv", "word"), ("jsonl", "1.5")])
+def test_types_are_found_in_all_parts_of_a_source(tmp_path, short_scan, kind, part, later):
+    """One value in the middle or at the end of a file decides the type."""
+    values = ["7"] * 4000
+    values[2000 * part - 1] = later
+    made = {
+        "csv": lines("x,text", *(f'{x},"two\nlines, {i:04}"' for i, x in enumerate(values))),
+        "jsonl": lines(*(f'{{"x": {x}}}' for x in values)),
+    }
+    found = packs.packed(tmp_path, {f"x.{kind}": made[kind]})["x"]
+    assert found == (values if later == "word" else [float(x) for x in values])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "head", "record", "bad", "reason"),
+    [
+        (
+            "x.csv",
+            b"x,y\n",
+            b'1,"two\nlines"\n',
+            b'1.5,""\n',
+            "column 'x': CSV conversion error to int64: .*'1.5'",
+        ),
+        ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b"1,2,3\n", "CSV parse error: Expected 2 columns, got 3"),
+        ("x.csv", b"x,y\n", b'1,"two\nlines"\n', b',""\n', "column 'x': 1 values are missing"),
+        ("x.jsonl", b"", b'{"x": 1, "y": "two"}\n\n', b'{"x": 1.5, "y": ""}\n', "column 'x': .*1.5"),
+        (
+            "x.jsonl",
+            b"",
+            b'{"x": 1, "y": "two"}\n\n',
+            b'{"x": 1, "y": 2}\n',
+            r"column 'y': JSON parse error: Column\(/y\) changed from string to number",
+        ),
+        ("x.jsonl", b"", b'{"x": 1, "y": "two"}\n\n', b'{"y": ""}\n', "column 'x': 1 values are missing"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_by_line_and_column(
+    tmp_path, monkeypatch, short_scan, suffix, name, head, record, bad, reason
+):
+    monkeypatch.setattr(text_lines, "PIECE", 1000)
+    data = head + record * 1000 + bad + record * 2000
+    line = data[: data.index(bad)].count(b"\n") + 1
+    files = {name + suffix: gzip.compress(data) if suffix else data}
+    with pytest.raises(ValueError, match=rf"{name}{suffix}, line {line:,}: {reason}"):
+        packs.packed(tmp_path, files)
+    assert not (tmp_path / "out.zarr" / "zarr.json").exists()
 
 
 def test_given_columns_are_not_guessed(tmp_path):
@@ -653,6 +786,22 @@ def test_lists_of_integers_outside_int64(tmp_path):
 # CSV.
 
 
+def test_columns_without_a_name_are_called_as_pandas_calls_them(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    data = pandas.DataFrame({"a": ["x", "y"], "b": [1, 2]}).to_csv().encode()
+    files = {"0.csv": data, "1.csv": data}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    done = pack(str(tmp_path / "*.csv"), str(tmp_path / "out.zarr"))
+    assert done.notes == ["column 1 has no name: it is packed as 'Unnamed: 0', the name that pandas gives it"]
+    assert packs.packed(tmp_path, files) == {
+        "Unnamed: 0": [0, 1, 0, 1],
+        "a": ["x", "y", "x", "y"],
+        "b": [1, 2, 1, 2],
+    }
+    assert packs.packed(tmp_path, files, columns=["Unnamed: 0"]) == {"Unnamed: 0": [0, 1, 0, 1]}
+
+
 def test_csv_integers_outside_int64(tmp_path):
     files = {"x.csv": lines("x,y", "1,0.5", "18446744073709551615,18446744073709551615")}
     assert packs.packed(tmp_path, files) == {"x": [1, 2**64 - 1], "y": [0.5, 2.0**64]}
@@ -670,7 +819,7 @@ def test_csv_integers_outside_int64(tmp_path):
 
 @pytest.mark.parametrize("delimiter", ",;|")
 def test_quotes_inside_a_field_are_characters(tmp_path, monkeypatch, delimiter):
-    monkeypatch.setattr(record_blocks, "PIECE", 64)
+    monkeypatch.setattr(text_lines, "PIECE", 64)
     rows = [(i, f'{i}" pipe', "of\ntwo lines") for i in range(50)]
     records = [delimiter.join([str(i), size, f'"{text}"']) for i, size, text in rows]
     files = {"x.csv": lines(delimiter.join(["n", 'size"', "text"]), *records)}
@@ -706,15 +855,17 @@ def test_files_with_equal_headers_are_accepted(tmp_path, other):
 
 @pytest.mark.parametrize("other", [b"b,a\n3,4\n", b"a;b\n3;4\n", b'"a,b"\n3\n', b"\na,b\n3,4\n", b"a\n3\n"])
 def test_files_with_other_headers_are_an_error(tmp_path, other):
-    with pytest.raises(ValueError, match=r"1\.csv: begins with .*, and the first file with b'a,b"):
+    with pytest.raises(
+        ValueError, match=r"1\.csv, line 1: the file begins with .*, and the first file with b'a,b"
+    ):
         packs.packed(tmp_path, {"0.csv": b"a,b\n1,2\n", "1.csv": other})
 
 
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (b"a,b\r1,2\r3,4\r", r"x\.csv: its lines end with .r alone"),
-        (b"a,b\r1\r", r"x\.csv: its lines end with .r alone"),
+        (b"a,b\r1,2\r3,4\r", r"x\.csv, line 1: its lines end with .r alone"),
+        (b"a,b\r1\r", r"x\.csv, line 1: its lines end with .r alone"),
         (b"\na,b\n1,2\n", r"x\.csv: its first line is empty; it must name the columns"),
         (b"\r\na,b\n1,2\n", r"x\.csv: its first line is empty"),
     ],
@@ -724,6 +875,6 @@ def test_an_invalid_header_is_an_error(tmp_path, data, match):
         packs.packed(tmp_path, {"x.csv": data})
 
 
-def test_a_line_nested_too_deeply_is_named():
-    with pytest.raises(ValueError, match="line 1 of these is not JSON"):
-        list(json_values.objects_of(b"{}\n" + b"[" * 100_000))
+def test_a_line_nested_too_deeply_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 2: the line is not JSON"):
+        packs.packed(tmp_path, {"x.jsonl": b'{"a": {}}\n' + b"[" * 100_000})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +14,11 @@ import pyarrow.compute as pc
 
 from cachedfs.packing.pack_types import END, Array, Field, SampleBatch
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.json_values import as_json
 
 __all__ = [
     "Columns",
     "arrow_type",
+    "as_json",
     "batch_of",
     "chosen",
     "field_of",
@@ -232,6 +233,12 @@ def _parts(name: str, column: pa.ChunkedArray, structs: frozenset[str]) -> list[
     return [each for field, part in inner for each in _parts(f"{name}.{field.name}", part, structs)]
 
 
+def as_json(value: Any) -> bytes:
+    """Return a value as JSON in UTF-8. Types that JSON lacks become text."""
+    # UTF-8 cannot encode a lone surrogate: it stays a JSON escape.
+    return json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace")
+
+
 def text_of(texts: Sequence[bytes]) -> tuple[Array, Array]:
     """Return texts as one array of bytes, and the length of each."""
     return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
@@ -243,7 +250,7 @@ def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
         return pa.unify_schemas(list(schemas), promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(
-            f"files have columns of one name and different types: {error}; columns={{...}} settles it"
+            f"samples have columns of one name and different types: {error}; columns={{...}} settles it"
         ) from error
 
 

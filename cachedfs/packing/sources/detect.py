@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cachedfs.packing.sources.sample_source import SampleSource, SourceFiles
 
-__all__ = ["KINDS", "kind_of", "source_of"]
+__all__ = ["DECODE", "KINDS", "kind_of", "source_of"]
 
 # Kind -> module, class, and the optional library that it needs besides zarr.
 _SOURCES = {
     "files": ("file_samples", "FileSource", None),
     "lines": ("text_lines", "LineSource", "pyarrow"),
-    "jsonl": ("text_lines", "JSONSource", "pyarrow"),
-    "csv": ("text_lines", "CSVSource", "pyarrow"),
+    "jsonl": ("json_lines", "JSONSource", "pyarrow"),
+    "csv": ("csv_records", "CSVSource", "pyarrow"),
     "parquet": ("parquet", "ParquetSource", "pyarrow"),
     "hdf5": ("hdf5_file", "HDF5Source", "h5py"),
     "tar": ("tars", "TarSource", None),
 }
 KINDS = tuple(_SOURCES)
+DECODE = ("image", "image-raw")  # raw: without the EXIF orientation
 ENDINGS = {
     "jsonl": "jsonl", "ndjson": "jsonl", "txt": "lines", "csv": "csv", "tsv": "csv", "parquet": "parquet", "pq": "parquet",
     "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "tar": "tar",
@@ -54,10 +55,12 @@ def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any
 
     Raises ValueError for options that the kind does not support, and ImportError if its library is not installed.
     """
-    if decode is not None and (kind != "files" or decode != "image"):
-        raise ValueError(f"decode={decode!r} of {kind}: only files are decoded, by decode='image'")
+    if decode is not None and (kind != "files" or decode not in DECODE):
+        raise ValueError(
+            f"decode={decode!r} of {kind}: only files are decoded, by decode='image' or 'image-raw'"
+        )
     module, name, needs = _SOURCES[kind]
-    if decode == "image":
+    if decode is not None:
         name = "ImageSource"
     try:
         found = getattr(import_module(f"cachedfs.packing.sources.{module}"), name)
@@ -65,7 +68,7 @@ def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any
         if needs is None or (error.name or "").partition(".")[0] != needs:
             raise
         raise ImportError(f"packing {kind} needs {needs}: pip install 'cachedfs[pack]'") from error
-    source: SampleSource = found(files, columns)
+    source: SampleSource = found(files, columns, decode=decode)
     return source
 
 

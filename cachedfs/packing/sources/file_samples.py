@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.sample_source import (
     MAX_SAMPLE,
     NAMES,
+    BadFile,
     DecodedSource,
     Item,
     SampleSource,
     SourceFiles,
+    spread,
 )
 
-__all__ = ["FileSource", "ImageSource", "as_text", "decoded_image", "spread"]
+__all__ = ["FileSource", "ImageSource", "as_text", "decoded_image"]
 
 PER_PIECE = 4096  # files in a piece
 SAMPLED = 32  # files that `look` reads
@@ -107,6 +110,7 @@ class ImageSource(DecodedSource):
     """
 
     kind = "files"
+    may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         """Create the source.
@@ -119,21 +123,30 @@ class ImageSource(DecodedSource):
                 f"columns={columns!r}: of images {{'image': 'ragged'}} is possible, and nothing else"
             )
         self._is_ragged = columns is not None
+        self._is_oriented = options.get("decode") != "image-raw"
         self._per_piece = PER_PIECE
 
     def look(self) -> list[SampleBatch]:
-        chosen = spread(len(self.files), IMAGES)
+        numbers = self.files.numbers
         shapes: set[tuple[int, ...]] = set()
         dtypes: set[str] = set()
         kept: list[tuple[int, Array]] = []
         n_bytes = 0
-        for number in chosen:  # one by one, to limit memory
-            (image,) = self._images([number])
+        bad: dict[int, str] = {}
+        n_images = 0
+        for number in (numbers[i] for i in spread(len(numbers), IMAGES)):  # one by one, to limit memory
+            image = self._images([number], bad).get(number)
+            if image is None:
+                continue
+            n_images += 1
             shapes.add(image.shape)
             dtypes.add(image.dtype.name)
             n_bytes += image.nbytes
             if len(kept) < 2 or sum(each.nbytes for _, each in kept) < DECODED:
                 kept.append((number, image))
+        if not n_images:
+            number = min(bad)
+            raise BadFile(self.files.shown(number), bad[number])
         if len(dtypes) > 1:
             raise ValueError(
                 f"{self.files.url}: images of several types ({', '.join(sorted(dtypes))}) cannot be one array"
@@ -145,35 +158,45 @@ class ImageSource(DecodedSource):
             *([Field("image_shape", "int32", (3,), is_small=True)] if is_ragged else []),
             Field(NAMES, "uint8", is_ragged=True, means="utf-8", is_small=True),
         )
-        self._per_piece = max(1, min(PER_PIECE, DECODED * len(chosen) // max(1, n_bytes)))
-        return [self._batch_of([number for number, _ in kept], [image for _, image in kept])]
+        self._per_piece = max(1, min(PER_PIECE, DECODED * n_images // max(1, n_bytes)))
+        return [self._batch_of(dict(kept))]
+
+    def piece_of(self, number: int) -> SourcePiece:
+        return SourcePiece(0, number // self._per_piece * self._per_piece, END)
 
     def pieces(self) -> Iterable[SourcePiece]:
         n, step = len(self.files), self._per_piece
         return [SourcePiece(0, start, min(start + step, n)) for start in range(0, n, step)]
 
     def read(self, piece: SourcePiece) -> SampleBatch:
-        chosen = range(piece.start, piece.stop)
-        return self._batch_of(chosen, self._images(chosen))
+        numbers = set(range(piece.start, piece.stop))
+        bad = dict.fromkeys(numbers & self.files.removed, "it was removed")
+        images = self._images(sorted(numbers - bad.keys()), bad)
+        return dataclasses.replace(self._batch_of(images), skipped=bad)
 
     def items(self, piece: SourcePiece) -> Iterator[Item]:
         for i in range(piece.start, piece.stop):
-            yield self.files.paths[i], 0, int(self.files.sizes[i])
+            if i not in self.files.removed:
+                yield self.files.paths[i], 0, int(self.files.sizes[i])
 
-    def _images(self, chosen: Iterable[int]) -> list[Array]:
-        numbers = list(chosen)
-        datas = self.files.ranges([(i, 0, int(self.files.sizes[i])) for i in numbers])
+    def _images(self, numbers: Sequence[int], bad: dict[int, str]) -> dict[int, Array]:
+        """Return the images of some files by number; put the reasons for those that cannot be decoded into `bad`."""
+        datas = self.files.ranges([(i, 0, int(self.files.sizes[i])) for i in numbers], bad)
+
+        def decode(number: int, data: bytes) -> Array | None:
+            try:
+                return decoded_image(data, self.files.shown(number), is_oriented=self._is_oriented)
+            except BadFile as error:
+                bad.setdefault(number, error.reason)
+                return None
+
         with ThreadPoolExecutor(2) as pool:  # Pillow releases the GIL while it decodes
-            return list(
-                pool.map(
-                    lambda each: decoded_image(each[1], self.files.shown(each[0])),
-                    zip(numbers, datas, strict=True),
-                )
-            )
+            images = zip(numbers, pool.map(decode, numbers, datas), strict=True)
+            return {number: image for number, image in images if image is not None}
 
-    def _batch_of(self, numbers: Iterable[int], images: list[Array]) -> SampleBatch:
-        field, numbers = self.fields[0], list(numbers)
-        for number, image in zip(numbers, images, strict=True):
+    def _batch_of(self, by_number: Mapping[int, Array]) -> SampleBatch:
+        field, images = self.fields[0], list(by_number.values())
+        for number, image in by_number.items():
             if image.dtype.name != field.dtype or (not field.is_ragged and image.shape != field.shape):
                 raise ValueError(
                     f"{self.files.shown(number)}: an image of {image.dtype} {image.shape}, where the first ones looked at are {field}: "
@@ -183,45 +206,47 @@ class ImageSource(DecodedSource):
                         else "pack it apart"
                     )
                 )
-        names, name_sizes = as_text(map(self.files.name, numbers))
+        names, name_sizes = as_text(map(self.files.name, by_number))
         values, sizes = {NAMES: names}, {NAMES: name_sizes}
         if field.is_ragged:
             whole = [image if image.ndim == 3 else image[..., None] for image in images]
-            values["image"] = np.concatenate([image.reshape(-1) for image in whole])
-            values["image_shape"] = np.array([image.shape for image in whole], "int32")
+            values["image"] = np.concatenate(
+                [np.empty(0, field.dtype), *(image.reshape(-1) for image in whole)]
+            )
+            values["image_shape"] = np.array([image.shape for image in whole], "int32").reshape(-1, 3)
             sizes["image"] = np.array([image.size for image in whole], np.int64)
         else:
-            values["image"] = np.stack(images)
+            values["image"] = np.array(images, field.dtype).reshape(-1, *field.shape)
         return SampleBatch(len(images), values, sizes)
 
     def shown(self, piece: SourcePiece) -> str:
         return self.files.shown(piece.start)
 
 
-def decoded_image(data: bytes, name: str) -> Array:
+def decoded_image(data: bytes, name: str, *, is_oriented: bool = True) -> Array:
     """Return the pixels of an image: (height, width), or (height, width, channels).
 
-    Raises ValueError, with the name, for data that Pillow cannot decode and for images over `MAX_SAMPLE` bytes.
+    `is_oriented`: turn the image as its EXIF orientation says, as viewers do. Raises BadFile for data that Pillow cannot decode and for images over `MAX_SAMPLE` bytes.
     """
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise ImportError("decode='image' needs Pillow: pip install pillow") from error
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if is_oriented:
+                ImageOps.exif_transpose(image, in_place=True)
             if image.mode in ("P", "PA"):  # palette indexes have no meaning alone
                 image = image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
             elif image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "1"):
                 image = image.convert("L" if image.mode == "1" else "RGB")
             pixels = np.asarray(image)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(
-            f"{name}: Pillow cannot decode the image: {error}; leave it out, or pack bytes as they are"
-        ) from error
+    except UnidentifiedImageError as error:  # its text has the address of the buffer
+        raise BadFile(name, "Pillow cannot decode the image: it is of no format that Pillow knows") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadFile(name, f"Pillow cannot decode the image: {error}") from error
     if pixels.nbytes > MAX_SAMPLE:
-        raise ValueError(
-            f"{name}: {pixels.nbytes:,} bytes decoded, more than {MAX_SAMPLE:,}: pack its bytes as they are"
-        )
+        raise BadFile(name, f"it has {pixels.nbytes:,} bytes decoded, more than {MAX_SAMPLE:,}")
     return pixels
 
 
@@ -229,12 +254,3 @@ def as_text(words: Iterable[str]) -> tuple[Array, Array]:
     """Return strings as one array of UTF-8 bytes, and the length of each."""
     encoded = [word.encode("utf-8", "surrogatepass") for word in words]
     return np.frombuffer(b"".join(encoded), "u1"), np.fromiter(map(len, encoded), np.int64, len(encoded))
-
-
-def spread(n: int, most: int) -> list[int]:
-    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
-    return (
-        sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
-        if n > most
-        else list(range(n))
-    )

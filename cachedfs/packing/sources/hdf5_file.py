@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,9 +11,9 @@ import h5py
 import numpy as np
 
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
-from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.sample_source import PIECE, Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.sample_source import PIECE, BadFile, Item, SampleSource, SourceFiles, looked_at
 
 __all__ = ["HDF5Source"]
 
@@ -30,6 +31,7 @@ class HDF5Source(SampleSource):
     """
 
     kind = "hdf5"
+    may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
@@ -44,7 +46,7 @@ class HDF5Source(SampleSource):
     def look(self) -> list[SampleBatch]:
         first = self._first()
         with self._open_files.file(self.files, first) as file:
-            found, where = _datasets(file), self.files.shown(first)
+            found, where = self._datasets(file, first), self.files.shown(first)
             names = self.columns or list(found)
             missing = [name for name in names if name not in found]
             for name in missing or ([] if names else file):
@@ -104,23 +106,32 @@ class HDF5Source(SampleSource):
         return stop, values, sizes
 
     def _first(self) -> int:
-        """Return the number of the first file with rows; 0 if none has rows."""
-        for number in range(len(self.files)):
-            with self._open_files.file(self.files, number) as file:
-                found = _datasets(file)
-                if any(found[name].shape[0] for name in self.columns or found if name in found):
-                    return number
-        return 0
+        """Return the number of the first file with rows; of the first one if none has rows."""
+        first = None
+        for number, has_rows in looked_at(self.files.numbers, self._has_rows):
+            if has_rows:
+                return number
+            first = number if first is None else first
+        return first or 0
+
+    def _has_rows(self, number: int) -> bool:
+        with self._open_files.file(self.files, number) as file:
+            found = self._datasets(file, number)
+            return any(found[name].shape[0] for name in self.columns or found if name in found)
 
     def pieces(self) -> Iterable[SourcePiece]:
-        for number in range(len(self.files)):
-            with self._open_files.file(self.files, number) as file:
-                n = self._checked(file, number)
-                row = sum(self._row_sizes.values())
-                # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
-                chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
-                rows = max(1, PIECE // max(1, row))
-                step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
+        for number in self.files.numbers:
+            try:
+                with self._open_files.file(self.files, number) as file:
+                    n = self._checked(file, number)
+                    row = sum(self._row_sizes.values())
+                    # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
+                    chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
+                    rows = max(1, PIECE // max(1, row))
+                    step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
+            except BadFile:
+                yield SourcePiece(number, 0, END)  # `measure` raises the error again
+                continue
             yield from (SourcePiece(number, at, min(at + step, n)) for at in range(0, n, step))
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
@@ -189,12 +200,15 @@ class HDF5Source(SampleSource):
     def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
 
+    def _datasets(self, file: Any, number: int) -> dict[str, Any]:
+        return _datasets(file, self.files.shown(number), is_chosen=self.columns is not None)
+
     def _checked(self, file: Any, number: int) -> int:
         """Return the number of rows of a file.
 
         Raises ValueError if its datasets differ from the first file's.
         """
-        found = _datasets(file)
+        found = self._datasets(file, number)
         for field in self.fields:
             name = field.name
             other = None if name not in found else _field(name, found[name], self.files.shown(number))
@@ -225,50 +239,61 @@ class _OpenFiles:
     def __reduce__(self) -> Any:
         return type(self), ()
 
-    def file(self, files: SourceFiles, number: int) -> _LockedFile:
-        return _LockedFile(self, files, number)
-
-
-class _LockedFile:
-    """Context manager for an open file, with the lock held. It opens the file if needed."""
-
-    def __init__(self, open_files: _OpenFiles, files: SourceFiles, number: int) -> None:
-        self._open_files, self._files, self._number = open_files, files, number
-
-    def __enter__(self) -> Any:
-        open_files, number = self._open_files, self._number
-        open_files._lock.acquire()
-        try:
-            if number not in open_files._files:
-                while len(open_files._files) >= MAX_OPEN:
-                    for each in open_files._files.pop(next(iter(open_files._files))):
+    @contextlib.contextmanager
+    def file(self, files: SourceFiles, number: int) -> Iterator[Any]:
+        """Return a context manager for an open file, with the lock held. Raises BadFile if it is not HDF5."""
+        with self._lock:
+            if number not in self._files:
+                while len(self._files) >= MAX_OPEN:
+                    for each in self._files.pop(next(iter(self._files))):
                         each.close()
-                raw = self._files.fs.open(self._files.paths[number], "rb")
+                raw = files.fs.open(files.paths[number], "rb")
                 try:
-                    open_files._files[number] = h5py.File(raw, "r"), raw
+                    self._files[number] = h5py.File(raw, "r"), raw
                 except OSError as error:
                     raw.close()
-                    raise ValueError(
-                        f"{self._files.shown(number)}: h5py cannot read it as HDF5: {error}"
-                    ) from error
-            return open_files._files[number][0]
-        except BaseException:  # an interrupt, too: `__exit__` does not run after this
-            open_files._lock.release()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        self._open_files._lock.release()
+                    raise BadFile(files.shown(number), f"h5py cannot read it as HDF5: {error}") from error
+            yield self._files[number][0]
 
 
-def _datasets(file: Any) -> dict[str, Any]:
-    """Return the datasets with at least one axis, by name."""
+def _datasets(file: Any, where: str, *, is_chosen: bool) -> dict[str, Any]:
+    """Return the datasets with at least one axis, by name. Links count, except those to other files.
+
+    Raises ValueError for a circular link, unless the user chose the datasets (`is_chosen`).
+    """
     found: dict[str, Any] = {}
-    file.visititems(
-        lambda name, what: (
-            found.update({name: what}) if isinstance(what, h5py.Dataset) and what.shape else None
-        )
-    )
+    for name, what in _all(file, file["/"], "", []):
+        if what is None and not is_chosen:
+            raise ValueError(
+                f"{where}: {name!r} is a circular link; columns=[...] says which datasets to pack"
+            )
+        if what is not None and what.shape:
+            found[name] = what
     return found
+
+
+def _all(file: Any, group: Any, head: str, above: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each dataset in a group, and the dataset; None for a circular link.
+
+    Not a function inside another: it would be in a reference cycle with the datasets. If the garbage collector freed
+    them in the event loop's thread, that thread would wait for the HDF5 lock, whose owner waits for the loop.
+    """
+    for name in group:
+        path = head + name
+        if why := elsewhere(file, path):
+            if "another file" not in why:
+                yield path, None
+            continue
+        try:
+            what = group[name]
+        except KeyError:
+            continue  # the target does not exist
+        if isinstance(what, h5py.Dataset):
+            yield path, what
+        elif isinstance(what, h5py.Group) and what in [*above, group]:
+            yield path, None
+        elif isinstance(what, h5py.Group):
+            yield from _all(file, what, f"{path}/", [*above, group])
 
 
 def _field(name: str, data: Any, where: str) -> Field:

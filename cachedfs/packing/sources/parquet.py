@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,8 +19,16 @@ from cachedfs.packing.sources.arrow_columns import (
     unfolded,
     unfolded_types,
 )
-from cachedfs.packing.sources.file_samples import spread
-from cachedfs.packing.sources.sample_source import PIECE, DecodedSource, Item, SourceFiles
+from cachedfs.packing.sources.sample_source import (
+    PIECE,
+    BadFile,
+    DecodedSource,
+    Item,
+    OpenReaders,
+    SourceFiles,
+    looked_at,
+    spread,
+)
 
 __all__ = ["ParquetSource"]
 
@@ -39,14 +46,16 @@ class ParquetSource(DecodedSource):
     """
 
     kind = "parquet"
+    may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
         self.columns = chosen(columns)
-        self._readers = _Readers()
+        self._readers: OpenReaders[_Rows] = OpenReaders()
 
     def look(self) -> list[SampleBatch]:
-        first, file_schema = self._first()
+        numbers = self.files.numbers
+        first, file_schema = self._first(numbers)
         schema, self._structs = unfolded_types(file_schema), structs_of(file_schema)
         wanted = list(self.columns) if self.columns is not None else schema.names
         if missing := [name for name in wanted if name not in schema.names]:
@@ -60,7 +69,8 @@ class ParquetSource(DecodedSource):
             self.fields = fields_of(self._schema_as_asked(), self.columns)
         except ValueError as error:
             raise ValueError(f"{self.files.shown(first)}: {error}") from error
-        found = [self._sampled(number) for number in sorted({first, *spread(len(self.files), SAMPLED)})]
+        chosen = sorted({first, *(numbers[i] for i in spread(len(numbers), SAMPLED))})
+        found = [batch for _, batch in looked_at(chosen, self._sampled)]
         n = sum(batch.n for batch in found)
         # Decoded bytes: the file stores repeated values only once.
         self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
@@ -78,16 +88,19 @@ class ParquetSource(DecodedSource):
             ]
         )
 
-    def _first(self) -> tuple[int, pa.Schema]:
+    def _first(self, numbers: list[int]) -> tuple[int, pa.Schema]:
         """Return the number and schema of the first file with rows.
 
         Files without rows are skipped, because pandas writes their columns without types.
         """
-        for number in range(len(self.files)):
-            with self._file(number) as file:
-                if file.metadata.num_rows:
-                    return number, file.schema_arrow
+        for number, (n_rows, schema) in looked_at(numbers, self._n_rows_and_schema):
+            if n_rows:
+                return number, schema
         raise ValueError(f"{self.files.url}: nothing to pack: no file has rows")
+
+    def _n_rows_and_schema(self, number: int) -> tuple[int, pa.Schema]:
+        with self._file(number) as file:
+            return file.metadata.num_rows, file.schema_arrow
 
     def _sampled(self, number: int) -> SampleBatch:
         stored = pa.schema([(each.name, stored_type(each.type)) for each in self._schema])
@@ -108,10 +121,14 @@ class ParquetSource(DecodedSource):
                 raise
 
     def pieces(self) -> Iterable[SourcePiece]:
-        for number in range(len(self.files)):
-            with self._file(number) as file:
-                self._check(number, file)
-                metadata = file.metadata
+        for number in self.files.numbers:
+            try:
+                with self._file(number) as file:
+                    self._check(number, file)
+                    metadata = file.metadata
+            except BadFile:
+                yield SourcePiece(number, 0, END)  # `measure` raises the error again
+                continue
             row = 0
             for i in range(metadata.num_row_groups):
                 group = metadata.row_group(i)
@@ -136,7 +153,10 @@ class ParquetSource(DecodedSource):
         except Exception as error:  # Arrow and the filesystem raise errors of many types
             error.add_note(f"in {self.shown(piece)}")
             raise
-        self._readers.put(piece.file, stop, reader)
+        if stop == reader.n_rows:
+            reader.close()
+        else:
+            self._readers.put(piece.file, stop, reader)
         return batch
 
     def items(self, piece: SourcePiece) -> Iterator[Item]:
@@ -158,9 +178,7 @@ class ParquetSource(DecodedSource):
             return pq.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         except pa.ArrowInvalid as error:
             raw.close()
-            raise ValueError(
-                f"{self.files.shown(number)}: Arrow cannot read it as Parquet: {error}"
-            ) from error
+            raise BadFile(self.files.shown(number), f"Arrow cannot read it as Parquet: {error}") from error
 
     def _check(self, number: int, file: pq.ParquetFile) -> None:
         """Raise ValueError for a file with rows whose columns differ from the schema."""
@@ -180,6 +198,7 @@ class _Rows:
 
     def __init__(self, file: pq.ParquetFile, start: int, columns: list[str]) -> None:
         self._file, metadata = file, file.metadata
+        self.n_rows = metadata.num_rows
         first, self.position = 0, 0
         while self.position + metadata.row_group(first).num_rows <= start:
             self.position += metadata.row_group(first).num_rows
@@ -224,29 +243,3 @@ class _Rows:
 
     def close(self) -> None:
         self._file.close(force=True)
-
-
-class _Readers:
-    """Open files, by the row where their last piece ended, so that a large row group is decoded once.
-
-    It pickles empty.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._at: dict[tuple[int, int], _Rows] = {}
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
-
-    def take(self, file: int, row: int) -> _Rows | None:
-        with self._lock:
-            return self._at.pop((file, row), None)
-
-    def put(self, file: int, row: int, reader: _Rows) -> None:
-        """Keep a reader whose next row is `row`, and close all but the last four readers."""
-        with self._lock:
-            self._at[file, row] = reader
-            old = [self._at.pop(key) for key in list(self._at)[:-4]]
-        for each in old:
-            each.close()

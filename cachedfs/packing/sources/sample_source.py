@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from fsspec.core import url_to_fs
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
+from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 
 __all__ = [
     "MAX_SAMPLE",
     "NAMES",
     "PIECE",
+    "BadFile",
     "BatchCache",
     "DecodedSource",
     "Item",
+    "OpenReaders",
     "SampleSource",
     "SourceFiles",
+    "looked_at",
+    "spread",
     "tally_of",
+    "without_samples",
 ]
 
 Item = str | tuple[str, int, int]
@@ -32,6 +38,7 @@ PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
 # Largest sample in bytes, if it must fit in memory. Samples that are copied as bytes may have any size.
 MAX_SAMPLE = 128 << 20
 MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are written
+MAX_OPEN = 32  # largest number of open readers: one for each thread that reads a file in sequence
 NAMES = "names"  # field with the name of each sample in the source
 # Listing keys, in order of preference, whose value changes with the content of a file.
 VERSIONS = (
@@ -47,8 +54,23 @@ VERSIONS = (
 )
 
 
+class BadFile(ValueError):
+    """A file that cannot be read or decoded. A pack may leave it out."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: {self.reason}"
+
+
 class SourceFiles:
-    """The files of a source, listed once. `digest` is equal for two listings of unchanged files."""
+    """The files of a source, listed once, and `digest`, which is equal for two listings of unchanged files.
+
+    If a pack goes on after files were removed, it keeps the list of the earlier run, because the numbers of the files
+    are in its counts. `removed` has the numbers of those files. `listed` is the digest of the files that exist.
+    """
 
     def __init__(self, urls: URLs, options: Mapping[str, Any] | None = None) -> None:
         """List the files.
@@ -72,7 +94,9 @@ class SourceFiles:
                 )
         self.paths = CompactStrings(paths)
         self.sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
-        self.digest = _digest(paths, infos)
+        self.removed: frozenset[int] = frozenset()
+        self._keys = np.array([_key(*each) for each in zip(paths, infos, strict=True)], "u8")
+        self.listed = self.digest
         self._head = _common_folder(paths)
 
     def __len__(self) -> int:
@@ -81,6 +105,46 @@ class SourceFiles:
     @property
     def size(self) -> int:
         return int(self.sizes.sum())
+
+    @property
+    def digest(self) -> str:
+        return hashlib.blake2b(self._keys.tobytes(), digest_size=16).hexdigest()
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the files that exist."""
+        return [number for number in range(len(self)) if number not in self.removed]
+
+    def as_bytes(self) -> bytes:
+        """Return the list of files as a NumPy npz file."""
+        buffer = io.BytesIO()
+        paths = np.frombuffer("\0".join(self.paths).encode("utf-8", "surrogatepass"), "u1")
+        np.savez_compressed(buffer, paths=paths, sizes=self.sizes, keys=self._keys)
+        return buffer.getvalue()
+
+    def adopt(self, data: bytes) -> None:
+        """Take over the list of an earlier run (`as_bytes`), if files were only removed since."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+                paths = stored["paths"].tobytes().decode("utf-8", "surrogatepass").split("\0")
+                sizes, keys = stored["sizes"], stored["keys"]
+        except Exception:  # zip, zlib and NumPy raise different errors for damaged bytes
+            return
+        n, removed = 0, []
+        for number, key in enumerate(keys.tolist()):
+            if n < len(self) and self._keys[n] == key:
+                n += 1
+            else:
+                removed.append(number)
+        if n == len(self) and removed:
+            sizes[removed] = 0
+            self.removed, self.paths, self.sizes, self._keys = (
+                frozenset(removed),
+                CompactStrings(paths),
+                sizes,
+                keys,
+            )
+            self._head = _common_folder(paths)
 
     def name(self, number: int) -> str:
         """Return the path of a file relative to the common folder of all files."""
@@ -101,15 +165,20 @@ class SourceFiles:
         size = int(self.sizes[number])
         return bytes(self.fs.cat_file(self.paths[number], 0, min(n, size))) if size else b""
 
-    def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes]:
+    def ranges(
+        self, wanted: Sequence[tuple[int, int, int]], bad: dict[int, str] | None = None
+    ) -> list[bytes]:
         """Read byte ranges `(file number, start, stop)` with one `cat_ranges` call.
 
-        Raises the filesystem's error with a note that names the file, and ValueError for a file shorter than listed.
+        If `bad` is given, it gets the reason for each file that may not be read. Its bytes are then empty. Raises the filesystem's error with a note that names the file, and ValueError for a file shorter than listed.
         """
         wanted_paths = [self.paths[number] for number, _, _ in wanted]
         starts, stops = [start for _, start, _ in wanted], [stop for _, _, stop in wanted]
         found = self.fs.cat_ranges(wanted_paths, starts, stops, on_error="return")
         for (number, start, stop), data in zip(wanted, found, strict=True):
+            if isinstance(data, PermissionError) and bad is not None:
+                bad[number] = f"cannot be read: {data}"
+                continue
             if isinstance(data, BaseException):
                 data.add_note(f"while packing {self.shown(number)}")
                 raise data
@@ -118,7 +187,7 @@ class SourceFiles:
                     f"{self.shown(number)}: {len(data):,} bytes at {start:,}, where its listing has {stop - start:,}: it was "
                     "replaced meanwhile; pack again, with overwrite"
                 )
-        return list(found)
+        return [b"" if isinstance(data, BaseException) else data for data in found]
 
 
 class SampleSource:
@@ -131,6 +200,8 @@ class SampleSource:
     kind: ClassVar[str]
     is_known: ClassVar[bool] = False  # True: `measure` needs no request
     is_decoded: ClassVar[bool] = False  # True: reading a piece decodes all its fields
+    may_skip: ClassVar[bool] = False  # True: files that cannot be read or decoded can be left out
+    notes: Sequence[str] = ()  # what `look` found and the user should know
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
@@ -147,8 +218,15 @@ class SampleSource:
         """
         raise NotImplementedError
 
+    def piece_of(self, number: int) -> SourcePiece:
+        """Return the piece where a file begins."""
+        return SourcePiece(number, 0, END)
+
     def measure(self, piece: SourcePiece) -> PieceCounts:
-        """Count the samples of a piece, and read its small fields."""
+        """Count the samples of a piece, and read its small fields.
+
+        Raises BadFile for a file that can be left out if nothing of it has been packed.
+        """
         raise NotImplementedError
 
     def rows(
@@ -255,23 +333,66 @@ class BatchCache:
                 over -= size
 
 
+class Closing(Protocol):
+    """A reader of a file that can be closed."""
+
+    def close(self) -> None: ...
+
+
+Looked = TypeVar("Looked")
+Reader = TypeVar("Reader", bound=Closing)
+
+
+class OpenReaders(Generic[Reader]):
+    """Open readers by the position where their last piece ended, so that nothing is decoded twice.
+
+    It pickles empty.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at: dict[tuple[int, int], Reader] = {}
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def take(self, file: int, position: int) -> Reader | None:
+        with self._lock:
+            return self._at.pop((file, position), None)
+
+    def put(self, file: int, position: int, reader: Reader) -> None:
+        """Keep a reader, and close the oldest ones."""
+        with self._lock:
+            self._at[file, position] = reader
+            old = [self._at.pop(key) for key in list(self._at)[:-MAX_OPEN]]
+        for each in old:
+            each.close()
+
+
 def tally_of(batch: SampleBatch, fields: Sequence[Field]) -> PieceCounts:
     """Return the counts and small fields of a batch."""
     small = {field.name: batch.values[field.name] for field in fields if field.is_small}
     sizes = {field.name: batch.sizes[field.name] for field in fields if field.is_ragged}
-    return PieceCounts(batch.n, small, sizes, stop=batch.stop)
+    return PieceCounts(batch.n, small, sizes, stop=batch.stop, skipped=batch.skipped)
+
+
+def without_samples(fields: Sequence[Field], skipped: Mapping[int, str]) -> PieceCounts:
+    """Return the counts of a piece whose file is left out."""
+    small = {field.name: np.empty((0, *field.shape), field.dtype) for field in fields if field.is_small}
+    return PieceCounts(
+        0, small, {field.name: np.empty(0, np.int64) for field in fields if field.is_ragged}, skipped=skipped
+    )
 
 
 def _listed(urls: Any) -> Any:
     return urls if hasattr(urls, "__fspath__") else list(urls)
 
 
-def _digest(paths: Sequence[str], infos: Sequence[Mapping[str, Any]]) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for name, info in zip(paths, infos, strict=True):
-        version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
-        found.update(f"{name}\0{info['size']}\0{version}\n".encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+def _key(path: str, info: Mapping[str, Any]) -> int:
+    """Return a number that changes with the name, size or content of a file."""
+    version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
+    data = f"{path}\0{info['size']}\0{version}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _common_folder(names: Sequence[str]) -> str:
@@ -281,3 +402,31 @@ def _common_folder(names: Sequence[str]) -> str:
         (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
     return first[: first.rfind("/", 0, n) + 1]
+
+
+def looked_at(numbers: Iterable[int], look: Callable[[int], Looked]) -> Iterator[tuple[int, Looked]]:
+    """Yield the number of each file and what `look` returns for it, except bad ones.
+
+    If all are bad, it raises the first error.
+    """
+    bad: tuple[Any, ...] = ()
+    is_any = False
+    for number in numbers:
+        try:
+            found = look(number)
+        except BadFile as error:
+            bad = bad or error.args  # not the error: its traceback would keep files open
+            continue
+        is_any = True
+        yield number, found
+    if bad and not is_any:
+        raise BadFile(*bad)
+
+
+def spread(n: int, most: int) -> list[int]:
+    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
+    return (
+        sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
+        if n > most
+        else list(range(n))
+    )

@@ -10,8 +10,17 @@ import numpy as np
 
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.file_samples import as_text, spread
-from cachedfs.packing.sources.sample_source import MAX_SAMPLE, NAMES, Item, SampleSource, SourceFiles
+from cachedfs.packing.sources.file_samples import as_text
+from cachedfs.packing.sources.sample_source import (
+    MAX_SAMPLE,
+    NAMES,
+    BadFile,
+    Item,
+    SampleSource,
+    SourceFiles,
+    looked_at,
+    spread,
+)
 
 __all__ = ["TarSource"]
 
@@ -30,6 +39,7 @@ class TarSource(SampleSource):
     """
 
     kind = "tar"
+    may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files)
@@ -45,18 +55,13 @@ class TarSource(SampleSource):
         found: dict[str, list[bytes]] = {}
         lengths: dict[str, list[int]] = {}
         names: list[str] = []
-        for number in spread(len(self.files), SAMPLED):
-            size = 0
-            with _members(self.files, number) as members:
-                for sample in samples_of(members, self.files.shown(number)):
-                    names.append(sample.name)
-                    for ending, member in sample.members.items():
-                        if self.columns is None or ending in self.columns:
-                            found.setdefault(ending, []).append(member.data(MEMBER_SIZE))
-                            lengths.setdefault(ending, []).append(member.size)
-                            size += len(found[ending][-1])
-                    if size > SAMPLED_SIZE:
-                        break
+        numbers = self.files.numbers
+        chosen = [numbers[i] for i in spread(len(numbers), SAMPLED)]
+        for sample, datas in (each for _, looked in looked_at(chosen, self._looked) for each in looked):
+            names.append(sample.name)
+            for ending, data in datas.items():
+                found.setdefault(ending, []).append(data)
+                lengths.setdefault(ending, []).append(sample.members[ending].size)
         if missing := [ending for ending in self.columns or () if ending not in found]:
             raise ValueError(f"{self.files.url}: no member ends in {missing}; there are {sorted(found)}")
         if not found:
@@ -79,8 +84,24 @@ class TarSource(SampleSource):
         }
         return [SampleBatch(len(names), values, sizes)]
 
+    def _looked(self, number: int) -> list[tuple[TarSample, dict[str, bytes]]]:
+        """Return the first samples of a tar, and the first bytes of their members."""
+        found, size = [], 0
+        with _members(self.files, number) as members:
+            for sample in samples_of(members, self.files.shown(number)):
+                datas = {
+                    ending: member.data(MEMBER_SIZE)
+                    for ending, member in sample.members.items()
+                    if self.columns is None or ending in self.columns
+                }
+                found.append((sample, datas))
+                size += sum(map(len, datas.values()))
+                if size > SAMPLED_SIZE:
+                    break
+        return found
+
     def pieces(self) -> Iterable[SourcePiece]:
-        return [SourcePiece(number, 0, END) for number in range(len(self.files))]
+        return [SourcePiece(number, 0, END) for number in self.files.numbers]
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
         """Read the headers and the small members. `places` has the byte positions of all other members."""
@@ -205,48 +226,65 @@ def samples_of(members: Iterable[TarMember], where: str) -> Iterator[TarSample]:
 
 
 class _members:
-    """Context manager that iterates over the files in a tar, from the header at byte `start` on."""
+    """Context manager that iterates over the files in a tar, from the header at byte `start` on.
+
+    Several tars may follow one another in a file (`cat a.tar b.tar`).
+    """
 
     def __init__(self, files: SourceFiles, number: int, start: int = 0) -> None:
         self._files, self._number, self._start = files, number, start
 
     def __enter__(self) -> Iterator[TarMember]:
         self._raw = self._files.fs.open(self._files.paths[self._number], "rb")
-        self._raw.seek(self._start)  # tarfile reports positions of the file object itself
-        try:
-            self._tar = tarfile.open(fileobj=self._raw, mode="r:")
-        except tarfile.TarError as error:
-            self._raw.close()
-            raise self._wrong(error) from error
         return self._all()
 
     def __exit__(self, *error: object) -> None:
-        self._tar.close()
         self._raw.close()
 
     def _all(self) -> Iterator[TarMember]:
+        start: int | None = self._start
+        while start is not None:
+            self._raw.seek(start)  # tarfile reports positions of the file object itself
+            try:
+                with tarfile.open(fileobj=self._raw, mode="r:") as tar:
+                    yield from self._members_of(tar)
+                    start = self._next_header(tar.offset)
+            except tarfile.TarError as error:
+                raise self._wrong(error) from error
+
+    def _members_of(self, tar: tarfile.TarFile) -> Iterator[TarMember]:
         last = 0
-        try:
-            while (info := self._tar.next()) is not None:
-                self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed hides it  # else it keeps all of them
-                last = info.offset_data + info.size
-                if info.issparse():
-                    raise ValueError(
-                        f"{self._files.shown(self._number)}: {info.name!r} is sparse: its bytes do not follow one another; "
-                        "make the tar without --sparse"
-                    )
-                if info.isreg():
-                    yield TarMember(info.name, info.offset, info.offset_data, info.size, self._raw)
-        except tarfile.TarError as error:
-            raise self._wrong(error) from error
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # typeshed hides it  # else it keeps all of them
+            last = info.offset_data + info.size
+            if info.issparse():
+                raise ValueError(
+                    f"{self._files.shown(self._number)}: {info.name!r} is sparse: its bytes do not follow one another; "
+                    "make the tar without --sparse"
+                )
+            if info.isreg():
+                yield TarMember(info.name, info.offset, info.offset_data, info.size, self._raw)
         if last > int(self._files.sizes[self._number]):
             raise self._wrong(EOFError("it is cut off"))
-        self._raw.seek(self._tar.offset)
-        if any(self._raw.read(tarfile.BLOCKSIZE)):  # tarfile treats a damaged header as the end
-            raise self._wrong(tarfile.ReadError(f"there is no header at byte {self._tar.offset:,}"))
 
-    def _wrong(self, error: Exception) -> ValueError:
-        return ValueError(
-            f"{self._files.shown(self._number)}: cannot be read as a tar: {error}; a compressed one cannot be read in "
-            "parts: decompress it first"
+    def _next_header(self, end: int) -> int | None:
+        """Return the position of the next tar behind blocks of zeros at `end`; None at the end of the file."""
+        self._raw.seek(end)
+        position = end
+        while block := self._raw.read(tarfile.RECORDSIZE):
+            if any(block):
+                found = (
+                    position
+                    + (len(block) - len(block.lstrip(b"\0"))) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+                )
+                if found == end:  # tarfile treats a damaged header as the end
+                    raise self._wrong(tarfile.ReadError(f"there is no header at byte {end:,}"))
+                return found
+            position += len(block)
+        return None
+
+    def _wrong(self, error: Exception) -> BadFile:
+        return BadFile(
+            self._files.shown(self._number),
+            f"cannot be read as a tar: {error}; a compressed one cannot be read in parts: decompress it first",
         )
