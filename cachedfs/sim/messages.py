@@ -128,7 +128,7 @@ def json_response(value: dict[str, Any], status: int = 200, *, n_items: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a request refers to, and the function that executes it."""
+    """The function that answers a request, and what the request is logged and charged as."""
 
     kind: str
     act: Callable[[Call], Response | dict[str, Any]]  # a dict becomes a reply in JSON

@@ -46,9 +46,7 @@ class _Parser:
         return is_next
 
     def _either(self) -> Query:
-        parts = [self._both()]
-        while self._next_is("or"):
-            parts.append(self._both())
+        parts = self._parts("or", self._both)
         if len(parts) == 1:
             return parts[0]
         found = [part.parents for part in parts]
@@ -56,14 +54,18 @@ class _Parser:
         return Query(lambda items, item: any(part.matches(items, item) for part in parts), parents)
 
     def _both(self) -> Query:
-        parts = [self._single()]
-        while self._next_is("and"):
-            parts.append(self._single())
+        parts = self._parts("and", self._single)
         if len(parts) == 1:
             return parts[0]
         parents = next((part.parents for part in parts if part.parents is not None), None)
         name = next((part.name for part in parts if part.name is not None), None)
         return Query(lambda items, item: all(part.matches(items, item) for part in parts), parents, name)
+
+    def _parts(self, word: str, parse: Callable[[], Query]) -> list[Query]:
+        parts = [parse()]
+        while self._next_is(word):
+            parts.append(parse())
+        return parts
 
     def _single(self) -> Query:
         token = self._take()
