@@ -24,6 +24,7 @@ LAYERS = [
     {"prefetch"},
     {"snapshot"},
     {"filesystem"},
+    {"obspec"},
     {"report"},
     {"datasets"},
     {"packing"},
