@@ -108,6 +108,7 @@ class CachedStore:
             return GetResult(self, entry, options)
 
     async def get_async(self, path: str, *, options: dict[str, Any] | None = None) -> GetResult:
+        """Do what `get` does, in any event loop."""
         with _named():
             entry = self._existing(path) or (await self.fs._hop(self.fs._reader.open(self._full(path))))[0]
             return GetResult(self, entry, options)
@@ -127,6 +128,7 @@ class CachedStore:
     async def get_range_async(
         self, path: str, *, start: int, end: int | None = None, length: int | None = None
     ) -> bytes:
+        """Do what `get_range` does, in any event loop."""
         with _named():
             data = await self.fs._cat_file(self._full(path), *_span(start, end, length))
         return self._not_empty(data, path, start)
@@ -153,6 +155,7 @@ class CachedStore:
         ends: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> list[bytes]:
+        """Do what `get_ranges` does, in any event loop."""
         begins, stops = _spans(starts, ends, lengths)
         with _named():
             datas = await self.fs._cat_ranges(
@@ -176,6 +179,7 @@ class CachedStore:
             return self._meta(self.fs._object(self._full(path)))
 
     async def head_async(self, path: str) -> dict[str, Any]:
+        """Do what `head` does, in any event loop."""
         with _named():
             return self._meta(await self.fs._object_at(self._full(path)))
 
@@ -190,6 +194,7 @@ class CachedStore:
     async def list_async(
         self, prefix: str | None = None, *, offset: str | None = None
     ) -> AsyncIterator[Sequence[dict[str, Any]]]:
+        """Do what `list` does, in any event loop."""
         with _named():
             found = await self.fs._find(self._full(prefix), detail=True)
         for page in self._pages(found, prefix, offset):
@@ -211,6 +216,7 @@ class CachedStore:
         return {"common_prefixes": [], "objects": []}
 
     async def list_with_delimiter_async(self, prefix: str | None = None) -> dict[str, Any]:
+        """Do what `list_with_delimiter` does, in any event loop."""
         with _named(), contextlib.suppress(*ABSENT):
             return self._level(await self.fs._ls(self._full(prefix), detail=True), prefix)
         return {"common_prefixes": [], "objects": []}

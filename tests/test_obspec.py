@@ -7,10 +7,12 @@ import pickle
 import numpy as np
 import obspec
 import pytest
+import zarr
 from obspec.exceptions import NotFoundError, map_exception
 from obspec_utils.protocols import ReadableStore
 from obspec_utils.readers import BlockStoreReader
 from obspec_utils.registry import ObjectStoreRegistry
+from zarr.storage import FsspecStore
 
 from cachedfs.errors import ObjectChanged
 from cachedfs.obspec import CachedStore
@@ -320,6 +322,18 @@ def test_what_is_no_store_is_an_error(cloud):
         CachedStore({})
     with pytest.raises(ValueError, match="account= is for stores of obstore"):
         CachedStore(cloud.url(), account="me")
+
+
+def test_zarr_reads_an_obstore_store(cloud):
+    data = np.arange(100).reshape(10, 10)
+    url = cloud.url("top/a.zarr")
+    zarr.create_array(url, shape=data.shape, chunks=(5, 5), dtype=data.dtype)[:] = data
+    store = CachedStore(gcs_store(cloud), prefix="top", asynchronous=True)
+    in_zarr = FsspecStore(store.fs, path=store.root, read_only=True)
+    for _ in range(2):
+        cloud.asked()
+        np.testing.assert_array_equal(zarr.open_array(in_zarr, path="a.zarr", mode="r")[:], data)
+    assert cloud.asked() == []
 
 
 def test_a_registry_finds_paths(cloud):
