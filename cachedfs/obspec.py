@@ -9,11 +9,13 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import fsspec
 
 from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo
+from cachedfs.common.urls import is_url
 from cachedfs.common.walk import ABSENT
 from cachedfs.errors import AccessDenied, IsAFolder, ObjectNotFound
 from cachedfs.fetch.metadata_cache import MetadataEntry
@@ -23,6 +25,7 @@ from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
 __all__ = ["CachedStore", "NotFoundError", "PermissionDeniedError"]
 
 _OURS = ("cachedfs::", "cgs://", "cdrive://")
+_WITHOUT_BUCKET = ("file", "local", "memory", "LocalStore", "MemoryStore")
 _PIECE = 8 << 20  # bytes that iterating over a result gives at a time
 _ROWS = 1000  # objects that a listing gives at a time
 _TIMES = ("last_modified", "mtime", "updated", "modified", "LastModified", "created")
@@ -74,6 +77,7 @@ class CachedStore:
                 raise ValueError("CachedStore(url): account= is for stores of obstore; a URL needs none")
             url = os.fspath(store)
             fs, root = fsspec.url_to_fs(url if url.startswith(_OURS) else f"cachedfs::{url}", **options)
+            kind = fs.target_protocol
         else:
             given = {
                 "store": store,
@@ -81,12 +85,14 @@ class CachedStore:
                 "instance": uuid.uuid4().hex,  # fsspec takes stores for the same if their texts are
             }
             fs = CachedFileSystem(target_protocol="obstore", target_options=given, **options)
-            root = root_of_store(store)
+            root, kind = root_of_store(store), given["identity"].split("|")[1]
         #: The filesystem that reads: for `prefetch`, `stats`, `invalidate_cache` and so on.
         self.fs: CachedFileSystem = fs
-        self.root = f"{root}/{prefix.strip('/')}".strip("/") if prefix.strip("/") else root
+        self.root = _join(root, prefix)
+        path = urlsplit(self.root).path if is_url(self.root) else self.root
+        is_below_bucket = kind not in _WITHOUT_BUCKET and not is_url(self.root)
         #: The path of the store in its bucket; registries remove it from the paths of URLs.
-        self.prefix = self.root.strip("/").partition("/")[2]
+        self.prefix = path.partition("/")[2] if is_below_bucket else path.strip("/")
 
     def __repr__(self) -> str:
         return f"CachedStore({self.fs.unstrip_protocol(self.root)!r})"
@@ -229,7 +235,7 @@ class CachedStore:
         }
 
     def _full(self, path: str | None) -> str:
-        return f"{self.root}/{(path or '').strip('/')}".rstrip("/").removeprefix("" if self.root else "/")
+        return _join(self.root, path or "")
 
     def _short(self, name: str) -> str:
         return name.removeprefix(self.root).strip("/")
@@ -289,6 +295,11 @@ class GetResult:
         for start, stop in self._pieces():
             with _named():
                 yield await self._fs._hop(self._fs._reader.collect(self._entry, start, stop))
+
+
+def _join(folder: str, path: str) -> str:
+    path = path.strip("/")
+    return f"{folder}/{path}" if folder and path else folder or path
 
 
 def _slice_of(given: Any) -> tuple[int | None, int | None]:
