@@ -29,9 +29,11 @@ class ChunkSlice:
     the position `beside` along the other axes. `path` is the object that contains it.
     """
 
-    __slots__ = (
-        "beside", "future", "layout", "n_rows", "number", "out", "path", "pool", "rows", "version", "within",
-    )  # fmt: skip
+    start: Any = None  # its first byte in the object; None: the chunk is all of the object
+    stop: Any = None
+    pool: ChunkCache | None = None  # set if other requests may need the chunk, too
+    version: Hashable = None  # of the object, if it is known
+    future: Future[Any] | None = None  # from the pool
 
     def __init__(
         self,
@@ -46,9 +48,6 @@ class ChunkSlice:
         self.layout, self.number, self.beside = layout, number, beside
         self.out, self.n_rows, self.rows, self.within = out, n_rows, rows, within
         self.path = layout.object_path(number, beside)
-        self.pool: ChunkCache | None = None  # set if other requests may need the chunk, too
-        self.version: Hashable = None  # of the object, if it is known
-        self.future: Future[Any] | None = None  # from the pool
 
     @property
     def key(self) -> tuple[str, int, Place, Hashable]:
@@ -59,6 +58,11 @@ class ChunkSlice:
         """The index of one of the samples that need the chunk."""
         first = self.within.start if isinstance(self.within, slice) else self.within[0]
         return self.number * self.layout.chunk[0] + int(first)
+
+    @property
+    def is_wanted_again(self) -> bool:
+        """True if the chunk has other samples than these."""
+        return self.n_rows < self.layout.chunk[0] and self.n_rows < self.layout.n_rows(self.number)
 
     @property
     def is_all(self) -> bool:
@@ -101,8 +105,9 @@ def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: in
 def _as_slice(numbers: list[int]) -> Rows:
     """Return consecutive numbers as a slice, and other numbers unchanged."""
     first, n = numbers[0], len(numbers)
-    is_run = n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n)))
-    return slice(first, first + n) if is_run else numbers
+    if n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n))):
+        return slice(first, first + n)
+    return numbers
 
 
 class BoundedLRU(Generic[T]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -151,7 +152,9 @@ class ZarrDataset(Samples):
         return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
-        return np.fromiter(map(self.number, indexes), np.int64, len(indexes))
+        n = len(self)
+        numbers = (i if 0 <= i < n else self.number(i) for i in map(operator.index, indexes))
+        return np.fromiter(numbers, np.int64, len(indexes))
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
         """Return these samples of each array, as new arrays."""

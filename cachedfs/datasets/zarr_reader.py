@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,6 @@ NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that is not in i
 Array = npt.NDArray[Any]
 _NO_ARRAY: Array = np.empty(0)
 Naming = Callable[[int, str], AbstractContextManager[None]]
-Location = tuple[str, int | None, int | None]  # path, start, stop
 
 
 class _Shard(NamedTuple):
@@ -91,8 +91,7 @@ class ChunkReader:
         try:
             for part in parts:
                 own.append(part)
-                is_wanted_again = part.n_rows < part.layout.n_rows(part.number)
-                if is_wanted_again and (version := self._version(part.path)) is not None:
+                if part.is_wanted_again and (version := self._version(part.path)) is not None:
                     part.pool, part.version = pool, version
                     future = pool.take(part)
                     if future is not part.future:
@@ -139,42 +138,35 @@ class ChunkReader:
             except Exception:  # any error: reading the sample raises it
                 continue
             for part in parts:
-                match _location(part, shards):
-                    case path, int(start), int(stop):
-                        yield path, start, stop
-                    case path, _, _:
-                        yield path
+                if _locate(part, shards):
+                    yield part.path if part.start is None else (part.path, part.start, part.stop)
 
     # Fetching.
 
     def _fill(self, parts: list[ChunkSlice]) -> None:
-        size, group = 0, []
-        for part in parts:
-            group.append(part)
-            size += part.layout.decoder.size
-            if size >= AT_ONCE:
-                self._fetch(group)
-                size, group = 0, []
-        if group:
-            self._fetch(group)
+        sizes = accumulate(part.layout.decoder.size for part in parts)
+        for _, group in groupby(zip(sizes, parts, strict=True), lambda pair: (pair[0] - 1) // AT_ONCE):
+            self._fetch([part for _, part in group])
 
     def _fetch(self, parts: list[ChunkSlice]) -> None:
         """Fetch and decode chunks. Repeat this for shards that were replaced after their index was read."""
         for _ in range(TRIES):
             shards = self._shards(parts)
-            found: list[tuple[ChunkSlice, Location]] = []
+            found: list[ChunkSlice] = []
             for part in parts:
-                if (location := _location(part, shards)) is None:
-                    self._finish((part, None, shards[part.path].version))
+                if _locate(part, shards):
+                    found.append(part)
                 else:
-                    found.append((part, location))
+                    self._finish((part, None, {shards[part.path].version}))
             if not found:
                 return
-            datas, versions = self._read(*zip(*(location for _, location in found), strict=True))
+            datas, versions = self._read(
+                [part.path for part in found], [part.start for part in found], [part.stop for part in found]
+            )
             changed = {path for path, shard in shards.items() if versions.get(path, set()) - {shard.version}}
             whole = [
-                (part, self._checked(part, location, data), _only(versions.get(part.path)))
-                for (part, location), data in zip(found, datas, strict=True)
+                (part, data, versions.get(part.path))
+                for part, data in zip(found, datas, strict=True)
                 if part.path not in changed
             ]
             if len(whole) == 1 or sum(part.layout.decoder.size for part, _, _ in whole) <= INLINE:
@@ -182,7 +174,7 @@ class ChunkReader:
                     self._finish(one)
             else:
                 in_threads(self._finish, whole)
-            parts = [part for part, _ in found if part.path in changed]
+            parts = [part for part in found if part.path in changed]
             if not parts:
                 return
         self._raise_changed(parts[0])
@@ -194,13 +186,11 @@ class ChunkReader:
         """
         found: dict[str, _Shard] = {}
         missing: dict[str, ChunkSlice] = {}
-        for part in parts:
-            if part.layout.index is None or part.path in found or part.path in missing:
-                continue
-            if (shard := self._cached_index(part.path)) is None:
-                missing[part.path] = part
+        for path, part in {part.path: part for part in parts if part.layout.index is not None}.items():
+            if (shard := self._cached_index(path)) is None:
+                missing[path] = part
             else:
-                found[part.path] = shard
+                found[path] = shard
         for _ in range(TRIES):
             if not missing:
                 break
@@ -273,35 +263,30 @@ class ChunkReader:
                 versions[path] = {version, self._ukey(path)}
         return datas, versions
 
-    def _checked(self, part: ChunkSlice, location: Location, data: Any) -> Any:
-        """Return the stored bytes of a chunk; None for a chunk that may be absent, and is."""
-        _, start, stop = location
-        error = data if isinstance(data, BaseException) else None
-        if start is None and isinstance(error, ABSENT):
-            return None
-        if error is None and start is not None and stop is not None and len(data) != stop - start:
-            error = ValueError(
-                f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {start} to {stop}"
-            )
-        if error is not None:
-            with self._naming(part.sample, self._url(part)):
-                raise error
-        return data
-
-    def _finish(self, one: tuple[ChunkSlice, Any, str | None]) -> None:
-        part, data, version = one
+    def _finish(self, one: tuple[ChunkSlice, Any, set[str | None] | None]) -> None:
+        """Decode the stored bytes of a chunk, or raise their error; None for a chunk that its shard does not have."""
+        part, data, versions = one
+        chunk = None
         try:
-            layout, chunk = part.layout, None
-            if data is not None and part.pool is None and part.is_all:
-                layout.decoder.into(data, part.out[part.rows])
-                return
-            if data is not None:
-                chunk = layout.decoder.array(data)
+            if isinstance(data, BaseException):
+                if part.start is not None or not isinstance(data, ABSENT):
+                    raise data
+                data = None
+            elif data is not None:
+                if part.start is not None and len(data) != part.stop - part.start:
+                    raise ValueError(
+                        f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {part.start} to {part.stop}"
+                    )
+                if part.pool is None and part.is_all:
+                    part.layout.decoder.into(data, part.out[part.rows])
+                    return
+                chunk = part.layout.decoder.array(data)
             part.put(chunk)
         except Exception:  # any type: codecs raise their own errors
             with self._naming(part.sample, self._url(part)):
                 raise
         if part.pool is not None:
+            version = _only(versions)
             kept_as = None if version is None else (*part.key[:-1], version)
             part.pool.fill(part.key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
 
@@ -315,12 +300,13 @@ def _only(versions: set[str | None] | None) -> str | None:
     return next(iter(versions)) if versions is not None and len(versions) == 1 else None
 
 
-def _location(part: ChunkSlice, shards: dict[str, _Shard]) -> Location | None:
-    """Return the path and the byte range of a chunk; None if its shard does not contain it."""
+def _locate(part: ChunkSlice, shards: dict[str, _Shard]) -> bool:
+    """Set the byte range of a chunk in its shard; return False if the shard does not contain it."""
     if part.layout.index is None:
-        return part.path, None, None
+        return True
     index = shards[part.path].chunks
     if index is None:
-        return None
+        return False
     start, n = index[(part.number % part.layout.per_shard[0], *part.beside.inner)].tolist()
-    return None if start == n == NOTHING else (part.path, start, start + n)
+    part.start, part.stop = start, start + n
+    return not start == n == NOTHING
