@@ -10,8 +10,7 @@ from typing import Any, Literal
 from fsspec.core import has_magic
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
-from cachedfs.datasets.loading.metrics import reading
-from cachedfs.datasets.samples import Item, Samples
+from cachedfs.datasets.samples import Item, Samples, reading
 
 __all__ = ["FileDataset"]
 

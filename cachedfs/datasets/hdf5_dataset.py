@@ -20,8 +20,7 @@ import numpy as np
 from h5py._objects import phil
 
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
-from cachedfs.datasets.loading.metrics import reading
-from cachedfs.datasets.samples import Item, Samples, once_each
+from cachedfs.datasets.samples import Item, Samples, once_each, reading
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.read.cached_reads import versions_read

@@ -17,8 +17,7 @@ from cachedfs.common.executor import n_cores
 from cachedfs.datasets.arguments import at_least, current_ranks, ranks_of, size
 from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch
 from cachedfs.datasets.batches import BatchMover, ExternalSource, size_of
-from cachedfs.datasets.loading.epoch_report import EpochMeasurement, EpochReport, FetchMeter, report_of
-from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings, reading_s
+from cachedfs.datasets.epoch_report import BatchTiming, EpochReport, EpochTimings, FetchMeter, report_of
 from cachedfs.datasets.prefetch_plan import DatasetPrefetch, ranks_here
 from cachedfs.datasets.sampler import (
     EpochOrders,
@@ -29,7 +28,7 @@ from cachedfs.datasets.sampler import (
     place_in,
     state_at,
 )
-from cachedfs.datasets.samples import Collate, SampleReader
+from cachedfs.datasets.samples import Collate, SampleReader, reading_s
 
 __all__ = ["Loader"]
 
@@ -292,19 +291,17 @@ class Loader:
             raise RuntimeError("there is nothing to report yet: iterate over some batches first")
         epoch, meter = self._measured
         return report_of(
-            EpochMeasurement(
-                epoch=epoch,
-                n=len(self._source),
-                n_threads=self._n_threads,
-                timings=self.timings,
-                tells_reading=self._source.tells_reading,
-                fetched=meter.fetched(self._source.fs),
-            )
+            self.timings,
+            meter.fetched(),
+            epoch=epoch,
+            n=len(self._source),
+            n_threads=self._n_threads,
+            tells_reading=self._source.tells_reading,
         )
 
     def _stop_meter(self) -> None:
         if self._measured is not None:
-            self._measured[1].stop(self._source.fs)
+            self._measured[1].stop()
 
     def _end_plan(self) -> None:
         plan, self._plan = self._plan, None

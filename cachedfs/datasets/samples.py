@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.readahead.object_history import as_declared
 
-__all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each"]
+__all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each", "reading", "reading_s"]
 
 Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
 
@@ -41,7 +43,7 @@ class Samples(Dataset[Any]):
     batch in one round trip. Override `items` to let a Loader prefetch.
     """
 
-    tells_reading = False  # True if `metrics.reading` measures all waiting for bytes
+    tells_reading = False  # True if `reading` measures all waiting for bytes
     # Neighboring samples that one fetch reads, for example those of a chunk. A window shuffle keeps them together.
     group_size = 1
 
@@ -168,6 +170,28 @@ def naming(what: str) -> Iterator[None]:
     except Exception as error:  # any type: user code may raise it
         error.add_note(f"in {what}")
         raise
+
+
+class _Sum(threading.local):
+    seconds = 0.0
+
+
+_sum = _Sum()
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Count the time spent inside as this thread's wait for bytes. Must not be nested."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _sum.seconds += time.perf_counter() - began
+
+
+def reading_s() -> float:
+    """Return how many seconds this thread has waited for bytes so far."""
+    return _sum.seconds
 
 
 class SampleReader:

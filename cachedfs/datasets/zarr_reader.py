@@ -16,8 +16,7 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.chunks import BoundedLRU, ChunkCache, ChunkSlice, in_threads, parts_of
-from cachedfs.datasets.loading.metrics import reading
-from cachedfs.datasets.samples import Item
+from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem

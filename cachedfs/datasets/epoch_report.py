@@ -8,21 +8,66 @@ that was not measured is not estimated.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from cachedfs.common.text import bars, counted, per_cent, seconds, size
+from cachedfs.common.text import bars, columns, counted, per_cent, seconds, shown, size
 from cachedfs.common.types import LinkStats, Stats
-from cachedfs.datasets.loading.epoch_chart import page
-from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.report.analysis import RunFigures, analyse
 
-__all__ = ["EpochMeasurement", "EpochReport", "FetchCounts", "FetchMeter", "report_of"]
+__all__ = ["BatchTiming", "EpochReport", "EpochTimings", "FetchCounts", "FetchMeter", "picture", "report_of"]
+
+KEPT = 1000  # recent batches whose timings are kept individually
+N_BARS = 60  # of the text
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 200, 64, 26, 24  # pixels: the chart, and the margins around its bars
+MOST = 180  # maximum number of bars; with more batches, a bar is the mean of several
+# From the color-blind-safe palette of Okabe and Ito (2008).
+COMPUTE, WAIT = "#56b4e9", "#d55e00"
+LINE = 'stroke="currentColor" stroke-width="1.5"'  # style of the line for loading
 
 
-N_BARS = 60
+class BatchTiming(NamedTuple):
+    """Seconds of one batch: the loop's wait for it, the time to make it, and the loop's use of it."""
+
+    wait_s: float
+    load_s: float
+    compute_s: float
+    size: int  # bytes
+    n_samples: int
+    read_s: float  # part of `load_s` spent waiting for bytes; 0 if the dataset does not measure it
+
+
+@dataclass
+class EpochTimings:
+    """Sums of the timings of the batches since a loop began, and the last 1000 of them.
+
+    With echo, the times of a batch cover all its repetitions. A batch counts once the next one is asked for.
+    """
+
+    n_batches: int = 0
+    n_samples: int = 0
+    wait_s: float = 0.0
+    load_s: float = 0.0
+    read_s: float = 0.0
+    compute_s: float = 0.0
+    size: int = 0  # bytes
+    first_wait_s: float = 0.0  # also part of `wait_s`
+    recent: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def add(self, timing: BatchTiming) -> None:
+        if not self.n_batches:
+            self.first_wait_s = timing.wait_s
+        self.n_batches += 1
+        self.n_samples += timing.n_samples
+        self.wait_s += timing.wait_s
+        self.load_s += timing.load_s
+        self.read_s += timing.read_s
+        self.compute_s += timing.compute_s
+        self.size += timing.size
+        self.recent.append(timing)
 
 
 @dataclass(frozen=True)
@@ -41,22 +86,6 @@ class FetchCounts:
     bytes_per_s: float | None
     n_at_once: int
     may_hold: int | None
-
-
-@dataclass(frozen=True)
-class EpochMeasurement:
-    """Measurements of one epoch over `n` samples with `n_threads` batch threads.
-
-    `tells_reading`: whether the threads' waits for bytes were measured; the rest of their time is decoding.
-    `fetched`: None if the dataset does not read through cachedfs, or does not say so.
-    """
-
-    epoch: int
-    n: int
-    n_threads: int
-    timings: EpochTimings
-    tells_reading: bool
-    fetched: FetchCounts | None
 
 
 @dataclass(frozen=True)
@@ -120,9 +149,7 @@ class EpochReport:
         ]
         if self.hit_ratio is not None:
             bound = (
-                f" of at most {self.hit_bound:.2f} after the first epoch"
-                if self.hit_bound is not None
-                else ""
+                "" if self.hit_bound is None else f" of at most {self.hit_bound:.2f} after the first epoch"
             )
             lines.append(("hit ratio", f"{self.hit_ratio:.2f}{bound}"))
         if self.fetched_per_sample is not None and self.read_per_sample is not None:
@@ -152,17 +179,29 @@ class EpochReport:
         return f"{self.title}\n{self.sentence}\n{lines}"
 
     def _repr_html_(self) -> str:
-        return page(self.title, self.sentence, self.facts(), self.stalls, self.n_threads)
+        rows = [(name, said) for name, said in self.facts() if name != "by time"]  # the chart shows it
+        return shown(self.title, self.sentence, rows, picture(self.stalls, self.n_threads))
 
 
-def report_of(measured: EpochMeasurement) -> EpochReport:
-    """Return the report on one epoch."""
-    timings, fetched = measured.timings, measured.fetched
+def report_of(
+    timings: EpochTimings,
+    fetched: FetchCounts | None,
+    *,
+    epoch: int,
+    n: int,
+    n_threads: int,
+    tells_reading: bool,
+) -> EpochReport:
+    """Return the report on one epoch over `n` samples with `n_threads` batch threads.
+
+    `fetched`: None if the dataset does not read through cachedfs, or does not say so. `tells_reading`: whether the
+    threads' waits for bytes were measured; the rest of their time is decoding.
+    """
     elapsed_s = timings.wait_s + timings.compute_s
-    by_itself, unknown = _part_times(measured, elapsed_s)
-    hit_ratio, hit_bound = _hits(measured)
     rate = _rate(fetched, elapsed_s) if fetched else None
-    tells_loading = fetched is not None and measured.tells_reading and timings.load_s
+    by_itself, unknown = _part_times(timings, fetched, rate, n_threads, tells_reading=tells_reading)
+    hit_ratio, hit_bound = _hits(timings, fetched, n)
+    tells_loading = fetched is not None and tells_reading and timings.load_s
     found = analyse(
         RunFigures(
             elapsed_s=elapsed_s,
@@ -174,18 +213,18 @@ def report_of(measured: EpochMeasurement) -> EpochReport:
             bytes_fetched=fetched.bytes_fetched if fetched else 0,
             bytes_per_s=rate,
             n_at_once=fetched.n_at_once if fetched else None,
-            n_threads=measured.n_threads,
+            n_threads=n_threads,
             read_share=timings.read_s / timings.load_s if tells_loading else None,
             can_store=fetched is None or fetched.may_hold is not None,
             held=hit_bound,
         )
     )
 
-    def per_sample(of: Callable[[FetchCounts], int]) -> float | None:
-        return of(fetched) / timings.n_samples if fetched and timings.n_samples else None
+    def per_sample(count: int) -> float | None:
+        return count / timings.n_samples if fetched and timings.n_samples else None
 
     return EpochReport(
-        epoch=measured.epoch,
+        epoch=epoch,
         n_batches=timings.n_batches,
         n_samples=timings.n_samples,
         elapsed_s=elapsed_s,
@@ -200,116 +239,157 @@ def report_of(measured: EpochMeasurement) -> EpochReport:
         bytes_fetched=fetched.bytes_fetched if fetched else None,
         hit_ratio=hit_ratio,
         hit_bound=hit_bound,
-        requests_per_sample=per_sample(lambda fetched: fetched.requests),
-        fetched_per_sample=per_sample(lambda fetched: fetched.bytes_fetched),
-        read_per_sample=per_sample(lambda fetched: fetched.bytes_read),
+        requests_per_sample=per_sample(fetched.requests if fetched else 0),
+        fetched_per_sample=per_sample(fetched.bytes_fetched if fetched else 0),
+        read_per_sample=per_sample(fetched.bytes_read if fetched else 0),
         sentence=found.sentence,
         advice=found.advice,
         unknown=tuple(unknown),
         stalls=tuple(timings.recent),
-        n_threads=measured.n_threads,
+        n_threads=n_threads,
     )
 
 
-# The lower bound.
-
-
-def _part_times(measured: EpochMeasurement, elapsed_s: float) -> tuple[dict[str, float], list[str]]:
+def _part_times(
+    timings: EpochTimings,
+    fetched: FetchCounts | None,
+    rate: float | None,
+    n_threads: int,
+    *,
+    tells_reading: bool,
+) -> tuple[dict[str, float], list[str]]:
     """Return the time that each part would take alone, and texts on what is unknown."""
-    timings, fetched, unknown = measured.timings, measured.fetched, []
-    found = {"compute": timings.compute_s}
+    found, unknown = {"compute": timings.compute_s}, []
     if fetched is None:
         unknown.append(
             "what is fetched, from where and how fast: the dataset does not read through cachedfs, or manages its own reads"
         )
     else:
-        rate = _rate(fetched, elapsed_s)
         if fetched.bytes_fetched == 0 or rate:
             found["link"] = fetched.bytes_fetched / rate if rate else 0.0
         else:
             unknown.append("the link's bandwidth: nothing of a MiB or more was fetched ahead")
         if fetched.requests == 0 or fetched.latency_s is not None:
-            # At most `elapsed_s`: `n_at_once` does not limit requests that a reader waits for.
+            # At most the whole time: `n_at_once` does not limit requests that a reader waits for.
             waits_s = fetched.requests * (fetched.latency_s or 0.0) / fetched.n_at_once
-            found["latency"] = min(elapsed_s, waits_s)
+            found["latency"] = min(timings.wait_s + timings.compute_s, waits_s)
         else:
             unknown.append("how late answers are: nothing was fetched ahead")
-    if measured.tells_reading:
-        found["decode"] = (timings.load_s - timings.read_s) / measured.n_threads
+    if tells_reading:
+        found["decode"] = (timings.load_s - timings.read_s) / n_threads
     else:
         unknown.append(
             "how much of loading is decoding: the dataset does not report how long it waits for bytes"
         )
-    if fetched is None or not measured.tells_reading or fetched.bytes_fetched == 0:
-        found["load"] = timings.load_s / measured.n_threads
+    if fetched is None or not tells_reading or fetched.bytes_fetched == 0:
+        found["load"] = timings.load_s / n_threads
     return found, unknown
 
 
 def _rate(fetched: FetchCounts, elapsed_s: float) -> float | None:
-    """Return the bandwidth of the link in bytes/s.
-
-    It is the measured one, but at least the rate of the fetched bytes.
-    """
+    """Return the bandwidth of the link in bytes/s: the measured one, but at least the rate of the fetched bytes."""
     if fetched.bytes_per_s is None or not elapsed_s:
         return fetched.bytes_per_s
     return max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s)
 
 
-def _data_size(measured: EpochMeasurement) -> float | None:
-    """Return the bytes of all samples, extrapolated from those that were read; None if none were."""
-    timings, fetched = measured.timings, measured.fetched
-    if fetched is None or not timings.n_samples or not fetched.bytes_read:
-        return None
-    return fetched.bytes_read / timings.n_samples * measured.n
-
-
-def _hits(measured: EpochMeasurement) -> tuple[float | None, float | None]:
+def _hits(timings: EpochTimings, fetched: FetchCounts | None, n: int) -> tuple[float | None, float | None]:
     """Return the hit ratio (by bytes), and its upper bound if an epoch reads each sample once."""
-    fetched, data_size = measured.fetched, _data_size(measured)
-    if fetched is None or data_size is None:
+    if fetched is None or not timings.n_samples or not fetched.bytes_read:
         return None, None
     ratio = max(0.0, 1 - fetched.bytes_fetched / fetched.bytes_read)
+    data_size = fetched.bytes_read / timings.n_samples * n  # extrapolated from the samples that were read
     return ratio, None if fetched.may_hold is None else min(1.0, fetched.may_hold / data_size)
 
 
-class _Counts(NamedTuple):
-    stats: Stats
-    link: LinkStats
-
-
 class FetchMeter:
-    """Measure what a cachedfs filesystem fetches, from its creation until `stop`.
-
-    It measures nothing if `fs` is None.
-    """
+    """Measure what a cachedfs filesystem fetches, from its creation until `stop`; nothing if `fs` is None."""
 
     def __init__(self, fs: CachedFileSystem | None) -> None:
-        self._pid = os.getpid()
-        self._before = None if fs is None else _Counts(fs.stats(), fs.link_stats())
-        self._after: _Counts | None = None
+        self._fs, self._pid = fs, os.getpid()
+        self._before = self._now()
+        self._after: tuple[Stats, LinkStats] | None = None
 
-    def stop(self, fs: CachedFileSystem | None) -> None:
+    def stop(self) -> None:
         """Stop counting: later fetches belong to the next loop."""
-        self._after = self._now(fs)
+        self._after = self._now()
 
-    def fetched(self, fs: CachedFileSystem | None) -> FetchCounts | None:
+    def fetched(self) -> FetchCounts | None:
         """Return the counts; None if they cannot be known."""
-        before, after = self._before, self._after or self._now(fs)
-        if fs is None or before is None or after is None:
+        before, after = self._before, self._after or self._now()
+        if self._fs is None or before is None or after is None:
             return None
-        n_timed = after.link.n_timed - before.link.n_timed
-        waited_s = after.link.wait_s - before.link.wait_s
+        (stats, link), (stats_before, link_before) = after, before
+        n_timed = link.n_timed - link_before.n_timed
         return FetchCounts(
-            requests=after.stats.requests - before.stats.requests,
-            bytes_fetched=after.stats.bytes_fetched - before.stats.bytes_fetched,
-            bytes_read=after.stats.bytes_served - before.stats.bytes_served,
-            latency_s=waited_s / n_timed if n_timed else None,
-            bytes_per_s=after.link.bytes_per_s,
-            n_at_once=after.link.n_at_once,
-            may_hold=fs.may_hold(),
+            requests=stats.requests - stats_before.requests,
+            bytes_fetched=stats.bytes_fetched - stats_before.bytes_fetched,
+            bytes_read=stats.bytes_served - stats_before.bytes_served,
+            latency_s=(link.wait_s - link_before.wait_s) / n_timed if n_timed else None,
+            bytes_per_s=link.bytes_per_s,
+            n_at_once=link.n_at_once,
+            may_hold=self._fs.may_hold(),
         )
 
-    def _now(self, fs: CachedFileSystem | None) -> _Counts | None:
-        if fs is None or self._pid != os.getpid():  # a forked child has its own counters
+    def _now(self) -> tuple[Stats, LinkStats] | None:
+        if self._fs is None or self._pid != os.getpid():  # a forked child has its own counters
             return None
-        return _Counts(fs.stats(), fs.link_stats())
+        return self._fs.stats(), self._fs.link_stats()
+
+
+def picture(stalls: Sequence[BatchTiming], n_threads: int) -> str:
+    """Return an SVG chart of the batches: bars for computing and waiting, a line for loading by one of the threads."""
+    if not stalls:
+        return ""
+    compute = columns([timing.compute_s for timing in stalls], MOST)
+    wait = columns([timing.wait_s for timing in stalls], MOST)
+    load = columns([timing.load_s / n_threads for timing in stalls], MOST)
+    most = max(*(c + w for c, w in zip(compute, wait, strict=True)), *load) or 1.0
+    high, each = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / len(compute)
+
+    def bar(at: int, low: float, value: float, colour: str) -> str:
+        y = HEIGHT - BOTTOM - high * (low + value) / most
+        gap = min(1.0, each / 4)
+        place = f'x="{LEFT + each * at:.2f}" y="{y:.2f}" width="{each - gap:.2f}" height="{high * value / most:.2f}"'
+        return f'<rect {place} fill="{colour}"/>'
+
+    bars = [bar(at, 0.0, value, COMPUTE) for at, value in enumerate(compute)]
+    bars += [bar(at, compute[at], value, WAIT) for at, value in enumerate(wait) if value > 0]
+    points = " ".join(
+        f"{LEFT + each * (at + 0.5):.2f},{HEIGHT - BOTTOM - high * value / most:.2f}"
+        for at, value in enumerate(load)
+    )
+    line = f'<polyline points="{points}" fill="none" {LINE}/>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        'role="img" aria-label="seconds a batch: computing, waiting and loading" '
+        'style="max-width:100%;font:12px sans-serif;fill:currentColor">'
+        f"{_axes(most, len(stalls))}{''.join(bars)}{line if len(load) > 1 else ''}{_legend(n_threads)}</svg>"
+    )
+
+
+def _axes(most_s: float, n: int) -> str:
+    base, top = HEIGHT - BOTTOM, TOP
+    lines = "".join(
+        f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity="0.3"/>'
+        for y in (base, (base + top) / 2, top)
+    )
+    texts = "".join(
+        f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{seconds(value)}</text>'
+        for y, value in ((base, 0.0), ((base + top) / 2, most_s / 2), (top, most_s))
+    )
+    below = f'<text x="{LEFT}" y="{HEIGHT - 8}">the last {n:,} batches, in their order</text>'
+    return lines + texts + below
+
+
+def _legend(n_threads: int) -> str:
+    threads = f"loading / {n_threads} threads" if n_threads > 1 else "loading"
+    marks = {
+        "computing": f'<rect y="4" width="12" height="12" fill="{COMPUTE}"/>',
+        "waiting": f'<rect y="4" width="12" height="12" fill="{WAIT}"/>',
+        threads: f'<line x2="12" y1="10" y2="10" {LINE}/>',
+    }
+    return "".join(
+        f'<g transform="translate({LEFT + 110 * at})">{mark}<text x="17" y="14">{said}</text></g>'
+        for at, (said, mark) in enumerate(marks.items())
+    )
