@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
-from cachedfs.common.executor import n_cores
+from cachedfs.common.executor import DaemonThreadPool, n_cores
 from cachedfs.datasets.zarr_layout import ArrayLayout, ChunkPositions, Place
 
 __all__ = ["BoundedLRU", "ChunkCache", "ChunkSlice", "in_threads", "parts_between", "parts_of"]
@@ -22,32 +24,23 @@ Rows = slice | list[int]
 OWN_SIZE = 256  # bytes that each entry takes in addition to its value
 
 
+@dataclass(eq=False)
 class ChunkSlice:
-    """The part of one chunk that a batch needs.
+    """The part of one chunk that a batch needs: the chunk's rows `within` go to the rows `rows` of `out`."""
 
-    The chunk's rows `within` go to the rows `rows` of `out`. The chunk has the index `number` along the first axis, and
-    the position `beside` along the other axes. `path` is the object that contains it.
-    """
-
-    start: Any = None  # its first byte in the object; None: the chunk is all of the object
+    layout: ArrayLayout
+    number: int  # index of the chunk along the first axis
+    beside: ChunkPositions  # its position along the other axes
+    out: Array
+    n_rows: int
+    rows: Rows
+    within: Rows
+    path: str  # the object that contains the chunk
+    start: Any = None  # its bytes in the object; None: the chunk is all of the object
     stop: Any = None
     pool: ChunkCache | None = None  # set if other requests may need the chunk, too
     version: Hashable = None  # of the object, if it is known
     future: Future[Any] | None = None  # from the pool
-
-    def __init__(
-        self,
-        layout: ArrayLayout,
-        number: int,
-        beside: ChunkPositions,
-        out: Array,
-        n_rows: int,
-        rows: Rows,
-        within: Rows,
-    ) -> None:
-        self.layout, self.number, self.beside = layout, number, beside
-        self.out, self.n_rows, self.rows, self.within = out, n_rows, rows, within
-        self.path = layout.object_path(number, beside)
 
     @property
     def key(self) -> tuple[str, int, Place, Hashable]:
@@ -87,7 +80,8 @@ def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkS
     for number, own in rows.items():
         where, within = _as_slice(own), _as_slice([inside[row] for row in own])
         for beside in layout.beside:
-            yield ChunkSlice(layout, number, beside, out, len(own), where, within)
+            path = layout.object_path(number, beside)
+            yield ChunkSlice(layout, number, beside, out, len(own), where, within, path)
 
 
 def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
@@ -98,7 +92,8 @@ def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: in
         rows = min(n - inside, stop - start)
         where, within = slice(at, at + rows), slice(inside, inside + rows)
         for beside in layout.beside:
-            yield ChunkSlice(layout, number, beside, out, rows, where, within)
+            path = layout.object_path(number, beside)
+            yield ChunkSlice(layout, number, beside, out, rows, where, within, path)
         start, at = start + rows, at + rows
 
 
@@ -193,34 +188,23 @@ class _Chunk:
         self.future: Future[Any] = Future()
 
 
-# The decoding threads of this process.
-
-_threads: tuple[int, ThreadPoolExecutor] | None = None
-_threads_lock = threading.Lock()
-
-
-def _renew() -> None:
-    # A forked child lacks the parent's threads, and the lock may have been held at the fork.
-    global _threads, _threads_lock
-    _threads, _threads_lock = None, threading.Lock()
+@functools.cache
+def _pool() -> DaemonThreadPool:
+    return DaemonThreadPool(n_cores(), "cachedfs-decode")
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child lacks the parent's threads
 
 
 def in_threads(call: Callable[[Any], object], given: Sequence[Any]) -> None:
     """Call `call` with each value, in this thread and the shared ones. Raises the first error after all have ended."""
-    global _threads
-    with _threads_lock:
-        if _threads is None:
-            _threads = n_cores(), ThreadPoolExecutor(n_cores(), thread_name_prefix="cachedfs-decode")
-        n, executor = _threads
+    n = min(n_cores(), len(given))
 
     def some(start: int) -> None:
         for one in given[start::n]:
             call(one)
 
-    futures = [executor.submit(some, start) for start in range(1, min(n, len(given)))]
+    futures = [_pool().submit(some, start) for start in range(1, n)]
     try:
         some(0)
     finally:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.chunks import parts_between
-from cachedfs.datasets.samples import Item, naming
+from cachedfs.datasets.samples import naming
 from cachedfs.datasets.zarr_layout import RAGGED, UnsupportedArray, layout_of
 from cachedfs.datasets.zarr_reader import ChunkReader
 
@@ -47,7 +47,7 @@ class RaggedArray:
             raise ValueError(f"{self._name}: this ragged array cannot be read: {why}") from why
         self._others = dict(zip(("offsets", "shapes"), others, strict=False))
         make = functools.partial(ChunkReader, fs, pool_size=pool_size, naming=self._naming)
-        self._elements, self._beside = make({"elements": self._layout}), make(self._others)
+        self.elements, self._beside = make({"elements": self._layout}), make(self._others)
 
     def __len__(self) -> int:
         return self._others["offsets"].shape[0] - 1
@@ -64,7 +64,7 @@ class RaggedArray:
         sizes = stops - starts
         ends = np.cumsum(sizes)
         out = np.empty(int(ends[-1]) if len(ends) else 0, self._layout.decoder.dtype)
-        self._elements.put(
+        self.elements.put(
             part
             for start, stop, at in _runs(starts, stops, ends - sizes)
             for part in parts_between(self._layout, start, stop, out, at)
@@ -74,21 +74,14 @@ class RaggedArray:
         is_shared = len(samples) < len(numbers) and not self._means
         return [found[place].copy() if is_shared else found[place] for place in places.tolist()]
 
-    # The interface `ArrayReads`; the rows are elements.
-
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
+        """Return for each of these samples one element of each of its chunks."""
         n = self._layout.chunk[0]
         starts, stops = self._bounds(np.array(samples, np.int64))
         return [
             range(start // n * n, stop, n) if start < stop else ()
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
-
-    def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
-        return self._elements.indexes(rows, yielded)
-
-    def chunks(self, row: int) -> Iterator[Item]:
-        return self._elements.chunks(row)
 
     def _bounds(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """Return the first and the stop element of each sample. Raises ValueError for invalid offsets."""

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from cachedfs.config import parse_size
-from cachedfs.datasets.prefetch_plan import items_of
 from cachedfs.datasets.ragged_arrays import RaggedArray
 from cachedfs.datasets.samples import Item, Samples, once_each
 from cachedfs.datasets.zarr_layout import (
@@ -25,7 +24,7 @@ from cachedfs.datasets.zarr_layout import (
     dtype_of,
     layout_of,
 )
-from cachedfs.datasets.zarr_reader import ChunkReader
+from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
 
 __all__ = ["ZarrDataset"]
 
@@ -149,7 +148,8 @@ class ZarrDataset(Samples):
         comes about 256 samples before the first chunk that it locates. This iterator itself reads the index then, and
         the offsets of ragged arrays.
         """
-        return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
+        ragged = [(one.touched, one.elements) for one in self._ragged.values()]
+        return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
         n = len(self)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +22,12 @@ from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.read.cached_reads import versions_read
 
-__all__ = ["ChunkReader"]
+__all__ = ["ChunkReader", "items_of", "own_rows"]
 
 AT_ONCE = 128 << 20  # decoded bytes of chunks that are fetched together before decoding begins
 INLINE = 1 << 20  # up to so many decoded bytes, other threads do not pay off
 INDEXES = 64 << 20  # bytes of shard indexes kept: those of four million chunks
+LOOKAHEAD = 256  # samples in a group; a group's shard indexes come before the previous group's chunks
 TRIES = 3  # attempts of one read, each with another version of a shard
 NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that is not in its shard
 
@@ -114,12 +115,10 @@ class ChunkReader:
                 retried.append(part)
         self._fill(retried)
 
-    # The interface `ArrayReads`.
-
-    def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
-        return [(sample,) for sample in samples]
+    # What a prefetch plan takes.
 
     def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
+        """Yield the shard indexes of these rows that are neither in memory nor in `yielded`; add them to `yielded`."""
         indexed = [(layout, layout.index) for layout in self._layouts.values() if layout.index is not None]
         for row in rows if indexed else ():
             for layout, index in indexed:
@@ -130,6 +129,7 @@ class ChunkReader:
                     yielded.add(path)
 
     def chunks(self, row: int) -> Iterator[Item]:
+        """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
         for layout in self._layouts.values():
             parts = list(parts_of(layout, np.array([row]), _NO_ARRAY))
             try:
@@ -309,3 +309,31 @@ def _locate(part: ChunkSlice, shards: dict[str, _Shard]) -> bool:
     start, n = index[(part.number % part.layout.per_shard[0], *part.beside.inner)].tolist()
     part.start, part.stop = start, start + n
     return not start == n == NOTHING
+
+
+def own_rows(samples: Sequence[int]) -> list[tuple[int]]:
+    """Return the rows that each of these samples needs of an array with one row per sample."""
+    return [(sample,) for sample in samples]
+
+
+# The rows that samples need, one per chunk, as a function; and the reader of these rows.
+Reads = tuple[Callable[[Sequence[int]], Sequence[Iterable[int]]], ChunkReader]
+
+
+def items_of(arrays: Sequence[Reads], samples: Iterable[int]) -> Iterator[Item]:
+    """Yield what samples read, sample by sample and array by array; takes `LOOKAHEAD` samples at a time."""
+    yielded: set[str] = set()
+    remaining = iter(samples)
+    current: list[Sequence[Iterable[int]]] = []
+    while True:
+        group = list(islice(remaining, LOOKAHEAD))
+        following = [touched(group) for touched, _ in arrays] if group else []
+        for (_, reader), rows in zip(arrays, following, strict=False):
+            yield from reader.indexes(chain.from_iterable(rows), yielded)
+        for sample in zip(*current, strict=True):
+            for (_, reader), needed in zip(arrays, sample, strict=True):
+                for row in needed:
+                    yield from reader.chunks(row)
+        if not group:
+            return
+        current = following
