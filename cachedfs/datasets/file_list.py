@@ -26,9 +26,9 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 class CompactStrings(Sequence[str]):
-    """A sequence of strings in one block of memory, which pickles fast, and whose pages forked workers share.
+    """A sequence of strings in one block of memory: it pickles fast, and forked workers share its pages.
 
-    Reading a list of strings instead writes their reference counts, so that each worker copies the pages.
+    Reading a list of strings writes their reference counts instead, so that each worker copies the pages.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

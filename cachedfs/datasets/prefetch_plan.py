@@ -25,9 +25,8 @@ Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> range:
     """Return the ranks whose reads this process declares in its prefetch plan.
 
-    Under torchrun, the first process of a machine declares the reads of all its processes, and the others declare
-    none. A process without torchrun's variables in its environment, or with another rank than these say, declares its
-    own reads.
+    Under torchrun, the first process of a machine declares the reads of all its processes, and the others none. A
+    process without torchrun's variables, or with another rank than these say, declares its own reads.
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = [environment.get(name, "") for name in names]

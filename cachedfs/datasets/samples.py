@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,12 +64,14 @@ class Samples(Dataset[Any]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Otherwise a batch would silently use the inherited method instead of the override.
+        # Otherwise a batch would silently use the inherited method instead of the override. Both call `cls` and not
+        # `self`: `super()` in a subclass reaches them, and `self` would recurse endlessly.
         given = next(names for names in map(_given, cls.__mro__) if names)
+        one, many = cls.__getitem__, cls.__getitems__
         if given == {"__getitem__"}:
-            cls.__getitems__ = _one_by_one(cls)  # type: ignore[method-assign]
+            cls.__getitems__ = lambda self, indexes: _each(self, partial(one, self), indexes)  # type: ignore[method-assign]
         elif given == {"__getitems__"}:
-            cls.__getitem__ = _of_many(cls)  # type: ignore[method-assign]
+            cls.__getitem__ = lambda self, index: many(self, [index])[0]  # type: ignore[method-assign]
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -96,10 +98,7 @@ class Samples(Dataset[Any]):
         return iter(())
 
     def number(self, index: Any) -> int:
-        """Return a sample's index counted from the start.
-
-        Raises IndexError if it is out of range, and TypeError if it is not an integer.
-        """
+        """Return a sample's index counted from the start. Raises IndexError if out of range, TypeError if no integer."""
         number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}: {self!r}")
@@ -118,23 +117,6 @@ class Samples(Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
-
-
-# These call `cls` and not `self`: `super()` in a subclass reaches them, and `self` would recurse endlessly.
-
-
-def _one_by_one(cls: type[Samples]) -> Any:
-    def __getitems__(self: Samples, indexes: Sequence[int]) -> list[Any]:
-        return _each(self, functools.partial(cls.__getitem__, self), indexes)
-
-    return __getitems__
-
-
-def _of_many(cls: type[Samples]) -> Any:
-    def __getitem__(self: Samples, index: int) -> Any:
-        return cls.__getitems__(self, [index])[0]
-
-    return __getitem__
 
 
 def _each(dataset: Any, get: Callable[[int], Any], indexes: Sequence[int]) -> list[Any]:
@@ -198,17 +180,13 @@ class SampleReader:
     """Reader of batches of a map-style dataset, also through nested `Subset`s, as `random_split` makes them.
 
     `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `prefetch`: the method of
-    its filesystem, if it has one. `tells_reading` and `group_size` are those of `Samples`.
+    its filesystem, if it has one. `tells_reading` and `group_size` are those of `Samples`. Raises TypeError for a
+    dataset without access by index.
     """
 
     def __init__(self, dataset: Any) -> None:
-        """Wrap `dataset`.
-
-        Raises TypeError for an iterable dataset, or one without `__len__` and `__getitem__`.
-        """
-        if isinstance(dataset, IterableDataset) or not all(
-            hasattr(dataset, name) for name in ("__len__", "__getitem__")
-        ):
+        has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not has_index:
             raise TypeError(
                 f"{type(dataset).__name__} has no access by index: a Loader needs __len__ and __getitem__. "
                 "For an iterable, use torch.utils.data.DataLoader"
@@ -238,13 +216,10 @@ class SampleReader:
         return self._samples.items(indexes)
 
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
-        """Return a batch of samples; any error gets a note that lists their indexes.
-
-        If the filesystem has `prefetch`, these reads trigger no readahead: this process, or the first process of the
-        machine, declares them in a prefetch plan.
-        """
-        reading = as_declared() if self.prefetch is not None else nullcontext()
-        with reading, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
+        """Return a batch of samples; any error gets a note that lists their indexes."""
+        # No readahead: this process, or the first process of the machine, declares these reads in a prefetch plan.
+        declared = as_declared() if self.prefetch is not None else nullcontext()
+        with declared, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
             if self._samples is not None:
                 for subset in self._subsets:
                     indexes = [subset[index] for index in indexes]
