@@ -7,10 +7,11 @@ that was not measured is not estimated.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from cachedfs.common.text import bars, columns, counted, per_cent, seconds, shown, size
@@ -40,33 +41,23 @@ class BatchTiming(NamedTuple):
     read_s: float  # part of `load_s` spent waiting for bytes; 0 if the dataset does not measure it
 
 
-@dataclass
 class EpochTimings:
-    """Sums of the timings of the batches since a loop began, and the last 1000 of them.
+    """Timings of the batches since a loop began: their sum, the last 1000 of them, and the wait for the first.
 
     With echo, the times of a batch cover all its repetitions. A batch counts once the next one is asked for.
     """
 
-    n_batches: int = 0
-    n_samples: int = 0
-    wait_s: float = 0.0
-    load_s: float = 0.0
-    read_s: float = 0.0
-    compute_s: float = 0.0
-    size: int = 0  # bytes
-    first_wait_s: float = 0.0  # also part of `wait_s`
-    recent: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=KEPT))
+    def __init__(self) -> None:
+        self.n_batches = 0
+        self.sum = BatchTiming(0.0, 0.0, 0.0, 0, 0, 0.0)
+        self.first_wait_s = 0.0  # also part of the sum
+        self.recent: deque[BatchTiming] = deque(maxlen=KEPT)
 
     def add(self, timing: BatchTiming) -> None:
         if not self.n_batches:
             self.first_wait_s = timing.wait_s
         self.n_batches += 1
-        self.n_samples += timing.n_samples
-        self.wait_s += timing.wait_s
-        self.load_s += timing.load_s
-        self.read_s += timing.read_s
-        self.compute_s += timing.compute_s
-        self.size += timing.size
+        self.sum = BatchTiming(*map(operator.add, self.sum, timing))
         self.recent.append(timing)
 
 
@@ -79,13 +70,13 @@ class FetchCounts:
     requests. `may_hold`: bytes that the cache can hold; None if nothing can be stored.
     """
 
-    requests: int
-    bytes_fetched: int
-    bytes_read: int
-    latency_s: float | None
-    bytes_per_s: float | None
-    n_at_once: int
-    may_hold: int | None
+    requests: int = 0
+    bytes_fetched: int = 0
+    bytes_read: int = 0
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+    n_at_once: int | None = None
+    may_hold: int | None = None
 
 
 @dataclass(frozen=True)
@@ -197,51 +188,53 @@ def report_of(
     `fetched`: None if the dataset does not read through cachedfs, or does not say so. `tells_reading`: whether the
     threads' waits for bytes were measured; the rest of their time is decoding.
     """
-    elapsed_s = timings.wait_s + timings.compute_s
-    rate = _rate(fetched, elapsed_s) if fetched else None
-    by_itself, unknown = _part_times(timings, fetched, rate, n_threads, tells_reading=tells_reading)
-    hit_ratio, hit_bound = _hits(timings, fetched, n)
-    tells_loading = fetched is not None and tells_reading and timings.load_s
+    total, counts = timings.sum, fetched or FetchCounts()
+    elapsed_s, rate = total.wait_s + total.compute_s, counts.bytes_per_s
+    if rate is not None and elapsed_s:  # the measured bandwidth, but at least the rate of the fetched bytes
+        rate = max(rate, counts.bytes_fetched / elapsed_s)
+    by_itself, unknown = _part_times(total, fetched, rate, n_threads, tells_reading=tells_reading)
+    hit_ratio = hit_bound = None
+    if counts.bytes_read and total.n_samples:
+        hit_ratio = max(0.0, 1 - counts.bytes_fetched / counts.bytes_read)
+        data_size = counts.bytes_read / total.n_samples * n  # extrapolated from the samples that were read
+        hit_bound = None if counts.may_hold is None else min(1.0, counts.may_hold / data_size)
     found = analyse(
         RunFigures(
             elapsed_s=elapsed_s,
-            wait_s=timings.wait_s,
+            wait_s=total.wait_s,
             first_wait_s=timings.first_wait_s,
             times=by_itself,
-            requests=fetched.requests if fetched else 0,
-            latency_s=fetched.latency_s if fetched else None,
-            bytes_fetched=fetched.bytes_fetched if fetched else 0,
+            requests=counts.requests,
+            latency_s=counts.latency_s,
+            bytes_fetched=counts.bytes_fetched,
             bytes_per_s=rate,
-            n_at_once=fetched.n_at_once if fetched else None,
+            n_at_once=counts.n_at_once,
             n_threads=n_threads,
-            read_share=timings.read_s / timings.load_s if tells_loading else None,
+            read_share=total.read_s / total.load_s if fetched and tells_reading and total.load_s else None,
             can_store=fetched is None or fetched.may_hold is not None,
             held=hit_bound,
         )
     )
-
-    def per_sample(count: int) -> float | None:
-        return count / timings.n_samples if fetched and timings.n_samples else None
-
+    n_counted = total.n_samples if fetched else 0
     return EpochReport(
         epoch=epoch,
         n_batches=timings.n_batches,
-        n_samples=timings.n_samples,
+        n_samples=total.n_samples,
         elapsed_s=elapsed_s,
-        wait_s=timings.wait_s,
+        wait_s=total.wait_s,
         first_wait_s=timings.first_wait_s,
         by_itself=by_itself,
         bound_s=max(by_itself.values()),
         limit=found.limit,
         shares=found.shares,
-        latency_s=fetched.latency_s if fetched else None,
+        latency_s=counts.latency_s,
         bytes_per_s=rate,
         bytes_fetched=fetched.bytes_fetched if fetched else None,
         hit_ratio=hit_ratio,
         hit_bound=hit_bound,
-        requests_per_sample=per_sample(fetched.requests if fetched else 0),
-        fetched_per_sample=per_sample(fetched.bytes_fetched if fetched else 0),
-        read_per_sample=per_sample(fetched.bytes_read if fetched else 0),
+        requests_per_sample=counts.requests / n_counted if n_counted else None,
+        fetched_per_sample=counts.bytes_fetched / n_counted if n_counted else None,
+        read_per_sample=counts.bytes_read / n_counted if n_counted else None,
         sentence=found.sentence,
         advice=found.advice,
         unknown=tuple(unknown),
@@ -251,7 +244,7 @@ def report_of(
 
 
 def _part_times(
-    timings: EpochTimings,
+    total: BatchTiming,
     fetched: FetchCounts | None,
     rate: float | None,
     n_threads: int,
@@ -259,7 +252,7 @@ def _part_times(
     tells_reading: bool,
 ) -> tuple[dict[str, float], list[str]]:
     """Return the time that each part would take alone, and texts on what is unknown."""
-    found, unknown = {"compute": timings.compute_s}, []
+    found, unknown = {"compute": total.compute_s}, []
     if fetched is None:
         unknown.append(
             "what is fetched, from where and how fast: the dataset does not read through cachedfs, or manages its own reads"
@@ -271,35 +264,19 @@ def _part_times(
             unknown.append("the link's bandwidth: nothing of a MiB or more was fetched ahead")
         if fetched.requests == 0 or fetched.latency_s is not None:
             # At most the whole time: `n_at_once` does not limit requests that a reader waits for.
-            waits_s = fetched.requests * (fetched.latency_s or 0.0) / fetched.n_at_once
-            found["latency"] = min(timings.wait_s + timings.compute_s, waits_s)
+            waits_s = fetched.requests * (fetched.latency_s or 0.0) / (fetched.n_at_once or 1)
+            found["latency"] = min(total.wait_s + total.compute_s, waits_s)
         else:
             unknown.append("how late answers are: nothing was fetched ahead")
     if tells_reading:
-        found["decode"] = (timings.load_s - timings.read_s) / n_threads
+        found["decode"] = (total.load_s - total.read_s) / n_threads
     else:
         unknown.append(
             "how much of loading is decoding: the dataset does not report how long it waits for bytes"
         )
     if fetched is None or not tells_reading or fetched.bytes_fetched == 0:
-        found["load"] = timings.load_s / n_threads
+        found["load"] = total.load_s / n_threads
     return found, unknown
-
-
-def _rate(fetched: FetchCounts, elapsed_s: float) -> float | None:
-    """Return the bandwidth of the link in bytes/s: the measured one, but at least the rate of the fetched bytes."""
-    if fetched.bytes_per_s is None or not elapsed_s:
-        return fetched.bytes_per_s
-    return max(fetched.bytes_per_s, fetched.bytes_fetched / elapsed_s)
-
-
-def _hits(timings: EpochTimings, fetched: FetchCounts | None, n: int) -> tuple[float | None, float | None]:
-    """Return the hit ratio (by bytes), and its upper bound if an epoch reads each sample once."""
-    if fetched is None or not timings.n_samples or not fetched.bytes_read:
-        return None, None
-    ratio = max(0.0, 1 - fetched.bytes_fetched / fetched.bytes_read)
-    data_size = fetched.bytes_read / timings.n_samples * n  # extrapolated from the samples that were read
-    return ratio, None if fetched.may_hold is None else min(1.0, fetched.may_hold / data_size)
 
 
 class FetchMeter:
