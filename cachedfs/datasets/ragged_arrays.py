@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.chunks import parts_between
 from cachedfs.datasets.samples import naming
-from cachedfs.datasets.zarr_layout import RAGGED, UnsupportedArray, layout_of
+from cachedfs.datasets.zarr_layout import RAGGED, UnsupportedArray, beside, layout_of
 from cachedfs.datasets.zarr_reader import ChunkReader
 
 __all__ = ["RaggedArray"]
@@ -23,10 +23,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class RaggedArray:
-    """Reader of the samples of one ragged array. Thread-safe; it pickles and forks without its caches.
-
-    `beside` has the names of the arrays that belong to it: its offsets, and its shapes if samples have several axes.
-    """
+    """Reader of the samples of one ragged array. Thread-safe; it pickles and forks without its caches."""
 
     def __init__(
         self, fs: AbstractFileSystem, path: str, name: str, found: Mapping[str, Any], pool_size: int
@@ -36,16 +33,14 @@ class RaggedArray:
         Raises ValueError for an array with another layout than `pack` writes.
         """
         self._name = f"{fs.unstrip_protocol(path)}/{name}"
-        spec, group = found[name].attributes[RAGGED], "".join(name.rpartition("/")[:2])
-        self._means: str = spec.get("means", "")  # type of the samples: bytes, utf-8, json, or "" for arrays
-        self.beside = [group + spec[word] for word in ("offsets", "shapes") if spec.get(word)]
+        # The type of the samples: bytes, utf-8, json, or "" for arrays.
+        self._means: str = found[name].attributes[RAGGED].get("means", "")
+        names = beside(name, found[name])
         try:
-            self._layout, *others = [
-                layout_of(f"{path}/{each}", found[each]) for each in (name, *self.beside)
-            ]
+            self._layout = layout_of(f"{path}/{name}", found[name])
+            self._others = {word: layout_of(f"{path}/{each}", found[each]) for word, each in names.items()}
         except UnsupportedArray as why:
             raise ValueError(f"{self._name}: this ragged array cannot be read: {why}") from why
-        self._others = dict(zip(("offsets", "shapes"), others, strict=False))
         make = functools.partial(ChunkReader, fs, pool_size=pool_size, naming=self._naming)
         self.elements, self._beside = make({"elements": self._layout}), make(self._others)
 

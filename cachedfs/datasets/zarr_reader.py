@@ -200,21 +200,20 @@ class ChunkReader:
                 if len(seen) > 1:
                     continue  # replaced during the read: read it again
                 with self._naming(part.sample, self._url(part)):
-                    found[path] = shard = self._shard(part, data, _only(seen))
+                    if isinstance(data, ABSENT) and self._state.shards.get(path) is None:
+                        shard = _Shard(None, None)
+                    elif isinstance(data, BaseException):  # it is also an error if a shard has disappeared
+                        raise data
+                    else:
+                        assert part.layout.index is not None
+                        shard = _Shard(part.layout.index.decode(data), _only(seen))
+                found[path] = shard
                 del missing[path]
                 if shard.chunks is not None and shard.version is not None:
                     self._state.shards.put(path, shard, shard.chunks.nbytes)
         for part in missing.values():
             self._raise_changed(part)
         return found
-
-    def _shard(self, part: ChunkSlice, data: Any, version: str | None) -> _Shard:
-        assert part.layout.index is not None
-        if isinstance(data, ABSENT) and self._state.shards.get(part.path) is None:
-            return _Shard(None, None)
-        if isinstance(data, BaseException):  # it is also an error if a shard has disappeared
-            raise data
-        return _Shard(part.layout.index.decode(data), version)
 
     def _cached_index(self, path: str) -> _Shard | None:
         """Return a shard whose index is in memory, unless a read would now return another version of the shard."""
