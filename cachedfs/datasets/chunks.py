@@ -36,7 +36,8 @@ class ChunkSlice:
     rows: Rows
     within: Rows
     path: str  # the object that contains the chunk
-    start: Any = None  # its bytes in the object; None: the chunk is all of the object
+    flat: memoryview | None  # the bytes of `out`, if decoded chunks may go there as they are
+    start: Any = None  # its bytes in the object; None: it is all of the object
     stop: Any = None
     pool: ChunkCache | None = None  # set if other requests may need the chunk, too
     version: Hashable = None  # of the object, if it is known
@@ -58,11 +59,14 @@ class ChunkSlice:
         return self.n_rows < self.layout.chunk[0] and self.n_rows < self.layout.n_rows(self.number)
 
     @property
-    def is_all(self) -> bool:
-        """True if this is the whole chunk, in order, and goes to one contiguous place."""
-        rows, within = self.rows, self.within
-        is_in_order = isinstance(rows, slice) and isinstance(within, slice) and within.start == 0
-        return is_in_order and self.n_rows == self.layout.chunk[0] and self.layout.is_whole
+    def place(self) -> memoryview | None:
+        """The bytes of `out` for the chunk, if it goes there whole, in order and as it is decoded; else None."""
+        rows, within, n = self.rows, self.within, self.layout.chunk[0]
+        if self.flat is None or self.n_rows != n or isinstance(rows, list) or isinstance(within, list):
+            return None
+        size = self.layout.decoder.size
+        start = rows.start * (size // n)
+        return self.flat[start : start + size]
 
     def put(self, chunk: Array | None) -> None:
         """Copy the needed rows into place. None as `chunk` stands for a chunk of the fill value."""
@@ -77,24 +81,31 @@ def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkS
     for row, number in enumerate((samples // n).tolist()):
         rows.setdefault(number, []).append(row)
     inside = (samples % n).tolist()
+    flat = _flat(layout, out)
     for number, own in rows.items():
         where, within = _as_slice(own), _as_slice([inside[row] for row in own])
         for beside in layout.beside:
             path = layout.object_path(number, beside)
-            yield ChunkSlice(layout, number, beside, out, len(own), where, within, path)
+            yield ChunkSlice(layout, number, beside, out, len(own), where, within, path, flat)
 
 
 def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
     """Yield the parts of chunks that hold the rows `[start, stop)`, which go to `out` from row `at` on."""
     n = layout.chunk[0]
+    flat = _flat(layout, out) if stop - start >= n else None
     while start < stop:
         number, inside = divmod(start, n)
         rows = min(n - inside, stop - start)
         where, within = slice(at, at + rows), slice(inside, inside + rows)
         for beside in layout.beside:
             path = layout.object_path(number, beside)
-            yield ChunkSlice(layout, number, beside, out, rows, where, within, path)
+            yield ChunkSlice(layout, number, beside, out, rows, where, within, path, flat)
         start, at = start + rows, at + rows
+
+
+def _flat(layout: ArrayLayout, out: Array) -> memoryview | None:
+    is_flat = layout.is_whole and layout.decoder.is_plain and out.size and out.flags.c_contiguous
+    return out.reshape(-1).view("u1").data if is_flat else None
 
 
 def _as_slice(numbers: list[int]) -> Rows:

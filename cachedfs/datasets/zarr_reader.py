@@ -275,8 +275,8 @@ class ChunkReader:
                     raise ValueError(
                         f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {part.start} to {part.stop}"
                     )
-                if part.pool is None and part.is_all:
-                    part.layout.decoder.into(data, part.out[part.rows])
+                if part.pool is None and (place := part.place) is not None:
+                    part.layout.decoder.into(data, place)
                     return
                 chunk = part.layout.decoder.array(data)
             part.put(chunk)

@@ -202,10 +202,10 @@ class CachedReads:
                 nowait=nowait,
                 verify=self._source.config.verify_always,
             )
-            if data is None or len(data) != want.size:
+            if data is None or len(data) != want.stop - want.start:
                 return None
             runtime.hits += 1
-            runtime.bytes_served += want.size
+            runtime.bytes_served += len(data)
             return data
         blocks = covering(want, size)
         if not all(self.has(key, index, min(want.stop, (index + 1) * size)) for index in blocks):
