@@ -23,15 +23,15 @@ def leaves(batch: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Iter
 
 def size_of(batch: Any) -> int:
     """Return the bytes of the tensors, arrays, `bytes` and strings in a batch. Other values count as 0."""
-    return sum(map(_leaf_size, leaves(batch)))
-
-
-def _leaf_size(leaf: Any) -> int:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.numel() * leaf.element_size() if leaf.layout == torch.strided else 0
-    if isinstance(leaf, np.ndarray | np.generic | memoryview):
-        return leaf.nbytes
-    return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
+    total = 0
+    for leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            total += leaf.numel() * leaf.element_size() if leaf.layout == torch.strided else 0
+        elif isinstance(leaf, np.ndarray | np.generic | memoryview):
+            total += leaf.nbytes
+        elif isinstance(leaf, bytes | bytearray | str):
+            total += len(leaf)
+    return total
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -322,51 +322,41 @@ def picture(stalls: Sequence[BatchTiming], n_threads: int) -> str:
     wait = columns([timing.wait_s for timing in stalls], MOST)
     load = columns([timing.load_s / n_threads for timing in stalls], MOST)
     most = max(*(c + w for c, w in zip(compute, wait, strict=True)), *load) or 1.0
-    high, each = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / len(compute)
+    base, high, each = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / len(compute)
+    gap = min(1.0, each / 4)
 
-    def bar(at: int, low: float, value: float, colour: str) -> str:
-        y = HEIGHT - BOTTOM - high * (low + value) / most
-        gap = min(1.0, each / 4)
-        place = f'x="{LEFT + each * at:.2f}" y="{y:.2f}" width="{each - gap:.2f}" height="{high * value / most:.2f}"'
-        return f'<rect {place} fill="{colour}"/>'
+    def bar(at: int, low: float, value: float, color: str) -> str:
+        x, y, height = LEFT + each * at, base - high * (low + value) / most, high * value / most
+        return (
+            f'<rect x="{x:.2f}" y="{y:.2f}" width="{each - gap:.2f}" height="{height:.2f}" fill="{color}"/>'
+        )
 
-    bars = [bar(at, 0.0, value, COMPUTE) for at, value in enumerate(compute)]
-    bars += [bar(at, compute[at], value, WAIT) for at, value in enumerate(wait) if value > 0]
-    points = " ".join(
-        f"{LEFT + each * (at + 0.5):.2f},{HEIGHT - BOTTOM - high * value / most:.2f}"
-        for at, value in enumerate(load)
-    )
-    line = f'<polyline points="{points}" fill="none" {LINE}/>'
+    drawn = []
+    for share in (0.0, 0.5, 1.0):
+        y = base - high * share
+        drawn.append(
+            f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity="0.3"/>'
+        )
+        drawn.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{seconds(most * share)}</text>')
+    drawn.append(f'<text x="{LEFT}" y="{HEIGHT - 8}">the last {len(stalls):,} batches, in their order</text>')
+    drawn += [bar(at, 0.0, value, COMPUTE) for at, value in enumerate(compute)]
+    drawn += [bar(at, compute[at], value, WAIT) for at, value in enumerate(wait) if value > 0]
+    if len(load) > 1:
+        points = (f"{LEFT + each * (at + 0.5):.2f},{base - high * s / most:.2f}" for at, s in enumerate(load))
+        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {LINE}/>')
+    legend = {
+        "computing": f'<rect y="4" width="12" height="12" fill="{COMPUTE}"/>',
+        "waiting": f'<rect y="4" width="12" height="12" fill="{WAIT}"/>',
+        f"loading / {n_threads} threads"
+        if n_threads > 1
+        else "loading": f'<line x2="12" y1="10" y2="10" {LINE}/>',
+    }
+    for at, (said, mark) in enumerate(legend.items()):
+        drawn.append(
+            f'<g transform="translate({LEFT + 110 * at})">{mark}<text x="17" y="14">{said}</text></g>'
+        )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'role="img" aria-label="seconds a batch: computing, waiting and loading" '
-        'style="max-width:100%;font:12px sans-serif;fill:currentColor">'
-        f"{_axes(most, len(stalls))}{''.join(bars)}{line if len(load) > 1 else ''}{_legend(n_threads)}</svg>"
-    )
-
-
-def _axes(most_s: float, n: int) -> str:
-    base, top = HEIGHT - BOTTOM, TOP
-    lines = "".join(
-        f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}" stroke="currentColor" stroke-opacity="0.3"/>'
-        for y in (base, (base + top) / 2, top)
-    )
-    texts = "".join(
-        f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{seconds(value)}</text>'
-        for y, value in ((base, 0.0), ((base + top) / 2, most_s / 2), (top, most_s))
-    )
-    below = f'<text x="{LEFT}" y="{HEIGHT - 8}">the last {n:,} batches, in their order</text>'
-    return lines + texts + below
-
-
-def _legend(n_threads: int) -> str:
-    threads = f"loading / {n_threads} threads" if n_threads > 1 else "loading"
-    marks = {
-        "computing": f'<rect y="4" width="12" height="12" fill="{COMPUTE}"/>',
-        "waiting": f'<rect y="4" width="12" height="12" fill="{WAIT}"/>',
-        threads: f'<line x2="12" y1="10" y2="10" {LINE}/>',
-    }
-    return "".join(
-        f'<g transform="translate({LEFT + 110 * at})">{mark}<text x="17" y="14">{said}</text></g>'
-        for at, (said, mark) in enumerate(marks.items())
+        f'style="max-width:100%;font:12px sans-serif;fill:currentColor">{"".join(drawn)}</svg>'
     )
