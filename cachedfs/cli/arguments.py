@@ -182,7 +182,8 @@ def command(
         # Typer reads the parameters of a command from its signature and annotations.
         ctx, *of_all = inspect.signature(before_command, eval_str=True).parameters.values()
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        parameters = [ctx, *own, *(each for each in of_all if each.name in common)]
+        options = [*own, *(each for each in of_all if each.name in common)]
+        parameters = [ctx, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         app.command(name or function.__name__, epilog=epilog(*examples), context_settings=context_settings)(

@@ -14,9 +14,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.arguments import CommonOptions, command, flag
+from cachedfs.cli.arguments import CommonOptions, argument, command, flag
 from cachedfs.cli.output import failure, progress, rate
-from cachedfs.cli.urls import OBJECT_ERRORS, Location, locate, split_target, url_argument
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_target, locate
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import counted
 
@@ -34,12 +34,9 @@ NOT_A_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # the local disk 
 )
 def get(
     common: CommonOptions,
-    names: Annotated[
-        list[str],
-        url_argument(
-            "URL... TARGET", "What to copy, and a local file or directory; the latter for several URLs."
-        ),
-    ],
+    urls: UrlsBeforeTarget = None,
+    *,
+    target: Annotated[str, argument("TARGET", "A local file or directory; the latter for several URLs.")],
     recursive: Annotated[bool, flag("-r", "--recursive", help="Copy folders too.")] = False,
 ) -> None:
     """Copy objects and folders to the local disk.
@@ -51,9 +48,9 @@ def get(
     under its name, it is reported, the others are copied, and the exit status
     is 1.
     """
-    if is_drive_link(names[-1].removeprefix("cachedfs::")):
-        names, recursive = [*names, "."], True
-    urls, target = split_target(names)
+    if is_drive_link(target.removeprefix("cachedfs::")):
+        urls, target, recursive = [*(urls or ()), target], ".", True
+    urls = before_target(urls)
     if "://" in target and not os.path.isdir(target):
         raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")
     if len(urls) > 1 and os.path.isfile(target):

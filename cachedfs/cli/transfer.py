@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.output import failure, progress, rate, say
-from cachedfs.cli.urls import Location, Urls, locate, split_target, url_argument
+from cachedfs.cli.urls import Location, Urls, UrlsBeforeTarget, before_target, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
@@ -139,7 +139,9 @@ def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
 )
 def export(
     common: CommonOptions,
-    names: Annotated[list[str], url_argument("URL... TARGET", "What to export, and the folder to write.")],
+    urls: UrlsBeforeTarget = None,
+    *,
+    target: Annotated[str, url_argument("TARGET", "The folder to write the export to.")],
 ) -> None:
     """Write what is cached as a few large objects, for import.
 
@@ -148,7 +150,7 @@ def export(
     TARGET is replaced once the new one is complete. All URLs must have the same
     origin.
     """
-    urls, target = split_target(names)
+    urls = before_target(urls)
     locations = [locate(text, common, offline=True) for text in urls]
     fs = locate(urls[0], common).fs
     if any(location.fs.fsid != fs.fsid for location in locations):

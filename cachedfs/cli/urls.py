@@ -275,10 +275,11 @@ def url_argument(metavar: str, help: str) -> Any:
 
 
 Urls = Annotated[list[str], url_argument("URL", "What to read.")]
+UrlsBeforeTarget = Annotated[list[str] | None, url_argument("URL", "What to read.")]
 
 
-def split_target(names: list[str]) -> tuple[list[str], str]:
-    """Return the URLs and the TARGET, which is the last argument. Raises BadParameter if it is missing."""
-    if len(names) < 2:
+def before_target(urls: list[str] | None) -> list[str]:
+    """Return the URLs before a TARGET. Raises BadParameter if there are none: a single argument is taken for TARGET."""
+    if not urls:
         raise typer.BadParameter("it is missing, after the URL", param_hint="TARGET")
-    return names[:-1], names[-1]
+    return urls

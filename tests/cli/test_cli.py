@@ -660,7 +660,7 @@ def test_a_target_that_cannot_be_is_wrong_usage(cloud, tmp_path, monkeypatch):
     url = cloud.url("one", "gs://")
     for command in ("get", "export"):
         assert "TARGET: it is missing" in run(command, url, status=2).stderr
-        assert "Missing argument 'URL" in run(command, status=2).stderr
+        assert "Missing argument 'TARGET'" in run(command, status=2).stderr
     # As with gsutil cp; a folder named gs: was made for it.
     assert "is a URL" in run("get", url, cloud.url("copy", "gs://"), status=2).stderr
     (tmp_path / "here").write_bytes(b"kept")
