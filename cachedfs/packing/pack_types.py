@@ -1,21 +1,35 @@
-"""Value types of packing: fields, pieces of a source, sample batches, and piece counts."""
+"""Value types of packing: fields and their names, pieces of a source, sample batches, and piece counts."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["END", "OFFSETS", "Array", "Field", "FieldSpan", "PieceCounts", "SampleBatch", "SourcePiece"]
+__all__ = [
+    "BESIDE",
+    "END",
+    "OFFSETS",
+    "Array",
+    "Field",
+    "FieldSpan",
+    "PieceCounts",
+    "SampleBatch",
+    "SourcePiece",
+]
+__all__ += ["checked_fields", "joined"]
 
 Array = npt.NDArray[Any]
 END = -1  # `stop` of a piece that ends where reading finds it large enough
+BESIDE = ".cachedfs-pack"  # folder of the store with the working files of a pack, removed at its end
 OFFSETS = "_offsets"  # suffix of the array with the start of each sample of a ragged field
 
 
@@ -71,11 +85,16 @@ class SampleBatch:
     values: Mapping[str, Array]
     sizes: Mapping[str, Array]
     stop: int = END
-    skipped: Mapping[int, str] = field(default_factory=dict)
+    skipped: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.values.values(), *self.sizes.values()))
+
+    def counts(self, fields: Sequence[Field]) -> PieceCounts:
+        small = {field.name: self.values[field.name] for field in fields if field.is_small}
+        sizes = {field.name: self.sizes[field.name] for field in fields if field.is_ragged}
+        return PieceCounts(self.n, small, sizes, stop=self.stop, skipped=self.skipped)
 
 
 @dataclass(frozen=True)
@@ -87,11 +106,11 @@ class PieceCounts:
     """
 
     n: int
-    small: Mapping[str, Array] = field(default_factory=dict)
-    sizes: Mapping[str, Array] = field(default_factory=dict)
-    places: Mapping[str, Array] = field(default_factory=dict)
+    small: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    places: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     stop: int = END
-    skipped: Mapping[int, str] = field(default_factory=dict)
+    skipped: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def length(self, of: Field) -> int:
         """Return the number of rows, or of elements of a ragged field, in the piece."""
@@ -133,3 +152,36 @@ class FieldSpan(NamedTuple):
     piece: SourcePiece
     start: int
     stop: int
+
+
+def joined(parts: Iterable[bytes | str]) -> tuple[Array, Array]:
+    """Return texts as one array of bytes (UTF-8), and the length of each."""
+    datas = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
+    return np.frombuffer(b"".join(datas), "u1"), np.fromiter(map(len, datas), np.int64, len(datas))
+
+
+def checked_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """Return the fields. Raises ValueError if they cannot be arrays of one Zarr group."""
+    fields, advice = tuple(fields), "columns= says which columns to pack"
+    taken = Counter(field.name for field in fields)
+    taken.update(field.name + OFFSETS for field in fields if field.is_ragged)
+    folders = {name[:i] for name in taken for i, character in enumerate(name) if character == "/"}
+    for field in fields:
+        if not _is_array_name(field.name) or field.name in folders:
+            raise ValueError(f"{field.name!r} cannot be the name of an array; {advice}")
+        if not all(field.shape):
+            raise ValueError(f"{field.name!r} is {field}, which has no values; {advice}")
+    if twice := [name for name, n in taken.items() if n > 1]:
+        names = [field.name for field in fields]
+        raise ValueError(f"two arrays would be called {twice[0]!r}, of {names}; {advice}")
+    return fields
+
+
+def _is_array_name(name: str) -> bool:
+    parts = name.split("/")
+    return (
+        all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
+        and "\\" not in name  # a path separator on Windows
+        and parts[-1] != "zarr.json"
+        and parts[0] != BESIDE
+    )
