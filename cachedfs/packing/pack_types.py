@@ -1,12 +1,11 @@
-"""Value types of packing: fields and their names, pieces of a source, sample batches, and piece counts."""
+"""Value types of packing: fields, pieces of a source, sample batches, and piece counts."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ __all__ = [
     "SampleBatch",
     "SourcePiece",
 ]
-__all__ += ["checked_fields", "joined"]
 
 Array = npt.NDArray[Any]
 END = -1  # `stop` of a piece that ends where reading finds it large enough
@@ -152,36 +150,3 @@ class FieldSpan(NamedTuple):
     piece: SourcePiece
     start: int
     stop: int
-
-
-def joined(parts: Iterable[bytes | str]) -> tuple[Array, Array]:
-    """Return texts as one array of bytes (UTF-8), and the length of each."""
-    datas = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
-    return np.frombuffer(b"".join(datas), "u1"), np.fromiter(map(len, datas), np.int64, len(datas))
-
-
-def checked_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
-    """Return the fields. Raises ValueError if they cannot be arrays of one Zarr group."""
-    fields, advice = tuple(fields), "columns= says which columns to pack"
-    taken = Counter(field.name for field in fields)
-    taken.update(field.name + OFFSETS for field in fields if field.is_ragged)
-    folders = {name[:i] for name in taken for i, character in enumerate(name) if character == "/"}
-    for field in fields:
-        if not _is_array_name(field.name) or field.name in folders:
-            raise ValueError(f"{field.name!r} cannot be the name of an array; {advice}")
-        if not all(field.shape):
-            raise ValueError(f"{field.name!r} is {field}, which has no values; {advice}")
-    if twice := [name for name, n in taken.items() if n > 1]:
-        names = [field.name for field in fields]
-        raise ValueError(f"two arrays would be called {twice[0]!r}, of {names}; {advice}")
-    return fields
-
-
-def _is_array_name(name: str) -> bool:
-    parts = name.split("/")
-    return (
-        all(part and set(part) != {"."} and not part.startswith("__") for part in parts)
-        and "\\" not in name  # a path separator on Windows
-        and parts[-1] != "zarr.json"
-        and parts[0] != BESIDE
-    )

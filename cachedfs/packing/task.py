@@ -109,7 +109,8 @@ class PackTask:
     def _gather(self, field: Field, spans: Sequence[FieldSpan], box: tuple[slice, ...]) -> Array:
         parts = []
         for span in spans:
-            part = self.source.rows(field, span, box, self.counts)
+            counts = PieceCounts(0) if self.source.is_decoded else self.counts(span.piece)
+            part = self.source.rows(field, span, box, counts)
             if len(part) != span.stop - span.start:
                 raise ValueError(
                     f"{self.source.shown(span.piece)}: its samples differ from those counted before: the file was "

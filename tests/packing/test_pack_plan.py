@@ -23,7 +23,8 @@ from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, shuffle_of
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.csv_records import record_ends
 from cachedfs.packing.sources.detect import kind_of
-from cachedfs.packing.sources.sample_source import BatchCache, spread
+from cachedfs.packing.sources.sample_source import BatchCache
+from cachedfs.packing.sources.source_tools import spread
 from tests.support import ROOT, MiB
 
 

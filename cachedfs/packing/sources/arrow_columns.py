@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cachedfs.packing.pack_types import END, Array, Field, SampleBatch, checked_fields, joined
+from cachedfs.packing.pack_types import END, Array, Field, SampleBatch
+from cachedfs.packing.sources.source_tools import checked_fields, joined
 
 __all__ = [
     "Columns",

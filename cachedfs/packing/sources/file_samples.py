@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from cachedfs.packing.pack_types import (
-    END,
-    Array,
-    Field,
-    FieldSpan,
-    PieceCounts,
-    SampleBatch,
-    SourcePiece,
-    joined,
-)
+from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.sample_source import (
     MAX_SAMPLE,
     NAMES,
@@ -28,9 +19,8 @@ from cachedfs.packing.sources.sample_source import (
     Item,
     SampleSource,
     SourceFiles,
-    spread,
-    within,
 )
+from cachedfs.packing.sources.source_tools import joined, spread, within
 
 __all__ = ["FileSource", "ImageSource"]
 
@@ -92,13 +82,7 @@ class FileSource(_OneSampleAFile):
         found = {"data": self.files.sizes[piece.start : piece.stop], NAMES: sizes}
         return PieceCounts(piece.stop - piece.start, {NAMES: names}, found)
 
-    def rows(
-        self,
-        field: Field,
-        span: FieldSpan,
-        box: tuple[slice, ...],
-        counts: Callable[[SourcePiece], PieceCounts],
-    ) -> Array:
+    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
         piece, start, stop = span
         parts = within(self.files.sizes[piece.start : piece.stop], start, stop)
         datas = self.files.ranges((piece.start + i, first, last) for i, first, last in parts)

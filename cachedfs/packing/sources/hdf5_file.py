@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -13,25 +12,9 @@ import h5py
 import numpy as np
 
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
-from cachedfs.packing.pack_types import (
-    END,
-    Array,
-    Field,
-    FieldSpan,
-    PieceCounts,
-    SampleBatch,
-    SourcePiece,
-    checked_fields,
-    joined,
-)
-from cachedfs.packing.sources.sample_source import (
-    PIECE,
-    BadFile,
-    SampleSource,
-    SourceFiles,
-    looked_at,
-    names_of,
-)
+from cachedfs.packing.pack_types import END, Array, Field, SampleBatch, SourcePiece
+from cachedfs.packing.sources.sample_source import PIECE, BadFile, DecodedSource, SourceFiles
+from cachedfs.packing.sources.source_tools import checked_fields, joined, looked_at, names_of
 
 __all__ = ["HDF5Source"]
 
@@ -43,10 +26,10 @@ KIND = attrgetter("dtype", "shape", "is_ragged")  # what must be equal in all fi
 NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # largest item size that Zarr supports, by NumPy kind
 
 
-class HDF5Source(SampleSource):
+class HDF5Source(DecodedSource):
     """A source with one field for each dataset; sample `i` is row `i` of all of them.
 
-    HDF5 groups become Zarr groups.
+    HDF5 groups become Zarr groups. Pieces count rows from the start of their file.
     """
 
     kind = "hdf5"
@@ -55,7 +38,6 @@ class HDF5Source(SampleSource):
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, names_of(columns, "datasets keep their types: give a list of names"))
         self._open_files = _OpenFiles()
-        self._row_sizes: dict[str, int] = {}
 
     def look(self) -> list[SampleBatch]:
         first = self._first()
@@ -73,19 +55,7 @@ class HDF5Source(SampleSource):
             fields = [_field(name, found[name], where) for name in names]
             n = self._n_rows(found, fields, where)
             self.fields = checked_fields(fields)
-            values: dict[str, Array] = {}
-            sizes: dict[str, Array] = {}
-            for field in self.fields:
-                piece, name = SourcePiece(first, 0, n), field.name
-                if field.is_ragged:
-                    values[name], sizes[name] = self._ragged(file, field, piece, SAMPLED_SIZE)
-                    self._row_sizes[name] = max(1, values[name].nbytes // max(1, len(sizes[name])))
-                else:
-                    self._row_sizes[name] = max(1, field.row_size)
-                    rows = min(n, max(1, SAMPLED_SIZE // self._row_sizes[name]))
-                    box = () if rows > 1 else _first_part(field)
-                    values[name], _ = self._values(file, field, piece, 0, rows, box)
-            return [SampleBatch(n, values, sizes)]
+            return [self._read(file, SourcePiece(first, 0, END), n, SAMPLED_SIZE)]
 
     def _first(self) -> int:
         """Return the number of the first file with rows; of the first one if none has rows."""
@@ -101,75 +71,41 @@ class HDF5Source(SampleSource):
             found = self._datasets(file, number)
             return any(found[name].shape[0] for name in self.columns or found if name in found)
 
-    def pieces(self) -> Iterable[SourcePiece]:
-        for number in self.files.numbers:
-            try:
-                with self._open_files.file(self.files, number) as file:
-                    n = self._checked(file, number)
-                    # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
-                    chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
-            except BadFile:
-                yield SourcePiece(number, 0, END)  # `measure` raises the error again
-                continue
-            rows = max(1, PIECE // sum(self._row_sizes.values()))
-            step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
-            yield from (SourcePiece(number, at, min(at + step, n)) for at in range(0, n, step))
-
-    def measure(self, piece: SourcePiece) -> PieceCounts:
-        small, sizes = {}, {}
+    def read(self, piece: SourcePiece) -> SampleBatch:
         with self._open_files.file(self.files, piece.file) as file:
-            for field in self.fields:
-                if field.is_ragged:
-                    values, sizes[field.name] = self._ragged(file, field, piece, is_kept=field.is_small)
-                elif field.is_small:
-                    values, _ = self._values(file, field, piece, 0, piece.stop - piece.start)
-                if field.is_small:
-                    small[field.name] = values
-        return PieceCounts(piece.stop - piece.start, small, sizes)
+            n = file[self.fields[0].name].shape[0] if piece.start else self._checked(file, piece.file)
+            return self._read(file, piece, n, PIECE)
 
-    def _ragged(
-        self, file: Any, field: Field, piece: SourcePiece, most: float = math.inf, *, is_kept: bool = True
-    ) -> tuple[Array, Array]:
-        """Read a ragged field a few samples at a time, up to `most` bytes; return its elements and their numbers.
-
-        The elements are empty unless `is_kept`.
-        """
-        parts, sizes = [np.empty(0, field.dtype)], [np.empty(0, np.int64)]
-        at, n, step, n_bytes = 0, piece.stop - piece.start, 1, 0
-        while at < n and n_bytes < most:
-            stop = min(n, at + step)
-            values, n_elements = self._values(file, field, piece, at, stop)
-            sizes.append(n_elements)
-            if is_kept:
-                parts.append(values)
-            n_bytes += values.nbytes + n_elements.nbytes
-            estimate = (stop - at) * READ_SIZE // max(1, values.nbytes)
-            at, step = stop, max(1, min(2 * step, estimate, ROWS))
-        return np.concatenate(parts), np.concatenate(sizes)
-
-    def rows(
-        self,
-        field: Field,
-        span: FieldSpan,
-        box: tuple[slice, ...],
-        counts: Callable[[SourcePiece], PieceCounts],
-    ) -> Array:
-        piece, start, stop = span
-        first, last, before = start, stop, 0
-        if field.is_ragged:  # the samples that contain the elements from `start` to `stop`
-            edges = np.concatenate([[0], np.cumsum(counts(piece).sizes[field.name])])
-            first = int(np.searchsorted(edges, start, side="right")) - 1
-            last = int(np.searchsorted(edges, stop, side="left"))
-            before = start - int(edges[first])
-        with self._open_files.file(self.files, piece.file) as file:
-            values, _ = self._values(file, field, piece, first, last, box)
-        return values[before : before + stop - start]
+    def _read(self, file: Any, piece: SourcePiece, n: int, size: int) -> SampleBatch:
+        """Read rows from the start of a piece on, about `size` bytes, of a file with `n` rows."""
+        ragged = [field for field in self.fields if field.is_ragged]
+        fixed = [field for field in self.fields if not field.is_ragged]
+        rows = max(1, size // max(1, sum(field.row_size for field in fixed)))
+        if chunks := file[max(fixed, key=lambda field: field.row_size).name].chunks if fixed else None:
+            # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
+            rows = max(chunks[0], rows // chunks[0] * chunks[0])
+        stop = min(n, piece.start + rows)
+        parts = {field.name: [(np.empty(0, field.dtype), np.empty(0, np.int64))] for field in ragged}
+        at, step, n_bytes = piece.start, 1, 0
+        while ragged and at < stop and n_bytes < size:
+            end, before = min(stop, at + step), n_bytes
+            for field in ragged:
+                parts[field.name].append(self._values(file, field, piece, at, end))
+                n_bytes += sum(array.nbytes for array in parts[field.name][-1])
+            # Few rows at first, because their size is unknown before.
+            estimate = (end - at) * READ_SIZE // (n_bytes - before)
+            at, step = end, max(1, min(2 * step, estimate, ROWS))
+        stop = at if ragged else stop
+        values = {field.name: self._values(file, field, piece, piece.start, stop)[0] for field in fixed}
+        values |= {name: np.concatenate([values for values, _ in found]) for name, found in parts.items()}
+        sizes = {name: np.concatenate([sizes for _, sizes in found]) for name, found in parts.items()}
+        return SampleBatch(stop - piece.start, values, sizes, END if stop == n else stop)
 
     def _values(
-        self, file: Any, field: Field, piece: SourcePiece, start: int, stop: int, box: tuple[slice, ...] = ()
+        self, file: Any, field: Field, piece: SourcePiece, start: int, stop: int
     ) -> tuple[Array, Array]:
         try:
-            return _values(file[field.name], field, piece.start + start, piece.start + stop, box)
+            return _values(file[field.name], field, start, stop)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{self.shown(piece)}: dataset {field.name!r} is not valid UTF-8: {error}; leave it out: columns=[...]"
@@ -293,14 +229,9 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize <= NUMBERS.get(dtype.kind, 0)
 
 
-def _first_part(field: Field) -> tuple[slice, ...]:
-    """Return the part of a large sample that `look` reads."""
-    return tuple(slice(0, max(1, SAMPLED_SIZE // max(1, field.row_size // size))) for size in field.shape[:1])
-
-
-def _values(data: Any, field: Field, start: int, stop: int, box: tuple[slice, ...]) -> tuple[Array, Array]:
+def _values(data: Any, field: Field, start: int, stop: int) -> tuple[Array, Array]:
     """Return rows, or the elements of ragged rows and the number in each row."""
-    rows = data[(slice(start, stop), *box)]
+    rows = data[start:stop]
     if not field.is_ragged:
         return np.asarray(rows).astype(field.dtype, copy=False), np.empty(0, np.int64)
     if field.means:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json
 
-from cachedfs.packing.pack_types import SampleBatch, SourcePiece, joined
+from cachedfs.packing.pack_types import SampleBatch, SourcePiece
 from cachedfs.packing.sources.arrow_columns import (
     as_json,
     batch_of,
@@ -20,9 +20,12 @@ from cachedfs.packing.sources.arrow_columns import (
     typed,
     whole_type,
 )
+from cachedfs.packing.sources.source_tools import joined
 from cachedfs.packing.sources.text_lines import TextSource
 
 __all__ = ["JSONSource"]
+
+ADVICE = "columns={...} can give a name another type, such as float64 or json"
 
 
 class JSONSource(TextSource):
@@ -122,17 +125,10 @@ class JSONSource(TextSource):
             table = pyarrow.json.read_json(pa.py_buffer(data), read_options=read, parse_options=parse)
         except pa.ArrowInvalid as error:
             reason = re.sub(r" in row [0-9]+", "", str(error))
-            raise ValueError(f"{reason}; {self._advice()}") from error
+            raise ValueError(f"{reason}; {ADVICE}") from error
         if schema is not None:
             return table.select(schema.names)
         return table.cast(pa.schema([(each.name, _text_if_time(each.type)) for each in table.schema]))
-
-    def _advice(self) -> str:
-        """Return the advice of an error message: types that the user has not tried yet."""
-        others = [name for name in ("float64", "json") if name not in (self.columns or {}).values()]
-        return (
-            f"columns={{...}} can give a name another type{', such as ' * bool(others)}{' or '.join(others)}"
-        )
 
 
 def _objects_of(data: bytes, errors: str = "strict") -> Iterator[dict[str, Any]]:

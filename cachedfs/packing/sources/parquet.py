@@ -19,15 +19,8 @@ from cachedfs.packing.sources.arrow_columns import (
     typed,
     unfolded,
 )
-from cachedfs.packing.sources.sample_source import (
-    PIECE,
-    BadFile,
-    DecodedSource,
-    OpenReaders,
-    SourceFiles,
-    looked_at,
-    spread,
-)
+from cachedfs.packing.sources.sample_source import PIECE, BadFile, DecodedSource, OpenReaders, SourceFiles
+from cachedfs.packing.sources.source_tools import looked_at, spread
 
 __all__ = ["ParquetSource"]
 
@@ -49,7 +42,7 @@ class ParquetSource(DecodedSource):
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, chosen(columns))
-        self._readers: OpenReaders[_RowGroup] = OpenReaders()
+        self._readers = OpenReaders()
 
     def look(self) -> list[SampleBatch]:
         numbers = self.files.numbers
@@ -117,7 +110,7 @@ class ParquetSource(DecodedSource):
                 row += n_rows
 
     def read(self, piece: SourcePiece) -> SampleBatch:
-        reader = self._readers.take(piece.file, piece.start)
+        reader: _RowGroup | None = self._readers.take(piece.file, piece.start)
         try:
             if reader is None or reader.is_over:
                 file = self._file(piece.file) if reader is None else reader.file

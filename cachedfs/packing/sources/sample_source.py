@@ -7,7 +7,7 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from fsspec.core import url_to_fs
@@ -17,7 +17,7 @@ from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 
 __all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "BatchCache", "DecodedSource", "Item", "OpenReaders"]
-__all__ += ["SampleSource", "SourceFiles", "looked_at", "names_of", "spread", "within"]
+__all__ += ["SampleSource", "SourceFiles"]
 
 Item = str | tuple[str, int, int]
 PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
@@ -211,16 +211,10 @@ class SampleSource:
         """
         raise NotImplementedError
 
-    def rows(
-        self,
-        field: Field,
-        span: FieldSpan,
-        box: tuple[slice, ...],
-        counts: Callable[[SourcePiece], PieceCounts],
-    ) -> Array:
+    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
         """Return rows, or elements of a ragged field.
 
-        `box` slices each sample along its own axes. `counts` returns the counts of a piece.
+        `box` slices each sample along its own axes. `counts` are those of the piece; empty if the source is decoded.
         """
         raise NotImplementedError
 
@@ -255,13 +249,7 @@ class DecodedSource(SampleSource):
     def measure(self, piece: SourcePiece) -> PieceCounts:
         return self._batches.get(piece, self.read).counts(self.fields)
 
-    def rows(
-        self,
-        field: Field,
-        span: FieldSpan,
-        box: tuple[slice, ...],
-        counts: Callable[[SourcePiece], PieceCounts],
-    ) -> Array:
+    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
         batch = self._batches.get(span.piece, self.read)
         return batch.values[field.name][(slice(span.start, span.stop), *box)]
 
@@ -308,17 +296,7 @@ class BatchCache:
                     over -= size
 
 
-class Closing(Protocol):
-    """A reader of a file that can be closed."""
-
-    def close(self) -> None: ...
-
-
-Looked = TypeVar("Looked")
-Reader = TypeVar("Reader", bound=Closing)
-
-
-class OpenReaders(Generic[Reader]):
+class OpenReaders:
     """Open readers by the position where their last piece ended, so that nothing is decoded twice.
 
     It pickles empty.
@@ -326,69 +304,22 @@ class OpenReaders(Generic[Reader]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._at: dict[tuple[int, int], Reader] = {}
+        self._at: dict[tuple[int, int], Any] = {}
 
     def __reduce__(self) -> Any:
         return type(self), ()
 
-    def take(self, file: int, position: int) -> Reader | None:
+    def take(self, file: int, position: int) -> Any:
         with self._lock:
             return self._at.pop((file, position), None)
 
-    def put(self, file: int, position: int, reader: Reader) -> None:
+    def put(self, file: int, position: int, reader: Any) -> None:
         """Keep a reader, and close the oldest ones."""
         with self._lock:
             self._at[file, position] = reader
             old = [self._at.pop(key) for key in list(self._at)[:-MAX_OPEN]]
         for each in old:
             each.close()
-
-
-def names_of(columns: Any, advice: str) -> list[str] | None:
-    """Return the user's `columns` as a list of names. Raises ValueError, with advice, for anything else."""
-    if columns is None:
-        return None
-    names = [columns] if isinstance(columns, str) else list(columns)
-    if isinstance(columns, Mapping) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"columns={columns!r}: {advice}")
-    return names
-
-
-def looked_at(numbers: Iterable[int], look: Callable[[int], Looked]) -> Iterator[tuple[int, Looked]]:
-    """Yield the number of each file and what `look` returns for it, except bad ones.
-
-    If all are bad, it raises the first error.
-    """
-    bad: tuple[Any, ...] = ()
-    is_any = False
-    for number in numbers:
-        try:
-            found = look(number)
-        except BadFile as error:
-            bad = bad or error.args  # not the error: its traceback would keep files open
-            continue
-        is_any = True
-        yield number, found
-    if bad and not is_any:
-        raise BadFile(*bad)
-
-
-def spread(n: int, most: int) -> list[int]:
-    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
-    if n <= most:
-        return list(range(n))
-    return sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(most)})
-
-
-def within(sizes: Array, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield `(i, first, last)`: the part of each sample that is in the bytes from `start` to `stop` of all samples."""
-    ends = np.cumsum(sizes)
-    i = int(np.searchsorted(ends, start, side="right"))
-    while start < stop:
-        size, end = int(sizes[i]), int(ends[i])
-        if size:
-            yield i, start - (end - size), min(stop, end) - (end - size)
-        start, i = end, i + 1
 
 
 def _key(path: str, info: Mapping[str, Any]) -> int:

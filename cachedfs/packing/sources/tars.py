@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cachedfs.packing.pack_types import (
-    END,
-    Array,
-    Field,
-    FieldSpan,
-    PieceCounts,
-    SampleBatch,
-    SourcePiece,
-    checked_fields,
-    joined,
-)
+from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 from cachedfs.packing.sources.file_samples import NAME_FIELD
-from cachedfs.packing.sources.sample_source import (
-    MAX_SAMPLE,
-    NAMES,
-    BadFile,
-    SampleSource,
-    SourceFiles,
-    looked_at,
-    names_of,
-    spread,
-    within,
-)
+from cachedfs.packing.sources.sample_source import MAX_SAMPLE, NAMES, BadFile, SampleSource, SourceFiles
+from cachedfs.packing.sources.source_tools import checked_fields, joined, looked_at, names_of, spread, within
 
 __all__ = ["TarSource"]
 
@@ -123,14 +104,8 @@ class TarSource(SampleSource):
             stop,
         )
 
-    def rows(
-        self,
-        field: Field,
-        span: FieldSpan,
-        box: tuple[slice, ...],
-        counts: Callable[[SourcePiece], PieceCounts],
-    ) -> Array:
-        known, (piece, start, stop) = counts(span.piece), span
+    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
+        known, (piece, start, stop) = counts, span
         parts = [
             (int(known.places[field.name][i]), first, last)
             for i, first, last in within(known.sizes[field.name], start, stop)

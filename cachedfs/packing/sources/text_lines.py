@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cachedfs.datasets.text_streams import decompressed, is_compressed
-from cachedfs.packing.pack_types import END, Array, Field, SampleBatch, SourcePiece, joined
+from cachedfs.packing.pack_types import END, Array, Field, SampleBatch, SourcePiece
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.sample_source import (
     MAX_SAMPLE,
@@ -20,8 +20,8 @@ from cachedfs.packing.sources.sample_source import (
     Item,
     OpenReaders,
     SourceFiles,
-    spread,
 )
+from cachedfs.packing.sources.source_tools import joined, spread
 
 __all__ = ["LineSource", "TextSource", "line_ends"]
 
@@ -42,7 +42,7 @@ class TextSource(DecodedSource):
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, chosen(columns))
-        self._readers: OpenReaders[_Reader] = OpenReaders()
+        self._readers = OpenReaders()
 
     def ends(self, data: bytes) -> Array:
         """Return the end of each complete record. `data` must start at the beginning of a record."""
@@ -143,7 +143,8 @@ class TextSource(DecodedSource):
 
     def _next_block(self, piece: SourcePiece) -> tuple[bytes, int]:
         """Return the records from the start of a piece on, and the start of the next piece, or END."""
-        reader = self._readers.take(piece.file, piece.start) or _Reader(self.files, piece.file, piece.start)
+        kept: _Reader | None = self._readers.take(piece.file, piece.start)
+        reader = kept or _Reader(self.files, piece.file, piece.start)
         try:
             data = reader.read(self.last_end, PIECE)
         except BaseException:  # an interrupt, too: no other code closes this reader
