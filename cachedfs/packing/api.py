@@ -261,7 +261,7 @@ class Packing:
             try:
                 yield pool
             finally:
-                pool.close(is_waiting=not isinstance(sys.exception(), KeyboardInterrupt))
+                pool.close(wait=not isinstance(sys.exception(), KeyboardInterrupt))
 
     def _prepare(self, *, overwrite: bool) -> dict[str, StoredObject]:
         """Return the objects of an earlier run of this pack; prepare an empty store for a new pack.
