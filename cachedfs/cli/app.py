@@ -19,6 +19,7 @@ from cachedfs.cli.doctor import doctor
 from cachedfs.cli.get import get
 from cachedfs.cli.login import accounts, login, logout
 from cachedfs.cli.monitoring import report, stats
+from cachedfs.cli.mount import mount, unmount
 from cachedfs.cli.output import (
     FAILED,
     INTERRUPTED,
@@ -155,7 +156,7 @@ def drop_stdout() -> None:
 
 
 for _each in (  # in the order of the help and of docs/cli.md, most used first
-    *(ls, cat, get, prefetch, pack, stats, pin, unpin, evict, verify),
+    *(ls, cat, get, prefetch, pack, mount, unmount, stats, pin, unpin, evict, verify),
     *(export, import_, report, login, logout, accounts, doctor, sim, demo),
 ):
     add(_each)
