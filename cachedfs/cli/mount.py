@@ -54,22 +54,31 @@ def mount(
     if not location.fs.isdir(location.path):
         raise NotADirectoryError(f"{url} is not a folder")
     if daemon:
-        pid, log = start(folder, log)
+        arguments = [
+            *common.arguments(),
+            url,
+            folder,
+            *(["--write"] if write else []),
+            *(["--allow-other"] if allow_other else []),
+        ]
+        arguments += [
+            f"--{name}={number}" for name, number in (("uid", uid), ("gid", gid)) if number is not None
+        ]
+        pid, log = start(arguments, folder, log)
         print_result(common, {"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
         return
     serve(location.fs, location.path, folder, is_writable=write, allow_other=allow_other, uid=uid, gid=gid)
 
 
-def start(folder: str, log: str | None) -> tuple[int, str]:
-    """Run this command again in the background, without --daemon; return its pid and log once the folder is mounted."""
+def start(arguments: list[str], folder: str, log: str | None) -> tuple[int, str]:
+    """Run `cachedfs mount` in the background; return its pid and log once the folder is mounted."""
     import platformdirs
 
     log = log or str(platformdirs.user_log_path("cachedfs", ensure_exists=True) / "mount.log")
-    arguments = [each for each in sys.argv[1:] if each != "--daemon"]
     with open(log, "ab") as file:
         began = file.tell()
         child = subprocess.Popen(
-            [sys.executable, "-m", "cachedfs", *arguments],
+            [sys.executable, "-m", "cachedfs", "mount", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
