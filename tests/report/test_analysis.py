@@ -86,13 +86,20 @@ MANY = {"times": {"latency": 9.6}, "requests": 770, "latency_s": 0.4, "n_at_once
         (
             {"times": {"other": 8.0}, "requests": 300, "refused": 12},
             (
-                "The origin's quota limits: the program waited 8.00 s of 10.0 s (80.0 %) for data; it refused 12 of 300 "
-                "requests. To do: cachedfs pack: fewer and larger objects."
+                "The origin's quota limits: the program waited 8.00 s of 10.0 s (80.0 %) for data; the origin refused 12 of "
+                "300 requests (rate limit or quota). To do: cachedfs pack: fewer and larger objects."
             ),
         ),
         (
             {"wait_s": 0.1, "times": {"compute": 9.9}},
             "Reading does not limit: the program waited 100 ms of 10.0 s (1.0 %) for data.",
+        ),
+        (  # a daily quota ends the program, without any waiting
+            {"wait_s": 0.1, "times": {"compute": 9.9}, "requests": 9, "refused": 1},
+            (
+                "Reading does not limit: the program waited 100 ms of 10.0 s (1.0 %) for data; the origin refused 1 of "
+                "9 requests (rate limit or quota)."
+            ),
         ),
         ({"elapsed_s": 0.0}, "Nothing was read yet."),
     ],
