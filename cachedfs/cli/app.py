@@ -18,8 +18,27 @@ from cachedfs.cli.arguments import app
 
 __all__ = ["app"]
 
-_ORDER = (
-    "ls cat get prefetch pack mount unmount stats pin unpin evict verify export import report login logout accounts "
-    "doctor sim demo"
-).split()
+_ORDER = [
+    "ls",
+    "cat",
+    "get",
+    "prefetch",
+    "pack",
+    "mount",
+    "unmount",
+    "stats",
+    "pin",
+    "unpin",
+    "evict",
+    "verify",
+    "export",
+    "import",
+    "report",
+    "login",
+    "logout",
+    "accounts",
+    "doctor",
+    "sim",
+    "demo",
+]
 app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
-from cachedfs.cli.output import print_result
 from cachedfs.cli.urls import locate, url_argument
 
 __all__ = ["mount", "unmount"]
@@ -65,7 +64,7 @@ def mount(
             f"--{name}={number}" for name, number in (("uid", uid), ("gid", gid)) if number is not None
         ]
         pid, log = start(arguments, folder, log)
-        print_result(common, {"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
+        common.print_result({"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
         return
     serve(location.fs, location.path, folder, is_writable=write, allow_other=allow_other, uid=uid, gid=gid)
 
@@ -100,4 +99,4 @@ def unmount(
     from cachedfs.mount.mounting import unmount as do
 
     do(folder)
-    print_result(common, {"unmounted": folder}, f"unmounted {folder}")
+    common.print_result({"unmounted": folder}, f"unmounted {folder}")
