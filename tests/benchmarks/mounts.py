@@ -1,6 +1,6 @@
 """Mounted folders: ours, rclone's, and a FUSE passthrough to the local disk, over a simulated Google Cloud Storage.
 
-    python -m tests.benchmarks.mounts [--quick]
+    python -m tests.benchmarks.mounts [--quick] [passthrough] [rclone] [cachedfs]
 
 It prints one table. rclone is measured if it is installed. The passthrough serves the same files from the local disk by
 the same FUSE library in Python: it is what FUSE itself costs. Linux only, with FUSE.
@@ -40,6 +40,7 @@ SIZES = {
     "quick": (100_000_000, 1000, 10_000),
 }  # long file, files, entries
 SMALL = 2000  # bytes of a small file
+CONTENDERS = ("passthrough", "rclone", "cachedfs")
 WAIT_S = 0.05
 
 
@@ -177,6 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("contenders", nargs="*", choices=[*CONTENDERS, []], help="all if none is named")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     parser.add_argument("--json", metavar="FILE", help="write the seconds to FILE")
     parser.add_argument("--passthrough", nargs=2, metavar=("FROM", "TO"), help=argparse.SUPPRESS)
@@ -188,7 +190,8 @@ def main(arguments: list[str] | None = None) -> int:
             Passthrough(options.passthrough[0]), options.passthrough[1], raw_fi=True, foreground=True, ro=True
         )
         return 0
-    contenders = ["passthrough", *(["rclone"] if shutil.which("rclone") else []), "cachedfs"]
+    here = [name for name in CONTENDERS if name != "rclone" or shutil.which("rclone")]
+    contenders = options.contenders or here
     sizes = SIZES["quick" if options.quick else "full"]
     with (
         tempfile.TemporaryDirectory(prefix="mounts-") as name,
