@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from cachedfs.cli import cache, doctor, get, login, monitoring, pack, reading, sim, transfer
+from cachedfs.cli import (  # noqa: F401 - each adds its commands
+    cache,
+    doctor,
+    get,
+    login,
+    monitoring,
+    mount,
+    pack,
+    reading,
+    sim,
+    transfer,
+)
 from cachedfs.cli.arguments import app
 
-__all__ = ["app", "cache", "doctor", "get", "login", "monitoring", "pack", "reading", "sim", "transfer"]
+__all__ = ["app"]
 
-ORDER = (
-    " ls cat get prefetch pack stats pin unpin evict verify export import report"
-    " login logout accounts doctor sim demo "
-)
-app.registered_commands.sort(key=lambda each: ORDER.index(f" {each.name} "))
+_ORDER = [
+    "ls",
+    "cat",
+    "get",
+    "prefetch",
+    "pack",
+    "mount",
+    "unmount",
+    "stats",
+    "pin",
+    "unpin",
+    "evict",
+    "verify",
+    "export",
+    "import",
+    "report",
+    "login",
+    "logout",
+    "accounts",
+    "doctor",
+    "sim",
+    "demo",
+]
+app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))

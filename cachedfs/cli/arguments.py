@@ -95,6 +95,11 @@ class CommonOptions:
             raise typer.BadParameter(str(error), param_hint="-o") from None
         return of_cachedfs, of_origin
 
+    def arguments(self) -> list[str]:
+        """Return these options as arguments of a command line."""
+        given = [*(["--debug"] if self.debug else []), *(f"--option={text}" for text in self.options or ())]
+        return given if self.cache_dir is None else [*given, f"--cache-dir={self.cache_dir}"]
+
     def config(self) -> Config:
         """Return the options of cachedfs for all URLs, including those of the fsspec configuration."""
         from fsspec.config import conf

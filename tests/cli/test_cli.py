@@ -45,6 +45,8 @@ COMMANDS = [
     "get",
     "prefetch",
     "pack",
+    "mount",
+    "unmount",
     "stats",
     "pin",
     "unpin",
