@@ -67,7 +67,8 @@ class FetchCounts:
 
     The counts include all readers of this process. `latency_s`: mean time to the first byte. `bytes_per_s`: bandwidth
     of the whole link. Both are None if they were not measured. `n_at_once`: maximum number of concurrent prefetch
-    requests. `may_hold`: bytes that the cache can hold; None if nothing can be stored.
+    requests. `may_hold`: bytes that the cache can hold; None if nothing can be stored. `requests_per_s`: reads per second
+    that the origin's limits allow; None without limits.
     """
 
     requests: int = 0
@@ -77,6 +78,7 @@ class FetchCounts:
     bytes_per_s: float | None = None
     n_at_once: int | None = None
     may_hold: int | None = None
+    requests_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ class EpochReport:
     """Report on one epoch: its duration, its best possible duration, and what limits it.
 
     Times are in seconds, sizes in bytes. `by_itself`: the time that each part would take alone: "compute", "link",
-    "latency", "decode" and "load". "load" is all work of the batch threads; it is there if nothing was fetched, or if
-    fetching and decoding cannot be told apart. `bound_s`: the longest of these times. `limit`: what limits: one of these
-    names, "start" (only the first batch was waited for), or None if no part explains the waiting. `shares`: the times as
-    shares of `elapsed_s`. `sentence` says it, with `advice`: what to do.
+    "latency", "quota" (the requests at the rate that the origin allows), "decode" and "load". "load" is all work of the
+    batch threads; it is there if nothing was fetched, or if fetching and decoding cannot be told apart. `bound_s`: the
+    longest of these times. `limit`: what limits: one of these names, "start" (only the first batch was waited for), or
+    None if no part explains the waiting. `shares`: the times as shares of `elapsed_s`. `sentence` says it, with `advice`:
+    what to do.
 
     `hit_ratio`: the share of the bytes read that was not fetched. `hit_bound`: the share of the data that the cache
     can hold, which is the highest possible hit ratio from the second epoch on. `unknown`: what could not be measured,
@@ -144,7 +147,8 @@ class EpochReport:
             )
             lines.append(("hit ratio", f"{self.hit_ratio:.2f}{bound}"))
         if self.fetched_per_sample is not None and self.read_per_sample is not None:
-            each = f"{self.requests_per_sample:.3g} requests, {size(self.fetched_per_sample)} fetched"
+            n = f"{self.requests_per_sample:.3g}"
+            each = f"{n} request{'' if n == '1' else 's'}, {size(self.fetched_per_sample)} fetched"
             lines.append(("a sample", f"{each}, {size(self.read_per_sample)} read"))
         return [*lines, *(("not known", what) for what in self.unknown)]
 
@@ -209,6 +213,7 @@ def report_of(
             bytes_fetched=counts.bytes_fetched,
             bytes_per_s=rate,
             n_at_once=counts.n_at_once,
+            requests_per_s=counts.requests_per_s,
             n_threads=n_threads,
             read_share=total.read_s / total.load_s if fetched and tells_reading and total.load_s else None,
             can_store=fetched is None or fetched.may_hold is not None,
@@ -268,6 +273,8 @@ def _part_times(
             found["latency"] = min(total.wait_s + total.compute_s, waits_s)
         else:
             unknown.append("how late answers are: nothing was fetched ahead")
+        if fetched.requests_per_s:
+            found["quota"] = min(total.wait_s + total.compute_s, fetched.requests / fetched.requests_per_s)
     if tells_reading:
         found["decode"] = (total.load_s - total.read_s) / n_threads
     else:
@@ -305,6 +312,7 @@ class FetchMeter:
             latency_s=(link.wait_s - link_before.wait_s) / n_timed if n_timed else None,
             bytes_per_s=link.bytes_per_s,
             n_at_once=link.n_at_once,
+            requests_per_s=link.requests_per_s,
             may_hold=self._fs.may_hold(),
         )
 

@@ -47,9 +47,9 @@ class RunFigures:
 
     `refused`: requests refused for a rate limit or a quota. `latency_s`: time of a request until an answer begins.
     `bytes_per_s`: bandwidth of the link. `n_at_once`: concurrent requests allowed; `n_to_fill`: those that fill the link.
-    `n_threads`: batch threads of a Loader; None without one. `read_share`: share of loading that is reading. `held`: share
-    of the data that the cache can hold. `could_hold`: bytes that it could hold without `cache_size`. `size`, `n_files`: of
-    all data.
+    `requests_per_s`: reads per second that the origin's limits allow. `n_threads`: batch threads of a Loader; None without
+    one. `read_share`: share of loading that is reading. `held`: share of the data that the cache can hold. `could_hold`:
+    bytes that it could hold without `cache_size`. `size`, `n_files`: of all data.
     """
 
     elapsed_s: float
@@ -63,6 +63,7 @@ class RunFigures:
     bytes_per_s: float | None = None
     n_at_once: int | None = None
     n_to_fill: int | None = None
+    requests_per_s: float | None = None
     n_threads: int | None = None
     read_share: float | None = None
     can_store: bool = True
@@ -148,6 +149,8 @@ def _evidence(run: RunFigures, limit: str | None, shares: Mapping[str, float]) -
         at_once = f", {run.n_at_once} at a time" if run.n_at_once else ""
         asked = f"{counted(run.requests, 'request')} of {seconds(run.latency_s or 0.0)} each{at_once}"
         return asked if run.wait_s is None else f"{share} of the time no answer had begun: {asked}"
+    if limit == "quota" and run.requests_per_s:
+        return f"{counted(run.requests, 'request')} at the {run.requests_per_s:.0f} per second that the origin allows"
     if limit == "other":
         return f"{share} of the time no request was active: another process, the disk, or a rate limit"
     if limit in LOCAL and run.n_threads:

@@ -60,6 +60,14 @@ def test_compute_is_the_limit_when_it_takes_all_the_time():
     ]
 
 
+def test_the_quota_is_the_limit_when_its_rate_takes_all_the_time():
+    sums = timings(compute_s=0.02, wait_s=0.08, load_s=0.3, read_s=0.29)
+    found = report(
+        sums, FetchCounts(1800, 3_600_000, 3_600_000, 0.2, None, 256, 10_000_000, requests_per_s=190.0)
+    )
+    assert (found.limit, found.by_itself["quota"]) == ("quota", pytest.approx(1800 / 190))
+
+
 def test_the_link_is_the_limit_when_missing_bytes_take_all_the_time():
     sums = timings(compute_s=0.02, wait_s=0.08, load_s=0.3, read_s=0.29)
     found = report(sums, FetchCounts(100, 580_000_000, 600_000_000, 0.05, 60e6, 32, 150_000_000))
