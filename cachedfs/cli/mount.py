@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
+from cachedfs.cli.output import say
 from cachedfs.cli.urls import locate, url_argument
 
 __all__ = ["mount", "unmount"]
@@ -66,6 +67,7 @@ def mount(
         pid, log = start(arguments, folder, log)
         common.print_result({"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
         return
+    say(f"{url} is mounted at {folder} until Ctrl-C or cachedfs unmount", err=True)
     serve(location.fs, location.path, folder, is_writable=write, allow_other=allow_other, uid=uid, gid=gid)
 
 

@@ -99,8 +99,9 @@ class MountOperations:
                 return self._of_local(file)
             return self._attributes(len(file) if isinstance(file, bytes) else file.size, self._began_ns)
         name = self._object(path)
-        if (local := self._written.get(name)) is not None:
-            return self._of_local(local)
+        with self._lock:  # else the file could be closed meanwhile
+            if (local := self._written.get(name)) is not None:
+                return self._of_local(local)
         if path == "/" or name in self._folders:
             return self._attributes(None, self._began_ns)
         info = self._fs.info(name)
@@ -225,9 +226,9 @@ class MountOperations:
         local = self._local(name, is_new=is_new)
         with self._lock:
             self._add(fi, _Handle(local, is_writing=fi.flags & os.O_ACCMODE != os.O_RDONLY))
-            fi.direct_io = (
-                self._versions.get(name, (None, 0))[1] > 0
-            )  # the kernel has one set of pages for all handles
+            # The kernel has one set of pages for all handles of a path.
+            _, n_reading = self._versions.get(name, (None, 0))
+            fi.direct_io = n_reading > 0
         return 0
 
     def _local(self, name: str, *, is_new: bool) -> LocalFile:
@@ -359,9 +360,9 @@ class MountOperations:
     def rename(self, old: str, new: str) -> int:
         source, target = self._object(old), self._object(new)
         with self._lock:
-            local = self._written.get(source)
+            moving = [local for path, local in self._written.items() if _moved(path, source, target) != path]
             is_local = source in self._folders
-        if local is not None:
+        for local in moving:
             local.send()
         is_folder = is_local or self._fs.isdir(source)
         if is_folder and (target in self._folders or self._fs.exists(target)):
@@ -371,9 +372,12 @@ class MountOperations:
             self._keep_folder(source.rpartition("/")[0])
         with self._lock:
             self._folders = {_moved(folder, source, target) for folder in self._folders}
-            if local is not None and self._written.pop(source, None) is local:
-                local.path = target
-                self._written[target] = local
+            if (replaced := self._written.pop(target, None)) is not None:
+                replaced.is_removed = True
+            for local in moving:
+                if self._written.pop(local.path, None) is local:
+                    local.path = _moved(local.path, source, target)
+                    self._written[local.path] = local
         return 0
 
     def chmod(self, path: str, mode: int) -> int:

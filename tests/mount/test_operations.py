@@ -317,6 +317,19 @@ def test_files_and_folders_are_renamed_also_over_others(place, request):
     assert code_of(mounted.rename, "/g", "/e") == errno.ENOTEMPTY
 
 
+def test_open_files_move_with_their_folder_and_a_replaced_one_is_never_sent(cloud, mounted):
+    mounted.mkdir("/d", 0o755)
+    inside, replaced = mounted.create("/d/a"), mounted.create("/b")
+    mounted.write("/d/a", b"1", 0, inside)
+    mounted.write("/b", b"old", 0, replaced)
+    mounted.rename("/d", "/e")
+    mounted.write("/e/a", b"2", 1, inside)
+    mounted.close("/e/a", inside)
+    mounted.rename("/e/a", "/b")
+    mounted.close("/b", replaced)
+    assert (mounted.names(), mounted.names("/e"), mounted.content("/b")) == (["b", "e"], [], b"12")
+
+
 def test_a_file_renamed_while_it_is_open_goes_on_under_its_new_name(cloud, mounted):
     fi = mounted.create("/a")
     mounted.write("/a", b"1", 0, fi)
