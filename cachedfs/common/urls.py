@@ -41,7 +41,7 @@ _SIGNED = re.compile(
 )
 # Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.
 _NOTHING = re.compile(r"(?:/\.?)+(?=/|$)")
-_SLASHED = (*GCS_PROTOCOLS, "drive")  # protocols whose paths are just names joined by slashes
+_SLASHED = (*GCS_PROTOCOLS, "drive", "obstore")  # protocols whose paths are just names joined by slashes
 
 
 def target_of(

@@ -150,12 +150,14 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...
     ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an unusable answer
     ((LookupError, ArithmeticError, RecursionError), CachedFSError),  # a library expected another answer
 )
-# Names of base classes in aiohttp, requests and google-auth; the most specific first.
+# Names of base classes in aiohttp, requests, google-auth and obstore; the most specific first.
 _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
     (frozenset({"ClientConnectorError", "TransportError"}), OriginUnreachable),
     (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
     (frozenset({"RequestException", "ClientError", "HttpError"}), OriginUnavailable),
     (frozenset({"GoogleAuthError", "NoCredentialsError"}), SignInRefused),
+    (frozenset({"PermissionDeniedError", "UnauthenticatedError"}), AccessDenied),
+    (frozenset({"GenericError", "JoinError"}), OriginUnavailable),
 )
 _BY_STATUS: dict[int, type[CachedFSError]] = {
     401: AccessDenied,
@@ -287,7 +289,8 @@ def _status_of(error: Exception) -> int | None:
 
 
 def _text(error: Exception) -> str:
-    name, text = type(error).__name__, without_secrets(str(error))[:_LONGEST_TEXT]
+    text = str(error).partition("\n\nDebug source:")[0]  # obstore repeats all as a structure of Rust
+    name, text = type(error).__name__, without_secrets(text)[:_LONGEST_TEXT]
     return f"{name}: {text}" if text else name
 
 

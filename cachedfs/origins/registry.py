@@ -85,6 +85,10 @@ def open_origin(
                 meter=quota_meter and quota_meter(),
                 filesystem_over=_drive_filesystem,
             )
+        if protocol == "obstore":
+            from cachedfs.origins.obstore_origin import ObstoreOrigin
+
+            return ObstoreOrigin(options, identity=identity, on_request=on_request, concurrency=concurrency)
         from cachedfs.origins.fsspec_origin import FsspecOrigin
 
         return FsspecOrigin(
@@ -126,6 +130,8 @@ def identity_of(
     whose credentials they are, once for each credential; that blocks.
     """
     given = _given(protocol, options)
+    if protocol == "obstore":  # `cachedfs.obspec` computes it, once for each store
+        return str(given["identity"])
     if protocol in _GCS:
         # With version_aware, gcsfs may read another object for the same path.
         aware = _AWARE if given.get("version_aware") else ""

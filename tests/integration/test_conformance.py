@@ -5,6 +5,7 @@ All glob edge cases run over memory here, and over plain `drive://` in tests/ori
 asserted, to notice a suite that shrank.
 """
 
+import asyncio
 import functools
 import inspect
 
@@ -15,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.tests.abstract.common import GLOB_EDGE_CASES_TESTS
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu
 from zarr.storage import FsspecStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
@@ -145,7 +147,7 @@ class TestOverDrive(FewGlobs, OverDrive):
 def test_the_suites_have_as_many_tests_as_before():
     assert len(FEW_GLOBS) == 6
     assert number_of_tests(TestOverMemory) == number_of_tests(TestOverGCS) >= 44
-    assert number_of_tests(TestStore) >= 40
+    assert number_of_tests(TestStore) >= 41
 
 
 # zarr.
@@ -188,6 +190,22 @@ class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
 
     def test_store_supports_listing(self, store):
         assert store.supports_listing
+
+    async def test_partial_values_are_read_in_one_round_trip(self, store, monkeypatch):
+        keys = [f"c/{i}" for i in range(8)]
+        for key in keys:
+            await self.set(store, key, self.buffer_cls.from_bytes(key.encode()))
+        read, all_began = store.fs._reader.read, asyncio.Barrier(len(keys))
+
+        async def together(*args):
+            await all_began.wait()
+            return await read(*args)
+
+        monkeypatch.setattr(store.fs._reader, "read", together)
+        wanted = [(key, RangeByteRequest(2, 3)) for key in keys]
+        async with asyncio.timeout(60):
+            found = await store.get_partial_values(cpu.buffer_prototype, wanted)
+        assert [value.to_bytes().decode() for value in found] == [key[2] for key in keys]
 
 
 FEW_EXAMPLES = settings(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from cachedfs.obspec import CachedStore
 from tests.libraries.data import NUMBERS, hdf5
 
 # Zlib is not a codec of Zarr v3, and zarr warns about references with it.
@@ -72,6 +73,21 @@ def test_virtualizarr_references_are_read_by_xarray(place, url, tmp_path):
         references = virtual.vz.rename_paths(url).vz.to_kerchunk(format="dict")
     for _ in place.twice(fetches=1):
         with xr.open_dataset(references, engine="kerchunk") as ds:
+            np.testing.assert_array_equal(ds["d"].values, NUMBERS)
+
+
+@pytest.mark.parametrize("place", ["cgs://", "cdrive://"], indirect=True)
+@names_zlib
+def test_virtualizarr_reads_through_a_cached_store(place, url):
+    vz = pytest.importorskip("virtualizarr")
+    from obspec_utils.registry import ObjectStoreRegistry
+
+    folder, parser = place.url(), vz.parsers.HDFParser()
+    for _ in place.twice(fetches=1):
+        registry = ObjectStoreRegistry({folder: CachedStore(folder)})
+        with vz.open_virtual_dataset(url, registry=registry, parser=parser) as virtual:
+            assert virtual.sizes == {"phony_dim_0": len(NUMBERS)}
+        with xr.open_zarr(parser(url, registry), consolidated=False, zarr_format=3) as ds:
             np.testing.assert_array_equal(ds["d"].values, NUMBERS)
 
 

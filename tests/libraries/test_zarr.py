@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import FsspecStore
 
+from cachedfs.obspec import CachedStore
 from tests.libraries.data import consolidating
 from tests.support import forget
 
@@ -53,3 +55,18 @@ def test_a_second_pass_sends_no_request(place, zarr_format):
     group.create_array("a", shape=data.shape, chunks=(20, 20), dtype=data.dtype)[:] = data
     for _ in place.twice():
         np.testing.assert_array_equal(zarr.open_group(url, mode="r")["a"][:], data)
+
+
+def test_a_store_is_made_of_a_url(place):
+    url, data = place.url("a.zarr"), np.arange(40 * 40).reshape(40, 40)
+    store = FsspecStore.from_url(url)
+    zarr.create_array(store, shape=data.shape, chunks=(20, 20), dtype=data.dtype)[:] = data
+    for _ in place.twice():
+        store = FsspecStore.from_url(url, read_only=True)
+        np.testing.assert_array_equal(zarr.open_array(store, mode="r")[:], data)
+
+
+def test_zarr_accepts_only_the_classes_of_obstore(place):
+    store = CachedStore(place.url())
+    with pytest.raises(TypeError, match="expected ObjectStore class, got CachedStore"):
+        zarr.storage.ObjectStore(store)

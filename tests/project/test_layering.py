@@ -24,7 +24,7 @@ LAYERS = [
     {"prefetch"},
     {"snapshot"},
     {"filesystem"},
-    {"report", "mount"},
+    {"obspec", "report", "mount"},
     {"datasets"},
     {"packing"},
     {"demo"},

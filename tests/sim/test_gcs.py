@@ -220,6 +220,16 @@ def test_obstore_reads_ranges_and_metadata(server: GCSServer, store: Any) -> Non
     assert bytes(store.get("dir/k ü", options={"range": {"suffix": 4}}).bytes()) == b"6789"
 
 
+def test_obstore_reads_only_the_version_of_an_etag(server: GCSServer, store: Any) -> None:
+    server.put("b", "k", b"old")
+    e_tag = store.head("k")["e_tag"]
+    assert bytes(store.get("k", options={"if_match": e_tag}).bytes()) == b"old"
+    server.put("b", "k", b"new")
+    with pytest.raises(Exception, match="412") as caught:
+        store.get("k", options={"if_match": e_tag})
+    assert type(caught.value).__name__ == "PreconditionError"
+
+
 def test_obstore_lists_flat_and_by_folder(server: GCSServer, store: Any) -> None:
     for name in ("a/1", "a/2", "b/c/3", "top"):
         server.put("b", name, b"xx")

@@ -33,6 +33,7 @@ _ROUTES = [
     ("POST", "/storage/v1/b/{source_bucket}/o/{source}/rewriteTo/b/{bucket}/o/{key}", "copy", "_rewrite"),
 ]
 _CONDITIONAL = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+_JSON = ("/storage/", "/download/", "/upload/", "/batch/")
 
 
 class GCSService(GCSWriting):
@@ -63,8 +64,10 @@ class GCSService(GCSWriting):
         self.store.make_bucket(bucket)
 
     def route(self, call: Call) -> Route:
-        if any(name in call.headers for name in _CONDITIONAL):
-            raise Refusal(501, "The simulation has preconditions only in parameters.")
+        is_xml = not call.path.startswith(_JSON)
+        conditions = [name for name in _CONDITIONAL if name in call.headers]
+        if conditions and not (is_xml and conditions == ["if-match"]):
+            raise Refusal(501, "The simulation has preconditions in parameters, and If-Match in the XML API.")
         if found := match_path("/upload/storage/v1/b/{bucket}/o", call.path):
             return self._upload_route(call, **found)
         is_media = call.query.get("alt") == "media" or call.path.startswith("/download/")
@@ -72,7 +75,7 @@ class GCSService(GCSWriting):
             found = match_path(pattern, call.path)
             if found is not None and method == call.method and is_media == (kind == "media"):
                 return self._json_route(kind, getattr(self, name), found)
-        if call.path.startswith(("/storage/", "/download/", "/upload/", "/batch/")):
+        if not is_xml:
             raise Refusal(404, "Not Found")
         return self._xml_route(call)
 

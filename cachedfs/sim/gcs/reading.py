@@ -145,6 +145,8 @@ class GCSReading(Service):
 
     def _media(self, call: Call, bucket: str, key: str) -> Response:
         stored = self._find(bucket, key, call.query)
+        if call.headers.get("if-match", xml_etag(stored)) != xml_etag(stored):
+            raise Refusal(412, _UNMET)
         check_key(stored, call.headers)
         return media_answer(stored, call)
 

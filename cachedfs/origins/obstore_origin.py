@@ -1,0 +1,379 @@
+"""`ObstoreOrigin`: an obstore store (S3, GCS, Azure, HTTP, local, memory) as an origin, to read from.
+
+One request reads bytes and metadata of one version. With `If-Match`, a replaced object is an error of that request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.origins.base import Reply, clipped, describe, range_header
+from cachedfs.origins.fsspec_origin import fingerprint
+from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.request_log import LoggedRequest, logged_request
+from cachedfs.origins.request_slots import RequestSlots
+
+__all__ = ["ObstoreOrigin", "identity_of_store", "root_of_store"]
+
+_PIECE = 256 << 10  # least bytes that obstore hands over at a time
+_ENVIRONMENT = {"S3Store": "AWS_", "GCSStore": "GOOGLE_", "AzureStore": "AZURE_"}
+# What obstore takes from the environment, and `store.config` does not show.
+_READ_FROM_ENVIRONMENT = re.compile(
+    "endpoint|base_url|skip_signature|_key_id|account|application_cred|client_id|role_arn|sas"
+)
+# Options that change neither the data nor who reads it. A secret key belongs to the id of a key, which stays.
+_HARMLESS = re.compile(
+    "region|virtual_hosted|payer|copy_if|conditional|checksum|tagging|bulk|unsigned|server_side|sse_"
+    "|secret|session_token|session_name|imdsv1"
+)
+_WHO = re.compile(
+    "access_key_id|account_key|sas|token|credential|service_account|client|tenant|role_|identity|object_id|msi"
+    "|skip_signature|authority|cli$|sts_|metadata_"
+)
+
+_has_threads = (
+    False  # obstore's own, since its first request in this process or the one that it was forked from
+)
+_lost_threads = False  # a forked process has none of them, and obstore would wait forever
+
+
+def _after_fork() -> None:
+    global _lost_threads
+    _lost_threads = _has_threads
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _kind(store: Any) -> str:
+    """Return the name of obstore's class: a subclass reads the same data."""
+    for cls in type(store).__mro__:
+        if cls.__module__.partition(".")[0] == "obstore":
+            return cls.__name__
+    raise TypeError(
+        f"cachedfs.obspec.CachedStore takes a URL or a store of obstore, not {type(store).__qualname__}"
+    )
+
+
+def identity_of_store(store: Any, account: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Return a text that identifies the data of a store and who reads it, without secrets.
+
+    The endpoint, the bucket and the credentials count, as hashes. `account` takes the place of the credentials. Raises
+    ValueError if it is missing and a credential provider hides them.
+    """
+    kind = _kind(store)
+    if account is None and getattr(store, "credential_provider", None) is not None:
+        raise ValueError(
+            "CachedStore(store): the store has a credential_provider, which does not say whose data it reads. Name the "
+            "account, as in CachedStore(store, account='me'): stores of one bucket and account share cached blocks"
+        )
+    config = {name: str(value) for name, value in (getattr(store, "config", None) or {}).items()}
+    if prefix := _ENVIRONMENT.get(kind):
+        for name, value in environ.items():
+            option = name.removeprefix(prefix).lower()
+            if name.startswith(prefix) and _READ_FROM_ENVIRONMENT.search(option):
+                config.setdefault(option, value)
+    if url := getattr(store, "url", None):
+        config["url"] = url
+    headers = (getattr(store, "client_options", None) or {}).get("default_headers")
+    if headers and account is None:
+        config["headers"] = str(headers)
+    ignored = _HARMLESS if account is None else re.compile(f"{_HARMLESS.pattern}|{_WHO.pattern}")
+    kept = sorted((name, value) for name, value in config.items() if not ignored.search(name))
+    if kind == "MemoryStore":
+        kept.append(("object", os.urandom(8).hex()))  # no two have the same data
+    digest = hashlib.blake2b(repr((kept, account)).encode(), digest_size=16).hexdigest()
+    return f"obstore|{kind}|{digest}"
+
+
+def root_of_store(store: Any) -> str:
+    """Return the path of the store: bucket and prefix, the folder, or host and path; "" for a memory store.
+
+    Stores of one bucket with different prefixes so share the paths of their objects.
+    """
+    if url := getattr(store, "url", None):
+        parts = urlsplit(url)
+        return f"{parts.netloc.rpartition('@')[2]}{parts.path}".strip("/")
+    config = getattr(store, "config", None) or {}
+    bucket = str(config.get("bucket") or config.get("container_name") or "")
+    return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
+
+
+class ObstoreOrigin:
+    """An origin over an obstore store; `cachedfs.origins.base.Origin` describes its methods."""
+
+    by_parent = False
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        identity: str,
+        on_request: Callable[[], None],
+        concurrency: int = 16,
+    ) -> None:
+        self.identity = identity
+        self.on_request = on_request
+        self.store = options["store"]
+        self._root = root_of_store(self.store)
+        self._slots = RequestSlots(concurrency)
+        self._can_list = _kind(self.store) != "HTTPStore"
+        # A local file may change while it is open, so its version is checked again after each piece.
+        self._must_confirm = _kind(self.store) == "LocalStore"
+
+    @property
+    def concurrency(self) -> int:
+        """Most requests in flight now that callers wait for."""
+        return self._slots.window
+
+    @property
+    def requests_per_s(self) -> float | None:
+        return None
+
+    def spare_s(self) -> float:
+        """Return 0: the limits of the service are unknown."""
+        return 0.0
+
+    def url(self, path: str) -> str:
+        """Return the URL that errors show for `path`."""
+        return f"obstore://{path}"
+
+    def _key(self, path: str) -> str:
+        """Return the path within the store."""
+        path = path.strip("/")
+        if not self._root or path == self._root:
+            return path.removeprefix(self._root)
+        if not path.startswith(f"{self._root}/"):
+            raise ObjectNotFound(
+                f"{self.url(path)}: it is outside of the store, which begins at {self._root}"
+            )
+        return path[len(self._root) + 1 :]
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}".strip("/")
+
+    def _described(self, meta: Mapping[str, Any]) -> ObjectInfo:
+        """Return the object that obstore's metadata describe."""
+        details = {name: meta[name] for name in ("e_tag", "version", "last_modified") if meta.get(name)}
+        if (
+            "last_modified" in details and not details["last_modified"].timestamp()
+        ):  # a server that states no time
+            del details["last_modified"]
+        # A weak ETag stays the same when bytes change.
+        evidence = {**details, "size": meta["size"], "e_tag": _strong_etag(details)}
+        return ObjectInfo(
+            self._path(meta["path"]), "file", meta["size"], fingerprint(evidence), details=details
+        )
+
+    def _count(self, path: str) -> None:
+        """Count a request that is about to be sent; raise OriginUnavailable where it would hang."""
+        global _has_threads
+        if _lost_threads:
+            raise OriginUnavailable(
+                f"{self.url(path)}: not in the cache, and obstore does not work in a process forked from one that used "
+                'it: start processes with "spawn" or "forkserver"'
+            )
+        _has_threads = True
+        self.on_request()
+
+    async def _ask(self, method: str, path: str, *args: Any) -> Any:
+        """Call a coroutine of the store as one request; the caller has a slot."""
+        self._count(path)
+        with logged_request(method, self.url(path)):
+            return await getattr(self.store, method)(*args)
+
+    async def _head(self, path: str) -> ObjectInfo:
+        return self._described(await self._ask("head_async", path, self._key(path)))
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return the object or folder that `path` is now: one request, or two if it is no object."""
+        path = path.strip("/")
+        key = self._key(path)
+        with mapped(self.url(path), "looking it up", is_read=True):
+            async with self._slots.semaphore():
+                try:
+                    if key:
+                        return await self._head(path)
+                except FileNotFoundError:
+                    if not self._can_list:
+                        raise
+                found = await self._ask("list_with_delimiter_async", path, key)
+            if key and not found["objects"] and not found["common_prefixes"]:
+                raise FileNotFoundError(path)
+        return ObjectInfo(path, "directory")
+
+    @contextlib.asynccontextmanager
+    async def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AsyncIterator[Reply]:
+        """Request bytes; entering returns when the headers have arrived. The body keeps its slot."""
+        path = path.strip("/")
+        url, doing = self.url(path), describe(want)
+        async with self._slots.semaphore():
+            logged = LoggedRequest("get_async", url, range_header(want) or "")
+            try:
+                with mapped(url, doing, is_read=True):
+                    reply = await self._begin(path, want, pinned)
+                logged.answered("ok")
+                body = self._body(reply, logged, doing)
+                reply.body = body
+                async with contextlib.aclosing(body):
+                    yield reply
+                self._slots.finished(logged.size)
+            except BaseException as error:
+                logged.over(error)
+                raise
+            logged.over()
+
+    async def _begin(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> _Reply:
+        """Send the request; raise ObjectChanged if the answer is of another version than `pinned`."""
+        options: dict[str, Any] = {}
+        if isinstance(want, Range):
+            options["range"] = (want.start, want.stop)
+        elif isinstance(want, Suffix):
+            options["range"] = {"suffix": want.size}
+        if pinned is not None and (e_tag := _strong_etag(pinned.details)):
+            options["if_match"] = e_tag
+        try:
+            if isinstance(want, Range) and not want.size:
+                return await self._without_body(path, want, pinned)
+            self._count(path)
+            answer = await self.store.get_async(self._key(path), options=options)
+        except FileNotFoundError as error:
+            if pinned is None:
+                raise
+            raise self._changed(path, want, "it is gone") from error
+        except Exception as error:
+            if type(error).__name__ == "PreconditionError":
+                raise self._changed(path, want, "it was replaced") from error
+            # The range begins after the end; or Azure, which has no ranges that count from the end.
+            if want is None or "range" not in str(error).lower():
+                raise
+            return await self._without_body(path, want, pinned)
+        info = self._described(answer.meta)
+        self._must_be(pinned, info, want)
+        start, stop = answer.range
+        return _Reply(info, start, stop, answer)
+
+    async def _without_body(self, path: str, want: Range | Suffix, pinned: ObjectInfo | None) -> _Reply:
+        """Return an empty reply, after a lookup; or read a suffix as a range."""
+        try:
+            info = await self._head(path)
+        except FileNotFoundError as error:
+            if pinned is None:
+                raise
+            raise self._changed(path, want, "it is gone") from error
+        self._must_be(pinned, info, want)
+        assert info.size is not None
+        span = clipped(want, info.size)
+        if not span.size:
+            return _Reply(info, span.start, span.stop)
+        if isinstance(want, Suffix):
+            return await self._begin(path, span, info)
+        raise OriginUnavailable(f"{self.url(path)}: the origin rejected the range ({describe(want)})")
+
+    async def _body(self, reply: _Reply, logged: LoggedRequest, doing: str) -> AsyncGenerator[bytes, None]:
+        path, position = reply.info.path, reply.start
+        if reply.answer is None:
+            return
+        with mapped(self.url(path), doing, is_read=True):
+            async for piece in reply.answer.stream(min_chunk_size=_PIECE):
+                if not (data := bytes(piece)):
+                    continue
+                position += len(data)
+                logged.size += len(data)
+                if position > reply.stop:
+                    break
+                if self._must_confirm:
+                    try:
+                        self._must_be(reply.info, await self._head(path), None)
+                    except FileNotFoundError as error:
+                        raise self._changed(path, None, "it is gone") from error
+                yield data
+            if position != reply.stop:
+                raise OriginUnavailable(
+                    f"{self.url(path)}: the body has another length than announced ({doing}); read it again"
+                )
+
+    def _must_be(self, pinned: ObjectInfo | None, info: ObjectInfo, want: Range | Suffix | None) -> None:
+        if pinned is not None and (info.size, info.fingerprint) != (pinned.size, pinned.fingerprint):
+            raise self._changed(info.path, want, f"it was {pinned.fingerprint}, and is {info.fingerprint}")
+
+    def _changed(self, path: str, want: Range | Suffix | None, how: str) -> ObjectChanged:
+        return ObjectChanged(
+            f"{self.url(path)}: the object changed while it was read ({describe(want)}: {how}); open it again"
+        )
+
+    async def list(
+        self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
+    ) -> AsyncIterator[ObjectInfo]:
+        """Yield the children of `folder`, or all objects below it."""
+        folder = folder.strip("/")
+        key = self._key(folder)
+        with mapped(self.url(folder), "listing it", is_read=True):
+            async with self._slots.semaphore():
+                if deep:
+                    self._count(folder)
+                    objects, folders = [], []
+                    with logged_request("list_async", self.url(folder)):
+                        async for chunk in self.store.list_async(key):
+                            objects += chunk
+                else:
+                    found = await self._ask("list_with_delimiter_async", folder, key)
+                    objects, folders = found["objects"], found["common_prefixes"]
+            infos = [self._described(meta) for meta in objects]
+        for info in infos:
+            if info.path != folder:
+                yield info
+        for name in folders:
+            yield ObjectInfo(self._path(name), "directory")
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        """Return None: there is no change feed."""
+        return None
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Raise NotImplementedError: obstore's own methods write."""
+        raise NotImplementedError(
+            f"cachedfs only reads an obstore store, so there is no {method}: use the store itself, and after a write call "
+            "fs.invalidate_cache()"
+        )
+
+    async def filesystem(self) -> Any:
+        """Raise NotImplementedError: there is no fsspec filesystem below."""
+        return await self.call("origin_fs")
+
+    async def aclose(self) -> None:
+        """Do nothing: the store belongs to the caller."""
+
+
+@dataclasses.dataclass
+class _Reply:
+    """The answer to a read; `body` yields the bytes."""
+
+    info: ObjectInfo
+    start: int
+    stop: int
+    answer: Any = None
+    body: AsyncIterator[bytes] | None = None
+
+    is_checked_at_end = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        assert self.body is not None
+        return self.body
+
+
+def _strong_etag(details: Mapping[str, Any]) -> str | None:
+    """Return the ETag if it differs with every change of the bytes."""
+    e_tag = details.get("e_tag")
+    return e_tag if isinstance(e_tag, str) and not e_tag.startswith("W/") else None

@@ -1,0 +1,215 @@
+"""An obstore store as an origin: the contract over memory, local files and the simulated GCS; identities."""
+
+import asyncio
+import datetime
+
+import pytest
+
+from cachedfs.errors import AccessDenied, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.origins.obstore_origin import ObstoreOrigin, identity_of_store, root_of_store
+from cachedfs.origins.origin_errors import translate
+from cachedfs.origins.registry import open_origin
+from tests.origins.contract import CONCURRENCY, DATA, OriginContract
+
+stores = pytest.importorskip("obstore.store")
+
+
+def make_origin(store):
+    options = {"store": store, "identity": identity_of_store(store, None)}
+    origin = open_origin(
+        "obstore",
+        options,
+        loop=asyncio.get_running_loop(),
+        on_request=lambda: None,
+        concurrency=CONCURRENCY,
+    )
+    assert isinstance(origin, ObstoreOrigin)
+    return origin
+
+
+class StoreWorld:
+    """Writes through the store."""
+
+    def __init__(self, store):
+        self.store = store
+        self.root = f"{root_of_store(store)}/root".strip("/")
+
+    def put(self, name, data):
+        self.store.put(f"root/{name}", data)
+
+    def delete(self, name):
+        self.store.delete(f"root/{name}")
+
+
+class CloudWorld(StoreWorld):
+    """Writes past the store: the simulated GCS has no XML writes."""
+
+    def __init__(self, store, cloud):
+        super().__init__(store)
+        self._cloud = cloud
+
+    def put(self, name, data):
+        self._cloud.server.put(self._cloud.bucket, f"below/root/{name}", data)
+
+    def delete(self, name):
+        self._cloud.server.delete(self._cloud.bucket, f"below/root/{name}")
+
+
+class ObstoreContract(OriginContract):
+    folder_read = ObjectNotFound
+
+    @pytest.fixture
+    async def origin(self, world):
+        return make_origin(world.store)
+
+    async def test_writes_are_seen_at_once(self, origin, path):
+        with pytest.raises(NotImplementedError, match="no pipe_file: use the store itself"):
+            await origin.call("pipe_file", path, b"new")
+
+    test_errors_of_calls_are_cachedfs_errors = None  # there are no calls
+
+    async def test_the_inner_filesystem_can_be_used_from_threads(self, origin):
+        with pytest.raises(NotImplementedError, match="use the store itself"):
+            await origin.filesystem()
+
+
+class TestOverMemory(ObstoreContract):
+    @pytest.fixture
+    def world(self):
+        return StoreWorld(stores.MemoryStore())
+
+
+class TestOverLocalFiles(ObstoreContract):
+    @pytest.fixture
+    def world(self, tmp_path):
+        return StoreWorld(stores.LocalStore(tmp_path))
+
+
+class TestOverGCS(ObstoreContract):
+    @pytest.fixture
+    def world(self, cloud):
+        return CloudWorld(gcs_store(cloud, prefix="below"), cloud)
+
+
+def gcs_store(cloud, **options):
+    return stores.GCSStore(
+        cloud.bucket,
+        config={"base_url": cloud.server.endpoint_url, "bearer_token": "t"},
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=10)},
+        **options,
+    )
+
+
+# Identity.
+def s3(bucket="b", **config):
+    if "access_key_id" in config:
+        config.setdefault("secret_access_key", "s")
+    return stores.S3Store(bucket, **config)
+
+
+def of(store, account=None, **environ):
+    return identity_of_store(store, account, environ)
+
+
+def test_the_identity_names_the_bucket_and_the_account_and_no_secret():
+    same = [
+        of(s3(access_key_id="k")),
+        of(s3(access_key_id="k", secret_access_key="other", session_token="t", prefix="p")),
+        of(s3(region="eu-west-1", access_key_id="k", virtual_hosted_style_request=True)),
+        of(s3(), AWS_ACCESS_KEY_ID="k", AWS_SECRET_ACCESS_KEY="s", AWS_REGION="r"),
+    ]
+    assert len({*same}) == 1
+    others = [
+        same[0],
+        of(s3()),
+        of(s3(skip_signature=True)),
+        of(s3(access_key_id="k2")),
+        of(s3(access_key_id="k", endpoint="http://e")),
+        of(s3(), AWS_ACCESS_KEY_ID="k", AWS_ENDPOINT_URL="http://e"),
+        of(s3("c", access_key_id="k")),
+        of(s3(access_key_id="k"), "me"),
+        of(stores.GCSStore("b", config={"bearer_token": "t"})),
+        of(stores.GCSStore("b", config={"bearer_token": "u"})),
+        of(stores.HTTPStore("https://e/b")),
+        of(stores.HTTPStore("http://e/b")),
+        of(stores.HTTPStore("https://e/b", client_options={"default_headers": {"x": "y"}})),
+        of(stores.MemoryStore()),
+        of(stores.MemoryStore()),
+    ]
+    assert len({*others}) == len(others)
+    assert of(s3(access_key_id="k"), "me") == of(s3(skip_signature=True), "me", AWS_ACCESS_KEY_ID="x")
+    assert of(s3(access_key_id="k"), "me") != of(s3("c"), "me")
+
+
+def test_a_credential_provider_needs_the_name_of_its_account():
+    store = s3(
+        credential_provider=lambda: {"access_key_id": "k", "secret_access_key": "s", "expires_at": None}
+    )
+    with pytest.raises(ValueError, match="Name the account"):
+        of(store)
+    assert of(store, "me") == of(s3(), "me")
+
+
+@pytest.mark.parametrize(
+    ("store", "root"),
+    [
+        (lambda: s3(prefix="/p/q/"), "b/p/q"),
+        (lambda: stores.AzureStore("c", account_name="a", skip_signature=True), "c"),
+        (lambda: stores.HTTPStore("https://u:p@e:1/b/"), "e:1/b"),
+        (stores.LocalStore, ""),
+        (stores.MemoryStore, ""),
+    ],
+)
+def test_the_root_is_bucket_and_prefix(store, root):
+    assert root_of_store(store()) == root
+
+
+# Odd answers.
+async def test_a_path_outside_of_the_store_is_not_found():
+    with pytest.raises(ObjectNotFound, match="outside of the store"):
+        await make_origin(s3(prefix="p")).lookup("b/q/x")
+
+
+async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.obstore_origin._PIECE", 1000)
+    world = StoreWorld(stores.LocalStore(tmp_path))
+    world.put("x", DATA)
+    async with make_origin(world.store).read(f"{world.root}/x", None, None) as reply:
+        (tmp_path / "root" / "x").write_bytes(DATA[::-1] + b"x")
+        with pytest.raises(ObjectChanged, match="it was etag"):
+            async for _ in reply:
+                pass
+
+
+class Meta(dict):
+    """obstore's metadata of an object, with other values."""
+
+    def __init__(self, **values):
+        at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        super().__init__(
+            {"path": "x", "size": 3, "e_tag": '"1"', "version": None, "last_modified": at, **values}
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, 'etag:"1"-3'),
+        ({"e_tag": 'W/"1"'}, "time:1767225600.0-3"),
+        ({"e_tag": None}, "time:1767225600.0-3"),
+        ({"e_tag": None, "last_modified": datetime.datetime.fromtimestamp(0, datetime.UTC)}, None),
+    ],
+)
+def test_only_evidence_of_a_version_is_a_fingerprint(values, expected):
+    origin = ObstoreOrigin({"store": stores.MemoryStore()}, identity="", on_request=lambda: None)
+    assert origin._described(Meta(**values)).fingerprint == expected
+
+
+def test_errors_of_obstore_become_ours():
+    errors = pytest.importorskip("obstore.exceptions")
+    for kind in (errors.PermissionDeniedError, errors.UnauthenticatedError):
+        assert isinstance(translate(kind("x"), "u", "d"), AccessDenied)
+    ours = translate(errors.GenericError('Generic S3 error\n\nDebug source:\nGeneric {"x"}'), "u", "d")
+    assert isinstance(ours, OriginUnavailable)
+    assert "Debug" not in str(ours)

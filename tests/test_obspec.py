@@ -1,0 +1,349 @@
+"""`CachedStore`: obspec's protocols over URLs and over obstore stores; identities, versions, errors, processes."""
+
+import asyncio
+import datetime
+import pickle
+
+import numpy as np
+import obspec
+import pytest
+import zarr
+from obspec.exceptions import NotFoundError, map_exception
+from obspec_utils.protocols import ReadableStore
+from obspec_utils.readers import BlockStoreReader
+from obspec_utils.registry import ObjectStoreRegistry
+from zarr.storage import FsspecStore
+
+from cachedfs.errors import ObjectChanged
+from cachedfs.obspec import CachedStore
+from tests.support import noise
+
+stores = pytest.importorskip("obstore.store")
+
+DATA = noise(3 << 20, seed=5)
+PROTOCOLS = [
+    getattr(obspec, name + suffix)
+    for name in ("Get", "GetRange", "GetRanges", "Head", "List", "ListWithDelimiter")
+    for suffix in ("", "Async")
+]
+
+
+def gcs_store(cloud, token="t", **options):
+    return stores.GCSStore(
+        cloud.bucket,
+        config={"base_url": cloud.server.endpoint_url, "bearer_token": token},
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=10)},
+        **options,
+    )
+
+
+@pytest.fixture(params=["URL", "cgs", "GCSStore", "LocalStore", "MemoryStore"])
+def store(request, cloud, tmp_path):
+    """A store with the objects a/0.bin, a/b/1.bin and c.bin, made in each way."""
+    match request.param:
+        case "URL":
+            store = CachedStore(f"gs://{cloud.bucket}/top", **cloud.options)
+        case "cgs":
+            store = CachedStore(f"cgs://{cloud.bucket}", prefix="top", **cloud.options)
+        case "GCSStore":
+            store = CachedStore(gcs_store(cloud, prefix="top"))
+        case "LocalStore":
+            store = CachedStore(stores.LocalStore(tmp_path / "local", mkdir=True), prefix="top")
+        case _:
+            given = stores.MemoryStore()
+            store = CachedStore(given, prefix="top")
+    for path, data in {"a/0.bin": DATA, "a/b/1.bin": b"one", "c.bin": b"see", "empty": b""}.items():
+        if request.param == "LocalStore":
+            (tmp_path / "local" / "top" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "local" / "top" / path).write_bytes(data)
+        elif request.param == "MemoryStore":
+            given.put(f"top/{path}", data)
+        else:
+            cloud.put(f"top/{path}", data)
+    return store
+
+
+class Both:
+    """Calls the methods of a store, and checks that the asynchronous ones return the same."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        def call(*args, **options):
+            async def same():
+                return await getattr(self._store, f"{name}_async")(*args, **options)
+
+            found = getattr(self._store, name)(*args, **options)
+            assert asyncio.run(same()) == found
+            return found
+
+        return call
+
+    def list(self, *args, **options):
+        async def same():
+            return [page async for page in self._store.list_async(*args, **options)]
+
+        pages = list(self._store.list(*args, **options))
+        assert asyncio.run(same()) == pages
+        return [row for page in pages for row in page]
+
+
+@pytest.fixture
+def both(store):
+    return Both(store)
+
+
+def test_it_has_the_methods_of_the_protocols(store):
+    assert isinstance(store, ReadableStore)
+    for protocol in PROTOCOLS:
+        (name,) = (each for each in vars(protocol) if not each.startswith("_"))
+        ours, theirs = getattr(CachedStore, name), getattr(protocol, name)
+        n_given = theirs.__code__.co_argcount + theirs.__code__.co_kwonlyargcount
+        assert ours.__code__.co_varnames[:n_given] == theirs.__code__.co_varnames[:n_given]
+        assert ours.__code__.co_argcount == theirs.__code__.co_argcount
+        assert asyncio.iscoroutinefunction(ours) == asyncio.iscoroutinefunction(theirs)
+
+
+def test_ranges(both):
+    assert both.get_range("a/0.bin", start=5, end=9) == DATA[5:9]
+    assert both.get_range("a/0.bin", start=np.int64(5), length=np.int64(4)) == DATA[5:9]
+    assert both.get_range("a/0.bin", start=len(DATA) - 2, length=100) == DATA[-2:]
+    starts = [0, 2 << 20, 7]
+    expected = [DATA[start : start + 3] for start in starts]
+    assert both.get_ranges("a/0.bin", starts=starts, lengths=[3] * 3) == expected
+    assert both.get_ranges("a/0.bin", starts=starts, ends=[start + 3 for start in starts]) == expected
+    assert both.get_ranges("a/0.bin", starts=[], ends=[]) == []
+
+
+@pytest.mark.parametrize(("start", "end"), [(len(DATA), len(DATA) + 1), (7, 7)])
+def test_a_range_without_bytes_is_an_error(store, start, end):
+    with pytest.raises(ValueError, match=r"a/0\.bin: no bytes in a range from"):
+        store.get_range("a/0.bin", start=start, end=end)
+    for wrong in ({"start": 0}, {"start": 0, "end": 1, "length": 1}, {"start": -1, "end": 5}):
+        with pytest.raises(ValueError, match="either an end or a length"):
+            store.get_range("a/0.bin", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "start", "stop"),
+    [
+        (None, 0, len(DATA)),
+        ((5, 9), 5, 9),
+        ((9, len(DATA) + 9), 9, len(DATA)),
+        ({"offset": 1 << 20}, 1 << 20, len(DATA)),
+        ({"suffix": 10}, len(DATA) - 10, len(DATA)),
+        ({"suffix": len(DATA) + 10}, 0, len(DATA)),
+    ],
+)
+def test_get_returns_metadata_and_bytes_of_a_range(store, wanted, start, stop):
+    options = {"range": wanted} if wanted else None
+    result = store.get("a/0.bin", options=options)
+    assert (result.range, result.buffer()) == ((start, stop), DATA[start:stop])
+    assert b"".join(result) == DATA[start:stop]
+    assert result.meta == store.head("a/0.bin")
+
+    async def same():
+        again = await store.get_async("a/0.bin", options=options)
+        return await again.buffer_async(), b"".join([piece async for piece in again])
+
+    assert asyncio.run(same()) == (DATA[start:stop], DATA[start:stop])
+
+
+def test_an_empty_object_is_empty(store):
+    assert (store.get("empty").buffer(), list(store.get("empty"))) == (b"", [])
+
+
+def test_an_option_that_would_be_ignored_is_an_error(store):
+    with pytest.raises(NotImplementedError, match="no option if_match"):
+        store.get("c.bin", options={"if_match": "x", "version": None})
+
+
+def test_a_large_object_is_iterated_in_pieces(store, monkeypatch):
+    monkeypatch.setattr("cachedfs.obspec._PIECE", 1 << 20)
+    assert [len(piece) for piece in store.get("a/0.bin")] == [1 << 20] * 3
+
+
+def test_metadata(both):
+    meta = both.head("a/0.bin")
+    assert (meta["path"], meta["size"]) == ("a/0.bin", len(DATA))
+    age = datetime.datetime.now(datetime.UTC) - meta["last_modified"]
+    assert abs(age) < datetime.timedelta(minutes=10)
+    assert meta["e_tag"] or meta["version"]
+
+
+def test_listings(both):
+    paths = ["a/0.bin", "a/b/1.bin", "c.bin", "empty"]
+    assert [row["path"] for row in both.list()] == paths
+    assert [row["size"] for row in both.list()] == [len(DATA), 3, 3, 0]
+    assert [row["path"] for row in both.list("a")] == paths[:2]
+    assert [row["path"] for row in both.list("a/")] == paths[:2]
+    assert [row["path"] for row in both.list(offset="a/0.bin")] == paths[1:]
+    assert both.list("a/0.bin") == both.list("nowhere") == both.list("a/0") == []
+    found = both.list_with_delimiter()
+    assert (found["common_prefixes"], [row["path"] for row in found["objects"]]) == (["a"], paths[2:])
+    found = both.list_with_delimiter("a")
+    assert (found["common_prefixes"], [row["path"] for row in found["objects"]]) == (["a/b"], paths[:1])
+    assert found["objects"][0] == both.head("a/0.bin")
+    nothing = {"common_prefixes": [], "objects": []}
+    assert both.list_with_delimiter("nowhere") == both.list_with_delimiter("c.bin") == nothing
+
+
+def test_a_long_listing_comes_in_pages(store, monkeypatch):
+    monkeypatch.setattr("cachedfs.obspec._ROWS", 3)
+    assert [len(page) for page in store.list()] == [3, 1]
+
+
+@pytest.mark.parametrize("path", ["none", "a"])
+def test_errors_have_the_names_that_obspec_knows(store, path):
+    async def of(name, **options):
+        with pytest.raises(FileNotFoundError) as caught:
+            await getattr(store, f"{name}_async")(path, **options)
+        return caught.value
+
+    for name, options in {"head": {}, "get": {}, "get_range": {"start": 0, "end": 1}}.items():
+        with pytest.raises(FileNotFoundError) as caught:
+            getattr(store, name)(path, **options)
+        for error in (caught.value, asyncio.run(of(name, **options))):
+            assert isinstance(map_exception(error), NotFoundError)
+            assert path in str(error)
+
+
+def test_a_second_read_sends_no_request_here_and_in_a_new_process(store, cloud):
+    def read():
+        assert store.head("a/0.bin")["size"] == len(DATA)
+        assert store.get("a/0.bin").buffer() == DATA
+        assert store.get_ranges("a/0.bin", starts=[0, 9], ends=[5, 10]) == [DATA[:5], DATA[9:10]]
+        assert len([*store.list()]) == 1
+
+    read()
+    before = store.fs.stats().requests
+    assert before
+    read()
+    assert store.fs.stats().requests == before
+
+
+def test_an_unknown_object_of_an_obstore_store_costs_one_request(cloud):
+    cloud.put("a.bin", b"abc")
+    store = CachedStore(gcs_store(cloud))
+    cloud.asked()
+    assert store.get_range("a.bin", start=0, end=2) == b"ab"
+    assert store.head("a.bin")["size"] == 3
+    assert store.get("a.bin").buffer() == b"abc"
+    assert cloud.asked() == ["media"]
+
+
+def test_stores_of_one_bucket_and_account_share_blocks(cloud):
+    cloud.put("a/b/c.bin", b"abc")
+    assert CachedStore(gcs_store(cloud)).get("a/b/c.bin").buffer() == b"abc"
+    cloud.asked()
+    assert CachedStore(gcs_store(cloud, prefix="a"), prefix="b").get("c.bin").buffer() == b"abc"
+    assert CachedStore(gcs_store(cloud, prefix="/a/b/")).get("/c.bin").buffer() == b"abc"
+    assert cloud.asked() == []
+
+
+def test_another_account_asks_again(cloud):
+    cloud.put("a.bin", b"abc")
+
+    def read(token="t", account=None):
+        store = CachedStore(gcs_store(cloud, token=token), account=account)
+        assert store.get("a.bin").buffer() == b"abc"
+        return cloud.asked()
+
+    assert read() == ["media"]
+    assert read(token="another") == ["media"]
+    assert read(account="me") == ["media"]
+    assert read(token="another") == read(token="another", account="me") == []
+
+
+def test_a_replaced_object_is_read_again_after_max_age_and_never_mixed(cloud, clock):
+    cloud.put("a.bin", DATA)
+    store = CachedStore(gcs_store(cloud), max_age=60)
+    result = store.get("a.bin", options={"range": (0, 10)})
+    assert result.buffer() == DATA[:10]
+    store.fs.evict()
+    cloud.put("a.bin", DATA[::-1])
+    with pytest.raises(ObjectChanged, match="it was replaced"):
+        store.get("a.bin").buffer()
+    clock(61)
+    assert store.get("a.bin").buffer() == DATA[::-1]
+
+
+def test_a_store_with_new_credentials_replaces_one_of_the_same_account(cloud):
+    cloud.put("a.bin", b"abc")
+    for token in ("expired", "new"):
+        given = gcs_store(cloud, token=token)
+        store = CachedStore(given, account="me")
+        assert store.head("a.bin")["size"] == 3
+        assert store.fs._source.origin("a.bin").store is given
+
+
+@pytest.mark.parametrize("made", [lambda cloud: cloud.url(), gcs_store])
+def test_a_store_is_pickled(cloud, made):
+    cloud.put("a.bin", b"abc")
+    store = CachedStore(made(cloud))
+    again = pickle.loads(pickle.dumps(store))
+    assert again == store
+    assert hash(again) == hash(store)
+    assert again.get("a.bin").buffer() == b"abc"
+
+
+def test_a_forked_process_reads_what_is_cached_and_does_not_wait_forever(cloud, tmp_path):
+    for name in ("cached", "missing"):
+        (tmp_path / name).write_bytes(b"abc")
+    printed = cloud.python(
+        """
+        import os, sys, warnings
+        from obstore.store import LocalStore
+        from cachedfs.obspec import CachedStore
+
+        warnings.simplefilter("ignore")  # Python 3.12 warns of every fork
+        store = CachedStore(LocalStore(sys.argv[1]))
+        store.get("cached").buffer()
+        if os.fork():
+            os.wait()
+        else:
+            print(store.get("cached").buffer())
+            try:
+                store.get("missing")
+            except OSError as error:
+                print(error, flush=True)
+            os._exit(0)
+        """,
+        str(tmp_path),
+    )
+    assert printed.startswith("b'abc'\n")
+    assert "obstore does not work in a process forked" in printed
+
+
+def test_what_is_no_store_is_an_error(cloud):
+    with pytest.raises(TypeError, match="a URL or a store of obstore, not dict"):
+        CachedStore({})
+    with pytest.raises(ValueError, match="account= is for stores of obstore"):
+        CachedStore(cloud.url(), account="me")
+
+
+def test_zarr_reads_an_obstore_store(cloud):
+    data = np.arange(100).reshape(10, 10)
+    url = cloud.url("top/a.zarr")
+    zarr.create_array(url, shape=data.shape, chunks=(5, 5), dtype=data.dtype)[:] = data
+    store = CachedStore(gcs_store(cloud), prefix="top", asynchronous=True)
+    in_zarr = FsspecStore(store.fs, path=store.root, read_only=True)
+    for _ in range(2):
+        cloud.asked()
+        np.testing.assert_array_equal(zarr.open_array(in_zarr, path="a.zarr", mode="r")[:], data)
+    assert cloud.asked() == []
+
+
+def test_a_registry_finds_paths(cloud):
+    for name in ("top/a.bin", "b.bin"):
+        cloud.put(name, b"abc")
+    base = f"gs://{cloud.bucket}"
+    below = CachedStore(gcs_store(cloud, prefix="top"))
+    registry = ObjectStoreRegistry({base: CachedStore(base, **cloud.options), f"{base}/top": below})
+    for name in ("top/a.bin", "b.bin"):
+        store, path = registry.resolve(f"{base}/{name}")
+        with BlockStoreReader(store, path) as file:
+            assert file.read() == b"abc"
+    assert registry.resolve(f"{base}/top/a.bin") == (below, "a.bin")
