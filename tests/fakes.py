@@ -64,6 +64,8 @@ class FakeOrigin:
 
         monkeypatch.setattr(runtime, "open_origin", open_origin)
 
+    requests_per_s = None
+
     def spare_s(self) -> float:
         return self.spare_in_s
 

@@ -1,21 +1,52 @@
-"""Declaration of a command's arguments: the options of all commands, and the decorator `command`."""
+"""What all commands have in common: how they are declared, their common options, and how errors end them."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import functools
+import inspect
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
+import cachedfs
+from cachedfs.cli.output import busy, log_in_lines, print_error, print_json, print_traceback, say
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 
-__all__ = ["Command", "CommonOptions", "CopyCommand", "argument", "command", "flag", "option"]
-
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; typer exits with 2 on wrong usage
+STATUS = "[bold]Exit status[/bold] 0: success, 1: failure, 2: wrong usage, 130: Ctrl-C"
+PANEL = "Options of all commands"
 COMMON = ("as_json", "debug", "cache_dir", "options")
+F = TypeVar("F", bound=Callable[..., None])
+
+app = typer.Typer(
+    name="cachedfs",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def argument(metavar: str, help: str, **settings: Any) -> Any:
+    """Return a typer argument without a default, shown by its name and help text."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help, **settings)
+
+
+def option(*names: str, metavar: str, help: str, default: bool | str = False, **settings: Any) -> Any:
+    """Return a typer option. `default` is the text shown as its default, or False to show none."""
+    return typer.Option(*names, metavar=metavar, show_default=default, help=help, **settings)
+
+
+def flag(*names: str, help: str, **settings: Any) -> Any:
+    """Return a typer option without a value."""
+    return typer.Option(*names, metavar="", help=help, **settings)
 
 
 @dataclasses.dataclass
@@ -52,11 +83,10 @@ class CommonOptions:
                 raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="-o")
             if name not in names and (near := difflib.get_close_matches(name, names, n=1, cutoff=0.85)):
                 raise typer.BadParameter(f"{name!r} is no option; did you mean {near[0]!r}?", param_hint="-o")
-            try:
-                parsed = json.loads(value)
-            except ValueError:
-                parsed = value
-            (of_cachedfs if name in names else of_origin)[name] = parsed
+            to = of_cachedfs if name in names else of_origin
+            to[name] = value
+            with contextlib.suppress(ValueError):  # not JSON: a text
+                to[name] = json.loads(value)
         if self.cache_dir is not None:
             of_cachedfs["cache_dir"] = self.cache_dir
         try:
@@ -64,6 +94,11 @@ class CommonOptions:
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="-o") from None
         return of_cachedfs, of_origin
+
+    def arguments(self) -> list[str]:
+        """Return these options as arguments of a command line."""
+        given = [*(["--debug"] if self.debug else []), *(f"--option={text}" for text in self.options or ())]
+        return given if self.cache_dir is None else [*given, f"--cache-dir={self.cache_dir}"]
 
     def config(self) -> Config:
         """Return the options of cachedfs for all URLs, including those of the fsspec configuration."""
@@ -73,65 +108,123 @@ class CommonOptions:
         configured = {k: v for k, v in conf.get("cachedfs", {}).items() if k not in FSSPEC_KEYWORDS}
         return Config.resolve(configured | self.split()[0])
 
+    def print_result(self, value: dict[str, Any], text: str, failed: Sequence[dict[str, str]] = ()) -> None:
+        """Print a result as JSON on stdout, or as text on stderr after the messages in `failed`.
 
-def argument(metavar: str, help: str, **settings: Any) -> Any:
-    """Return a typer argument without a default, shown by its name and help text."""
-    return typer.Argument(metavar=metavar, show_default=False, help=help, **settings)
-
-
-def option(*names: str, metavar: str, help: str, default: bool | str = False, **settings: Any) -> Any:
-    """Return a typer option. `default` is the text shown as its default, or False to show none."""
-    return typer.Option(*names, metavar=metavar, show_default=default, help=help, **settings)
-
-
-def flag(*names: str, help: str, **settings: Any) -> Any:
-    """Return a typer option without a value."""
-    return typer.Option(*names, metavar="", help=help, **settings)
+        The command fails if there are any.
+        """
+        if self.as_json:
+            print_json(value)
+        else:
+            for line in (*(f"cachedfs: {each['message']}" for each in failed), text):
+                say(line, err=True)
+        self.has_failed |= bool(failed)
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A function and how it becomes a command of the typer app; see `command`."""
+def epilog(*examples: str) -> str:
+    """Return the end of a help text. Blank lines keep rich from joining its lines."""
+    return "\n\n".join([STATUS, "[bold]Examples[/bold]", *(each.replace("[", r"\[") for each in examples)])
 
-    function: Callable[..., None]
-    name: str
-    examples: Sequence[str]
-    common: Sequence[str]
-    cls: type[TyperCommand] | None
-    context_settings: dict[str, Any]
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cachedfs {cachedfs.__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=epilog(
+        "cachedfs ls -l gs://my-bucket/data",
+        "cachedfs get -r gs://my-bucket/data .",
+        "cachedfs COMMAND --help shows more.",
+    )
+)
+def before_command(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, flag("--version", help="Show the version.", is_eager=True, callback=show_version)
+    ] = False,
+    as_json: Annotated[
+        bool, flag("--json", help="Print one JSON document; errors too.", rich_help_panel=PANEL)
+    ] = False,
+    debug: Annotated[
+        bool, flag("--debug", help="Show the traceback of an error, and the log.", rich_help_panel=PANEL)
+    ] = False,
+    cache_dir: Annotated[
+        str | None, option(metavar="DIR", help="Use the cache in DIR.", rich_help_panel=PANEL)
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="An option of cachedfs (max_age=0) or of the origin (token=anon); repeatable.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+) -> None:
+    """Read Google Cloud Storage, Google Drive and other fsspec URLs through a local cache."""
+    ctx.obj = CommonOptions(as_json, debug, cache_dir, options)
 
 
 def command(
-    *examples: str,
-    name: str | None = None,
-    common: Sequence[str] = COMMON,
-    cls: type[TyperCommand] | None = None,
-    **context_settings: Any,
-) -> Callable[[Callable[..., None]], Command]:
-    """Declare a function as a command, with these usage examples, under its own name or `name`.
+    *examples: str, name: str | None = None, common: Sequence[str] = COMMON, **context_settings: Any
+) -> Callable[[F], F]:
+    """Add a function to the app as a command, with these usage examples, under its own name or `name`.
 
     The function is called with the CommonOptions and its own options. `common` names the common options that
     users may write after the command's name; common options before the name apply to every command.
     """
 
-    def declare(function: Callable[..., None]) -> Command:
-        return Command(function, name or function.__name__, examples, common, cls, context_settings)
+    def add(function: F) -> F:
+        @functools.wraps(function)
+        def run(ctx: typer.Context, **values: Any) -> None:
+            options = ctx.obj.then(CommonOptions(**{each: values.pop(each) for each in common}))
+            with handling_errors(options):
+                function(options, **values)
 
-    return declare
+        # Typer reads the parameters of a command from its signature and annotations.
+        ctx, *of_all = inspect.signature(before_command, eval_str=True).parameters.values()
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        options = [*own, *(each for each in of_all if each.name in common)]
+        parameters = [ctx, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name or function.__name__, epilog=epilog(*examples), context_settings=context_settings)(
+            run
+        )
+        return function
+
+    return add
 
 
-class CopyCommand(TyperCommand):
-    """Command with URLs and a TARGET, which gives a correct error if TARGET is missing.
-
-    With a single argument, typer assigns it to TARGET and reports the URL as missing.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        is_one = any(not each.startswith("-") for each in args)
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            # MissingParameter; older versions of typer take it from click.
-            if not is_one or type(error) is typer.BadParameter or getattr(error.param, "name", "") != "urls":
-                raise
-            raise typer.BadParameter("it is missing, after the URL", ctx=ctx, param_hint="TARGET") from None
+@contextlib.contextmanager
+def handling_errors(options: CommonOptions) -> Iterator[None]:
+    """Turn every exception of a command into an error line and an exit status."""
+    try:
+        with log_in_lines(options.debug):
+            yield
+            sys.stdout.flush()
+            if runtimes := sys.modules.get("cachedfs.fetch.runtimes"):
+                with busy("writing to the cache", is_quiet=options.as_json):
+                    runtimes.settle()  # while its warnings still go through our handler
+        if options.has_failed:
+            raise typer.Exit(FAILED)
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except typer.Abort as answer:
+        if isinstance(answer.__context__, KeyboardInterrupt):  # Ctrl-C at a prompt, not a "no"
+            raise typer.Exit(INTERRUPTED) from None
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # else Python complains about unwritten output at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(PIPE_CLOSED) from None
+    except Exception as error:  # outermost handler: every error becomes a line and a status
+        if options.debug:
+            print_traceback()
+        print_error(error, options.url, as_json=options.as_json)
+        raise typer.Exit(FAILED) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,42 +21,9 @@ if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.common.types import Verified
 
-__all__ = ["evict", "pin", "unpin", "verify"]
-
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
 UrlsOrAll = Annotated[list[str] | None, url_argument("URL", "Objects, and folders with all below them.")]
-
-
-def print_each(
-    common: CommonOptions,
-    urls: list[str] | None,
-    name: str,
-    do: Callable[..., int],
-    text: Callable[[int], str],
-) -> None:
-    """Print the number that `do` returns for each URL, or for everything without URLs; asks no origin.
-
-    With --json, `name` is the sum of all.
-    """
-    with busy("looking at the cache", is_quiet=common.as_json):
-        locations = {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
-        of = {url: do(location, common) for url, location in locations.items()}
-    if common.as_json:
-        print_json({name: sum(of.values()), "of": of})
-        return
-    for url, n in of.items():
-        say(f"{url}: {text(n)}")
-
-
-def either(urls: list[str] | None, *, everything: bool) -> None:
-    """Raise BadParameter unless exactly one of URLs and `--all` is given."""
-    if everything == bool(urls):
-        more, name = (", and not both", "--all") if everything else ("", "URL")
-        raise typer.BadParameter(f"give URLs, or --all{more}", param_hint=name)
-
-
-# pin and unpin
 
 
 @command(
@@ -79,8 +46,8 @@ def pin(common: CommonOptions, urls: Urls) -> None:
     of_all = size_of_pins(cache_of(common.config()))
     if may_pin is not None and of_all > may_pin:
         raise CacheError(
-            f"pinned, but all that is pinned is {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: what does "
-            "not fit is not kept; raise cache_size, lower keep_free, or unpin some"
+            f"pinned, but all pinned objects are {decimal(of_all)}, more than the {decimal(may_pin)} that the cache may hold: "
+            "what does not fit is not cached; raise cache_size, lower keep_free, or unpin some"
         )
 
 
@@ -90,19 +57,24 @@ def pinned(location: Location, common: CommonOptions) -> dict[str, Any]:
     `cached` is the size of the pinned blocks in the cache. `may_pin` is the allowance of the cache, None if unknown.
     Raises FileNotFoundError if there are no such objects.
     """
-    fs = location.fs
     with busy(f"listing {location.text}", is_quiet=common.as_json):
         sizes = sizes_of(location)
-        paths = list(sizes)
-        for at in range(0, len(paths), AT_ONCE):
-            location.cache.pin(location.identity, *paths[at : at + AT_ONCE])
-        cached = sum(stop - start for path in paths for start, stop in fs.cached_extent(path))
-    n, size = len(paths), sum(sizes.values())
+        for paths in parts_of(list(sizes)):
+            location.cache.pin(location.identity, *paths)
+        cached = sum(map(location.cached_bytes, sizes))
+    n, size = len(sizes), sum(sizes.values())
     if not common.as_json:
-        rest = "" if cached >= size else ", prefetch fetches the rest"
-        what = f"{counted(n, 'object')} of {decimal(size)} pinned"
-        say(f"{location.text}: {what}; {decimal(cached)} of them are here{rest}")
-    return {"url": location.text, "objects": n, "bytes": size, "cached": cached, "may_pin": fs.may_hold()}
+        rest = "" if cached >= size else "; prefetch fetches the rest"
+        say(
+            f"{location.text}: {counted(n, 'object')} of {decimal(size)} pinned, {decimal(cached)} of them cached{rest}"
+        )
+    return {
+        "url": location.text,
+        "objects": n,
+        "bytes": size,
+        "cached": cached,
+        "may_pin": location.fs.may_hold(),
+    }
 
 
 def sizes_of(location: Location) -> dict[str, int]:
@@ -122,6 +94,10 @@ def size_of_pins(cache: BlockCache) -> int:
     return sum(record.info.size or 0 for record in records if record is not None and record.info is not None)
 
 
+def parts_of(paths: list[str]) -> Iterator[list[str]]:
+    return (paths[at : at + AT_ONCE] for at in range(0, len(paths), AT_ONCE))
+
+
 @command(
     "cachedfs unpin gs://my-bucket/train.jsonl",
     "cachedfs unpin gs://my-bucket/data",
@@ -138,9 +114,9 @@ def unpin(
     unpinned, even if it no longer exists. Cached blocks stay until they are
     evicted.
     """
-    either(urls, everything=everything)
+    refuse_both_or_none(urls, everything=everything)
     text = "nothing was pinned", "{} unpinned"
-    print_each(common, urls, "unpinned", unpinned, lambda n: text[n > 0].format(counted(n, "object")))
+    at_each_or_all(common, urls, "unpinned", unpinned, lambda n: text[n > 0].format(counted(n, "object")))
 
 
 def unpinned(location: Location | None, common: CommonOptions) -> int:
@@ -151,12 +127,9 @@ def unpinned(location: Location | None, common: CommonOptions) -> int:
         if location is None or (identity == location.identity and location.named(path) is not None):
             pins.setdefault(identity, []).append(path)
     for identity, paths in pins.items():
-        for at in range(0, len(paths), AT_ONCE):
-            cache.unpin(identity, *paths[at : at + AT_ONCE])
+        for part in parts_of(paths):
+            cache.unpin(identity, *part)
     return sum(map(len, pins.values()))
-
-
-# evict
 
 
 @command(
@@ -174,7 +147,7 @@ def evict(
 
     Pinned blocks are dropped too. The origin is neither changed nor contacted.
     """
-    either(urls, everything=everything)
+    refuse_both_or_none(urls, everything=everything)
     if everything and not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter(
@@ -182,7 +155,7 @@ def evict(
             )
         typer.confirm("Drop the whole cache?", abort=True, err=True)
     text = "nothing was cached", "{} freed"
-    print_each(common, urls, "freed", evicted, lambda n: text[n > 0].format(decimal(n)))
+    at_each_or_all(common, urls, "freed", evicted, lambda n: text[n > 0].format(decimal(n)))
 
 
 def evicted(location: Location | None, common: CommonOptions) -> int:
@@ -196,12 +169,38 @@ def evicted(location: Location | None, common: CommonOptions) -> int:
         return sum(fs.evict(name) for name in fs.glob(path))
     except OriginUnavailable:
         logging.getLogger("cachedfs.cli").warning(
-            "%s: a pattern matches what was listed, and this was not: name objects or folders", location.text
+            "%s: evict finds names only in cached listings, and this folder has none: name objects or folders instead",
+            location.text,
         )
         return 0
 
 
-# verify
+def refuse_both_or_none(urls: list[str] | None, *, everything: bool) -> None:
+    """Raise BadParameter unless exactly one of URLs and `--all` is given."""
+    if everything == bool(urls):
+        more, name = (", and not both", "--all") if everything else ("", "URL")
+        raise typer.BadParameter(f"give URLs, or --all{more}", param_hint=name)
+
+
+def at_each_or_all(
+    common: CommonOptions,
+    urls: list[str] | None,
+    name: str,
+    do: Callable[[Location | None, CommonOptions], int],
+    text: Callable[[int], str],
+) -> None:
+    """Print the number that `do` returns for each URL, or for everything without URLs; asks no origin.
+
+    With --json, `name` is the sum of all.
+    """
+    with busy("looking at the cache", is_quiet=common.as_json):
+        locations = {url: locate(url, common, offline=True) for url in urls} if urls else {"all": None}
+        of = {url: do(location, common) for url, location in locations.items()}
+    if common.as_json:
+        print_json({name: sum(of.values()), "of": of})
+        return
+    for url, n in of.items():
+        say(f"{url}: {text(n)}")
 
 
 @command(
@@ -228,16 +227,12 @@ def verify(common: CommonOptions, urls: Urls) -> None:
                     dropped = counted(len(each.bad), "block")
                     say(f"{location.url(each.path)}: {dropped} dropped: {each.reason}")
             say(f"{location.text}: {summary(results)}")
-        return [as_dict(location, each) for each in results]
+        values = [each._asdict() for each in results]
+        return [{"url": location.url(each.pop("path")), **each} for each in values]
 
     found = at_each(urls, common, verify_one)
     if common.as_json:
         print_json([each for results in found for each in results])
-
-
-def as_dict(location: Location, result: Verified) -> dict[str, Any]:
-    values = result._asdict()
-    return {"url": location.url(values.pop("path")), **values}
 
 
 def summary(results: list[Verified]) -> str:
@@ -246,7 +241,7 @@ def summary(results: list[Verified]) -> str:
     if not objects:
         return "nothing is cached"
     bad = sum(len(each.bad) for each in results)
-    sound = counted(sum(each.blocks for each in results), "block")
+    correct = counted(sum(each.blocks for each in results), "block")
     wrong = f", {bad:,} wrong and dropped" if bad else ""
     whole = sum(each.whole is True for each in results)
-    return f"{sound} of {counted(objects, 'object')} right{wrong}; {whole:,} whole and as the origin says"
+    return f"{correct} of {counted(objects, 'object')} correct{wrong}; {whole:,} complete and equal to the origin's"

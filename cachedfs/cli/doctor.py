@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import importlib.metadata
 import math
 import os
@@ -13,14 +12,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.filesize import decimal
 from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, command
-from cachedfs.cli.monitoring import bytes_of, cache_of, contents, text_of, text_of_use
+from cachedfs.cli.login import text_of_storage
+from cachedfs.cli.monitoring import cache_of, contents, text_of, text_of_use
 from cachedfs.cli.output import (
     busy,
     cell,
@@ -31,16 +31,11 @@ from cachedfs.cli.output import (
     print_traceback,
     rate,
 )
-from cachedfs.cli.urls import locate, url_argument
+from cachedfs.cli.urls import Location, locate, url_argument
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.text import counted, per_cent
 from cachedfs.errors import CacheError, SignInRefused
 from cachedfs.report.analysis import RunFigures, analyse
-
-if TYPE_CHECKING:
-    from cachedfs.filesystem import CachedFileSystem
-
-__all__ = ["doctor"]
 
 WRITTEN = 8 << 20  # bytes written to the cache directory
 SLOW = 30e6  # bytes per second: slower disks are slower than most links
@@ -138,11 +133,9 @@ def installation_checks() -> Iterator[Check]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    lack = ", ".join(
-        f'{name} ("cachedfs[{extra}]")' for name, extra in EXTRAS.items() if name not in versions
-    )
+    lack = [f'{name} ("cachedfs[{extra}]")' for name, extra in EXTRAS.items() if name not in versions]
     have = ", ".join(f"{name} {version}" for name, version in versions.items())
-    yield Check("packages", "ok", have, f"Not installed: {lack}" if lack else "")
+    yield Check("packages", "ok", have, f"Not installed: {', '.join(lack)}" if lack else "")
     known = [name for name in ("cachedfs", "cgs", "drive", "cdrive") if name in available_protocols()]
     if "cachedfs" in known and "cgs" in known:
         yield Check("protocols", "ok", ", ".join(known))
@@ -154,12 +147,10 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
     from cachedfs.cache.disk import is_network
 
     config = common.config()
-    values = {
-        field.name: (getattr(config, field.name), field.default) for field in dataclasses.fields(config)
-    }
-    del values["cache_dir"]
-    changed = ", ".join(f"{name}={value}" for name, (value, default) in values.items() if value != default)
-    yield Check("options", "ok", changed or "all are the defaults")
+    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
+    changed = [f"{field.name}={value}" for field, value in values.items() if value != field.default]
+    changed = [text for text in changed if not text.startswith("cache_dir=")]
+    yield Check("options", "ok", ", ".join(changed) or "all are the defaults")
     cache = cache_of(config)
     if cache.root is None:
         to_do = "Reads work, but everything is fetched every time; --cache-dir or cache_dir= chooses another"
@@ -183,7 +174,7 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
     try:
         # Try to reserve space for one block, given the pins and the blocks in use.
         cache.lease(config.block_size, config.bounds).close()
-        yield Check("room", "ok", f"for {size}; {keep} stay free of the {free} that are free")
+        yield Check("room", "ok", f"for {size} in all; {keep} of the {free} now free on the disk stay free")
     except CacheError as error:
         yield Check("room", "fail", error.message, "Raise cache_size, lower keep_free, or free space")
     use, to_do = text_of_use(cache.counts.total(), found["bytes"], found["may_hold"])
@@ -203,11 +194,11 @@ def source_of_directory(common: CommonOptions) -> str:
 def write_seconds(folder: str) -> float:
     """Return how long it takes to write a file of WRITTEN bytes and sync it to disk."""
     data = os.urandom(WRITTEN)
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+    with tempfile.TemporaryFile(dir=folder) as file:
 
         def write() -> None:
-            if file.write(data) < WRITTEN:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+            file.write(data)
+            file.flush()
             os.fsync(file.fileno())
 
         return timed(write)
@@ -223,16 +214,16 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
         yield Check("endpoint", "ok", endpoint)
     is_drive = fs.target_protocol == "drive"
     if is_drive:
-        yield from account_checks(fs)
+        yield from account_checks(fs.origin_fs)
     info: dict[str, Any] = fs.info(path) if path else {"name": path, "type": "directory"}
     found = [info] if info["type"] == "file" else fs.ls(path, detail=True)
     if info["type"] == "directory":
-        yield Check("access", "ok", f"{text} is a folder with {len(found):,} entries")
+        what = f"is a folder with {counted(len(found), 'entry', 'entries')}"
     elif info["size"] is None:
-        what = info.get("mimeType", "a kind that is not known")
-        yield Check("access", "ok", f"{text} has no bytes of its own ({what})")
+        what = f"has no bytes of its own ({info.get('mimeType', 'of an unknown type')})"
     else:
-        yield Check("access", "ok", f"{text} is an object of {decimal(info['size'])}")
+        what = f"is an object of {decimal(info['size'])}"
+    yield Check("access", "ok", f"{text} {what}")
     origin, address = fs.origin_fs, None
     if is_drive and info["name"] != "Shared with me" and info.get("id"):
         # By its id, because resolving a name takes several requests.
@@ -249,17 +240,15 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
         origin.invalidate_cache()  # clear the listings cached by the inner filesystem
         (origin.info if address or info["type"] == "file" else origin.ls)(address or path)
 
-    yield Check("metadata", "ok", f"{milliseconds(median_of_3(ask))} a request (median of 3, past the cache)")
-    objects = [each for each in found if each["type"] == "file" and each["size"]]
-    if objects:
-        largest = max(objects, key=lambda each: int(each["size"]))
-        is_immutable = math.isinf(common.config().max_age)
-        yield from speed_checks(fs, largest, found, is_immutable=is_immutable)
+    yield Check(
+        "metadata", "ok", f"{milliseconds(median_of_3(ask))} a request (median of 3, without the cache)"
+    )
+    if any(each["type"] == "file" and each["size"] for each in found):
+        yield from speed_checks(location, found, is_immutable=math.isinf(common.config().max_age))
 
 
-def account_checks(fs: CachedFileSystem) -> Iterator[Check]:
+def account_checks(origin: Any) -> Iterator[Check]:
     """Check which Google account is signed in, and which scopes its credentials have."""
-    origin = fs.origin_fs
     who = origin.identity()
     if who == NOBODY:
         to_do = "Run `cachedfs login drive`, or give an API key for public folders"
@@ -272,25 +261,22 @@ def account_checks(fs: CachedFileSystem) -> Iterator[Check]:
         # An API key has no account, and later checks show whether more is denied.
         yield Check("account", "fail" if isinstance(error, SignInRefused) else "warn", message_of(error))
         return
-    user, quota = about.get("user") or {}, about.get("storageQuota") or {}
-    room = f"{decimal(int(quota.get('usage') or 0))} used"
-    room += f" of {decimal(int(quota['limit']))}" if quota.get("limit") else ""  # some accounts have no limit
-    yield Check("account", "ok", f"{user.get('emailAddress', 'without an address')}; {room}")
+    address = (about.get("user") or {}).get("emailAddress", "without an address")
+    yield Check("account", "ok", f"{address}; {text_of_storage(about.get('storageQuota'))}")
     if who != "anonymous":
         yield scopes_check(about["scopes"])
 
 
 def scopes_check(scopes: list[str] | None) -> Check:
     if scopes is None:
-        return Check("scopes", "ok", "these credentials do not say for what they are")
+        return Check("scopes", "ok", "not known from these credentials")
     short = {scope.rpartition("/auth/")[2] for scope in scopes}
     best = next((name for name in SCOPES if name in short), None)
+    found = f"none of Drive's ({', '.join(sorted(short))})" if best is None else f"{best}: {SCOPES[best]}"
     if best == "drive":
-        return Check("scopes", "ok", f"drive: {SCOPES['drive']}")
+        return Check("scopes", "ok", found)
     to_do = "For all of it sign in again, with https://www.googleapis.com/auth/drive among the scopes"
-    if best is not None:
-        return Check("scopes", "warn", f"{best}: {SCOPES[best]}", to_do)
-    return Check("scopes", "fail", f"none of Drive's ({', '.join(sorted(short))})", to_do)
+    return Check("scopes", "fail" if best is None else "warn", found, to_do)
 
 
 # Measurements
@@ -311,14 +297,14 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.0f} ms"
 
 
-def speed_checks(
-    fs: CachedFileSystem, info: dict[str, Any], found: list[dict[str, Any]], *, is_immutable: bool
-) -> Iterator[Check]:
-    """Measure reads of an object past the cache; yield what limits reading and which options to change.
+def speed_checks(location: Location, found: list[dict[str, Any]], *, is_immutable: bool) -> Iterator[Check]:
+    """Measure reads of the largest object past the cache; yield what limits reading and which options to change.
 
     `found` has the entries of the folder, or the object alone.
     """
-    size, path, n = min(LARGE, int(info["size"])), str(info["name"]), fs.config.first_concurrency
+    fs, info = location.fs, max(found, key=lambda each: int(each["size"] or 0))
+    of, path, n = int(info["size"]), str(info["name"]), fs.config.first_concurrency
+    size = min(LARGE, of)
     # Opened once, so that each read is one request.
     with fs.origin_fs.open(path, "rb", cache_type="none") as file:
 
@@ -330,23 +316,22 @@ def speed_checks(
         whole_s = timed(lambda: read(size))
     yield Check("first byte", "ok", f"{milliseconds(first_s)} (median of 3)")
     yield Check("one request", "ok", f"{decimal(size)} in {milliseconds(whole_s)}: {rate(size, whole_s)}")
-    one_per_s = all_per_s = None
+    one_per_s = all_per_s = to_fill = None
     if size >= LEAST:
         one_per_s, n_tried = size / whole_s, min(n, AT_ONCE)
         part = min(size, max(LEAST, int(one_per_s * HALF_S)))
-        took_s = timed(lambda: read_at_once(fs.origin_fs, path, n_tried, part, int(info["size"])))
+        took_s = timed(lambda: read_at_once(fs.origin_fs, path, n_tried, part, of))
         all_per_s = n_tried * part / took_s
+        to_fill = n_to_fill(one_per_s, all_per_s, n_tried)
         what = f"{n_tried} requests, {decimal(n_tried * part)} in {milliseconds(took_s)}"
         yield Check("at once", "ok", f"{what}: {rate(all_per_s, 1)}")
-    to_fill = n_to_fill(one_per_s, all_per_s, n_tried) if one_per_s and all_per_s else None
-    data = data_of(fs, found)
+    data = data_of(location, found)
+    is_link_known = to_fill is not None or one_per_s is None  # else more requests would be faster still
     times = {}
-    if data and (
-        to_fill or not one_per_s
-    ):  # else more requests at a time would be faster, and nobody knows how much
+    if data and is_link_known:
         times["latency"] = data["n_files"] * first_s / n
-    if times and all_per_s:
-        times["link"] = data["size"] / all_per_s
+        if all_per_s:
+            times["link"] = data["size"] / all_per_s
     run = RunFigures(
         elapsed_s=max(times.values(), default=0.0),
         times=times,
@@ -388,18 +373,16 @@ def facts(run: RunFigures, one_per_s: float | None) -> str:
     return " ".join(texts)
 
 
-def data_of(fs: CachedFileSystem, found: list[dict[str, Any]]) -> dict[str, Any]:
+def data_of(location: Location, found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of the data and of the cache for it; empty for a folder with subfolders, of unknown size."""
     if any(each["type"] != "file" or each["size"] is None for each in found):
         return {}
-    size, may_hold, stats = sum(int(each["size"]) for each in found), fs.may_hold(), fs.stats()
+    size, cache = sum(int(each["size"]) for each in found), contents(location.cache, location.fs.config)
     figures: dict[str, Any] = {"n_files": len(found), "size": size}
-    if may_hold is not None:
-        figures["held"] = min(1.0, may_hold / size)
-    if stats.cache_dir:
-        disk = os.statvfs(stats.cache_dir)
-        keep = bytes_of(fs.config.keep_free, disk.f_blocks * disk.f_frsize)
-        figures["could_hold"] = stats.bytes_cached + max(0, disk.f_bavail * disk.f_frsize - keep)
+    if cache["may_hold"] is not None:
+        figures["held"] = min(1.0, cache["may_hold"] / size)
+    if cache["directory"] is not None:
+        figures["could_hold"] = cache["bytes"] + max(0, cache["disk_free"] - cache["keep_free"])
     return figures
 
 

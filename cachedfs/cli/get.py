@@ -14,13 +14,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.arguments import CommonOptions, CopyCommand, argument, command, flag
-from cachedfs.cli.output import failure, print_result, progress, rate
-from cachedfs.cli.urls import OBJECT_ERRORS, Location, Urls, locate
+from cachedfs.cli.arguments import CommonOptions, argument, command, flag
+from cachedfs.cli.output import failure, progress, rate
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_target, locate
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import counted
-
-__all__ = ["get"]
 
 # Files are copied concurrently in 128 slots of 4 MiB. A file takes as many slots as the filesystem holds of it in
 # memory at once: at least 1, and at most WINDOW.
@@ -28,26 +26,16 @@ SLOT, SLOTS, WINDOW = 4 << 20, 128, 64 << 20
 NOT_A_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # the local disk refuses a name
 
 
-class GetCommand(CopyCommand):
-    """Command that copies links to Google Drive into the current directory if there is no TARGET."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        if is_drive_link(str(given.get("target")).removeprefix("cachedfs::")):
-            args = ["--recursive", *args, "."]
-        return super().parse_args(ctx, args)
-
-
 @command(
     "cachedfs get gs://my-bucket/train.jsonl .",
     "cachedfs get -r gs://my-bucket/data /tmp/data",
     "cachedfs get 'gs://my-bucket/data/*.parquet' /tmp/tables/",
     "cachedfs get 'https://drive.google.com/file/d/ID/view?usp=sharing'",
-    cls=GetCommand,
 )
 def get(
     common: CommonOptions,
-    urls: Urls,
+    urls: UrlsBeforeTarget = None,
+    *,
     target: Annotated[str, argument("TARGET", "A local file or directory; the latter for several URLs.")],
     recursive: Annotated[bool, flag("-r", "--recursive", help="Copy folders too.")] = False,
 ) -> None:
@@ -60,6 +48,9 @@ def get(
     under its name, it is reported, the others are copied, and the exit status
     is 1.
     """
+    if is_drive_link(target.removeprefix("cachedfs::")):
+        urls, target, recursive = [*(urls or ()), target], ".", True
+    urls = before_target(urls)
     if "://" in target and not os.path.isdir(target):
         raise typer.BadParameter(f"{target} is a URL, and get copies to the local disk", param_hint="TARGET")
     if len(urls) > 1 and os.path.isfile(target):
@@ -77,7 +68,7 @@ def get(
                 raise
             done.failed.append(failure(text, error))
     copy(without_duplicates(copies), done, common, is_only=len(urls) == 1)
-    print_result(common, dataclasses.asdict(done), str(done), done.failed)
+    common.print_result(dataclasses.asdict(done), str(done), done.failed)
 
 
 class Copy(NamedTuple):
@@ -208,7 +199,7 @@ def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only
     files = [each for each in copies if not each.is_folder]
     is_only = is_only and len(files) == 1
 
-    async def copy_one(each: Copy, bar: Any) -> None:
+    async def copy_one(each: Copy) -> None:
         try:
             os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
             if not each.is_folder:
@@ -229,7 +220,7 @@ def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only
 
     with progress(total=sum(each.size or 0 for each in files), is_quiet=common.as_json) as bar:
         try:
-            asyncio.run(run_in_slots(copies, lambda each: copy_one(each, bar)))
+            asyncio.run(run_in_slots(copies, copy_one))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
     done.seconds = round(time.perf_counter() - started, 3)

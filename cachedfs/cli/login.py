@@ -21,8 +21,6 @@ from cachedfs.cli.output import cell, message_of, plain_table, print_json, print
 if TYPE_CHECKING:
     from cachedfs.origins.drive.options import DriveOptions
 
-__all__ = ["accounts", "login", "logout"]
-
 OUR_OPTIONS = ("as_json", "debug", "options")
 KINDS = {"authorized_user": "user", "service_account": "service account"}
 TRIES = 3
@@ -83,6 +81,7 @@ def login(
     if service != "drive":
         raise typer.BadParameter("only drive has a sign-in; for gs:// use gcloud", param_hint="SERVICE")
     try:
+        from cachedfs.origins.base import number
         from cachedfs.origins.drive import accounts, browser_login
         from cachedfs.origins.drive.credentials import SCOPE
     except ImportError as error:
@@ -113,14 +112,12 @@ def login(
     if common.as_json:
         print_json(
             described(name, info, is_default=is_default)
-            | {"display_name": user.get("displayName"), "used": number(quota, "usage")}
-            | {"limit": number(quota, "limit"), "file": str(path)}
+            | {"display_name": user.get("displayName"), "used": number(quota.get("usage"))}
+            | {"limit": number(quota.get("limit")), "file": str(path)}
         )
         return
-    room = f"{decimal(number(quota, 'usage') or 0)} used"
-    room += f" of {decimal(limit)}" if (limit := number(quota, "limit")) else ""
     what = "reading only" if read_only else "reading and writing"
-    say(f"Signed in as {user.get('displayName') or email} <{email}>, for {what}; {room}.")
+    say(f"Signed in as {user.get('displayName') or email} <{email}>, for {what}; {text_of_storage(quota)}.")
     say(f"Saved in {path}.")
     say("")
     for line in what_to_type(name, info, is_default=is_default):
@@ -362,6 +359,7 @@ def what_to_type(name: str, info: Mapping[str, Any], *, is_default: bool) -> lis
     return lines
 
 
-def number(values: Mapping[str, Any], name: str) -> int | None:
-    """Return one of the numbers that Drive writes as text; None if it is missing."""
-    return int(values[name]) if str(values.get(name, "")).isdecimal() else None
+def text_of_storage(quota: Mapping[str, Any] | None) -> str:
+    """Return how much of an account's storage is used, as text; some accounts have no limit."""
+    used, limit = ((quota or {}).get(name) for name in ("usage", "limit"))
+    return f"{decimal(int(used or 0))} used" + (f" of {decimal(int(limit))}" if limit else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from cachedfs.cli.output import (
     busy,
     cell,
     is_narrow,
+    minute_of,
     plain_table,
     print_json,
     print_table,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.cache.index.block_rows import CachedPath
     from cachedfs.common.types import Counted
-
-__all__ = ["bytes_of", "cache_of", "contents", "report", "stats", "text_of", "text_of_use"]
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
@@ -103,21 +101,15 @@ def stats(
         print_table(rows_of(("bytes", "objects", *times, "folder"), rows, left=times))
 
 
-# Contents, limits and counters
-
-
 def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
     """Return the contents and limits of a cache for `stats`. Sizes are in bytes.
 
     `may_hold` is None if the cache cannot be written; `cannot_store` says why.
     """
     blocks, size = cache.usage()
-    found: dict[str, Any] = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": None}
-    bounds = {"cache_size": config.cache_size, "keep_free": config.keep_free}
-    found |= dict.fromkeys([*bounds, "disk_free", "disk_size"])
-    cannot_store = cache.cannot_store
+    may_hold, cannot_store = None, cache.cannot_store
     try:
-        found["may_hold"] = cache.allowance(config.bounds)
+        may_hold = cache.allowance(config.bounds)
         if not cannot_store and (room := cache.room(config.bounds)) < config.block_size:
             cannot_store = (
                 f"only {decimal(room)} are left for blocks beside what is pinned or in use: "
@@ -125,17 +117,17 @@ def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
             )
     except CacheError as error:
         cannot_store = error.message
+    limits: dict[str, Any] = dict.fromkeys(("cache_size", "keep_free", "disk_free", "disk_size"))
     if cache.root is not None:
         disk = os.statvfs(cache.root)
-        total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-        found |= {name: "auto" if bound is None else bytes_of(bound, total) for name, bound in bounds.items()}
-        found |= {"disk_free": free, "disk_size": total}
+        total = disk.f_blocks * disk.f_frsize
+        for name in ("cache_size", "keep_free"):
+            bound = getattr(config, name)
+            share = int(bound * total) if isinstance(bound, float) else bound
+            limits[name] = "auto" if bound is None else share
+        limits |= {"disk_free": disk.f_bavail * disk.f_frsize, "disk_size": total}
+    found = {"directory": cache.root, "blocks": blocks, "bytes": size, "may_hold": may_hold, **limits}
     return found | {"pins": [path for _, path in cache.pins()], "cannot_store": cannot_store}
-
-
-def bytes_of(bound: int | float, total: int) -> int:
-    """Return a limit in bytes; a float is a share of the disk size `total`."""
-    return int(bound * total) if isinstance(bound, float) else bound
 
 
 def text_of(name: str, value: Any) -> str:
@@ -145,7 +137,7 @@ def text_of(name: str, value: Any) -> str:
         return ", ".join([*value[:FOLDERS], *more]) or "none"
     if isinstance(value, int):
         return f"{value:,}" if name == "blocks" else decimal(value)
-    return value or ("no: everything can be kept" if name == "cannot_store" else "none")
+    return value or "none"
 
 
 def texts_of(counts: Counted) -> dict[str, str]:
@@ -164,10 +156,7 @@ def texts_of(counts: Counted) -> dict[str, str]:
 
 
 def text_of_savings(counts: Counted) -> str:
-    """Return the bytes and requests that the cache saved so far, as text.
-
-    Bytes that were fetched before they were read, as by a prefetch, are saved only when they are read again.
-    """
+    """Return the bytes and requests that the cache saved so far, as text."""
     requests = f"about {counted(counts.requests_saved, 'request')}" if counts.requests_saved else ""
     size = decimal(counts.bytes_saved) if counts.bytes_saved else ""
     return ", ".join(filter(None, [size, requests])) or "nothing yet"
@@ -188,22 +177,21 @@ def text_of_use(counts: Counted, held: int, may_hold: int | None) -> tuple[str, 
     is_full = may_hold is not None and held >= FULL * may_hold
     if not is_full or counts.evictions <= counts.misses / 2:
         return text, ""
-    return text, "It is full, and blocks go nearly as fast as they come: raise cache_size, or lower keep_free"
+    return (
+        text,
+        "It is full, and evicts blocks nearly as fast as they arrive: raise cache_size, or lower keep_free",
+    )
 
 
 def time_of(at_s: float | None) -> datetime.datetime | None:
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC) if at_s else None
 
 
-def minute_of(at: datetime.datetime | None) -> str:
-    return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else ""
-
-
 def table_of(found: dict[str, Any], counts: Counted) -> Table:
     """Return the values of `contents` and the counters, one per row."""
     table = plain_table()
-    texts = {name: text_of(name, value) for name, value in found.items()} | texts_of(counts)
-    for name, text in texts.items():
+    texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
+    for name, text in (texts | texts_of(counts)).items():
         table.add_row(Text(name.replace("_", " "), style="bold"), cell(text, overflow="fold"))
     return table
 
@@ -247,9 +235,6 @@ def folder_of(name: str, held: list[CachedPath]) -> dict[str, Any]:
     return {"folder": name, "objects": len(held), **sums, **times}
 
 
-# Watching
-
-
 def print_intervals(cache: BlockCache, every_s: float, *, as_json: bool) -> None:
     """Print the counters of each interval until Ctrl-C: lines, or in place on a terminal, below the totals."""
     from rich.console import Group
@@ -259,38 +244,31 @@ def print_intervals(cache: BlockCache, every_s: float, *, as_json: bool) -> None
     line, before, then = "", cache.counts.total(), time.monotonic()
     with Live(auto_refresh=False) if is_live else contextlib.nullcontext() as live:
         while True:
-            blocks, size = cache.usage()
             if live is not None:
+                blocks, size = cache.usage()
                 found = {"directory": cache.root, "blocks": blocks, "bytes": size}
                 live.update(Group(table_of(found, before), Text(f"\n{line}\nCtrl-C ends")), refresh=True)
             time.sleep(every_s)
-            now, counts, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
-            line = line_of(counts.since_then(before), now - then, blocks, size, as_json=as_json)
-            before, then = counts, now
-            if live is None:
-                typer.echo(line)
-                sys.stdout.flush()
+            now, total, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
+            at, counts = datetime.datetime.now(datetime.UTC).replace(microsecond=0), total.since_then(before)
+            line = f"{at.astimezone():%H:%M:%S}  {line_of(counts, now - then)}; holds {decimal(size)}"
+            if as_json:
+                values = {"at": at, "over_s": round(now - then, 3), **counts._asdict()}
+                del values["since"]
+                print_json(values | {"blocks": blocks, "bytes": size}, indent=None)
+            elif live is None:
+                say(line)
+            sys.stdout.flush()
+            before, then = total, now
 
 
-def line_of(counts: Counted, over_s: float, blocks: int, size: int, *, as_json: bool) -> str:
-    """Return the counters of the last `over_s` seconds, and the cached size, as one line."""
-    at = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    if as_json:
-        values = {"at": at.isoformat(), "over_s": round(over_s, 3), **counts._asdict()}
-        del values["since"]
-        return json.dumps(values | {"blocks": blocks, "bytes": size})
-    ratio = counts.hit_ratio
-    hits = f"{counts.hits:,} hits, {counts.misses:,} misses"
-    hits += f" ({per_cent(ratio)})" if ratio is not None else ""
+def line_of(counts: Counted, over_s: float) -> str:
+    """Return the counters of `over_s` seconds as one line."""
+    share = "" if counts.hit_ratio is None else f" ({per_cent(counts.hit_ratio)})"
     read, fetched = rate(counts.bytes_served, over_s), rate(counts.bytes_fetched, over_s)
+    requests = counted(counts.requests, "request")
     evicted = f", {counts.evictions:,} evicted" if counts.evictions else ""
-    return (
-        f"{at.astimezone():%H:%M:%S}  {hits}; read {read}, fetched {fetched} in "
-        f"{counted(counts.requests, 'request')}{evicted}; holds {decimal(size)}"
-    )
-
-
-# report
+    return f"{counts.hits:,} hits, {counts.misses:,} misses{share}; read {read}, fetched {fetched} in {requests}{evicted}"
 
 
 @command(
@@ -301,11 +279,9 @@ def line_of(counts: Counted, over_s: float, blocks: int, size: int, *, as_json: 
 )
 def report(
     common: CommonOptions,
-    folder: Annotated[
-        str | None, argument("FOLDER", "Where the events are; else CACHEDFS_EVENTS says it.")
-    ] = None,
+    folder: Annotated[str | None, argument("FOLDER", "Where the event logs are.", envvar=VARIABLE)] = None,
     output: Annotated[
-        Path | None, option("--output", "-o", metavar="FILE", help="The page; else report.html.")
+        Path | None, option("--output", "-o", metavar="FILE", help="The page.", default="report.html")
     ] = None,
 ) -> None:
     """Draw what a run asked, read and waited for, as one page.
@@ -316,7 +292,6 @@ def report(
     """
     from cachedfs.report import by_folder, read, summary_of
 
-    folder = folder or os.environ.get(VARIABLE)
     if not folder:
         raise typer.BadParameter(f"name it, or set {VARIABLE}", param_hint="FOLDER")
     common.url = folder

@@ -1,4 +1,4 @@
-"""Output of the command line: text, tables, JSON, progress, errors and exit statuses."""
+"""Output of the command line: text, tables, JSON, progress and errors."""
 
 from __future__ import annotations
 
@@ -21,33 +21,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from cachedfs.cli.arguments import CommonOptions
 from cachedfs.errors import CachedFSError
 
-__all__ = [
-    "FAILED",
-    "INTERRUPTED",
-    "PIPE_CLOSED",
-    "busy",
-    "cell",
-    "escaped",
-    "failure",
-    "is_narrow",
-    "log_in_lines",
-    "message_of",
-    "plain_table",
-    "print_error",
-    "print_json",
-    "print_result",
-    "print_table",
-    "print_traceback",
-    "progress",
-    "rate",
-    "rows_of",
-    "say",
-]
-
-FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; typer exits with 2 on wrong usage
 NARROW = 80  # terminal columns: below this, names need the space of the time columns
 MOMENT_S = 0.5  # seconds: shorter operations show no spinner
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories: control, format, surrogate, separators
@@ -55,11 +30,8 @@ JOINERS = "\u200c\u200d"  # format characters that are part of the spelling of w
 C_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r"}
 
 
-# Untrusted text: an object's name may contain terminal control sequences.
-
-
 def escaped(text: str) -> str:
-    """Return text with control and other invisible characters escaped as `ls -b` does."""
+    """Return text with invisible characters escaped as `ls -b` does: a name may contain terminal control sequences."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
@@ -89,23 +61,16 @@ def rate(size: float, seconds: float) -> str:
     return f"{decimal(int(size / seconds))}/s"
 
 
+def minute_of(at: datetime.datetime | None) -> str:
+    """Format a time in the local time zone; empty if it is None."""
+    return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else ""
+
+
 # Results
 
 
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, default=datetime.datetime.isoformat))
-
-
-def print_result(
-    common: CommonOptions, value: dict[str, Any], text: str, failed: Sequence[dict[str, str]] = ()
-) -> None:
-    """Print a result as JSON on stdout, or as text on stderr after the errors in `failed`. The command fails with them."""
-    if common.as_json:
-        print_json(value)
-    else:
-        for line in (*(f"cachedfs: {each['message']}" for each in failed), text):
-            say(line, err=True)
-    common.has_failed |= bool(failed)
+def print_json(value: Any, *, indent: int | None = 2, err: bool = False) -> None:
+    typer.echo(json.dumps(value, indent=indent, default=datetime.datetime.isoformat), err=err)
 
 
 def print_table(table: Table) -> None:
@@ -132,7 +97,7 @@ def plain_table(*columns: str) -> Table:
 
 
 def rows_of(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> Table:
-    """Return a table with the columns of `left` and the last one, a name, to the left, and the others to the right."""
+    """Return a table of numbers, with a name in the last column. Columns in `left` are aligned to the left."""
     table = plain_table(*heads)
     for column in table.columns[:-1]:
         column.no_wrap, column.justify = True, "left" if column.header in left else "right"
@@ -185,12 +150,7 @@ def progress(*, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
             bar.update(task, files=f"{done:,}{of} files")
 
     console = Console(stderr=True)
-    columns: list[Any] = [
-        Spinner(),
-        rich.BarColumn(20),
-        rich.DownloadColumn(),
-        rich.TextColumn("{task.fields[files]}"),
-    ]
+    columns = [Spinner(), rich.BarColumn(20), rich.DownloadColumn(), rich.TextColumn("{task.fields[files]}")]
     columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn(), rich.TextColumn("{task.description}")]
     is_off = is_quiet or not console.is_terminal
     with rich.Progress(*columns, console=console, transient=True, disable=is_off) as bar:
@@ -202,8 +162,7 @@ def progress(*, is_quiet: bool, total: int | None = None) -> Iterator[Any]:
 def busy(text: str, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
     """Show a spinner with elapsed time on a terminal if the operation takes longer than `MOMENT_S`.
 
-    For operations of unknown length. Yields a function that replaces the text. The spinner disappears at the
-    end.
+    For operations of unknown length. Yields a function that replaces the text.
     """
     console = Console(stderr=True)
     if is_quiet or not console.is_interactive:
@@ -222,8 +181,7 @@ def busy(text: str, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
     finally:
         starter.cancel()
         starter.join()
-        if bar.live.is_started:
-            bar.stop()
+        bar.stop()
 
 
 # Errors
@@ -244,7 +202,7 @@ def print_error(error: Exception, url: str | None, *, as_json: bool) -> None:
     text = message_of(error)
     if as_json:
         named = {} if url is None else {"url": url}
-        typer.echo(json.dumps({"error": {"type": type(error).__name__, "message": text, **named}}), err=True)
+        print_json({"error": {"type": type(error).__name__, "message": text, **named}}, indent=None, err=True)
     else:
         say(f"cachedfs: {text}", err=True)
 

@@ -101,7 +101,7 @@ def pack(
         on_error=on_error,
     )
     if not common.as_json:
-        for line in [*packing.notes, *packing.plan.lines()]:
+        for line in [*packing.notes, *packing.plan.lines]:
             say(line, err=True)
     with progress(is_quiet=common.as_json) as callback, naming(target):
         done = packing.run(n_workers=n_workers, client=dask, callback=callback, overwrite=overwrite)
@@ -115,7 +115,7 @@ def pack(
 
 def check_choices(**values: str | None) -> None:
     """Raise BadParameter for an option value that is invalid for any SOURCE."""
-    from cachedfs.packing.chunk_sizes import CODECS
+    from cachedfs.packing.shard_encoder import CODECS
     from cachedfs.packing.sources.detect import DECODE, KINDS
 
     choices = {"kind": KINDS, "decode": DECODE, "codec": CODECS, "on_error": ("raise", "skip")}

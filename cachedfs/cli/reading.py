@@ -15,13 +15,11 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import busy, is_narrow, print_json, print_table, progress, rows_of, say
+from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, progress, rows_of, say
 from cachedfs.cli.urls import Location, Urls, at_each
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
-
-__all__ = ["cat", "ls"]
 
 PIECE = 8 << 20  # bytes of an object that `cat` holds in memory at once
 MOST_BLOCKS = 100_000  # `ls -l` omits the cached share for listings with more blocks than this
@@ -74,7 +72,7 @@ class Entry:
         """Return the line for a pipe: columns separated by tabs, "-" for unknown values."""
         if not long:
             return self.name
-        when = self.modified.isoformat(timespec="seconds") if self.modified else "-"
+        when = self.modified.isoformat(timespec="seconds") if self.modified else None
         shown = ["-" if value is None else str(value) for value in (self.size, when, self.cached)]
         return "\t".join([*shown, self.name])
 
@@ -96,10 +94,10 @@ def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> lis
     with_cached = with_cached and fs.config.lifetime_s > 0 and n_blocks <= MOST_BLOCKS
     entries = []
     for info in sorted(found, key=lambda info: str(info["name"])):
-        is_file, cached = info["type"] == "file", None
-        if with_cached and is_file:
-            cached = sum(stop - start for start, stop in fs.cached_extent(info["name"]))
-        size = info["size"] if is_file else None
+        size = cached = None
+        if info["type"] == "file":
+            size = info["size"]
+            cached = location.cached_bytes(info["name"]) if with_cached else None
         entries.append(Entry(location.url(info["name"]), info["type"], size, modified_of(info), cached))
     return entries
 
@@ -124,10 +122,10 @@ def table_of(location: Location, entries: list[Entry]) -> Table:
     more = () if is_narrow() else ("modified", "cached")
     rows = []
     for entry in entries:
-        when = entry.modified.astimezone().strftime("%Y-%m-%d %H:%M") if entry.modified else ""
         share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
         size = decimal(entry.size) if entry.size is not None else ""
-        rows.append((size, *((when, share) if more else ()), entry.name.removeprefix(above)))
+        times = (minute_of(entry.modified), share) if more else ()
+        rows.append((size, *times, entry.name.removeprefix(above)))
     return rows_of(("size", *more, "name"), rows, left=("modified",))
 
 
@@ -141,16 +139,16 @@ def cat(
     common: CommonOptions,
     urls: Urls,
     range_: Annotated[
-        str | None,
+        str,
         option(
             "--range",
             metavar="START:STOP",
             help="Only these bytes: as Python slices, so -1000: are the last 1000.",
         ),
-    ] = None,
+    ] = ":",
 ) -> None:
     """Write the bytes of objects to standard output."""
-    found = re.fullmatch(r"(-?\d+)?:(-?\d+)?", range_ or ":")
+    found = re.fullmatch(r"(-?\d+)?:(-?\d+)?", range_)
     if found is None:
         raise typer.BadParameter(f"{range_!r} is not START:STOP in bytes", param_hint="--range")
     start, stop = (None if part is None else int(part) for part in found.groups())

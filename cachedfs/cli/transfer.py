@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from cachedfs.cli.arguments import CommonOptions, CopyCommand, command
-from cachedfs.cli.output import failure, print_result, progress, rate, say
-from cachedfs.cli.urls import Location, Urls, locate, url_argument
+from cachedfs.cli.arguments import CommonOptions, command
+from cachedfs.cli.output import failure, progress, rate, say
+from cachedfs.cli.urls import Location, Urls, UrlsBeforeTarget, before_target, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
 if TYPE_CHECKING:
     from cachedfs.prefetch.handle import Prefetch, Progress
-
-__all__ = ["export", "import_", "prefetch"]
 
 EVERY_S = 0.1  # seconds between two checks of the progress
 HELD_S = 1.0  # seconds: if a prefetch waits for a reader longer than this, the cache is full
@@ -66,7 +64,7 @@ def prefetch(common: CommonOptions, urls: Urls) -> None:
             if not is_whole:
                 done.add_full(locations, handle.progress)
                 break
-    print_result(common, dataclasses.asdict(done), str(done), done.failed)
+    common.print_result(dataclasses.asdict(done), str(done), done.failed)
 
 
 @dataclasses.dataclass
@@ -109,9 +107,7 @@ class PrefetchCounts:
 
     def __str__(self) -> str:
         failed = f"; {self.errors:,} not fetched" if self.errors else ""
-        fetched = (
-            f"{decimal(self.fetched)} fetched{speed(self.fetched, self.seconds)}; " if self.fetched else ""
-        )
+        fetched = f"{moved(self.fetched, 'fetched', self.seconds)}; " if self.fetched else ""
         return f"{counted(self.files, 'file')}, {fetched}{decimal(self.here)} were here already{failed}"
 
 
@@ -140,12 +136,12 @@ def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
     "cachedfs export 'drive://My Drive/images' 'drive://My Drive/images.cache'",
     "cachedfs export gs://my-bucket/a gs://my-bucket/b gs://my-bucket/cache",
     "cachedfs export gs://my-bucket/data /mnt/disk/data.cache",
-    cls=CopyCommand,
 )
 def export(
     common: CommonOptions,
-    urls: Urls,
-    target: Annotated[str, url_argument("TARGET", "The folder that the export is to be.")],
+    urls: UrlsBeforeTarget = None,
+    *,
+    target: Annotated[str, url_argument("TARGET", "The folder to write the export to.")],
 ) -> None:
     """Write what is cached as a few large objects, for import.
 
@@ -154,6 +150,7 @@ def export(
     TARGET is replaced once the new one is complete. All URLs must have the same
     origin.
     """
+    urls = before_target(urls)
     locations = [locate(text, common, offline=True) for text in urls]
     fs = locate(urls[0], common).fs
     if any(location.fs.fsid != fs.fsid for location in locations):
@@ -169,13 +166,9 @@ def export(
         done = fs.export_cache(paths, target, target_options, callback=callback)
     seconds = time.perf_counter() - started
     what = f"{counted(done.objects, 'object')}, {counted(done.blocks, 'block')}, {decimal(done.bytes)}"
-    sent = (
-        f"{decimal(done.sent)} sent{speed(done.sent, seconds)}"
-        if done.sent
-        else "all of it was there already"
-    )
+    sent = moved(done.sent, "sent", seconds) if done.sent else "all of it was there already"
     text = f"{what} in {counted(done.bundles, 'bundle')}; {sent}"
-    print_result(common, {**done._asdict(), "seconds": round(seconds, 3)}, text)
+    common.print_result({**done._asdict(), "seconds": round(seconds, 3)}, text)
 
 
 @command(
@@ -202,11 +195,11 @@ def import_(
         run = Import(reader, location.path, identity=None, callback=callback).run()
         done = reader.source.runtime.run(run)
     seconds = time.perf_counter() - started
-    fetched = f"{decimal(done.bytes)} fetched{speed(done.bytes, seconds)}"
-    text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here"
+    fetched = moved(done.bytes, "fetched", seconds)
+    text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here already"
     if done.left:
         text += f"; {done.left:,} have no room: raise cache_size, lower keep_free, unpin or evict something"
-    print_result(common, {**done._asdict(), "seconds": round(seconds, 3)}, text)
+    common.print_result({**done._asdict(), "seconds": round(seconds, 3)}, text)
     common.has_failed = not done.ok
 
 
@@ -222,5 +215,7 @@ def cached_paths(location: Location) -> list[str]:
     return found
 
 
-def speed(size: int, seconds: float) -> str:
-    return f" in {seconds:.1f} s, {rate(size, seconds)}" if size and seconds else ""
+def moved(size: int, how: str, seconds: float) -> str:
+    """Return how much was transferred and how fast, as text."""
+    speed = f" in {seconds:.1f} s, {rate(size, seconds)}" if size and seconds else ""
+    return f"{decimal(size)} {how}{speed}"

@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from cachedfs.cache.block_cache import BlockCache
     from cachedfs.filesystem import CachedFileSystem
 
-__all__ = [
-    "OBJECT_ERRORS",
-    "Location",
-    "Urls",
-    "at_each",
-    "cached_url",
-    "is_at_colab",
-    "locate",
-    "rejoin",
-    "url_argument",
-]
-
-
 OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the cache
 AT_DRIVE = ("My Drive", "Shared with me", "shared:", "id:")  # prefixes of Google Drive paths
 OBJECT_ERRORS = (AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound)  # errors of a single object
@@ -79,6 +66,10 @@ class Location:
         is_named = re.compile(glob_translate(above)).fullmatch
         ends = [at for at, letter in enumerate(path) if letter == "/"]
         return next((path[:end] for end in [*ends, len(path)] if is_named(path[:end])), None)
+
+    def cached_bytes(self, path: str) -> int:
+        """Return how many bytes of an object are cached."""
+        return sum(stop - start for start, stop in self.fs.cached_extent(path))
 
     @property
     def cache(self) -> BlockCache:
@@ -216,14 +207,10 @@ def rejoin(environ: MutableMapping[str, str]) -> None:
 
 def split(line: str) -> list[str]:
     """Return the words of a line as a shell splits them; an unclosed quote ends with the line."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    words: list[str] = []
-    try:
-        words += iter(lexer.get_token, None)
-    except ValueError:  # unclosed quote, or a trailing backslash
-        words.append(lexer.token or "")
-    return words
+    for end in ("", "'", '"', "\\"):
+        with contextlib.suppress(ValueError):  # unclosed quote, or a trailing backslash
+            return shlex.split(line + end)
+    return []
 
 
 def urls_known(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -288,3 +275,11 @@ def url_argument(metavar: str, help: str) -> Any:
 
 
 Urls = Annotated[list[str], url_argument("URL", "What to read.")]
+UrlsBeforeTarget = Annotated[list[str] | None, url_argument("URL", "What to read.")]
+
+
+def before_target(urls: list[str] | None) -> list[str]:
+    """Return the URLs before a TARGET. Raises BadParameter if there are none: a single argument is taken for TARGET."""
+    if not urls:
+        raise typer.BadParameter("it is missing, after the URL", param_hint="TARGET")
+    return urls

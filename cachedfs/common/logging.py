@@ -11,21 +11,9 @@ __all__ = ["PACKAGES", "WarnOnce", "public_text", "public_url", "without_secrets
 
 
 PACKAGES = (
-    *(
-        "cache",
-        "cli",
-        "datasets",
-        "events",
-        "fetch",
-        "filesystem",
-        "metadata",
-        "origins",
-        "packing",
-        "prefetch",
-        "read",
-    ),
+    "cache", "cli", "datasets", "events", "fetch", "filesystem", "metadata", "mount", "origins", "packing", "prefetch", "read",
     "snapshot",
-)
+)  # fmt: skip
 
 _SECRETS = re.compile(
     r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"

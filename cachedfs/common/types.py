@@ -275,13 +275,15 @@ class LinkStats(NamedTuple):
 
     n_timed: requests that were answered. wait_s: their total time until the first byte, in seconds. bytes_per_s: bytes
     per second over all response bodies that shared the link; None until a body of at least 1 MiB was measured.
-    n_at_once: how many speculative requests may be in flight.
+    n_at_once: how many speculative requests may be in flight. requests_per_s: reads per second that the limits of the
+    service allow; None without such limits.
     """
 
     n_timed: int = 0
     wait_s: float = 0.0
     bytes_per_s: float | None = None
     n_at_once: int = 0
+    requests_per_s: float | None = None
 
 
 class Verified(NamedTuple):

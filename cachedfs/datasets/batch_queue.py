@@ -31,10 +31,11 @@ class PreparedBatch(NamedTuple):
 
 
 class BatchQueue:
-    """The results of `make` for each of `jobs`, in order.
+    """The results of `make` for each of `jobs`, in order; `n_threads` threads make them in advance.
 
-    `n_threads` threads make them in advance; `take` returns them. The consumer's thread makes all decisions; the others
-    only call `make`. They end after `close`, when the queue is garbage-collected, and when the process ends.
+    Each thread calls `enter` before its first `make`. At most `most` batches, of an estimated `most_bytes`, are ready or
+    being made; one may always be made. The consumer's thread makes all decisions. The threads end after `close`, when
+    the queue is garbage-collected, and when the process ends.
     """
 
     def __init__(
@@ -47,10 +48,6 @@ class BatchQueue:
         most_bytes: int,
         enter: Callable[[], object],
     ) -> None:
-        """Make the queue. Each thread calls `enter` before its first `make`.
-
-        At most `most` batches, of an estimated `most_bytes`, are ready or being made; one may always be made.
-        """
         self._jobs, self._most, self._most_bytes = jobs, most, most_bytes
         self._futures: deque[Future[PreparedBatch]] = deque()
         self._sizes: deque[int] = deque(maxlen=RECENT)
@@ -58,9 +55,8 @@ class BatchQueue:
         self._pool = DaemonThreadPool(n_threads, "cachedfs-loader")
         threads: set[int] = set()
 
-        def make_in_thread(
-            job: Any,
-        ) -> PreparedBatch:  # no method: a reference to `self` would keep the queue
+        # No method: a reference to `self` would keep the queue.
+        def make_in_thread(job: Any) -> PreparedBatch:
             if threading.get_ident() not in threads:
                 threads.add(threading.get_ident())
                 enter()

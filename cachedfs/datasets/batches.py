@@ -13,7 +13,7 @@ __all__ = ["BatchMover", "ExternalSource", "as_arrays", "mapped", "size_of"]
 
 
 def leaves(batch: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Iterator[Any]:
-    """Yield all values in a batch that are not containers, and containers that are leaves by `is_leaf`."""
+    """Yield the values in a batch that are no containers, and the containers that `is_leaf` takes for leaves."""
     if is_leaf(batch) or not isinstance(batch, Mapping | list | tuple | set | frozenset):
         yield batch
         return
@@ -23,15 +23,15 @@ def leaves(batch: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Iter
 
 def size_of(batch: Any) -> int:
     """Return the bytes of the tensors, arrays, `bytes` and strings in a batch. Other values count as 0."""
-    return sum(map(_leaf_size, leaves(batch)))
-
-
-def _leaf_size(leaf: Any) -> int:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.numel() * leaf.element_size() if leaf.layout == torch.strided else 0
-    if isinstance(leaf, np.ndarray | np.generic | memoryview):
-        return leaf.nbytes
-    return len(leaf) if isinstance(leaf, bytes | bytearray | str) else 0
+    total = 0
+    for leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            total += leaf.numel() * leaf.element_size() if leaf.layout == torch.strided else 0
+        elif isinstance(leaf, np.ndarray | np.generic | memoryview):
+            total += leaf.nbytes
+        elif isinstance(leaf, bytes | bytearray | str):
+            total += len(leaf)
+    return total
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -44,22 +44,21 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return new
     if isinstance(batch, Mapping):
         return {key: mapped(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(value, change) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(mapped(value, change) for value in batch)
+        values = [mapped(value, change) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
 
 
 class BatchMover:
-    """Move batches to where the training wants them: to pinned memory, or to a device.
+    """Move batches to pinned memory, or to a device.
 
     Copies to a CUDA device run on a separate stream, while the training computes. Create it in the thread that takes
-    the batches: all batch threads use the current CUDA device of that thread.
+    the batches: all batch threads use the current CUDA device of that thread. `pin_memory`: None pins only batches for
+    a CUDA device. Without CUDA nothing is pinned.
     """
 
     def __init__(self, device: torch.device | str | int | None, pin_memory: bool | None) -> None:
-        """Set the target. `pin_memory`: None pins only batches for a CUDA device. Without CUDA nothing is pinned."""
         self._device = None if device is None else torch.device(device)
         is_cuda = self._device is not None and self._device.type == "cuda"
         self._pins = torch.cuda.is_available() and (is_cuda if pin_memory is None else pin_memory)
@@ -119,10 +118,7 @@ class ExternalSource:
         return map(as_arrays, self._loader)
 
     def batch(self) -> Any:
-        """Return the next batch.
-
-        Raises StopIteration once at the end of each epoch. The call after that starts the next epoch.
-        """
+        """Return the next batch. Raises StopIteration at the end of an epoch; the call after that starts the next one."""
         if self._batches is None:
             self._batches = iter(self)
         try:
@@ -135,9 +131,8 @@ class ExternalSource:
 def as_arrays(batch: Any) -> Any:
     """Return a batch as one DALI output, or as a tuple of outputs in the order of the batch, without a copy.
 
-    A tensor or array is one output. A list of `bytes`, such as encoded images, is one output with a uint8 array for
-    each, because their lengths may differ. CPU tensors become NumPy arrays: DALI asks for the CUDA stream of a tensor,
-    and fails without CUDA. Raises TypeError for other values.
+    A tensor or array is one output, and so is a list of `bytes`, such as encoded images. CPU tensors become NumPy arrays,
+    because DALI asks for the CUDA stream of a tensor. Raises TypeError for other values.
     """
     outputs = tuple(map(_output, leaves(batch, _is_bytes)))
     return outputs[0] if isinstance(batch, torch.Tensor | np.ndarray) or _is_bytes(batch) else outputs

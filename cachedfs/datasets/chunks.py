@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
-from cachedfs.common.executor import n_cores
+from cachedfs.common.executor import DaemonThreadPool, n_cores
 from cachedfs.datasets.zarr_layout import ArrayLayout, ChunkPositions, Place
 
 __all__ = ["BoundedLRU", "ChunkCache", "ChunkSlice", "in_threads", "parts_between", "parts_of"]
@@ -22,33 +24,24 @@ Rows = slice | list[int]
 OWN_SIZE = 256  # bytes that each entry takes in addition to its value
 
 
+@dataclass(eq=False)
 class ChunkSlice:
-    """The part of one chunk that a batch needs.
+    """The part of one chunk that a batch needs: the chunk's rows `within` go to the rows `rows` of `out`."""
 
-    The chunk's rows `within` go to the rows `rows` of `out`. The chunk has the index `number` along the first axis, and
-    the position `beside` along the other axes. `path` is the object that contains it.
-    """
-
-    __slots__ = (
-        "beside", "future", "layout", "n_rows", "number", "out", "path", "pool", "rows", "version", "within",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        layout: ArrayLayout,
-        number: int,
-        beside: ChunkPositions,
-        out: Array,
-        n_rows: int,
-        rows: Rows,
-        within: Rows,
-    ) -> None:
-        self.layout, self.number, self.beside = layout, number, beside
-        self.out, self.n_rows, self.rows, self.within = out, n_rows, rows, within
-        self.path = layout.object_path(number, beside)
-        self.pool: ChunkCache | None = None  # set if other requests may need the chunk, too
-        self.version: Hashable = None  # of the object, if it is known
-        self.future: Future[Any] | None = None  # from the pool
+    layout: ArrayLayout
+    number: int  # index of the chunk along the first axis
+    beside: ChunkPositions  # its position along the other axes
+    out: Array
+    n_rows: int
+    rows: Rows
+    within: Rows
+    path: str  # the object that contains the chunk
+    flat: memoryview | None  # the bytes of `out`, if decoded chunks may go there as they are
+    start: Any = None  # its bytes in the object; None: it is all of the object
+    stop: Any = None
+    pool: ChunkCache | None = None  # set if other requests may need the chunk, too
+    version: Hashable = None  # of the object, if it is known
+    future: Future[Any] | None = None  # from the pool
 
     @property
     def key(self) -> tuple[str, int, Place, Hashable]:
@@ -61,11 +54,19 @@ class ChunkSlice:
         return self.number * self.layout.chunk[0] + int(first)
 
     @property
-    def is_all(self) -> bool:
-        """True if this is the whole chunk, in order, and goes to one contiguous place."""
-        rows, within = self.rows, self.within
-        is_in_order = isinstance(rows, slice) and isinstance(within, slice) and within.start == 0
-        return is_in_order and self.n_rows == self.layout.chunk[0] and self.layout.is_whole
+    def is_wanted_again(self) -> bool:
+        """True if the chunk has other samples than these."""
+        return self.n_rows < self.layout.chunk[0] and self.n_rows < self.layout.n_rows(self.number)
+
+    @property
+    def place(self) -> memoryview | None:
+        """The bytes of `out` for the chunk, if it goes there whole, in order and as it is decoded; else None."""
+        rows, within, n = self.rows, self.within, self.layout.chunk[0]
+        if self.flat is None or self.n_rows != n or isinstance(rows, list) or isinstance(within, list):
+            return None
+        size = self.layout.decoder.size
+        start = rows.start * (size // n)
+        return self.flat[start : start + size]
 
     def put(self, chunk: Array | None) -> None:
         """Copy the needed rows into place. None as `chunk` stands for a chunk of the fill value."""
@@ -80,29 +81,39 @@ def parts_of(layout: ArrayLayout, samples: Array, out: Array) -> Iterator[ChunkS
     for row, number in enumerate((samples // n).tolist()):
         rows.setdefault(number, []).append(row)
     inside = (samples % n).tolist()
+    flat = _flat(layout, out)
     for number, own in rows.items():
         where, within = _as_slice(own), _as_slice([inside[row] for row in own])
         for beside in layout.beside:
-            yield ChunkSlice(layout, number, beside, out, len(own), where, within)
+            path = layout.object_path(number, beside)
+            yield ChunkSlice(layout, number, beside, out, len(own), where, within, path, flat)
 
 
 def parts_between(layout: ArrayLayout, start: int, stop: int, out: Array, at: int) -> Iterator[ChunkSlice]:
     """Yield the parts of chunks that hold the rows `[start, stop)`, which go to `out` from row `at` on."""
     n = layout.chunk[0]
+    flat = _flat(layout, out) if stop - start >= n else None
     while start < stop:
         number, inside = divmod(start, n)
         rows = min(n - inside, stop - start)
         where, within = slice(at, at + rows), slice(inside, inside + rows)
         for beside in layout.beside:
-            yield ChunkSlice(layout, number, beside, out, rows, where, within)
+            path = layout.object_path(number, beside)
+            yield ChunkSlice(layout, number, beside, out, rows, where, within, path, flat)
         start, at = start + rows, at + rows
+
+
+def _flat(layout: ArrayLayout, out: Array) -> memoryview | None:
+    is_flat = layout.is_whole and layout.decoder.is_plain and out.size and out.flags.c_contiguous
+    return out.reshape(-1).view("u1").data if is_flat else None
 
 
 def _as_slice(numbers: list[int]) -> Rows:
     """Return consecutive numbers as a slice, and other numbers unchanged."""
     first, n = numbers[0], len(numbers)
-    is_run = n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n)))
-    return slice(first, first + n) if is_run else numbers
+    if n == 1 or (numbers[-1] - first == n - 1 and numbers == list(range(first, first + n))):
+        return slice(first, first + n)
+    return numbers
 
 
 class BoundedLRU(Generic[T]):
@@ -188,34 +199,23 @@ class _Chunk:
         self.future: Future[Any] = Future()
 
 
-# The decoding threads of this process.
-
-_threads: tuple[int, ThreadPoolExecutor] | None = None
-_threads_lock = threading.Lock()
-
-
-def _renew() -> None:
-    # A forked child lacks the parent's threads, and the lock may have been held at the fork.
-    global _threads, _threads_lock
-    _threads, _threads_lock = None, threading.Lock()
+@functools.cache
+def _pool() -> DaemonThreadPool:
+    return DaemonThreadPool(n_cores(), "cachedfs-decode")
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child lacks the parent's threads
 
 
 def in_threads(call: Callable[[Any], object], given: Sequence[Any]) -> None:
     """Call `call` with each value, in this thread and the shared ones. Raises the first error after all have ended."""
-    global _threads
-    with _threads_lock:
-        if _threads is None:
-            _threads = n_cores(), ThreadPoolExecutor(n_cores(), thread_name_prefix="cachedfs-decode")
-        n, executor = _threads
+    n = min(n_cores(), len(given))
 
     def some(start: int) -> None:
         for one in given[start::n]:
             call(one)
 
-    futures = [executor.submit(some, start) for start in range(1, min(n, len(given)))]
+    futures = [_pool().submit(some, start) for start in range(1, n)]
     try:
         some(0)
     finally:

@@ -53,7 +53,7 @@ class ChunkDecoder:
         return self.stored.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
     @cached_property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """True if the decoded bytes are the chunk in C order and native byte order."""
         return self.axes is None and (self.order == "C" or len(self.shape) == 1) and self.stored.isnative
 
@@ -79,24 +79,24 @@ class ChunkDecoder:
             found = flat.reshape([self.shape[axis] for axis in np.argsort(self.axes)]).transpose(self.axes)
         return found if self.stored.isnative else found.astype(self.dtype)
 
-    def into(self, data: Any, out: Array) -> None:
-        """Decode a chunk into `out`, contiguous and of its shape and dtype; if possible without a copy."""
-        if not self._is_plain:
-            out[...] = self.array(data).reshape(out.shape)
-            return
-        if not self.steps or self.size <= SMALL:
+    def into(self, data: Any, out: memoryview) -> None:
+        """Decode a chunk with `is_plain` into the bytes `out`, of its size; if possible without a copy."""
+        if self.size > SMALL and self.steps:
+            for step in self.steps[:-1]:
+                data = step.decode(data)
+            last = self.steps[-1]
+            # numcodecs accepts an `out` that it fills only in part, so check the size first.
+            if stated_size(last.codec_id, data) == len(out):
+                last.decode(data, out=out)
+                return
+            data = last.decode(data)
+        else:
             for decode in self._decodes:
                 data = decode(data)
-            out[...] = np.frombuffer(data, self.stored).reshape(out.shape)
-            return
-        for step in self.steps[:-1]:
-            data = step.decode(data)
-        last = self.steps[-1]
-        # numcodecs accepts an `out` that it fills only in part, so check the size first.
-        if stated_size(last.codec_id, data) == out.nbytes:
-            last.decode(data, out=out)
-        else:
-            out[...] = ChunkDecoder(self.shape, self.stored, (last,)).array(data).reshape(out.shape)
+        data = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        if len(data) != len(out):
+            raise ValueError(f"a chunk has {len(out)} bytes, and this one has {len(data)}")
+        out[:] = data
 
 
 class Crc32c:

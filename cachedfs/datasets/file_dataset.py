@@ -10,8 +10,7 @@ from typing import Any, Literal
 from fsspec.core import has_magic
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
-from cachedfs.datasets.loading.metrics import reading
-from cachedfs.datasets.samples import Item, Samples
+from cachedfs.datasets.samples import Item, Samples, reading
 
 __all__ = ["FileDataset"]
 
@@ -29,9 +28,8 @@ class FileDataset(Samples):
     A batch is read in one round trip. `paths` lists the files in the order of the samples: natural order (`img2` before
     `img10`, folder by folder), or the order of the list.
 
-    The files are listed once, in the constructor, and copies in workers keep that list. A file that was replaced since
-    then is read as it is now. A file that was deleted raises `ObjectNotFound` (a FileNotFoundError) with its name.
-    With `on_error="skip"` a batch leaves out the files that cannot be read or decoded, and is smaller by them.
+    The files are listed once, in the constructor. A file that was replaced since then is read as it is now. A file that
+    was deleted raises `ObjectNotFound` (a FileNotFoundError) with its name.
     """
 
     tells_reading = True
@@ -48,12 +46,12 @@ class FileDataset(Samples):
     ) -> None:
         """List the files of a pattern (`gs://b/train/*.json`, also `**`) or folder.
 
-        A list is used as it is, without a request. `decode` is called with the bytes of a file, `transform` with the
-        result, and `label` with the path as in `paths`. All three must be picklable if workers are spawned:
-        module-level functions, not lambdas.
+        A list is used as it is, without a request. `decode`, `transform` and `label` must be picklable if workers are
+        spawned: module-level functions, not lambdas. `label` is called with the path as in `paths`.
 
-        `on_error="skip"`: batches leave out files whose read, `decode` or `transform` fails. `skipped` has their paths
-        and errors in this process, and each is logged once. A batch with no other file, and `dataset[i]`, still raise.
+        `on_error="skip"`: batches leave out files whose read, `decode` or `transform` fails, and are smaller by them.
+        `skipped` has their paths and errors in this process, and each is logged once. A batch with no other file, and
+        `dataset[i]`, still raise.
 
         Raises ObjectNotFound if the URL names no file, and ValueError for an empty list or several filesystems.
         """

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -26,9 +26,9 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 class CompactStrings(Sequence[str]):
-    """A sequence of strings in one block of memory, which pickles fast, and whose pages forked workers share.
+    """A sequence of strings in one block of memory: it pickles fast, and forked workers share its pages.
 
-    Reading a list of strings instead writes their reference counts, so that each worker copies the pages.
+    Reading a list of strings writes their reference counts instead, so that each worker copies the pages.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -48,9 +48,6 @@ class CompactStrings(Sequence[str]):
             return [self[i] for i in range(*index.indices(len(self)))]
         at = range(len(self))[index]
         return self._bytes[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
-
-    def __iter__(self) -> Iterator[str]:
-        return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
@@ -116,10 +113,10 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
     matched = fs.glob(path, detail=True) if is_pattern else {}
     # The name of a folder may contain `[`, too.
     files = _files(matched) or _files(fs.find(path, detail=True))
-    hidden = dict.fromkeys(name for name in files if _is_hidden(name, path))
-    if hidden:
-        files = {name: info for name, info in files.items() if name not in hidden}
-        n, shown = len(hidden), fs.unstrip_protocol(next(iter(hidden)))
+    if hidden := [name for name in files if _is_hidden(name, path)]:
+        for name in hidden:
+            del files[name]
+        n, shown = len(hidden), fs.unstrip_protocol(hidden[0])
         logger.warning("%s: left out %d hidden file%s, such as %s", url, n, "s" * (n > 1), shown)
     if files:
         return dict(sorted(files.items(), key=lambda item: (natural_key(item[0]), item[0])))
@@ -135,10 +132,7 @@ def infos_of(fs: Any, url: str, path: str) -> dict[str, dict[str, Any]]:
 
 
 def infos_at(fs: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Return `fs.info` of each of these files, several lookups at a time.
-
-    Raises ObjectNotFound for a missing file, and IsADirectoryError for a folder.
-    """
+    """Return `fs.info` of each of these files, several lookups at a time. Raises IsADirectoryError for a folder."""
     if fs.async_impl:
         coros = [fs._info(path) for path in paths]
         infos: list[dict[str, Any]] = sync(fs.loop, _run_coros_in_chunks, coros, batch_size=fs.batch_size)

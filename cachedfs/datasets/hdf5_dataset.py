@@ -20,8 +20,7 @@ import numpy as np
 from h5py._objects import phil
 
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
-from cachedfs.datasets.loading.metrics import reading
-from cachedfs.datasets.samples import Item, Samples, once_each
+from cachedfs.datasets.samples import Item, Samples, once_each, reading
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.read.cached_reads import versions_read
@@ -41,15 +40,13 @@ class HDF5Dataset(Samples):
         digits = HDF5Dataset("cachedfs::gs://my-bucket/digits.h5", ("image", "label"))
         image, label = digits[42]
 
-    A row has the dtype of the dataset in native byte order, and its shape without the first axis: a dataset of shape
-    (60000, 28, 28) gives arrays of shape (28, 28), and one of shape (60000,) gives NumPy scalars. Strings of variable
-    length are `bytes`, as in h5py. With a single name instead of a list, a sample is the row itself. `transform` comes
-    last. `dtypes` and `shapes` are those of the rows, by name.
+    A row is an array of the dataset's dtype in native byte order, or a NumPy scalar if the dataset has one axis. Strings
+    of variable length are `bytes`, as in h5py. With a single name instead of a list, a sample is the row itself.
+    `transform` comes last. `dtypes` and `shapes` are those of the rows, by name.
 
     A batch reads each chunk once, in any order of samples, and fetches what is not cached in one round trip. Each
-    process opens the file at its first read. Threads share the open file, and the HDF5 library runs one call at a
-    time. A process that opens the file after it was replaced reads the new content, and raises `ObjectChanged` if the
-    length, a shape or a dtype differs.
+    process opens the file at its first read, and HDF5 runs one call of its threads at a time. A process that opens the
+    file after it was replaced reads the new content, and raises `ObjectChanged` if the length, a shape or a dtype differs.
     """
 
     tells_reading = True
@@ -69,23 +66,22 @@ class HDF5Dataset(Samples):
         more decoded chunks of each dataset and process than the default of 256 MiB; a window shuffle of `window`
         chunks needs room for twice as many.
 
-        Raises ObjectNotFound for a missing file, and OSError for a file that h5py cannot read. Raises ValueError for
-        a name that is missing (the message lists those that exist), repeated, or in another file (virtual datasets,
-        links), for datasets of unequal length, and for variable-length rows in a foreign byte order, which h5py
-        misreads.
+        Raises ObjectNotFound for a missing file, and OSError for one that h5py cannot read. Raises ValueError for a name
+        that is missing, repeated or in another file (virtual datasets, links), for datasets of unequal length, and for
+        variable-length rows in a foreign byte order.
         """
         super().__init__(url, transform=transform, storage_options=storage_options)
         self.datasets = [datasets] if isinstance(datasets, str) else once_each(datasets, self.url)
         self._is_single = isinstance(datasets, str)
         self._options = {**CHUNK_CACHE, **(h5py or {})}
         self._opened: _Opened | None = None
-        self._properties: dict[str, _Properties] | None = None
+        self._properties: dict[str, _Properties] = {}
         columns = self._file().columns
-        lengths = {name: column.properties.length for name, column in columns.items()}
+        self._properties = {name: column.properties for name, column in columns.items()}
+        lengths = {name: properties.length for name, properties in self._properties.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{self.url}: datasets of unequal length: {lengths}")
         self._length: int = next(iter(lengths.values()))
-        self._properties = {name: column.properties for name, column in columns.items()}
         self.dtypes = {name: properties.dtype for name, properties in self._properties.items()}
         self.shapes = {name: properties.shape for name, properties in self._properties.items()}
         # The dataset with the largest rows decides: the chunks of the others are small in comparison.
@@ -108,10 +104,7 @@ class HDF5Dataset(Samples):
         return [self.transformed(number, sample) for number, sample in zip(numbers, samples, strict=True)]
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the byte ranges of the chunks that hold these samples, as `fs.prefetch` takes them.
-
-        Yields nothing for data without byte ranges of its own in this file, such as compact datasets.
-        """
+        """Yield the byte ranges of the chunks of these samples, as `fs.prefetch` takes them; none of compact datasets."""
         file = self._file()
         last: dict[str, int] = {}
         for index in indexes:
@@ -128,7 +121,7 @@ class HDF5Dataset(Samples):
         if opened is None or opened.pid != os.getpid():
             # A file opened before a fork is left alone in the child: the parent still uses it.
             opened = _Opened(self)
-            for name, properties in (self._properties or {}).items():
+            for name, properties in self._properties.items():
                 if (now := opened.columns[name].properties) != properties:
                     raise ObjectChanged(
                         f"{self.url}: replaced since the dataset was created: {name!r} is {now}, and was {properties}; create the dataset again"
@@ -164,23 +157,20 @@ class _Opened:
     def read(self, rows: Any) -> list[list[Any]]:
         """Return these rows of each dataset; `rows` must be sorted and unique."""
         fetched = self._fetched(rows)
+        which = f"samples {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"sample {rows[0]}"
+        found = []
         with self._lock:
             self._bytes.set_pieces(fetched)
             try:
-                return [self._rows(name, column, rows) for name, column in self.columns.items()]
+                for name, column in self.columns.items():
+                    with _explained(f"{self._url}: {name!r}: h5py cannot read {which}", errno.EIO):
+                        found.append(column.read(rows))
             finally:
                 self._bytes.set_pieces({})
-
-    def _rows(self, name: str, column: _Column, rows: Any) -> list[Any]:
-        which = f"samples {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"sample {rows[0]}"
-        with _explained(f"{self._url}: {name!r}: h5py cannot read {which}", errno.EIO):
-            return column.read(rows)
+        return found
 
     def _fetched(self, rows: Any) -> dict[int, bytes]:
-        """Return the bytes that HDF5 will read, by offset, fetched in one round trip.
-
-        HDF5 itself would fetch one chunk after the other. Returns {} if it may as well do that.
-        """
+        """Return the bytes that HDF5 will read, by offset, fetched in one round trip; {} if HDF5 may as well do it."""
         if self._version is None:
             return {}
         with self._lock:
@@ -283,10 +273,9 @@ class _Column:
         self._chunks: tuple[Any, Any, Any] | None = None  # group, start and stop of each chunk, sorted
 
     def read(self, rows: Any) -> list[Any]:
-        """Return these rows, sorted and unique. Adjacent rows take one read.
+        """Return these rows, sorted and unique. All reads are slices: h5py takes milliseconds for each row of a list.
 
-        So do all rows of a chunk that is too large for HDF5's chunk cache. All reads are slices: h5py takes about
-        50 us for a slice, and milliseconds for each row of a list.
+        One read takes adjacent rows, and all rows of a chunk that is too large for HDF5's chunk cache.
         """
         is_cut = np.diff(rows) > 1
         if self._is_read_once:
@@ -342,10 +331,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class _Bytes:
-    """The file object that h5py reads: serves pieces fetched before, else reads the open file.
-
-    Raises OSError instead of a short read, which HDF5 would not notice.
-    """
+    """The file object that h5py reads: it has pieces that were fetched before, and else reads the open file."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -354,7 +340,6 @@ class _Bytes:
         self._pieces: tuple[list[int], list[bytes]] = ([], [])
 
     def set_pieces(self, pieces: Mapping[int, bytes]) -> None:
-        """Replace the held pieces of the file by these, given by offset."""
         starts = sorted(pieces)
         self._pieces = starts, [pieces[start] for start in starts]
 
@@ -378,7 +363,7 @@ class _Bytes:
                 self._file.seek(start)
                 n = self._file.readinto(buffer)
         self._position += n
-        if n != size:
+        if n != size:  # HDF5 would not notice
             raise OSError(
                 errno.EIO, f"{self._file}: {n} bytes at {start:,}, not {size}: the file is truncated"
             )

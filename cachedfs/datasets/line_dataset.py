@@ -48,9 +48,8 @@ class LineDataset(IterableDataset[Any]):
     .bz2, .xz, .zst) cannot be split, so one reader gets all of it.
 
     `state_dict()` returns the position of the iterator that was started last. After `load_state_dict()`, the next
-    iterator continues there, without reading what comes before. The files and the numbers of ranks and workers must
-    be the same. torchdata's StatefulDataLoader keeps a state for each worker. A compressed file is decompressed again
-    up to the position.
+    iterator continues there, with the same files and numbers of ranks and workers. It reads nothing that comes before,
+    but decompresses a compressed file up to there again. torchdata's StatefulDataLoader keeps a state for each worker.
     """
 
     def __init__(
@@ -192,16 +191,12 @@ class LineDataset(IterableDataset[Any]):
     def _opened(self, number: int) -> Iterator[Any]:
         path, size = self.paths[number], self._sizes[number]
         with self.fs.open(path, "rb") as file:
-            now = getattr(file, "size", None)
-            is_other = None not in (size, now) and size != now
+            is_other = size is not None and getattr(file, "size", None) not in (None, size)
             if is_other or _version(self.fs, path) != self._versions[number]:
                 raise ObjectChanged(
                     f"{self._name(number)}: the file was replaced since {self!r} was created; create it again"
                 )
-            if not is_compressed(path):
-                yield file
-                return
-            with contextlib.closing(decompressed(path, file)) as stream:
+            with contextlib.closing(decompressed(path, file)) if is_compressed(path) else file as stream:
                 yield stream
 
     def _decoder(self) -> Callable[[bytes], Any] | None:

@@ -17,8 +17,7 @@ from cachedfs.common.executor import n_cores
 from cachedfs.datasets.arguments import at_least, current_ranks, ranks_of, size
 from cachedfs.datasets.batch_queue import BatchQueue, PreparedBatch
 from cachedfs.datasets.batches import BatchMover, ExternalSource, size_of
-from cachedfs.datasets.loading.epoch_report import EpochMeasurement, EpochReport, FetchMeter, report_of
-from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings, reading_s
+from cachedfs.datasets.epoch_report import BatchTiming, EpochReport, EpochTimings, FetchMeter, report_of
 from cachedfs.datasets.prefetch_plan import DatasetPrefetch, ranks_here
 from cachedfs.datasets.sampler import (
     EpochOrders,
@@ -29,7 +28,7 @@ from cachedfs.datasets.sampler import (
     place_in,
     state_at,
 )
-from cachedfs.datasets.samples import Collate, SampleReader
+from cachedfs.datasets.samples import Collate, SampleReader, reading_s
 
 __all__ = ["Loader"]
 
@@ -55,9 +54,8 @@ class Loader:
     epoch again. After `load_state_dict` or an error of the dataset, it continues at that position. A new loop ends
     the previous one.
 
-    The order of an epoch depends only on `seed` and the epoch number. It is the same for any number of threads, ranks
-    and restarts. Threads of this process make the next batches while the training computes. If the dataset reads
-    through cachedfs, a prefetch plan fetches what the ranks of this machine will read, in that order.
+    The order of an epoch depends only on `seed` and the epoch number, not on threads, ranks or restarts. If the dataset
+    reads through cachedfs, a prefetch plan fetches what the ranks of this machine will read, in that order.
     """
 
     def __init__(
@@ -148,13 +146,10 @@ class Loader:
         rank, world_size = self._ranks()
         return self._division(world_size).n_batches(rank) * self._echo
 
-    # State.
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last returned batch, for `load_state_dict`; cheap and small.
 
-        It counts the samples returned to all ranks, so ranks that are in step have the same state. With echo, a batch
-        counts when it is returned first.
+        Ranks that are in step have the same state. With echo, a batch counts when it is returned first.
         """
         epochs, place = self._epochs(), self._position
         if place.position and self._division(self._ranks()[1]).is_over(place.position):
@@ -164,16 +159,13 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next loop at a saved position. The ranks, the batch size and the threads may differ.
 
-        Raises ValueError if the length of the dataset, the seed or the shuffle differ, since the order then differs
-        too. The message says which.
+        Raises ValueError, which says what differs, if the order does: another length of the dataset, seed or shuffle.
         """
         self._move_to(place_in(state, self._epochs()))
 
     def _move_to(self, place: EpochPosition) -> None:
         self.close()
         self._position, self._start = place, place.position
-
-    # Iteration.
 
     _is_process_over = staticmethod(sys.is_finalizing)  # kept here: at exit, the name `sys` may be cleared
 
@@ -201,13 +193,9 @@ class Loader:
                         raise RuntimeError(
                             "this loop has ended: another loop began, a state was loaded, or the loader was closed"
                         )
-                now = time.perf_counter()
-                compute_s, n = now - use_start, prepared.n_samples
-                self.timings.add(
-                    BatchTiming(
-                        use_start - wait_start, prepared.load_s, compute_s, prepared.size, n, prepared.read_s
-                    )
-                )
+                wait_s, compute_s = use_start - wait_start, time.perf_counter() - use_start
+                _, n, n_bytes, load_s, read_s = prepared
+                self.timings.add(BatchTiming(wait_s, load_s, compute_s, n_bytes, n, read_s))
                 # The training may not need the batch any more: free it before the wait for the next one.
                 del prepared, batch
             is_complete = True
@@ -250,20 +238,24 @@ class Loader:
             raise
 
     def _end_run(self, queue: BatchQueue, *, is_complete: bool) -> None:
-        if self._queue is queue and is_complete:
-            self._queue = None
-            self._stop_meter()
+        if self._queue is not queue:
+            queue.close()
+        elif is_complete:
+            self._end_queue()
             self._position, self._start = EpochPosition(self.epoch + 1), 0
-        elif self._queue is queue:
+        else:
             self.close()
-        queue.close()
 
     def close(self) -> None:
         """End the current loop, and the prefetch plan that continues across epochs. The loader can be used again."""
         self._end_plan()
+        self._end_queue()
+
+    def _end_queue(self) -> None:
         queue, self._queue = self._queue, None
         if queue is not None:
-            self._stop_meter()
+            if self._measured is not None:
+                self._measured[1].stop()
             queue.close()
 
     def _end_loop(self) -> None:
@@ -272,51 +264,38 @@ class Loader:
             self.close()
 
     def external_source(self) -> ExternalSource:
-        """Return a `source` for NVIDIA DALI's `fn.external_source`; see `ExternalSource`.
+        """Return a `source` for NVIDIA DALI's `fn.external_source`, with `batch=True`; see `ExternalSource`.
 
-        Pass it with `batch=True`. Each tensor of a batch is one output, in order. A list of `bytes`, such as encoded
-        images, is one output, too. DALI asks for batches some time before its pipeline returns them, and `state_dict`
-        counts the batches it asked for.
+        DALI asks for batches some time before its pipeline returns them; `state_dict` counts what it asked for.
         """
         return ExternalSource(self)
 
-    # Report.
-
     def report(self) -> EpochReport:
-        """Return a report on the current or last loop: its timings, and what limits it.
+        """Return a report on the current or last loop, to print or to display in a notebook.
 
-        Print it, or display it in a notebook. The batch in use does not count yet. Requests and bytes include all other
-        reads of this process. Raises RuntimeError before the first loop.
+        The batch in use does not count yet. Requests and bytes include all other reads of this process. Raises
+        RuntimeError before the first loop.
         """
         if self._measured is None:
             raise RuntimeError("there is nothing to report yet: iterate over some batches first")
         epoch, meter = self._measured
         return report_of(
-            EpochMeasurement(
-                epoch=epoch,
-                n=len(self._source),
-                n_threads=self._n_threads,
-                timings=self.timings,
-                tells_reading=self._source.tells_reading,
-                fetched=meter.fetched(self._source.fs),
-            )
+            self.timings,
+            meter.fetched(),
+            epoch=epoch,
+            n=len(self._source),
+            n_threads=self._n_threads,
+            tells_reading=self._source.tells_reading,
         )
-
-    def _stop_meter(self) -> None:
-        if self._measured is not None:
-            self._measured[1].stop(self._source.fs)
 
     def _end_plan(self) -> None:
         plan, self._plan = self._plan, None
         if plan is not None:
             plan.close()
 
-    # Epoch order and ranks.
-
     def _epochs(self) -> EpochOrders:
-        return EpochOrders(
-            len(self._source), self._seed, self._shuffle, self._window, self._source.group_size
-        )
+        source = self._source
+        return EpochOrders(len(source), self._seed, self._shuffle, self._window, source.group_size)
 
     def _division(self, world_size: int) -> RankDivision:
         return RankDivision(len(self._source), self._batch_size, world_size, self._drop_last, self._pad)
@@ -334,10 +313,9 @@ class Loader:
         return self.__dict__ | {"_queue": None, "_plan": None}
 
     def __repr__(self) -> str:
-        options = (
-            f"{self._source!r}, batch_size={self._batch_size}, shuffle={self._shuffle!r}, seed={self._seed}"
-        )
-        return f"<Loader({options}): {self._position.position:,} samples of epoch {self.epoch} given>"
+        options = f"batch_size={self._batch_size}, shuffle={self._shuffle!r}, seed={self._seed}"
+        given = f"{self._position.position:,} samples of epoch {self.epoch} given"
+        return f"<Loader({self._source!r}, {options}): {given}>"
 
 
 # Functions that run in the batch threads.
@@ -355,10 +333,9 @@ def _make_batch(
 
 
 def _set_up_thread(mover: BatchMover, n_torch_threads: int) -> None:
-    """Set up a batch thread: torch starts no further threads in it.
+    """Set up a batch thread: torch starts no further threads in it, as in the workers of torch's DataLoader.
 
-    The workers of torch's DataLoader do the same. Otherwise each batch thread would start one OpenMP thread per core,
-    in addition to the threads of the training.
+    Otherwise each would start one OpenMP thread per core, in addition to the threads of the training.
     """
     torch.get_num_threads()  # torch's first call sets the default, which would undo the next line
     torch.set_num_threads(1)

@@ -6,18 +6,15 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, islice
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from cachedfs.datasets.sampler import EpochOrders, EpochPosition, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
-__all__ = ["LOOKAHEAD", "ArrayReads", "DatasetPrefetch", "items_of", "ranks_here"]
-
-LOOKAHEAD = 256  # samples in a group; a group's shard indexes come before the previous group's chunks
+__all__ = ["DatasetPrefetch", "ranks_here"]
 
 logger = logging.getLogger("cachedfs.datasets")
 CHECK_EVERY_S = 10.0  # seconds between two checks whether the plan must be started again
@@ -25,49 +22,11 @@ AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
 Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
 
-class ArrayReads(Protocol):
-    """Interface: what samples read of one array, or of several arrays of equal length."""
-
-    def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
-        """Return for each of these samples the rows it needs, one row per chunk."""
-
-    def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
-        """Yield the shard indexes of these rows that are neither in memory nor in `yielded`.
-
-        Their paths are added to `yielded`.
-        """
-
-    def chunks(self, row: int) -> Iterator[Item]:
-        """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
-
-
-def items_of(arrays: Sequence[ArrayReads], samples: Iterable[int]) -> Iterator[Item]:
-    """Yield what samples read, sample by sample and array by array; takes `LOOKAHEAD` samples at a time."""
-    yielded: set[str] = set()
-    remaining = iter(samples)
-    current: list[Sequence[Iterable[int]]] = []
-    while group := list(islice(remaining, LOOKAHEAD)):
-        following = [array.touched(group) for array in arrays]
-        for array, rows in zip(arrays, following, strict=True):
-            yield from array.indexes(chain.from_iterable(rows), yielded)
-        yield from _chunks(arrays, current)
-        current = following
-    yield from _chunks(arrays, current)
-
-
-def _chunks(arrays: Sequence[ArrayReads], touched: Sequence[Sequence[Iterable[int]]]) -> Iterator[Item]:
-    for sample in zip(*touched, strict=True):
-        for array, rows in zip(arrays, sample, strict=True):
-            for row in rows:
-                yield from array.chunks(row)
-
-
 def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> range:
     """Return the ranks whose reads this process declares in its prefetch plan.
 
-    Under torchrun, the first process of a machine declares the reads of all its processes, and the others declare
-    none. A process without torchrun's variables in its environment, or with another rank than these say, declares its
-    own reads.
+    Under torchrun, the first process of a machine declares the reads of all its processes, and the others none. A
+    process without torchrun's variables, or with another rank than these say, declares its own reads.
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = [environment.get(name, "") for name in names]

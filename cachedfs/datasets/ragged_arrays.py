@@ -12,8 +12,8 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.chunks import parts_between
-from cachedfs.datasets.samples import Item, naming
-from cachedfs.datasets.zarr_layout import RAGGED, UnsupportedArray, layout_of
+from cachedfs.datasets.samples import naming
+from cachedfs.datasets.zarr_layout import RAGGED, UnsupportedArray, beside, layout_of
 from cachedfs.datasets.zarr_reader import ChunkReader
 
 __all__ = ["RaggedArray"]
@@ -23,10 +23,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class RaggedArray:
-    """Reader of the samples of one ragged array. Thread-safe; it pickles and forks without its caches.
-
-    `beside` has the names of the arrays that belong to it: its offsets, and its shapes if samples have several axes.
-    """
+    """Reader of the samples of one ragged array. Thread-safe; it pickles and forks without its caches."""
 
     def __init__(
         self, fs: AbstractFileSystem, path: str, name: str, found: Mapping[str, Any], pool_size: int
@@ -36,18 +33,16 @@ class RaggedArray:
         Raises ValueError for an array with another layout than `pack` writes.
         """
         self._name = f"{fs.unstrip_protocol(path)}/{name}"
-        spec, group = found[name].attributes[RAGGED], "".join(name.rpartition("/")[:2])
-        self._means: str = spec.get("means", "")  # type of the samples: bytes, utf-8, json, or "" for arrays
-        self.beside = [group + spec[word] for word in ("offsets", "shapes") if spec.get(word)]
+        # The type of the samples: bytes, utf-8, json, or "" for arrays.
+        self._means: str = found[name].attributes[RAGGED].get("means", "")
+        names = beside(name, found[name])
         try:
-            self._layout, *others = [
-                layout_of(f"{path}/{each}", found[each]) for each in (name, *self.beside)
-            ]
+            self._layout = layout_of(f"{path}/{name}", found[name])
+            self._others = {word: layout_of(f"{path}/{each}", found[each]) for word, each in names.items()}
         except UnsupportedArray as why:
             raise ValueError(f"{self._name}: this ragged array cannot be read: {why}") from why
-        self._others = dict(zip(("offsets", "shapes"), others, strict=False))
         make = functools.partial(ChunkReader, fs, pool_size=pool_size, naming=self._naming)
-        self._elements, self._beside = make({"elements": self._layout}), make(self._others)
+        self.elements, self._beside = make({"elements": self._layout}), make(self._others)
 
     def __len__(self) -> int:
         return self._others["offsets"].shape[0] - 1
@@ -64,7 +59,7 @@ class RaggedArray:
         sizes = stops - starts
         ends = np.cumsum(sizes)
         out = np.empty(int(ends[-1]) if len(ends) else 0, self._layout.decoder.dtype)
-        self._elements.put(
+        self.elements.put(
             part
             for start, stop, at in _runs(starts, stops, ends - sizes)
             for part in parts_between(self._layout, start, stop, out, at)
@@ -74,21 +69,14 @@ class RaggedArray:
         is_shared = len(samples) < len(numbers) and not self._means
         return [found[place].copy() if is_shared else found[place] for place in places.tolist()]
 
-    # The interface `ArrayReads`; the rows are elements.
-
     def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
+        """Return for each of these samples one element of each of its chunks."""
         n = self._layout.chunk[0]
         starts, stops = self._bounds(np.array(samples, np.int64))
         return [
             range(start // n * n, stop, n) if start < stop else ()
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
-
-    def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
-        return self._elements.indexes(rows, yielded)
-
-    def chunks(self, row: int) -> Iterator[Item]:
-        return self._elements.chunks(row)
 
     def _bounds(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """Return the first and the stop element of each sample. Raises ValueError for invalid offsets."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import operator
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.readahead.object_history import as_declared
 
-__all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each"]
+__all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each", "reading", "reading_s"]
 
 Item = str | tuple[str, int, int]  # a path, or (path, start, stop) in bytes
 
@@ -41,7 +43,7 @@ class Samples(Dataset[Any]):
     batch in one round trip. Override `items` to let a Loader prefetch.
     """
 
-    tells_reading = False  # True if `metrics.reading` measures all waiting for bytes
+    tells_reading = False  # True if `reading` measures all waiting for bytes
     # Neighboring samples that one fetch reads, for example those of a chunk. A window shuffle keeps them together.
     group_size = 1
 
@@ -62,12 +64,14 @@ class Samples(Dataset[Any]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Otherwise a batch would silently use the inherited method instead of the override.
+        # Otherwise a batch would silently use the inherited method instead of the override. Both call `cls` and not
+        # `self`: `super()` in a subclass reaches them, and `self` would recurse endlessly.
         given = next(names for names in map(_given, cls.__mro__) if names)
+        one, many = cls.__getitem__, cls.__getitems__
         if given == {"__getitem__"}:
-            cls.__getitems__ = _one_by_one(cls)  # type: ignore[method-assign]
+            cls.__getitems__ = lambda self, indexes: _each(self, partial(one, self), indexes)  # type: ignore[method-assign]
         elif given == {"__getitems__"}:
-            cls.__getitem__ = _of_many(cls)  # type: ignore[method-assign]
+            cls.__getitem__ = lambda self, index: many(self, [index])[0]  # type: ignore[method-assign]
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -94,10 +98,7 @@ class Samples(Dataset[Any]):
         return iter(())
 
     def number(self, index: Any) -> int:
-        """Return a sample's index counted from the start.
-
-        Raises IndexError if it is out of range, and TypeError if it is not an integer.
-        """
+        """Return a sample's index counted from the start. Raises IndexError if out of range, TypeError if no integer."""
         number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}: {self!r}")
@@ -116,23 +117,6 @@ class Samples(Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
-
-
-# These call `cls` and not `self`: `super()` in a subclass reaches them, and `self` would recurse endlessly.
-
-
-def _one_by_one(cls: type[Samples]) -> Any:
-    def __getitems__(self: Samples, indexes: Sequence[int]) -> list[Any]:
-        return _each(self, functools.partial(cls.__getitem__, self), indexes)
-
-    return __getitems__
-
-
-def _of_many(cls: type[Samples]) -> Any:
-    def __getitem__(self: Samples, index: int) -> Any:
-        return cls.__getitems__(self, [index])[0]
-
-    return __getitem__
 
 
 def _each(dataset: Any, get: Callable[[int], Any], indexes: Sequence[int]) -> list[Any]:
@@ -170,21 +154,39 @@ def naming(what: str) -> Iterator[None]:
         raise
 
 
+class _Sum(threading.local):
+    seconds = 0.0
+
+
+_sum = _Sum()
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Count the time spent inside as this thread's wait for bytes. Must not be nested."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _sum.seconds += time.perf_counter() - began
+
+
+def reading_s() -> float:
+    """Return how many seconds this thread has waited for bytes so far."""
+    return _sum.seconds
+
+
 class SampleReader:
     """Reader of batches of a map-style dataset, also through nested `Subset`s, as `random_split` makes them.
 
     `fs`: the cachedfs filesystem of the dataset; None if it has another one or does not say. `prefetch`: the method of
-    its filesystem, if it has one. `tells_reading` and `group_size` are those of `Samples`.
+    its filesystem, if it has one. `tells_reading` and `group_size` are those of `Samples`. Raises TypeError for a
+    dataset without access by index.
     """
 
     def __init__(self, dataset: Any) -> None:
-        """Wrap `dataset`.
-
-        Raises TypeError for an iterable dataset, or one without `__len__` and `__getitem__`.
-        """
-        if isinstance(dataset, IterableDataset) or not all(
-            hasattr(dataset, name) for name in ("__len__", "__getitem__")
-        ):
+        has_index = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not has_index:
             raise TypeError(
                 f"{type(dataset).__name__} has no access by index: a Loader needs __len__ and __getitem__. "
                 "For an iterable, use torch.utils.data.DataLoader"
@@ -214,13 +216,10 @@ class SampleReader:
         return self._samples.items(indexes)
 
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
-        """Return a batch of samples; any error gets a note that lists their indexes.
-
-        If the filesystem has `prefetch`, these reads trigger no readahead: this process, or the first process of the
-        machine, declares them in a prefetch plan.
-        """
-        reading = as_declared() if self.prefetch is not None else nullcontext()
-        with reading, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
+        """Return a batch of samples; any error gets a note that lists their indexes."""
+        # No readahead: this process, or the first process of the machine, declares these reads in a prefetch plan.
+        declared = as_declared() if self.prefetch is not None else nullcontext()
+        with declared, naming(f"a batch of samples {_listed(indexes)} of {self!r}"):
             if self._samples is not None:
                 for subset in self._subsets:
                     indexes = [subset[index] for index in indexes]

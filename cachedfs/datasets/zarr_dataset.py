@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from cachedfs.config import parse_size
-from cachedfs.datasets.prefetch_plan import items_of
 from cachedfs.datasets.ragged_arrays import RaggedArray
 from cachedfs.datasets.samples import Item, Samples, once_each
 from cachedfs.datasets.zarr_layout import (
@@ -21,10 +21,11 @@ from cachedfs.datasets.zarr_layout import (
     ArrayLayout,
     UnsupportedArray,
     arrays_at,
+    beside,
     dtype_of,
     layout_of,
 )
-from cachedfs.datasets.zarr_reader import ChunkReader
+from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
 
 __all__ = ["ZarrDataset"]
 
@@ -45,9 +46,9 @@ class ZarrDataset(Samples):
 
     A sample is a tuple of NumPy arrays in the order of `arrays`, or a dict by name with `named=True`. It is a single
     array if `url` is the URL of an array or `arrays` is one name. The arrays have the stored dtype in native byte
-    order. For an array with one axis, a sample is a scalar. For a ragged array that `pack` wrote, a sample is
-    `bytes`, a `str` or an array, of its own length. `dtypes` and `shapes` are those of the whole arrays, by name;
-    ragged arrays have no shape.
+    order; of an array with one axis, a sample is a scalar. Of a ragged array that `pack` wrote, it is `bytes`, a `str`
+    or an array, of its own length. `dtypes` and `shapes` are those of the whole arrays, by name, without shapes of
+    ragged ones.
 
     Numeric chunks are read directly if numcodecs has their codecs: each shard index once per process, and only the
     needed byte ranges of a shard. Other arrays are read through zarr, several times slower; the log names them.
@@ -82,17 +83,25 @@ class ZarrDataset(Samples):
             raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
         names = [arrays] if isinstance(arrays, str) else arrays and once_each(arrays, self.url)
         found = arrays_at(self.fs, self.path, names)
-        self._ragged = self._ragged_of(found, pool_size)
+        ragged = [name for name in found if name and RAGGED in (found[name].attributes or {})]
+        needed = {each for name in ragged for each in beside(name, found[name]).values()}
+        more = sorted(needed - found.keys())
+        every = {**found, **(arrays_at(self.fs, self.path, more) if more else {})}
+        self._ragged = {name: RaggedArray(self.fs, self.path, name, every, pool_size) for name in ragged}
+        lengths: dict[str, int | None] = {  # None: an array without axes
+            name: len(self._ragged[name]) if name in ragged else next(iter(metadata.shape), None)
+            for name, metadata in found.items()
+        }
         if names is None:
-            beside = {each for one in self._ragged.values() for each in one.beside}
-            found = self._of_one_length({name: found[name] for name in found if name not in beside})
-            self._ragged = {name: one for name, one in self._ragged.items() if name in found}
+            kept = self._of_one_length({name: n for name, n in lengths.items() if name not in needed})
+            found = {name: found[name] for name in kept}
+            self._ragged = {name: one for name, one in self._ragged.items() if name in kept}
         self.arrays = tuple(found)
         self._is_single = isinstance(arrays, str) or self.arrays == ("",)
         if named and self._is_single:
             raise ValueError(f"{self!r}: named=True is for arrays of a group")
         self._is_named = named
-        self._length = self._length_of(found)
+        self._length = self._common_length({name: lengths[name] for name in found})
         self.dtypes = {name: dtype_of(metadata) for name, metadata in found.items()}
         fixed = {name: metadata for name, metadata in found.items() if name not in self._ragged}
         self.shapes = {name: tuple(metadata.shape) for name, metadata in fixed.items()}
@@ -142,16 +151,18 @@ class ZarrDataset(Samples):
         return dict(zip(self.arrays, found, strict=True)) if self._is_named else found
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the objects, or byte ranges of shards, that these samples read.
+        """Yield the objects, or byte ranges of shards, that these samples read, as `fs.prefetch` takes them.
 
-        The items have the form that `fs.prefetch` takes. Yields nothing for arrays read through zarr. A shard's index
-        comes about 256 samples before the first chunk that it locates. This iterator itself reads the index then, and
-        the offsets of ragged arrays.
+        A shard's index comes about 256 samples before the first chunk that it locates. This iterator itself reads it
+        then, and the offsets of ragged arrays. Yields nothing for arrays read through zarr.
         """
-        return items_of([self._direct, *self._ragged.values()], map(self.number, indexes))
+        ragged = [(one.touched, one.elements) for one in self._ragged.values()]
+        return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
-        return np.fromiter(map(self.number, indexes), np.int64, len(indexes))
+        n = len(self)
+        numbers = (i if 0 <= i < n else self.number(i) for i in map(operator.index, indexes))
+        return np.fromiter(numbers, np.int64, len(indexes))
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
         """Return these samples of each array, as new arrays."""
@@ -171,29 +182,8 @@ class ZarrDataset(Samples):
                     raise
         return [found[name] for name in self.arrays]
 
-    def _ragged_of(self, found: Mapping[str, Any], pool_size: int) -> dict[str, RaggedArray]:
-        """Return the ragged arrays among these by name; read the metadata of the arrays that they consist of."""
-        names = [name for name in found if name and RAGGED in (found[name].attributes or {})]
-        needed = {
-            "".join(name.rpartition("/")[:2]) + found[name].attributes[RAGGED][word]
-            for name in names
-            for word in ("offsets", "shapes")
-            if found[name].attributes[RAGGED].get(word)
-        }
-        more = sorted(needed - found.keys())
-        every = {**found, **(arrays_at(self.fs, self.path, more) if more else {})}
-        return {name: RaggedArray(self.fs, self.path, name, every, pool_size) for name in names}
-
-    def _lengths(self, found: Mapping[str, Any]) -> dict[str, int | None]:
-        """Return the number of samples of each array; None for an array without axes."""
-        return {
-            name: len(self._ragged[name]) if name in self._ragged else next(iter(metadata.shape), None)
-            for name, metadata in found.items()
-        }
-
-    def _of_one_length(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Return the arrays without those of inner groups that have another length than the group's own."""
-        lengths = self._lengths(found)
+    def _of_one_length(self, lengths: Mapping[str, int | None]) -> list[str]:
+        """Return the names without arrays of inner groups of another length than the group's own, and say which."""
         own = {n for name, n in lengths.items() if "/" not in name}
         left_out = [name for name, n in lengths.items() if "/" in name and own and n not in own]
         if left_out:
@@ -202,10 +192,9 @@ class ZarrDataset(Samples):
                 self.url,
                 ", ".join(f"{name!r} ({lengths[name]})" for name in left_out),
             )
-        return {name: metadata for name, metadata in found.items() if name not in left_out}
+        return [name for name in lengths if name not in left_out]
 
-    def _length_of(self, found: Mapping[str, Any]) -> int:
-        lengths = self._lengths(found)
+    def _common_length(self, lengths: Mapping[str, int | None]) -> int:
         if not lengths:
             raise FileNotFoundError(f"{self!r}: the group has no arrays")
         first = next(iter(lengths.values()))
@@ -217,10 +206,9 @@ class ZarrDataset(Samples):
         )
 
     def _group_size_of(self, found: Mapping[str, Any]) -> int:
-        """Return how many samples one fetch reads, for the array with the most bytes per sample.
+        """Return how many samples one fetch reads of the array with the most bytes per sample.
 
-        That array dominates the cost. The samples are those of one chunk, or in a shard those of as many adjacent
-        chunks as fit into a cache block.
+        They are those of one chunk, or in a shard those of as many adjacent chunks as fit into a cache block.
         """
         means = {name: one.mean for name, one in self._ragged.items()}  # elements per sample
         means |= {name: int(np.prod(shape[1:])) for name, shape in self.shapes.items()}

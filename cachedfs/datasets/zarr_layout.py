@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from cachedfs.datasets.codecs import ChunkDecoder, Crc32c
 
 __all__ = ["ABSENT", "NUMBERS", "RAGGED", "ArrayLayout", "ChunkPositions", "Place", "ShardIndexFormat"]
-__all__ += ["UnsupportedArray", "arrays_at", "dtype_of", "layout_of"]
+__all__ += ["UnsupportedArray", "arrays_at", "beside", "dtype_of", "layout_of"]
 
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.
@@ -29,6 +29,12 @@ NUMBERS = "biufcmM"  # kinds of dtypes that are decoded directly
 NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd"}  # fmt: skip
 
 Place = tuple[int, ...]
+
+
+def beside(name: str, metadata: Any) -> dict[str, str]:
+    """Return the names of the arrays that belong to a ragged array: its "offsets", and its "shapes" if it has some."""
+    spec, group = metadata.attributes[RAGGED], "".join(name.rpartition("/")[:2])
+    return {word: group + spec[word] for word in ("offsets", "shapes") if spec.get(word)}
 
 
 class UnsupportedArray(Exception):
@@ -131,11 +137,10 @@ class ArrayLayout:
 
 
 def arrays_at(fs: AbstractFileSystem, path: str, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return zarr's metadata of the arrays with these names below `path`, by name.
+    """Return zarr's metadata of the arrays with these names below `path`, by name: one round trip, two in Zarr v2.
 
     With None as `names`, return the array at `path` under the name "", or all arrays of the group and of the groups in
-    it ("train/image"). Given names take one round trip in Zarr v3, and two in v2. Raises FileNotFoundError for a
-    missing array.
+    it ("train/image"). Raises FileNotFoundError for a missing array.
     """
     if names is not None:
         found, _ = _members(fs, path, names)
@@ -239,7 +244,10 @@ def layout_of(path: str, metadata: Any) -> ArrayLayout:
         steps = (*filter(None, [metadata.compressor]), *reversed(metadata.filters or ()))
         decoder = ChunkDecoder(chunk, dtype, steps, order=metadata.order)
     else:
-        chunk = _regular(metadata.chunk_grid)
+        grid = metadata.chunk_grid.to_dict()
+        if grid.get("name") != "regular":
+            raise UnsupportedArray(f"its grid of chunks is {grid.get('name')!r}")
+        chunk = tuple(grid["configuration"]["chunk_shape"])
         head, separator = _keys(metadata.chunk_key_encoding)
         codecs = [codec.to_dict() for codec in metadata.codecs]
         if codecs[0]["name"] == "sharding_indexed":
@@ -266,13 +274,6 @@ def dtype_of(metadata: Any) -> np.dtype[Any]:
 def _stated(metadata: Any) -> np.dtype[Any]:
     dtype = metadata.dtype
     return np.dtype(dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype)  # type: ignore[no-any-return]
-
-
-def _regular(grid: Any) -> tuple[int, ...]:
-    stated = grid.to_dict()
-    if stated.get("name") != "regular":
-        raise UnsupportedArray(f"its grid of chunks is {stated.get('name')!r}")
-    return tuple(stated["configuration"]["chunk_shape"])
 
 
 def _keys(encoding: Any) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
+from itertools import accumulate, chain, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,25 +16,24 @@ import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
 from cachedfs.datasets.chunks import BoundedLRU, ChunkCache, ChunkSlice, in_threads, parts_of
-from cachedfs.datasets.loading.metrics import reading
-from cachedfs.datasets.samples import Item
+from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.read.cached_reads import versions_read
 
-__all__ = ["ChunkReader"]
+__all__ = ["ChunkReader", "items_of", "own_rows"]
 
 AT_ONCE = 128 << 20  # decoded bytes of chunks that are fetched together before decoding begins
 INLINE = 1 << 20  # up to so many decoded bytes, other threads do not pay off
 INDEXES = 64 << 20  # bytes of shard indexes kept: those of four million chunks
+LOOKAHEAD = 256  # samples in a group; a group's shard indexes come before the previous group's chunks
 TRIES = 3  # attempts of one read, each with another version of a shard
 NOTHING = 0xFFFF_FFFF_FFFF_FFFF  # offset and length of a chunk that is not in its shard
 
 Array = npt.NDArray[Any]
 _NO_ARRAY: Array = np.empty(0)
 Naming = Callable[[int, str], AbstractContextManager[None]]
-Location = tuple[str, int | None, int | None]  # path, start, stop
 
 
 class _Shard(NamedTuple):
@@ -91,8 +91,7 @@ class ChunkReader:
         try:
             for part in parts:
                 own.append(part)
-                is_wanted_again = part.n_rows < part.layout.n_rows(part.number)
-                if is_wanted_again and (version := self._version(part.path)) is not None:
+                if part.is_wanted_again and (version := self._version(part.path)) is not None:
                     part.pool, part.version = pool, version
                     future = pool.take(part)
                     if future is not part.future:
@@ -116,12 +115,10 @@ class ChunkReader:
                 retried.append(part)
         self._fill(retried)
 
-    # The interface `ArrayReads`.
-
-    def touched(self, samples: Sequence[int]) -> Sequence[Iterable[int]]:
-        return [(sample,) for sample in samples]
+    # What a prefetch plan takes.
 
     def indexes(self, rows: Iterable[int], yielded: set[str]) -> Iterator[Item]:
+        """Yield the shard indexes of these rows that are neither in memory nor in `yielded`; add them to `yielded`."""
         indexed = [(layout, layout.index) for layout in self._layouts.values() if layout.index is not None]
         for row in rows if indexed else ():
             for layout, index in indexed:
@@ -132,6 +129,7 @@ class ChunkReader:
                     yielded.add(path)
 
     def chunks(self, row: int) -> Iterator[Item]:
+        """Yield the chunks of a row: objects, or byte ranges of shards. This may read a shard index."""
         for layout in self._layouts.values():
             parts = list(parts_of(layout, np.array([row]), _NO_ARRAY))
             try:
@@ -139,42 +137,35 @@ class ChunkReader:
             except Exception:  # any error: reading the sample raises it
                 continue
             for part in parts:
-                match _location(part, shards):
-                    case path, int(start), int(stop):
-                        yield path, start, stop
-                    case path, _, _:
-                        yield path
+                if _locate(part, shards):
+                    yield part.path if part.start is None else (part.path, part.start, part.stop)
 
     # Fetching.
 
     def _fill(self, parts: list[ChunkSlice]) -> None:
-        size, group = 0, []
-        for part in parts:
-            group.append(part)
-            size += part.layout.decoder.size
-            if size >= AT_ONCE:
-                self._fetch(group)
-                size, group = 0, []
-        if group:
-            self._fetch(group)
+        sizes = accumulate(part.layout.decoder.size for part in parts)
+        for _, group in groupby(zip(sizes, parts, strict=True), lambda pair: (pair[0] - 1) // AT_ONCE):
+            self._fetch([part for _, part in group])
 
     def _fetch(self, parts: list[ChunkSlice]) -> None:
         """Fetch and decode chunks. Repeat this for shards that were replaced after their index was read."""
         for _ in range(TRIES):
             shards = self._shards(parts)
-            found: list[tuple[ChunkSlice, Location]] = []
+            found: list[ChunkSlice] = []
             for part in parts:
-                if (location := _location(part, shards)) is None:
-                    self._finish((part, None, shards[part.path].version))
+                if _locate(part, shards):
+                    found.append(part)
                 else:
-                    found.append((part, location))
+                    self._finish((part, None, {shards[part.path].version}))
             if not found:
                 return
-            datas, versions = self._read(*zip(*(location for _, location in found), strict=True))
+            datas, versions = self._read(
+                [part.path for part in found], [part.start for part in found], [part.stop for part in found]
+            )
             changed = {path for path, shard in shards.items() if versions.get(path, set()) - {shard.version}}
             whole = [
-                (part, self._checked(part, location, data), _only(versions.get(part.path)))
-                for (part, location), data in zip(found, datas, strict=True)
+                (part, data, versions.get(part.path))
+                for part, data in zip(found, datas, strict=True)
                 if part.path not in changed
             ]
             if len(whole) == 1 or sum(part.layout.decoder.size for part, _, _ in whole) <= INLINE:
@@ -182,7 +173,7 @@ class ChunkReader:
                     self._finish(one)
             else:
                 in_threads(self._finish, whole)
-            parts = [part for part, _ in found if part.path in changed]
+            parts = [part for part in found if part.path in changed]
             if not parts:
                 return
         self._raise_changed(parts[0])
@@ -194,13 +185,11 @@ class ChunkReader:
         """
         found: dict[str, _Shard] = {}
         missing: dict[str, ChunkSlice] = {}
-        for part in parts:
-            if part.layout.index is None or part.path in found or part.path in missing:
-                continue
-            if (shard := self._cached_index(part.path)) is None:
-                missing[part.path] = part
+        for path, part in {part.path: part for part in parts if part.layout.index is not None}.items():
+            if (shard := self._cached_index(path)) is None:
+                missing[path] = part
             else:
-                found[part.path] = shard
+                found[path] = shard
         for _ in range(TRIES):
             if not missing:
                 break
@@ -211,21 +200,20 @@ class ChunkReader:
                 if len(seen) > 1:
                     continue  # replaced during the read: read it again
                 with self._naming(part.sample, self._url(part)):
-                    found[path] = shard = self._shard(part, data, _only(seen))
+                    if isinstance(data, ABSENT) and self._state.shards.get(path) is None:
+                        shard = _Shard(None, None)
+                    elif isinstance(data, BaseException):  # it is also an error if a shard has disappeared
+                        raise data
+                    else:
+                        assert part.layout.index is not None
+                        shard = _Shard(part.layout.index.decode(data), _only(seen))
+                found[path] = shard
                 del missing[path]
                 if shard.chunks is not None and shard.version is not None:
                     self._state.shards.put(path, shard, shard.chunks.nbytes)
         for part in missing.values():
             self._raise_changed(part)
         return found
-
-    def _shard(self, part: ChunkSlice, data: Any, version: str | None) -> _Shard:
-        assert part.layout.index is not None
-        if isinstance(data, ABSENT) and self._state.shards.get(part.path) is None:
-            return _Shard(None, None)
-        if isinstance(data, BaseException):  # it is also an error if a shard has disappeared
-            raise data
-        return _Shard(part.layout.index.decode(data), version)
 
     def _cached_index(self, path: str) -> _Shard | None:
         """Return a shard whose index is in memory, unless a read would now return another version of the shard."""
@@ -273,35 +261,30 @@ class ChunkReader:
                 versions[path] = {version, self._ukey(path)}
         return datas, versions
 
-    def _checked(self, part: ChunkSlice, location: Location, data: Any) -> Any:
-        """Return the stored bytes of a chunk; None for a chunk that may be absent, and is."""
-        _, start, stop = location
-        error = data if isinstance(data, BaseException) else None
-        if start is None and isinstance(error, ABSENT):
-            return None
-        if error is None and start is not None and stop is not None and len(data) != stop - start:
-            error = ValueError(
-                f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {start} to {stop}"
-            )
-        if error is not None:
-            with self._naming(part.sample, self._url(part)):
-                raise error
-        return data
-
-    def _finish(self, one: tuple[ChunkSlice, Any, str | None]) -> None:
-        part, data, version = one
+    def _finish(self, one: tuple[ChunkSlice, Any, set[str | None] | None]) -> None:
+        """Decode the stored bytes of a chunk, or raise their error; None for a chunk that its shard does not have."""
+        part, data, versions = one
+        chunk = None
         try:
-            layout, chunk = part.layout, None
-            if data is not None and part.pool is None and part.is_all:
-                layout.decoder.into(data, part.out[part.rows])
-                return
-            if data is not None:
-                chunk = layout.decoder.array(data)
+            if isinstance(data, BaseException):
+                if part.start is not None or not isinstance(data, ABSENT):
+                    raise data
+                data = None
+            elif data is not None:
+                if part.start is not None and len(data) != part.stop - part.start:
+                    raise ValueError(
+                        f"{self._fs.unstrip_protocol(part.path)} is truncated: its index has a chunk at bytes {part.start} to {part.stop}"
+                    )
+                if part.pool is None and (place := part.place) is not None:
+                    part.layout.decoder.into(data, place)
+                    return
+                chunk = part.layout.decoder.array(data)
             part.put(chunk)
         except Exception:  # any type: codecs raise their own errors
             with self._naming(part.sample, self._url(part)):
                 raise
         if part.pool is not None:
+            version = _only(versions)
             kept_as = None if version is None else (*part.key[:-1], version)
             part.pool.fill(part.key, chunk, 0 if chunk is None else chunk.nbytes, kept_as)
 
@@ -315,12 +298,41 @@ def _only(versions: set[str | None] | None) -> str | None:
     return next(iter(versions)) if versions is not None and len(versions) == 1 else None
 
 
-def _location(part: ChunkSlice, shards: dict[str, _Shard]) -> Location | None:
-    """Return the path and the byte range of a chunk; None if its shard does not contain it."""
+def _locate(part: ChunkSlice, shards: dict[str, _Shard]) -> bool:
+    """Set the byte range of a chunk in its shard; return False if the shard does not contain it."""
     if part.layout.index is None:
-        return part.path, None, None
+        return True
     index = shards[part.path].chunks
     if index is None:
-        return None
+        return False
     start, n = index[(part.number % part.layout.per_shard[0], *part.beside.inner)].tolist()
-    return None if start == n == NOTHING else (part.path, start, start + n)
+    part.start, part.stop = start, start + n
+    return not start == n == NOTHING
+
+
+def own_rows(samples: Sequence[int]) -> list[tuple[int]]:
+    """Return the rows that each of these samples needs of an array with one row per sample."""
+    return [(sample,) for sample in samples]
+
+
+# The rows that samples need, one per chunk, as a function; and the reader of these rows.
+Reads = tuple[Callable[[Sequence[int]], Sequence[Iterable[int]]], ChunkReader]
+
+
+def items_of(arrays: Sequence[Reads], samples: Iterable[int]) -> Iterator[Item]:
+    """Yield what samples read, sample by sample and array by array; takes `LOOKAHEAD` samples at a time."""
+    yielded: set[str] = set()
+    remaining = iter(samples)
+    current: list[Sequence[Iterable[int]]] = []
+    while True:
+        group = list(islice(remaining, LOOKAHEAD))
+        following = [touched(group) for touched, _ in arrays] if group else []
+        for (_, reader), rows in zip(arrays, following, strict=False):
+            yield from reader.indexes(chain.from_iterable(rows), yielded)
+        for sample in zip(*current, strict=True):
+            for (_, reader), needed in zip(arrays, sample, strict=True):
+                for row in needed:
+                    yield from reader.chunks(row)
+        if not group:
+            return
+        current = following

@@ -180,7 +180,8 @@ class FetchQueue:
         Safe from any thread.
         """
         totals = self._totals.get(origin) or LinkTotals()
-        return LinkStats(totals.n, totals.wait_s, totals.per_s, SPECULATIVE_FACTOR * origin.concurrency)
+        n_at_once = SPECULATIVE_FACTOR * origin.concurrency
+        return LinkStats(totals.n, totals.wait_s, totals.per_s, n_at_once, origin.requests_per_s)
 
     def record_timing(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
         """Record a finished request: `wait_s` seconds to its first byte, then `took_s` seconds for `size` bytes."""

@@ -180,6 +180,11 @@ class Origin(Protocol):
         """Most requests in flight now that callers wait for; `RequestSlots` allows speculative ones beside them."""
         ...
 
+    @property
+    def requests_per_s(self) -> float | None:
+        """Reads per second that this process keeps to now, because of a limit of the service; None without one."""
+        ...
+
     def spare_s(self) -> float:
         """Return in how many seconds to check again for spare request rate; 0: there is some now.
 

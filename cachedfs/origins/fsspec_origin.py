@@ -116,6 +116,10 @@ class FsspecOrigin:
         with mapped(self.url(path), "looking it up", is_read=True):
             return self._described(path, await self.ask("info", path))
 
+    @property
+    def requests_per_s(self) -> float | None:
+        return None
+
     def spare_s(self) -> float:
         """Return 0: the limits of the service are unknown."""
         return 0.0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import aiohttp
 from yarl import URL
 
-from cachedfs.errors import OriginUnavailable, OriginUnreachable
+from cachedfs.errors import OriginUnavailable, OriginUnreachable, QuotaExceeded
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_log import LoggedRequest
 from cachedfs.origins.retry import (
@@ -135,6 +135,10 @@ class HTTPResponse:
     def size(self) -> int:
         """Bytes of the body that were read."""
         return self._logged.size
+
+    def log_refusal(self) -> None:
+        """Log this response as a refusal for a rate limit or a quota."""
+        self._logged.refused = True
 
     def close(self) -> None:
         """Stop reading; the connection is reused if the body was read to its end, else dropped."""
@@ -254,10 +258,12 @@ class HTTPClient:
             return response
         try:
             body = await response.read_error()
+            outcome = self._judge(request, response.status, response.headers, body)
+            is_refused = isinstance(outcome, RetryReason) and outcome.is_rate
+            if is_refused or isinstance(outcome, QuotaExceeded):
+                response.log_refusal()
         finally:
             response.close()
-        outcome = self._judge(request, response.status, response.headers, body)
-        is_refused = isinstance(outcome, RetryReason) and outcome.is_rate
         self._report_answer(request, sent_at, refused=is_refused)
         if not is_refused:
             self._count(request, response)

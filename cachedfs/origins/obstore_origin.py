@@ -135,6 +135,10 @@ class ObstoreOrigin:
         """Most requests in flight now that callers wait for."""
         return self._slots.window
 
+    @property
+    def requests_per_s(self) -> float | None:
+        return None
+
     def spare_s(self) -> float:
         """Return 0: the limits of the service are unknown."""
         return 0.0

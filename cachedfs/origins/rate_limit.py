@@ -126,11 +126,14 @@ class _Lane:
         before, now = self.state, self._clock()
         self.state = answered(before, self._ladder, sent_at=sent_at, refused=refused, now=now)
         if self.state.cut_at != before.cut_at:
-            cost = self._ladder[self.state.rung].cost(self._mostly)
-            rate = per_s(self.state, self._ladder, now) / cost
             logger.info(
-                "the service refuses requests as too many; the rate is lowered to %.1f per second", rate
+                "the service refuses requests as too many; the rate is lowered to %.1f per second",
+                self.per_s(now),
             )
+
+    def per_s(self, now: float) -> float:
+        """Return the present rate of the requests that are sent most."""
+        return per_s(self.state, self._ladder, now) / self._ladder[self.state.rung].cost(self._mostly)
 
     def spare_s(self) -> float:
         return _RECHECK_S if self._order.locked() else spare_s(self.state, self._clock())
@@ -150,6 +153,7 @@ class RateLimiter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create them with the known limits of both, the highest first."""
+        self._clock = clock
         self.requests = _Lane(requests, clock, mostly="download")
         self.creates = _Lane(creates, clock, mostly=_CREATE)
 
@@ -169,6 +173,11 @@ class RateLimiter:
         # A refused create counts for new items only: their limit is far lower, and the error is the same.
         if kind != _CREATE or not refused:
             self.requests.answered(sent_at, refused)
+
+    @property
+    def per_s(self) -> float:
+        """The present rate of downloads, in requests per second."""
+        return self.requests.per_s(self._clock())
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request delays no caller.

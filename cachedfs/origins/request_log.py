@@ -32,6 +32,7 @@ class LoggedRequest:
         self._is_speculative, self._is_over = is_speculative(), False
         self.status: int | str = "no answer"
         self.size = 0
+        self.refused = False  # for a rate limit or a quota
 
     def answered(self, status: int | str) -> None:
         """Note the status and the latency, when the headers have arrived."""
@@ -65,6 +66,7 @@ class LoggedRequest:
                 wait_s=round(wait_s, 6),
                 took_s=round(took_s, 6),
                 ahead=self._is_speculative,
+                refused=self.refused,
             )
         target = f"{url} {self._range}" if self._range else url
         logger.debug(

@@ -1,6 +1,6 @@
 """Pack many files, lines, rows or tar members into one sharded Zarr store, with `pack`.
 
-`array_plan` chooses the arrays, chunks and codecs from a listing and some samples. `shard_runner` schedules the work:
+`layout` plans the arrays from a listing and some samples. `runner` schedules the work:
 `PackTask.measure` counts the samples in a piece of the source, and `PackTask.write` writes one shard as one object.
 """
 

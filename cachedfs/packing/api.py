@@ -19,48 +19,29 @@ from cachedfs.common import text
 from cachedfs.common.executor import n_cores
 from cachedfs.datasets import arguments
 from cachedfs.datasets.file_list import URLs
-from cachedfs.packing.array_plan import StorePlan, array_plans, attributes_of, plan_of
 from cachedfs.packing.executors import DaskTaskPool, TaskPool, ThreadTaskPool, client_of, settle
+from cachedfs.packing.layout import StorePlan, metadata_of, plan_of
 from cachedfs.packing.pack_types import OFFSETS
-from cachedfs.packing.shard_runner import ShardRunner
-from cachedfs.packing.small_arrays import write_small
+from cachedfs.packing.runner import ShardRunner, write_small
 from cachedfs.packing.sources.detect import HEAD, KINDS, kind_of, source_of
 from cachedfs.packing.sources.sample_source import Item, SampleSource, SourceFiles
 from cachedfs.packing.store import BESIDE, ZARR, StoredObject, ZarrTarget, protocols_of
 from cachedfs.packing.task import PackTask
 
-__all__ = ["Packed", "Packing", "pack", "part_size", "prefetching"]
+__all__ = ["Packed", "Packing", "pack", "part_size"]
 
-
+ATTRIBUTE = "cachedfs_pack"  # name of the group attribute that describes the source
+FORMAT = 1
+PLAN_FORMAT = 3  # of the plan in the working files: 3 reads Parquet in other parts
 WINDOW = "96MiB"  # prefetch window: more than one shard (64 MiB), and still little memory
 
 logger = logging.getLogger("cachedfs.packing")
+PLAN = f"{BESIDE}/plan.json"
 FILES = f"{BESIDE}/files.npz"  # the list of source files that the pack began with
 SKIPPED = "skipped.json"  # object of the store with the files that were left out
 MOST_NAMED = 20  # files that cannot be packed, after which a pack stops
 THREADS = 2, 4  # fewest and most threads when `n_workers` is None
 AT_ONCE = 256 << 20  # most bytes of shards in work then: each may be in memory twice
-
-
-@contextlib.contextmanager
-def prefetching(source: SampleSource, existing: Collection[str], *, is_on: bool) -> Iterator[None]:
-    """Prefetch the source in reading order inside the `with` block, if its filesystem can prefetch.
-
-    `existing` names the objects in the store. Pieces that an earlier run has counted are not prefetched.
-    """
-    begin = getattr(source.files.fs, "prefetch", None) if is_on else None
-    if begin is None:
-        yield
-        return
-    with begin(_items(source, existing), window=WINDOW):
-        yield
-
-
-def _items(source: SampleSource, existing: Collection[str]) -> Iterator[Item]:
-    for piece in source.pieces():
-        # A piece that an earlier run counted is mostly packed already. Its missing shards fetch on demand.
-        if f"{BESIDE}/{piece.name}.npz" not in existing:
-            yield from source.items(piece)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +151,7 @@ def pack(
         target_options=target_options,
         on_error=on_error,
     )
-    for line in [*packing.notes, *packing.plan.lines()]:
+    for line in [*packing.notes, *packing.plan.lines]:
         logger.info("%s", line)
     return packing.run(n_workers=n_workers, client=client, callback=callback, overwrite=overwrite)
 
@@ -216,12 +197,22 @@ class Packing:
         if not sum(batch.n for batch in sampled):
             raise ValueError(f"{self.files.url}: nothing to pack: it has no samples")
         self.plan: StorePlan = plan_of(
-            self.source, sampled, self.store.protocol, chunk=self._chunk, shard=self._shard, codec=codec
+            self.source.fields,
+            sampled,
+            self.store.protocol,
+            is_decoded=self.source.is_decoded,
+            chunk=self._chunk,
+            shard=self._shard,
+            codec=codec,
         )
         self.source.fields = self.plan.fields
         self.notes: list[str] = [*self.source.notes]
         columns = dict(columns) if isinstance(columns, Mapping) else columns and [*columns]
-        self._plan_json = self.plan.as_json(self.source, {"decode": decode, "columns": columns})
+        origin = {"digest": self.files.digest, "kind": self.kind, "decode": decode, "columns": columns}
+        # A run continues an earlier one only if this is equal.
+        self._plan_json = json.dumps(
+            {"format": PLAN_FORMAT, "source": origin, **self.plan.as_json()}
+        ).encode()
         self._planning_s = time.perf_counter() - started
 
     def run(
@@ -238,25 +229,35 @@ class Packing:
         """
         started = time.perf_counter()
         existing = self._prepare(overwrite=overwrite)
-        job = PackTask(self.source, self.store, self.plan.big)
+        task = PackTask(self.source, self.store, self.plan.big)
         callback.set_size(self.source.total_size)
+        prefetch = getattr(self.files.fs, "prefetch", None) if client is None else None
         with (
-            self._pool(job, n_workers, client) as pool,
-            prefetching(self.source, existing, is_on=client is None),
+            self._pool(task, n_workers, client) as pool,
+            prefetch(self._items(existing), window=WINDOW) if prefetch else contextlib.nullcontext(),
         ):
             most_skipped = math.inf if self._is_skipping else MOST_NAMED
-            run = ShardRunner(job, pool, existing, callback.relative_update, most_skipped)
+            run = ShardRunner(task, pool, existing, callback.relative_update, most_skipped)
             run()
         if run.skipped and not self._is_skipping:
             raise ValueError(_why_not_packed(self.files, run.skipped))
-        return self._finish(job, run, started)
+        return self._finish(task, run, started)
+
+    def _items(self, existing: Collection[str]) -> Iterator[Item]:
+        """Yield what is to be prefetched, in reading order."""
+        for piece in self.source.pieces():
+            # A piece that an earlier run counted is mostly packed already. Its missing shards fetch on demand.
+            if f"{BESIDE}/{piece.name}.npz" not in existing:
+                yield from self.source.items(piece)
 
     @contextlib.contextmanager
-    def _pool(self, job: PackTask, n_workers: int | None, client: Any) -> Iterator[TaskPool]:
+    def _pool(self, task: PackTask, n_workers: int | None, client: Any) -> Iterator[TaskPool]:
         """Return a context manager for the task pool; it closes the pool at the end."""
         n_workers = _n_workers(n_workers, self.plan)
         with client_of(client) if isinstance(client, str) else contextlib.nullcontext(client) as cluster:
-            pool: TaskPool = ThreadTaskPool(job, n_workers) if cluster is None else DaskTaskPool(job, cluster)
+            pool: TaskPool = (
+                ThreadTaskPool(task, n_workers) if cluster is None else DaskTaskPool(task, cluster)
+            )
             try:
                 yield pool
             finally:
@@ -271,18 +272,15 @@ class Packing:
         settle(store)
         store.is_interrupted = False
         existing = store.listing()
-        stored_plan = store.kept_plan() if f"{BESIDE}/plan.json" in existing else None
-        is_same = stored_plan is not None and stored_plan == json.loads(json.dumps(self._plan_json))
-        if is_same and not any(map(self._is_packed, self.files.removed)):
+        stored_plan = store.read(PLAN) if PLAN in existing else None
+        if stored_plan == self._plan_json and not any(map(self._is_packed, self.files.removed)):
             return existing
         if existing:
-            is_ours = any(name in existing for name in ZARR) or any(
-                name.startswith(f"{BESIDE}/") for name in existing
-            )
+            is_ours = any(name in ZARR or name.startswith(f"{BESIDE}/") for name in existing)
             if not (overwrite and is_ours):
                 raise FileExistsError(_why_not_empty(store.url, stored_plan is not None, is_ours=is_ours))
             store.clear()
-        store.keep_plan(self._plan_json)
+        store.put(PLAN, self._plan_json)
         if self.source.may_skip:
             store.put(FILES, self.files.as_bytes())
         return {}
@@ -292,11 +290,10 @@ class Packing:
         counts = self.store.kept(self.source.piece_of(number).name)
         return counts is not None and number not in counts.skipped
 
-    def _finish(self, job: PackTask, run: ShardRunner, started: float) -> Packed:
-        store, plan = self.store, self.plan
-        pieces = [piece for piece, _ in run.pieces]
-        small, lengths = write_small(job, pieces, dict(plan.small))
-        lengths |= {name: run.length(name) for name in plan.big}
+    def _finish(self, task: PackTask, run: ShardRunner, started: float) -> Packed:
+        store = self.store
+        small, lengths = write_small(task, run.pieces, self.plan.small)
+        lengths |= run.lengths
         if self.files.again().listed != self.files.listed:
             raise ValueError(
                 f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
@@ -307,15 +304,22 @@ class Packing:
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        store.finish(array_plans(plan, lengths), attributes_of(self.source, run.n_samples, len(skipped)))
+        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
+        attributes = {ATTRIBUTE: about | ({"skipped": len(skipped)} if skipped else {})}
+        documents = metadata_of(self.plan, lengths, attributes)
+        store.finish(documents)
         store.remove(BESIDE)
         n_stated = sum(each.checksum is not None for each in stored.values())
         return Packed(
             url=store.url,
             kind=self.kind,
             samples=run.n_samples,
-            shapes={each.name: each.shape for each in array_plans(plan, lengths)},
-            layout=plan.lines(),
+            shapes={
+                name.removesuffix("/zarr.json"): tuple(each["shape"])
+                for name, each in documents.items()
+                if each["node_type"] == "array"
+            },
+            layout=self.plan.lines,
             objects=len(stored),
             resumed=sum(not each.is_new for each in stored.values()),
             source_size=self.files.size,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.packing.store import ZarrTarget
@@ -14,33 +13,8 @@ from cachedfs.packing.task import PackTask
 __all__ = ["DaskTaskPool", "TaskPool", "ThreadTaskPool", "client_of", "settle"]
 
 
-class TaskPool(Protocol):
-    """Runs methods of a `PackTask`, up to `n_workers` at a time."""
-
-    n_workers: int
-
-    def submit(self, method: str, *args: Any) -> Any:
-        """Start a method of the task; return a handle of the call."""
-        ...
-
-    def finished(self) -> Iterable[tuple[Any, Any]]:
-        """Wait for the next calls to end; return (handle, result) pairs.
-
-        Raises the error of a failed call.
-        """
-        ...
-
-    def close(self, *, wait: bool) -> None:
-        """Cancel all calls that have not started.
-
-        With `wait`, also wait for the running calls to end, so that nothing is written afterwards. An interrupt passes
-        False, because a call may hang.
-        """
-        ...
-
-
 class ThreadTaskPool:
-    """Threads of this process. Reads, codecs and Arrow release the GIL."""
+    """Runs methods of a `PackTask` in threads of this process. Reads, codecs and Arrow release the GIL."""
 
     def __init__(self, task: PackTask, n_workers: int) -> None:
         self.n_workers, self._task = n_workers, task
@@ -48,17 +22,24 @@ class ThreadTaskPool:
         self._running: set[concurrent.futures.Future[Any]] = set()
 
     def submit(self, method: str, *args: Any) -> Any:
+        """Start a method of the task; return a handle of the call."""
         future = self._threads.submit(getattr(self._task, method), *args)
         self._running.add(future)
         return future
 
-    def finished(self) -> Iterable[tuple[Any, Any]]:
+    def finished(self) -> list[tuple[Any, Any]]:
+        """Wait for the next calls to end; return (handle, result) pairs. Raises the error of a failed call."""
         done, self._running = concurrent.futures.wait(
             self._running, return_when=concurrent.futures.FIRST_COMPLETED
         )
         return [(future, future.result()) for future in done]
 
     def close(self, *, wait: bool) -> None:
+        """Cancel all calls that have not started.
+
+        With `wait`, also wait for the running calls to end, so that nothing is written afterwards. An interrupt passes
+        False, because a call may hang.
+        """
         store = self._task.store
         store.is_interrupted = not wait
         # Before `shutdown`: an interrupt may end that wait, too.
@@ -87,7 +68,7 @@ def settle(store: ZarrTarget) -> None:
 
 
 class DaskTaskPool:
-    """The workers of a Dask cluster. Dask runs the calls of a lost worker again on another one."""
+    """Runs methods of a `PackTask` on the workers of a Dask cluster. Dask runs the calls of a lost worker again on another one."""
 
     def __init__(self, task: PackTask, client: Any) -> None:
         import dask
@@ -100,8 +81,8 @@ class DaskTaskPool:
         if not threads:
             raise ValueError(f"{client}: has no workers; start some, or pack without client=")
         self.n_workers = 2 * threads  # each worker thread has one call queued while it runs another
-        # The job goes to each worker once, since its file list may be long. It is the result of a task, because the
-        # scheduler can compute a lost result again. Scattered data is lost with the one worker where Dask keeps a copy.
+        # The task goes to each worker once, since its file list may be long. It is the result of a call, which the
+        # scheduler can repeat. Scattered data is lost with the one worker where Dask keeps a copy.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}):
             self._task = client.submit(_same, task, pure=False)
         self._running: set[Any] = set()
@@ -117,7 +98,7 @@ class DaskTaskPool:
         self._done.add(future)
         return future
 
-    def finished(self) -> Iterable[tuple[Any, Any]]:
+    def finished(self) -> list[tuple[Any, Any]]:
         future = next(self._done)
         self._running.discard(future)
         return [(future, future.result())]
@@ -129,6 +110,9 @@ class DaskTaskPool:
             wait_for(list(self._running))  # `cancel` does not stop a running task
         for future in self._running:
             future.cancel()
+
+
+TaskPool = ThreadTaskPool | DaskTaskPool
 
 
 def client_of(address: str) -> Any:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["END", "OFFSETS", "Array", "Field", "FieldSpan", "PieceCounts", "SampleBatch", "SourcePiece"]
+__all__ = [
+    "BESIDE",
+    "END",
+    "OFFSETS",
+    "Array",
+    "Field",
+    "FieldSpan",
+    "PieceCounts",
+    "SampleBatch",
+    "SourcePiece",
+]
 
 Array = npt.NDArray[Any]
 END = -1  # `stop` of a piece that ends where reading finds it large enough
+BESIDE = ".cachedfs-pack"  # folder of the store with the working files of a pack, removed at its end
 OFFSETS = "_offsets"  # suffix of the array with the start of each sample of a ragged field
 
 
@@ -71,11 +83,16 @@ class SampleBatch:
     values: Mapping[str, Array]
     sizes: Mapping[str, Array]
     stop: int = END
-    skipped: Mapping[int, str] = field(default_factory=dict)
+    skipped: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.values.values(), *self.sizes.values()))
+
+    def counts(self, fields: Sequence[Field]) -> PieceCounts:
+        small = {field.name: self.values[field.name] for field in fields if field.is_small}
+        sizes = {field.name: self.sizes[field.name] for field in fields if field.is_ragged}
+        return PieceCounts(self.n, small, sizes, stop=self.stop, skipped=self.skipped)
 
 
 @dataclass(frozen=True)
@@ -87,11 +104,11 @@ class PieceCounts:
     """
 
     n: int
-    small: Mapping[str, Array] = field(default_factory=dict)
-    sizes: Mapping[str, Array] = field(default_factory=dict)
-    places: Mapping[str, Array] = field(default_factory=dict)
+    small: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    places: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     stop: int = END
-    skipped: Mapping[int, str] = field(default_factory=dict)
+    skipped: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def length(self, of: Field) -> int:
         """Return the number of rows, or of elements of a ragged field, in the piece."""

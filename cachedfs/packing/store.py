@@ -15,12 +15,10 @@ from fsspec.core import has_magic, url_to_fs
 from cachedfs.common import urls as url_names
 from cachedfs.common.checksums import RunningChecksum, stated_of
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.packing.pack_types import PieceCounts
-from cachedfs.packing.shard_encoder import ChunkEncoding
+from cachedfs.packing.pack_types import BESIDE, PieceCounts
 
-__all__ = ["BESIDE", "ZARR", "ArrayPlan", "StoredObject", "ZarrTarget", "protocols_of"]
+__all__ = ["BESIDE", "ZARR", "StoredObject", "ZarrTarget", "protocols_of"]
 
-BESIDE = ".cachedfs-pack"  # folder with the working files of a pack, removed at its end
 ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")  # metadata files by which readers find a Zarr store
 AT_ONCE = 8  # metadata files that are written at the same time
 STEP = 8 << 20  # bytes that are read back, or checksummed, at a time
@@ -39,8 +37,7 @@ ATOMIC = {
     "cdrive",
     "memory",
     "oss",
-    "r2",
-}
+} | {"r2"}
 
 
 class StoredObject(NamedTuple):
@@ -50,16 +47,6 @@ class StoredObject(NamedTuple):
     size: int
     checksum: str | None
     is_new: bool = True  # False: an earlier run wrote it
-
-
-class ArrayPlan(NamedTuple):
-    """One array of the store, as its metadata describe it."""
-
-    name: str
-    shape: tuple[int, ...]
-    encoding: ChunkEncoding
-    dimensions: tuple[str, ...]
-    attributes: Mapping[str, Any]
 
 
 class ZarrTarget:
@@ -130,41 +117,31 @@ class ZarrTarget:
         path = self.at(name)
         info = self.fs.info(path)
         stated = stated_of(info)
-        if stated is None:
-            difference = self._contradiction(path, memoryview(data))
-        else:
-            checksum = RunningChecksum(stated)
-            for start in range(0, len(data), STEP):
-                checksum.add(bytes(memoryview(data)[start : start + STEP]))
+        checksum = None if stated is None else RunningChecksum(stated)
+        difference: str | None = None
+        for start in range(0, len(data), STEP):
+            # Copied: comparing bytes is ten times as fast as comparing memoryviews.
+            part = bytes(memoryview(data)[start : start + STEP])
+            stop = start + len(part)
+            if checksum is not None:
+                checksum.add(part)
+            elif difference is None and self._origin.cat_file(path, start, stop) != part:
+                difference = f"bytes {start:,} to {stop:,} are others when they are read back"
+        if checksum is not None:
             difference = checksum.contradiction()
         if difference is not None or info.get("size") not in (None, len(data)):
             with contextlib.suppress(OSError):
                 self.fs.rm_file(path)
             raise OSError(
-                f"{self.shown(name)}: the stored object differs from the written one: {difference or info.get('size')}; run pack again to continue"
+                f"{self.shown(name)}: the stored object differs from the written one: "
+                f"{difference or info.get('size')}; run pack again to continue"
             )
         return StoredObject(name, len(data), None if stated is None else stated.value)
 
-    def _contradiction(self, path: str, data: memoryview) -> str | None:
-        """Read an object back from the origin; return the first difference from `data` as text, or None."""
-        for start in range(0, len(data), STEP):
-            stop = min(start + STEP, len(data))
-            # Copied: comparing bytes is ten times as fast as comparing memoryviews.
-            if self._origin.cat_file(path, start, stop) != bytes(data[start:stop]):
-                return f"bytes {start:,} to {stop:,} are others when they are read back"
-        return None
-
-    def read(self, name: str) -> bytes | None:
-        """Return the bytes of an object; None if it does not exist."""
+    def read(self, name: str, *, from_origin: bool = False) -> bytes | None:
+        """Return the bytes of an object, also past the cache; None if it does not exist."""
         try:
-            return bytes(self.fs.cat_file(self.at(name)))
-        except FileNotFoundError:
-            return None
-
-    def read_back(self, name: str) -> bytes | None:
-        """Return the bytes of an object from the origin, past the cache; None if it does not exist."""
-        try:
-            return bytes(self._origin.cat_file(self.at(name)))
+            return bytes((self._origin if from_origin else self.fs).cat_file(self.at(name)))
         except FileNotFoundError:
             return None
 
@@ -174,7 +151,11 @@ class ZarrTarget:
             self.fs.invalidate_cache(self.path)
             found = self.fs.find(self.path, detail=True)
             head = len(self.path) + 1
-            return {str(path)[head:]: _stored(str(path)[head:], info) for path, info in found.items()}
+            stated = {str(path)[head:]: (stated_of(info), info.get("size")) for path, info in found.items()}
+            return {
+                name: StoredObject(name, int(size or 0), checksum.value if checksum else None, is_new=False)
+                for name, (checksum, size) in stated.items()
+            }
         return {}
 
     def remove(self, name: str = "") -> None:
@@ -233,29 +214,13 @@ class ZarrTarget:
                     found |= json.loads(self.read(name) or b"{}")
         return found
 
-    def keep_plan(self, plan: Mapping[str, Any]) -> None:
-        self.put(f"{BESIDE}/plan.json", json.dumps(plan).encode())
-
-    def kept_plan(self) -> dict[str, Any] | None:
-        data = self.read(f"{BESIDE}/plan.json")
-        try:
-            return None if data is None else dict(json.loads(data))
-        except (ValueError, RecursionError):
-            return {}
-
-    # Metadata.
-
-    def finish(self, arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> None:
-        """Write the metadata, those of the group last.
-
-        The group's `zarr.json` contains the metadata of all arrays, so a group that opens is complete.
-        """
-        documents = metadata_of(arrays, attributes)
-        others = [name for name in documents if name != "zarr.json"]
+    def finish(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the metadata documents, that of the group last, so that a group that opens is complete."""
+        datas = {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
+        group = datas.pop("zarr.json")
         with ThreadPoolExecutor(AT_ONCE) as threads:  # small files: latency dominates
-            for _ in threads.map(lambda name: self.put(name, documents[name]), others):
-                pass
-        self.put("zarr.json", documents["zarr.json"])
+            list(threads.map(self.put, datas, datas.values()))
+        self.put("zarr.json", group)
 
 
 def protocols_of(fs: Any) -> set[str]:
@@ -266,49 +231,3 @@ def protocols_of(fs: Any) -> set[str]:
     if isinstance(fs, CachedFileSystem):
         return url_names.protocols_of(fs.target_protocol)
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-
-
-def _stored(name: str, info: Mapping[str, Any]) -> StoredObject:
-    stated = stated_of(info)
-    return StoredObject(
-        name, int(info.get("size") or 0), None if stated is None else stated.value, is_new=False
-    )
-
-
-def metadata_of(arrays: list[ArrayPlan], attributes: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the `zarr.json` files of a group and its arrays, by name.
-
-    The group's file has the consolidated metadata.
-    """
-    import zarr
-    from zarr.storage import MemoryStore
-
-    files: dict[str, Any] = {}
-    group = zarr.create_group(MemoryStore(files), attributes=dict(attributes))
-    for each in arrays:
-        encoding = each.encoding
-        group.create_array(
-            each.name,
-            shape=each.shape,
-            dtype=encoding.dtype,
-            chunks=encoding.grid.chunk,
-            shards=encoding.grid.shard,
-            compressors=encoding.described,
-            fill_value=0,
-            # Flat names: `/` would need a folder for each axis, and Drive creates 2 to 3 folders a second.
-            chunk_key_encoding={"name": "default", "separator": "."},
-            dimension_names=each.dimensions,
-            attributes=dict(each.attributes),
-        )
-    documents = {name: json.loads(value.to_bytes()) for name, value in files.items()}
-    members = {
-        name.removesuffix("/zarr.json"): document
-        for name, document in documents.items()
-        if name != "zarr.json"
-    }
-    documents["zarr.json"]["consolidated_metadata"] = {
-        "kind": "inline",
-        "must_understand": False,
-        "metadata": dict(sorted(members.items())),
-    }
-    return {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}

@@ -150,9 +150,10 @@ class CachedReads:
                 found.append(error)
                 continue
             found.append(data)
-            if data is not None:
-                note_version(version.entry)
-                furthest = want if want.stop > furthest.stop else furthest
+            if data is not None and want.stop > furthest.stop:
+                furthest = want
+        if any(data is not None and not isinstance(data, OSError) for data in found):
+            note_version(version.entry)
         self._observe_hit(version, furthest)
         return found
 
@@ -190,7 +191,10 @@ class CachedReads:
         if want.stop <= (first + 1) * size:
             if want.start == want.stop:
                 return b""
-            data = b"".join(self._received(key, first, want)) or runtime.cache.read(
+            data: bytes | None = b""
+            if runtime.inflight_requests:
+                data = b"".join(self._received(key, first, want))
+            data = data or runtime.cache.read(
                 key,
                 first,
                 want.start - first * size,
@@ -198,10 +202,10 @@ class CachedReads:
                 nowait=nowait,
                 verify=self._source.config.verify_always,
             )
-            if data is None or len(data) != want.size:
+            if data is None or len(data) != want.stop - want.start:
                 return None
             runtime.hits += 1
-            runtime.bytes_served += want.size
+            runtime.bytes_served += len(data)
             return data
         blocks = covering(want, size)
         if not all(self.has(key, index, min(want.stop, (index + 1) * size)) for index in blocks):

@@ -16,7 +16,7 @@ __all__ = ["Analysis", "RunFigures", "analyse"]
 
 LITTLE = 0.1  # share of the time: less waiting than this is not worth optimizing
 NEAR = 0.9  # share of the time that a part must fill to limit for certain
-REFUSED = 0.01  # share of refused requests from which on pauses are taken for those that a quota causes
+REFUSED = 0.01  # share of requests refused for a rate limit or a quota from which on they are named
 MANY, SMALL = (
     1000,
     256 << 10,
@@ -45,10 +45,11 @@ class RunFigures:
     `first_wait_s`: part of it before the first batch. `times`: the time that each part took by itself: "compute",
     "link", "latency", "quota", "decode", "load" (reading the cache and decoding) and "other".
 
-    `latency_s`: time of a request until an answer begins. `bytes_per_s`: bandwidth of the link. `n_at_once`: concurrent
-    requests allowed; `n_to_fill`: those that fill the link. `n_threads`: batch threads of a Loader; None without one.
-    `read_share`: share of loading that is reading. `held`: share of the data that the cache can hold. `could_hold`: bytes
-    that it could hold without `cache_size`. `size`, `n_files`: of all data.
+    `refused`: requests refused for a rate limit or a quota. `latency_s`: time of a request until an answer begins.
+    `bytes_per_s`: bandwidth of the link. `n_at_once`: concurrent requests allowed; `n_to_fill`: those that fill the link.
+    `requests_per_s`: reads per second that the origin's limits allow. `n_threads`: batch threads of a Loader; None without
+    one. `read_share`: share of loading that is reading. `held`: share of the data that the cache can hold. `could_hold`:
+    bytes that it could hold without `cache_size`. `size`, `n_files`: of all data.
     """
 
     elapsed_s: float
@@ -62,6 +63,7 @@ class RunFigures:
     bytes_per_s: float | None = None
     n_at_once: int | None = None
     n_to_fill: int | None = None
+    requests_per_s: float | None = None
     n_threads: int | None = None
     read_share: float | None = None
     can_store: bool = True
@@ -98,7 +100,7 @@ def analyse(run: RunFigures) -> Analysis:
         return Analysis(None, {}, "Nothing was read yet.", tuple(_settings(run)))
     shares = {name: took_s / run.elapsed_s for name, took_s in run.times.items()}
     limit = _limit(run)
-    evidence = "; ".join(filter(None, [_waited(run), _evidence(run, limit, shares)]))
+    evidence = "; ".join(filter(None, [_waited(run), _evidence(run, limit, shares), _refusals(run)]))
     return Analysis(limit, shares, f"{SUBJECTS[limit]}: {evidence}.", tuple(_advice(run, limit)))
 
 
@@ -117,7 +119,13 @@ def _limit(run: RunFigures) -> str | None:
     ]
     # "load" includes reading, so it is named only if nothing else limits.
     found = max(limiting, key=lambda name: (name != "load", parts[name]), default=None)
-    return "quota" if found == "other" and run.refused >= max(1, REFUSED * run.requests) else found
+    return "quota" if found == "other" and _refusals(run) else found
+
+
+def _refusals(run: RunFigures) -> str:
+    if run.refused < max(1, REFUSED * run.requests):
+        return ""
+    return f"the origin refused {run.refused:,} of {counted(run.requests, 'request')} (rate limit or quota)"
 
 
 def _waited(run: RunFigures) -> str:
@@ -141,8 +149,8 @@ def _evidence(run: RunFigures, limit: str | None, shares: Mapping[str, float]) -
         at_once = f", {run.n_at_once} at a time" if run.n_at_once else ""
         asked = f"{counted(run.requests, 'request')} of {seconds(run.latency_s or 0.0)} each{at_once}"
         return asked if run.wait_s is None else f"{share} of the time no answer had begun: {asked}"
-    if limit == "quota":
-        return f"it refused {run.refused:,} of {counted(run.requests, 'request')}"
+    if limit == "quota" and run.requests_per_s:
+        return f"{counted(run.requests, 'request')} at the {run.requests_per_s:.0f} per second that the origin allows"
     if limit == "other":
         return f"{share} of the time no request was active: another process, the disk, or a rate limit"
     if limit in LOCAL and run.n_threads:

@@ -19,7 +19,8 @@ class RequestEvent(NamedTuple):
     """One request, sent at the Unix time `at`.
 
     `wait_s`: seconds until the response headers arrived. `took_s`: seconds until the last byte arrived. `status`: the
-    HTTP status, "ok", or the name of the error. `bytes`: received. `ahead`: it was speculative.
+    HTTP status, "ok", or the name of the error. `bytes`: received. `ahead`: it was speculative. `refused`: for a rate
+    limit or a quota.
     """
 
     at: float
@@ -31,6 +32,7 @@ class RequestEvent(NamedTuple):
     wait_s: float
     took_s: float
     ahead: bool
+    refused: bool = False
 
     @property
     def is_good(self) -> bool:
@@ -115,8 +117,9 @@ def parsed(lines: Iterable[str]) -> EventRecords:
                 raise _OtherFormat(event["format"])
             if kind == "request":
                 numbers_in(event, "at", "bytes", "wait_s", "took_s")
-                if type(event["ahead"]) is not bool:
-                    raise TypeError("the field `ahead` is not a bool")
+                event.setdefault("refused", event["status"] == 429)  # logs of older releases lack it
+                if type(event["ahead"]) is not bool or type(event["refused"]) is not bool:
+                    raise TypeError("a value that must be a bool is not")
                 requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
             elif kind == "wait":
                 numbers_in(event, "at", "took_s")

@@ -119,7 +119,7 @@ def summary_of(records: EventRecords, *, n_bins: int = N_BINS) -> RunSummary:
             wait_s=waited.all_s,
             times={"link": waited.for_bytes_s, "latency": waited.for_answers_s, "other": waited.for_others_s},
             requests=n_requests,
-            refused=sum(r.status == 429 for r in records.requests),
+            refused=sum(r.refused for r in records.requests),
             latency_s=answer_s,
             bytes_fetched=counts["bytes_fetched"],
             bytes_per_s=bound,

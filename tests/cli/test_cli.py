@@ -28,8 +28,8 @@ from typer.testing import CliRunner
 
 from cachedfs import log_events
 from cachedfs.cli import get, main, output, reading, urls
-from cachedfs.cli.app import app, handling_errors
-from cachedfs.cli.arguments import CommonOptions
+from cachedfs.cli.app import app
+from cachedfs.cli.arguments import FAILED, INTERRUPTED, PIPE_CLOSED, CommonOptions, handling_errors
 from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
 from cachedfs.fetch import runtimes
@@ -45,6 +45,8 @@ COMMANDS = [
     "get",
     "prefetch",
     "pack",
+    "mount",
+    "unmount",
     "stats",
     "pin",
     "unpin",
@@ -131,7 +133,7 @@ def interrupted(when, *arguments):
     thread = threading.Thread(target=ctrl_c)
     thread.start()
     try:
-        result = run(*arguments, status=output.INTERRUPTED)
+        result = run(*arguments, status=INTERRUPTED)
     finally:
         is_over.set()
         thread.join()
@@ -400,7 +402,7 @@ def test_prefetch_goes_on_after_an_interrupt(cloud):
     until(lambda: len(list(cloud.cache_dir.glob("cachedfs-*/blocks/*/*"))) >= 15)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (output.INTERRUPTED, b"")
+    assert (process.returncode, out) == (INTERRUPTED, b"")
     assert b"; run the same command again to continue\n" in err
     assert b"Traceback" not in err
     cloud.server.heal()
@@ -521,7 +523,7 @@ def test_export_and_import_carry_a_cache(cloud, tmp_path):
     again = ("import", target, "--cache-dir", str(tmp_path / "other"))
     done = json_of(*again)
     assert (done["blocks"], done["here"], done["left"], done["bad"]) == (20, 0, 0, [])
-    assert run(*again).stderr == "0 blocks, 0 bytes fetched; 20 were here\n"
+    assert run(*again).stderr == "0 blocks, 0 bytes fetched; 20 were here already\n"
     cloud.asked()
     run("cat", cloud.url("d/07", "gs://"), "--cache-dir", str(tmp_path / "other"))
     assert cloud.asked() == []
@@ -660,7 +662,7 @@ def test_a_target_that_cannot_be_is_wrong_usage(cloud, tmp_path, monkeypatch):
     url = cloud.url("one", "gs://")
     for command in ("get", "export"):
         assert "TARGET: it is missing" in run(command, url, status=2).stderr
-        assert "Missing argument 'URL'" in run(command, status=2).stderr
+        assert "Missing argument 'TARGET'" in run(command, status=2).stderr
     # As with gsutil cp; a folder named gs: was made for it.
     assert "is a URL" in run("get", url, cloud.url("copy", "gs://"), status=2).stderr
     (tmp_path / "here").write_bytes(b"kept")
@@ -794,7 +796,7 @@ def test_evict_of_a_pattern_takes_what_was_listed(cloud):
     forget()
     result = run("evict", cloud.url("t*", "gs://"))
     assert "nothing was cached" in result.stdout
-    assert "matches what was listed" in result.stderr
+    assert "finds names only in cached listings" in result.stderr
     run("ls", cloud.url(prefix="gs://"))
     cloud.asked()
     assert json_of("evict", cloud.url("t*", "gs://"))["freed"] > 2000
@@ -892,7 +894,7 @@ def test_verify_names_what_was_wrong_drops_it_and_fails(cloud):
         run("cat", cloud.url(key, "gs://"))
     url = cloud.url("a", "gs://")
     said = run("verify", url).stdout
-    assert said == f"{url}: 2 blocks of 2 objects right; 2 whole and as the origin says\n"
+    assert said == f"{url}: 2 blocks of 2 objects correct; 2 complete and equal to the origin's\n"
     forget()
     damage(cloud, "a/two")
     cloud.asked()
@@ -902,11 +904,15 @@ def test_verify_names_what_was_wrong_drops_it_and_fails(cloud):
         f"{cloud.url('a/two', 'gs://')}: 1 block dropped: damaged on the disk; block 0: "
     )
     assert (
-        lines[1] == f"{url}: 1 block of 2 objects right, 1 wrong and dropped; 1 whole and as the origin says"
+        lines[1]
+        == f"{url}: 1 block of 2 objects correct, 1 wrong and dropped; 1 complete and equal to the origin's"
     )
     assert len(lines) == 2
     assert cloud.asked() == []
-    assert run("verify", url).stdout == f"{url}: 1 block of 1 object right; 1 whole and as the origin says\n"
+    assert (
+        run("verify", url).stdout
+        == f"{url}: 1 block of 1 object correct; 1 complete and equal to the origin's\n"
+    )
 
 
 def test_verify_as_json(cloud):
@@ -933,7 +939,7 @@ def test_verify_is_quiet_where_nobody_watches(cloud):
     run("cat", url)
     forget()
     out, err = finished(cloud, "verify", url)
-    assert out.decode() == f"{url}: 1 block of 1 object right; 1 whole and as the origin says\n"
+    assert out.decode() == f"{url}: 1 block of 1 object correct; 1 complete and equal to the origin's\n"
     assert err == ""
 
 
@@ -1013,7 +1019,7 @@ def test_doctor_finds_all_well(cloud):
 def test_doctor_looks_at_folders(cloud):
     cloud.put("a/one", b"1")
     checks = {check["name"]: check["found"] for check in json_of("doctor", cloud.url("a", "gs://"))}
-    assert "is a folder with 1 entries" in checks["access"]
+    assert "is a folder with 1 entry" in checks["access"]
     assert checks["endpoint"] == cloud.server.endpoint_url.removeprefix("http://")
     assert "fs.cat" in checks["settings"]
 
@@ -1419,7 +1425,7 @@ def test_every_command_and_option_is_on_the_page(command):
 
 def test_exit_statuses_on_the_page():
     statuses = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
-    assert statuses == {0, 2, output.FAILED, output.INTERRUPTED, output.PIPE_CLOSED}
+    assert statuses == {0, 2, FAILED, INTERRUPTED, PIPE_CLOSED}
 
 
 def sessions():

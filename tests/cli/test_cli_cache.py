@@ -214,10 +214,10 @@ def test_pin_of_folders_patterns_and_what_is_not_here(cloud):
     assert [(each["objects"], each["bytes"], each["cached"]) for each in done] == [(2, 2000, 0), (1, 1000, 0)]
     assert json_of("stats")["pins"] == [cloud.path(key) for key in ("a/b/two", "a/one", "x.txt")]
     url = cloud.url("y.bin", "gs://")
-    said = f"{url}: 1 object of 1.0 kB pinned; "
-    assert run("pin", url).stdout == f"{said}0 bytes of them are here, prefetch fetches the rest\n"
+    said = f"{url}: 1 object of 1.0 kB pinned, "
+    assert run("pin", url).stdout == f"{said}0 bytes of them cached; prefetch fetches the rest\n"
     run("cat", url)
-    assert run("pin", url).stdout == f"{said}1.0 kB of them are here\n"
+    assert run("pin", url).stdout == f"{said}1.0 kB of them cached\n"
     assert "no such object" in run("pin", cloud.url("nothing", "gs://"), status=1).stderr
 
 
@@ -254,7 +254,7 @@ def test_pins_of_several_commands_are_added_up(cloud):
         cloud.put(name, noise(4 * MiB))
     run("pin", *bound, cloud.url("a", "gs://"))
     assert (
-        "all that is pinned is 8.4 MB, more than the"
+        "all pinned objects are 8.4 MB, more than the"
         in run("pin", *bound, cloud.url("b", "gs://"), status=1).stderr
     )
 

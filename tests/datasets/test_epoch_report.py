@@ -12,9 +12,15 @@ torch = pytest.importorskip("torch")
 
 from cachedfs.common.text import bars, columns, counted, per_cent, seconds, size  # noqa: E402
 from cachedfs.datasets import FileDataset, HDF5Dataset, Loader  # noqa: E402
-from cachedfs.datasets.loading.epoch_chart import MOST, picture  # noqa: E402
-from cachedfs.datasets.loading.epoch_report import EpochMeasurement, FetchCounts, report_of  # noqa: E402
-from cachedfs.datasets.loading.metrics import BatchTiming, EpochTimings, reading, reading_s  # noqa: E402  # noqa: E402
+from cachedfs.datasets.epoch_report import (  # noqa: E402
+    MOST,
+    BatchTiming,
+    EpochTimings,
+    FetchCounts,
+    picture,
+    report_of,
+)
+from cachedfs.datasets.samples import reading, reading_s  # noqa: E402
 from tests.support import MiB, forget, noise  # noqa: E402
 
 WARM = FetchCounts(0, 0, 4_000_000, None, None, 32, 10**10)
@@ -30,7 +36,7 @@ def timings(n=100, *, wait_s=0.0, load_s=0.0, compute_s=0.0, read_s=0.0, first_w
 
 
 def report(sums, fetched=WARM, *, tells_reading=True, n=1000, n_threads=4):
-    return report_of(EpochMeasurement(3, n, n_threads, sums, tells_reading, fetched))
+    return report_of(sums, fetched, epoch=3, n=n, n_threads=n_threads, tells_reading=tells_reading)
 
 
 # The limiting part.
@@ -52,6 +58,14 @@ def test_compute_is_the_limit_when_it_takes_all_the_time():
         "  bound      10.0 s, 99.0 % of it reached",
         "  compute    10.0 s, 99.0 % of the time",
     ]
+
+
+def test_the_quota_is_the_limit_when_its_rate_takes_all_the_time():
+    sums = timings(compute_s=0.02, wait_s=0.08, load_s=0.3, read_s=0.29)
+    found = report(
+        sums, FetchCounts(1800, 3_600_000, 3_600_000, 0.2, None, 256, 10_000_000, requests_per_s=190.0)
+    )
+    assert (found.limit, found.by_itself["quota"]) == ("quota", pytest.approx(1800 / 190))
 
 
 def test_the_link_is_the_limit_when_missing_bytes_take_all_the_time():

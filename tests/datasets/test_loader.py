@@ -399,11 +399,11 @@ def test_recorded_times_are_bounded():
     batches = list(loader)
     timings = loader.timings
     assert timings.n_batches == len(batches) == 1500
-    assert timings.size == 3000 * 8
+    assert timings.sum.size == 3000 * 8
     assert len(timings.recent) == 1000
     assert {timing.size for timing in timings.recent} == {16}
-    assert timings.wait_s >= timings.first_wait_s > 0
-    assert min(timings.load_s, timings.compute_s) > 0
+    assert timings.sum.wait_s >= timings.first_wait_s > 0
+    assert min(timings.sum.load_s, timings.sum.compute_s) > 0
 
 
 # Errors.

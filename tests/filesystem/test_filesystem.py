@@ -709,7 +709,7 @@ def test_cached_extent_evict_and_stats_report_cached_blocks(cloud):
 def test_link_stats_and_may_hold(cloud, tmp_path):
     options = {"cache_dir": str(tmp_path / "own"), "cache_size": "8MiB", "concurrency": 7}
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", **options)
-    assert fs.link_stats() == (0, 0.0, None, 14)
+    assert fs.link_stats() == (0, 0.0, None, 14, None)
     assert fs._source._origin is None  # no origin is created for it
     assert 7 * MiB < fs.may_hold() <= 8 * MiB
     for i in range(20):

@@ -61,6 +61,14 @@ def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(driv
     assert "media" not in drive.asked()
 
 
+def test_the_rate_that_drive_allows_is_told(drive):
+    fs = fsspec.filesystem("cdrive")
+    drive.put("a", b"1")
+    assert fs.link_stats().requests_per_s is None
+    fs.cat_file(drive.path("a"))
+    assert fs.link_stats().requests_per_s == pytest.approx(0.95 * 12_000 / 60)
+
+
 # Readahead
 def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
     origin = FakeOrigin()

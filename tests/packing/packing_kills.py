@@ -4,7 +4,7 @@ import os
 import signal
 
 from cachedfs.datasets import pack
-from cachedfs.packing import shard_runner, store
+from cachedfs.packing import runner, store
 from cachedfs.packing.sources import text_lines
 
 SMALL = {"chunk_bytes": "4KiB", "shard_bytes": "16KiB"}
@@ -30,5 +30,5 @@ def pack_and_die(source, target, number, when, options):
 
     store.ZarrTarget.put = deadly
     if when == "noted":
-        shard_runner.CHECKSUMS_S = 0.0
+        runner.CHECKSUMS_S = 0.0
     pack(source, target, n_workers=1, storage_options=options, target_options=options, **SMALL)

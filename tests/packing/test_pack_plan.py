@@ -17,14 +17,14 @@ import pyarrow.parquet
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cachedfs.packing.chunk_sizes import choose_codec, grid_of, shard_size, shares, small_of
+from cachedfs.packing.layout import choose_codec, grid_of, shard_size, shares, small_of
 from cachedfs.packing.pack_types import END, Field, PieceCounts, SampleBatch, SourcePiece
-from cachedfs.packing.shard_encoder import ChunkEncoding, ShardBytes, wrong_with
+from cachedfs.packing.shard_encoder import ArrayEncoding, ShardBytes, shuffle_of, wrong_with
 from cachedfs.packing.sources.arrow_columns import chosen
 from cachedfs.packing.sources.csv_records import record_ends
 from cachedfs.packing.sources.detect import kind_of
-from cachedfs.packing.sources.sample_source import BatchCache, spread
-from cachedfs.packing.task import chunks_of
+from cachedfs.packing.sources.sample_source import BatchCache
+from cachedfs.packing.sources.source_tools import spread
 from tests.support import ROOT, MiB
 
 
@@ -59,11 +59,9 @@ fields = st.builds(
 
 @given(fields, st.floats(0, 1e10), st.none() | st.integers(1 << 10, 1 << 30), st.integers(1 << 10, 1 << 30))
 def test_shards_are_whole_chunks_and_no_larger_than_requested(field, mean, chunk, shard):
-    grid = grid_of(field, mean, chunk=chunk, shard=shard, why="")
-    assert all(whole % part == 0 for whole, part in zip(grid.shard, grid.chunk, strict=True))
-    size, one = (
-        np.prod(part, dtype=float) * np.dtype(field.dtype).itemsize for part in (grid.shard, grid.chunk)
-    )
+    inner, outer, _ = grid_of(field, mean, chunk=chunk, shard=shard, why="")
+    assert all(whole % part == 0 for whole, part in zip(outer, inner, strict=True))
+    size, one = (np.prod(part, dtype=float) * np.dtype(field.dtype).itemsize for part in (outer, inner))
     assert size <= max(shard, one)
     assert one <= max(chunk or MiB, field.row_size)
 
@@ -147,21 +145,20 @@ def test_csv_records_end_where_arrow_ends_them(text):
 )
 def test_a_flipped_bit_of_a_shard_is_found(n, rows, per_shard, codec, data):
     field = Field("x", "int32", (3,))
-    grid = grid_of(field, 0, chunk=12 * rows, shard=12 * rows * per_shard, why="")
-    encoding = ChunkEncoding.of(field, grid, codec)
-    values = np.arange(3 * n, dtype="i4").reshape(n, 3)[: grid.shard[0]]
+    inner, outer, _ = grid_of(field, 0, chunk=12 * rows, shard=12 * rows * per_shard, why="")
+    encoding = ArrayEncoding(field.dtype, inner, outer, codec, shuffle_of(field))
+    values = np.arange(3 * n, dtype="i4").reshape(n, 3)[: outer[0]]
     shard = ShardBytes(encoding)
-    parts = list(chunks_of(values, grid.chunk))
-    for at, part in parts:
-        shard.put(at, part)
+    shard.append(values)
+    n_chunks = -(-len(values) // inner[0])
     stored = bytes(shard.finish())
-    assert wrong_with(stored, encoding, len(parts)) is None
-    assert wrong_with(stored, encoding, len(parts) + 1) is not None
+    assert wrong_with(stored, encoding, n_chunks) is None
+    assert wrong_with(stored, encoding, n_chunks + 1) is not None
     bit = data.draw(st.integers(0, 8 * len(stored) - 1))
     flipped = bytearray(stored)
     flipped[bit // 8] ^= 1 << bit % 8
-    assert wrong_with(bytes(flipped), encoding, len(parts)) is not None
-    assert wrong_with(stored[:-1], encoding, len(parts)) is not None
+    assert wrong_with(bytes(flipped), encoding, n_chunks) is not None
+    assert wrong_with(stored[:-1], encoding, n_chunks) is not None
 
 
 def test_a_truncated_tally_is_ignored():
@@ -191,15 +188,12 @@ def test_a_damaged_tally_is_ignored_and_names_are_distinct():
 def test_kept_batches_are_bounded_and_made_once():
     held, made = BatchCache(1000), []
 
-    def make(i):
-        def batch():
-            made.append(i)
-            return SampleBatch(1, {"a": np.zeros(400, "u1")}, {})
-
-        return batch
+    def make(piece):
+        made.append(piece.start)
+        return SampleBatch(1, {"a": np.zeros(400, "u1")}, {})
 
     for i in (0, 1, 0, 2, 1, 2, 0):  # the first of the source is dropped when there is no room
-        held.get(SourcePiece(0, i, i + 1), make(i))
+        held.get(SourcePiece(0, i, i + 1), make)
     assert made == [0, 1, 2, 0]
 
 

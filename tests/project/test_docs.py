@@ -361,7 +361,7 @@ def check_python(arguments: list[str]) -> None:
     assert arguments[0] == "-m"
     module = arguments[1]
     assert importlib.util.find_spec(module) is not None, module
-    if module in ("cachedfs.sim", "tests.benchmarks"):
+    if module in ("cachedfs.sim", "tests.benchmarks", "tests.benchmarks.mounts"):
         help_text = help_of(module)
         for option in filter(lambda text: text.startswith("--"), arguments):
             assert option in help_text, option

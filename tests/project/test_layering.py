@@ -24,8 +24,7 @@ LAYERS = [
     {"prefetch"},
     {"snapshot"},
     {"filesystem"},
-    {"obspec"},
-    {"report"},
+    {"obspec", "report", "mount"},
     {"datasets"},
     {"packing"},
     {"demo"},
@@ -35,7 +34,7 @@ LAYER = {package: number for number, packages in enumerate(LAYERS) for package i
 ONLY_IMPORTERS = {
     "torch": {"datasets"}, "zarr": {"datasets", "demo", "packing"}, "h5py": {"datasets", "packing"}, "gcsfs": {"origins"},
     "google": {"origins"}, "pydrive2": {"origins", "demo"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": {"cache"},
-    "matplotlib": {"report"},
+    "matplotlib": {"report"}, "mfusepy": {"mount"},
 }  # fmt: skip
 PRINTING = {"cli", "demo", "sim"}
 

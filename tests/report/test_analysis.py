@@ -20,6 +20,7 @@ def run(**figures):
         ({"times": {"link": 1.0, "latency": 1.0, "other": 6.0}}, "other"),
         ({"times": {"other": 6.0}, "requests": 100, "refused": 1}, "quota"),
         ({"times": {"other": 6.0}, "requests": 1000, "refused": 1}, "other"),
+        ({"times": {"link": 1.0, "latency": 3.0, "quota": 7.5}}, "quota"),
         ({"times": {"link": 6.0}, "requests": 9, "refused": 9}, "link"),
         ({"times": {"decode": 9.5, "load": 10.0}, "n_threads": 4}, "decode"),
         ({"times": {"decode": 2.0, "load": 9.5}, "n_threads": 4}, "load"),
@@ -47,6 +48,7 @@ def test_a_run_that_waited_nearly_all_the_time_says_so(times, first_wait_s):
 
 
 LINK = {"times": {"link": 9.7}, "bytes_fetched": 580_000_000, "bytes_per_s": 60e6}
+LIMITED = {"times": {"quota": 7.9}, "requests": 1500, "requests_per_s": 190.0, "n_threads": 4}
 MANY = {"times": {"latency": 9.6}, "requests": 770, "latency_s": 0.4, "n_at_once": 32}
 
 
@@ -70,6 +72,13 @@ MANY = {"times": {"latency": 9.6}, "requests": 770, "latency_s": 0.4, "n_at_once
             ),
         ),
         (
+            LIMITED,
+            (
+                "The origin's quota limits: the program waited 8.00 s of 10.0 s (80.0 %) for data; 1,500 requests at the 190 per "
+                "second that the origin allows. To do: cachedfs pack: fewer and larger objects."
+            ),
+        ),
+        (
             {"times": {"load": 10.0}, "n_threads": 4, "read_share": 0.75},
             (
                 "Loading limits: the program waited 8.00 s of 10.0 s (80.0 %) for data; 4 threads are busy 100.0 % of the "
@@ -86,13 +95,20 @@ MANY = {"times": {"latency": 9.6}, "requests": 770, "latency_s": 0.4, "n_at_once
         (
             {"times": {"other": 8.0}, "requests": 300, "refused": 12},
             (
-                "The origin's quota limits: the program waited 8.00 s of 10.0 s (80.0 %) for data; it refused 12 of 300 "
-                "requests. To do: cachedfs pack: fewer and larger objects."
+                "The origin's quota limits: the program waited 8.00 s of 10.0 s (80.0 %) for data; the origin refused 12 of "
+                "300 requests (rate limit or quota). To do: cachedfs pack: fewer and larger objects."
             ),
         ),
         (
             {"wait_s": 0.1, "times": {"compute": 9.9}},
             "Reading does not limit: the program waited 100 ms of 10.0 s (1.0 %) for data.",
+        ),
+        (  # a daily quota ends the program, without any waiting
+            {"wait_s": 0.1, "times": {"compute": 9.9}, "requests": 9, "refused": 1},
+            (
+                "Reading does not limit: the program waited 100 ms of 10.0 s (1.0 %) for data; the origin refused 1 of "
+                "9 requests (rate limit or quota)."
+            ),
         ),
         ({"elapsed_s": 0.0}, "Nothing was read yet."),
     ],

@@ -1,6 +1,7 @@
 """The event log: its content, one file per process, and what is left after a kill or a fork."""
 
 import contextlib
+import functools
 import json
 import logging
 import multiprocessing
@@ -19,7 +20,9 @@ from cachedfs import log_events
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.report import read, summary_of
+from cachedfs.sim import Fault
 from tests.support import ROOT, MiB, forget, noise, until
 
 
@@ -76,6 +79,20 @@ def test_a_wait_is_recorded_with_its_path(cloud, folder):
     fs.cat_file(cloud.path("key"))
     (wait,) = [event for event in lines(folder) if event["kind"] == "wait"]
     assert wait["path"] == cloud.path("key")
+
+
+def test_refusals_for_a_rate_or_a_quota_are_recorded(drive, folder, monkeypatch):
+    monkeypatch.setattr(
+        "cachedfs.origins.drive.client.RetryPolicy", functools.partial(RetryPolicy, base_s=0.0)
+    )
+    for reason in ("userRateLimitExceeded", "rateLimitExceeded", "dailyLimitExceeded", "forbidden"):
+        drive.put(f"f/{reason}", b"data")
+        drive.server.fail(Fault(kind="media", status=403, reason=reason))
+        with contextlib.suppress(OSError):
+            fsspec.filesystem("cdrive").cat_file(drive.path(f"f/{reason}"))
+    refused = [(event["status"], event["refused"]) for event in lines(folder) if event["kind"] == "request"]
+    assert [each for each in refused if each[0] == 403] == [(403, True)] * 3 + [(403, False)]
+    assert "the origin refused 3 of " in summary_of(read(folder)).sentence
 
 
 @pytest.fixture

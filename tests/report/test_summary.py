@@ -46,14 +46,14 @@ def test_waiting_is_divided_by_what_was_in_progress():
 
 def test_the_verdict_is_about_the_waiting():
     records = EventRecords(
-        requests=(request(0.0, 1.0, 2.0, size=1), request(2.0, 0.5, 0.5, status=429)),
+        requests=(request(0.0, 1.0, 2.0, size=1), request(2.0, 0.5, 0.5, status=403, refused=True)),
         waits=(WaitEvent(0.0, "b/k", 9.0),),
         samples=(sample(10.0, 10.0, hits=1),),
     )
     summary = summary_of(records)
     assert summary.limit == "quota"
     assert summary.shares == pytest.approx({"link": 0.1, "latency": 0.15, "other": 0.65})
-    assert "waited 9.00 s of 10.0 s (90.0 %) for data; it refused 1 of 2 requests" in summary.sentence
+    assert "waited 9.00 s of 10.0 s (90.0 %) for data; the origin refused 1 of 2 requests" in summary.sentence
 
 
 def test_bins_contain_the_counts_of_their_time():

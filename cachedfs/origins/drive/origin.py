@@ -84,6 +84,11 @@ class DriveOrigin:
         with mapped(api.url_of(path), "looking it up"):
             return await self.tree.lookup(path, parent)
 
+    @property
+    def requests_per_s(self) -> float | None:
+        """Downloads per second that the limits of the account allow now."""
+        return self.account.rate_limiter.per_s
+
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
         return self.account.spare_s()

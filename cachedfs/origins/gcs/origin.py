@@ -111,6 +111,10 @@ class GCSOrigin:
         if inner is not None:
             await close_session(inner)
 
+    @property
+    def requests_per_s(self) -> float | None:
+        return None
+
     def spare_s(self) -> float:
         """Return 0: the service accepts all that we can send."""
         return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,29 +13,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cachedfs.packing.pack_types import END, Array, Field, SampleBatch
-from cachedfs.packing.sources.field_names import checked
+from cachedfs.packing.sources.source_tools import checked_fields, joined
 
 __all__ = [
     "Columns",
-    "arrow_type",
     "as_json",
     "batch_of",
     "chosen",
-    "field_of",
     "fields_of",
     "merged",
-    "stored_type",
+    "selected",
     "structs_of",
-    "text_of",
-    "unfolded",
-    "unfolded_types",
+    "typed",
 ]
+__all__ += ["empty_table", "unfolded", "whole_type"]
 
 # The parsed `columns` argument: a type as text for each name; None keeps the type of the column.
 Columns = Mapping[str, str | None] | None
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 TYPE = re.compile(r"(ragged )?([a-z]+[0-9]*)(?:\[([0-9, ]+)\])?")
 TEXTS = {"utf8": "utf-8", "bytes": "bytes", "json": "json"}
+
+
+# The user's types.
 
 
 def chosen(columns: Any) -> Columns:
@@ -54,194 +54,50 @@ def chosen(columns: Any) -> Columns:
     return given
 
 
-def arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
-    """Return the Arrow type of a column: by the user's type (`given`), else as `found`."""
-    if given is None or given == "json":
-        if pa.types.is_timestamp(found) and found.tz is None:
-            return found
-        return pa.string() if pa.types.is_null(found) else found
-    field = _parsed(name, given)
-    if field.means == "utf-8":
-        return pa.string()
-    if field.means == "bytes":
-        return pa.binary()
-    item = pa.from_numpy_dtype(np.dtype(field.dtype))
-    return pa.list_(item) if field.is_ragged or field.shape else item
-
-
-def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
-    """Return the fields of the columns.
-
-    Raises ValueError for invalid array names and for bytes inside JSON.
-    """
-    fields = tuple(field_of(column.name, column.type, (columns or {}).get(column.name)) for column in schema)
-    for column, field in zip(schema, fields, strict=True):
-        if field.means == "json" and _holds_bytes(stored_type(column.type)):
-            raise ValueError(
-                f"column {column.name!r} is {column.type}: JSON has no bytes; columns=[...] leaves it out, or gives it another type"
-            )
-    return checked(fields)
-
-
-def field_of(name: str, type_: pa.DataType, given: str | None = None) -> Field:
-    """Return the field of a column. Raises ValueError for a tensor whose axes are permuted."""
-    if given is not None:
-        return _parsed(name, given)
-    if isinstance(type_, pa.FixedShapeTensorType):
-        return _tensor(name, type_)
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
-        return Field(name, type_.to_pandas_dtype().__name__.removesuffix("_"))
-    if (units := _units(type_)) is not None:
-        return Field(name, "int64", means=units)
-    if _is_text(type_) or pa.types.is_null(type_) or pa.types.is_decimal(type_):
-        return Field(name, "uint8", is_ragged=True, means="utf-8")
-    if _is_bytes(type_):
-        return Field(name, "uint8", is_ragged=True, means="bytes")
-    if _is_list(type_) and _is_number(type_.value_type):
-        dtype = type_.value_type.to_pandas_dtype().__name__.removesuffix("_")
-        if pa.types.is_fixed_size_list(type_):
-            return Field(name, dtype, (type_.list_size,))
-        return Field(name, dtype, is_ragged=True)
-    return Field(name, "uint8", is_ragged=True, means="json")
-
-
-def _tensor(name: str, type_: pa.FixedShapeTensorType) -> Field:
-    found, order = field_of(name, type_.storage_type), type_.permutation or []
-    if order != sorted(order):
+def _parsed(name: str, given: str) -> Field:
+    """Return the field of a type as text: int64, float32[768], ragged float32, utf8, bytes or json."""
+    match = TYPE.fullmatch(given)
+    if match and given in TEXTS:
+        return Field(name, "uint8", is_ragged=True, means=TEXTS[given])
+    try:
+        dtype = np.dtype(match[2] if match else "V")
+    except TypeError:
+        dtype = np.dtype("V")
+    if match is None or dtype.kind not in "biuf" or (match[1] and match[3]):
         raise ValueError(
-            f"column {name!r} is {type_}: its axes are in another order than its numbers; columns={{...}} leaves it out, or "
-            f"gives it another type, such as {found if found.shape else 'json'} for what is stored"
+            f"columns={{{name!r}: {given!r}}}: expected a type such as int64, float32[768], ragged float32, utf8, bytes or json"
         )
-    return dataclasses.replace(found, shape=tuple(type_.shape)) if found.shape else found
+    shape = tuple(int(n) for n in match[3].split(",")) if match[3] else ()
+    return Field(name, dtype.name, shape, is_ragged=bool(match[1]))
 
 
-def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> SampleBatch:
-    """Return the rows of a table as samples.
-
-    Raises ValueError, with the column, for values that do not fit its field.
-    """
-    values: dict[str, Array] = {}
-    sizes: dict[str, Array] = {}
-    for field in fields:
-        column = table.column(field.name)
-        try:
-            values[field.name], n = _values(_whole(column), field)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(
-                f"column {field.name!r}: {error}; columns={{...}} can give it another type"
-            ) from error
-        if n is not None:
-            sizes[field.name] = n
-    return SampleBatch(table.num_rows, values, sizes, stop)
+def selected(schema: pa.Schema, columns: Columns, url: str) -> pa.Schema:
+    """Return the chosen columns of a schema. Raises ValueError if one does not exist, or two have one name."""
+    wanted = list(columns) if columns is not None else schema.names
+    if missing := [name for name in wanted if name not in schema.names]:
+        raise ValueError(f"{url}: columns {missing} do not exist; there are {schema.names}")
+    if duplicates := [name for name in wanted if schema.names.count(name) > 1]:
+        raise ValueError(
+            f"{url}: several columns are called {duplicates[0]!r}; columns=[...] says which others to pack"
+        )
+    return pa.schema([schema.field(name) for name in wanted])
 
 
-def whole_type(name: str, least: int, largest: int, other: str = "json") -> pa.DataType:
-    """Return int64 or uint64, by the range of the integers.
-
-    Raises ValueError if neither fits; the message suggests the type `other`, which keeps all digits.
-    """
-    if least >= -(2**63) and largest < 2**63:
-        return pa.int64()
-    if least >= 0 and largest < 2**64:
-        return pa.uint64()
-    raise ValueError(
-        f"column {name!r}: no integer type holds {least} to {largest}; columns={{...}} can give it another, such as "
-        f"float64 or {other}"
+def typed(schema: pa.Schema, columns: Columns) -> pa.Schema:
+    """Return the schema with the types that the user gave. Columns without any value are text."""
+    return pa.schema(
+        [(each.name, _arrow_type(each.name, (columns or {}).get(each.name), each.type)) for each in schema]
     )
 
 
-def stored_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type with each extension type in it replaced by its storage type."""
-    if isinstance(type_, pa.BaseExtensionType):
-        return stored_type(type_.storage_type)
-    if pa.types.is_struct(type_):
-        return pa.struct([_stored(field) for field in type_])
-    if pa.types.is_map(type_):
-        return pa.map_(_stored(type_.key_field), _stored(type_.item_field), type_.keys_sorted)
-    if pa.types.is_fixed_size_list(type_):
-        return pa.list_(_stored(type_.value_field), type_.list_size)
-    if _is_list(type_):
-        made = pa.large_list if pa.types.is_large_list(type_) else pa.list_
-        return made(_stored(type_.value_field))
-    return type_
-
-
-def _stored(field: pa.Field) -> pa.Field:
-    return field.with_type(stored_type(field.type))
-
-
-def structs_of(schema: pa.Schema) -> frozenset[str]:
-    """Return the names of the structs that hold bytes, nested ones included, such as `image`.
-
-    They are split into columns (`image.bytes`), because JSON cannot hold bytes.
-    """
-    return frozenset(each for column in schema for each in _structs(column.name, stored_type(column.type)))
-
-
-def _structs(name: str, stored: pa.DataType) -> list[str]:
-    if not _is_unfolded(stored):
-        return []
-    return [name, *(each for field in stored for each in _structs(f"{name}.{field.name}", field.type))]
-
-
-def _is_unfolded(stored: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(stored)) and _holds_bytes(stored)
-
-
-def unfolded_types(schema: pa.Schema) -> pa.Schema:
-    """Return the schema after `unfolded`.
-
-    Tensors keep their extension type: their storage type has no shape.
-    """
-    return pa.schema([each for column in schema for each in _part_types(column.name, column.type)])
-
-
-def _part_types(name: str, type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
-    stored = stored_type(type_)
-    if not _is_unfolded(stored):
-        return [(name, type_ if isinstance(type_, pa.FixedShapeTensorType) else stored)]
-    struct = type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
-    return [each for field in struct for each in _part_types(f"{name}.{field.name}", field.type)]
-
-
-def unfolded(table: pa.Table, structs: frozenset[str]) -> pa.Table:
-    """Convert extension columns to their storage type, and split the named structs.
-
-    A field of a struct becomes a column (`image.path`). `structs` is the result of `structs_of` for the whole file: if
-    only some fields of a struct are read, the type of the column may lack the bytes.
-    """
-    found = [
-        each
-        for name, column in zip(table.column_names, table.columns, strict=True)
-        for each in _parts(name, _as_stored(column), structs)
-    ]
-    return pa.Table.from_arrays([column for _, column in found], names=[name for name, _ in found])
-
-
-def _as_stored(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    stored = stored_type(column.type)
-    return column if stored == column.type else column.cast(stored)
-
-
-def _parts(name: str, column: pa.ChunkedArray, structs: frozenset[str]) -> list[tuple[str, pa.ChunkedArray]]:
-    if name not in structs or not pa.types.is_struct(column.type):  # another column may have the same name
-        return [(name, column)]
-    # `flatten` makes the fields of a null struct null.
-    inner = zip(column.type, column.flatten(), strict=True)
-    return [each for field, part in inner for each in _parts(f"{name}.{field.name}", part, structs)]
-
-
-def as_json(value: Any) -> bytes:
-    """Return a value as JSON in UTF-8. Types that JSON lacks become text."""
-    # UTF-8 cannot encode a lone surrogate: it stays a JSON escape.
-    return json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace")
-
-
-def text_of(texts: Sequence[bytes]) -> tuple[Array, Array]:
-    """Return texts as one array of bytes, and the length of each."""
-    return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
+def _arrow_type(name: str, given: str | None, found: pa.DataType) -> pa.DataType:
+    if given is None or given == "json":
+        return pa.string() if pa.types.is_null(found) else found
+    field = _parsed(name, given)
+    if field.means:
+        return pa.string() if field.means == "utf-8" else pa.binary()
+    item = pa.from_numpy_dtype(np.dtype(field.dtype))
+    return pa.list_(item) if field.is_ragged or field.shape else item
 
 
 def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -254,15 +110,184 @@ def merged(schemas: Sequence[pa.Schema]) -> pa.Schema:
         ) from error
 
 
+def whole_type(name: str, numbers: Sequence[int], other: str = "json") -> pa.DataType:
+    """Return int64 or uint64, by the range of the integers.
+
+    Raises ValueError if neither fits; the message suggests the type `other`, which keeps all digits.
+    """
+    least, largest = min(numbers), max(numbers)
+    if least >= -(2**63) and largest < 2**63:
+        return pa.int64()
+    if least >= 0 and largest < 2**64:
+        return pa.uint64()
+    raise ValueError(
+        f"column {name!r}: no integer type holds {least} to {largest}; columns={{...}} can give it another, such as "
+        f"float64 or {other}"
+    )
+
+
+# Types to fields.
+
+
+def fields_of(schema: pa.Schema, columns: Columns) -> tuple[Field, ...]:
+    """Return the fields of the columns.
+
+    Raises ValueError for invalid array names and for bytes inside JSON.
+    """
+    fields = [_field(column.name, column.type, (columns or {}).get(column.name)) for column in schema]
+    for column, field in zip(schema, fields, strict=True):
+        if field.means == "json" and _holds_bytes(_stored(column.type)):
+            raise ValueError(
+                f"column {column.name!r} is {column.type}: JSON has no bytes; columns=[...] leaves it out, or gives it another type"
+            )
+    return checked_fields(fields)
+
+
+def _field(name: str, type_: pa.DataType, given: str | None = None) -> Field:
+    """Return the field of a column. Raises ValueError for a tensor whose axes are permuted."""
+    if given is not None:
+        return _parsed(name, given)
+    if isinstance(type_, pa.FixedShapeTensorType):
+        return _tensor(name, type_)
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if _is_number(type_):
+        return Field(name, _dtype(type_))
+    if (units := _units(type_)) is not None:
+        return Field(name, "int64", means=units)
+    if _is_text(type_) or pa.types.is_null(type_) or pa.types.is_decimal(type_):
+        return Field(name, "uint8", is_ragged=True, means="utf-8")
+    if _is_bytes(type_):
+        return Field(name, "uint8", is_ragged=True, means="bytes")
+    if _is_list(type_) and _is_number(type_.value_type):
+        dtype = _dtype(type_.value_type)
+        if pa.types.is_fixed_size_list(type_):
+            return Field(name, dtype, (type_.list_size,))
+        return Field(name, dtype, is_ragged=True)
+    return Field(name, "uint8", is_ragged=True, means="json")
+
+
+def _tensor(name: str, type_: pa.FixedShapeTensorType) -> Field:
+    found, order = _field(name, type_.storage_type), type_.permutation or []
+    if order != sorted(order):
+        raise ValueError(
+            f"column {name!r} is {type_}: its axes are in another order than its numbers; columns={{...}} leaves it out, or "
+            f"gives it another type, such as {found if found.shape else 'json'} for what is stored"
+        )
+    return dataclasses.replace(found, shape=tuple(type_.shape)) if found.shape else found
+
+
+def _stored(type_: pa.DataType) -> pa.DataType:
+    """Return the type with each extension type in it replaced by its storage type."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return _stored(type_.storage_type)
+    if pa.types.is_struct(type_):
+        return pa.struct([_stored_field(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_stored_field(type_.key_field), _stored_field(type_.item_field), type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(_stored_field(type_.value_field), type_.list_size)
+    if _is_list(type_):
+        made = pa.large_list if pa.types.is_large_list(type_) else pa.list_
+        return made(_stored_field(type_.value_field))
+    return type_
+
+
+def _stored_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_stored(field.type))
+
+
+# Structs that hold bytes.
+
+
+def structs_of(schema: pa.Schema) -> frozenset[str]:
+    """Return the names of the structs that hold bytes, nested ones included, such as `image`.
+
+    They are split into columns (`image.bytes`), because JSON cannot hold bytes.
+    """
+    return frozenset(each for column in schema for each in _structs(column.name, _stored(column.type)))
+
+
+def _structs(name: str, type_: pa.DataType) -> list[str]:
+    if not (pa.types.is_struct(type_) and _holds_bytes(type_)):
+        return []
+    return [name, *(each for field in type_ for each in _structs(f"{name}.{field.name}", field.type))]
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """Return a table without rows. Unlike Arrow's own function, it supports tensors."""
+    return pa.table([pa.chunked_array([], each.type) for each in schema], names=schema.names)
+
+
+def unfolded(table: pa.Table, structs: frozenset[str]) -> pa.Table:
+    """Split the named structs, and convert extension columns but tensors to their storage type.
+
+    A field of a struct becomes a column (`image.path`). `structs` is the result of `structs_of` for the whole file: if
+    only some fields of a struct are read, the type of the column may lack the bytes.
+    """
+    columns = zip(table.column_names, table.columns, strict=True)
+    found = [part for name, column in columns for part in _parts(name, column, structs)]
+    return pa.table([column for _, column in found], names=[name for name, _ in found])
+
+
+def _parts(
+    name: str, column: pa.ChunkedArray, structs: frozenset[str]
+) -> Iterable[tuple[str, pa.ChunkedArray]]:
+    stored = _stored(column.type)
+    if name in structs and pa.types.is_struct(stored):  # another column may have the same name
+        if isinstance(column.type, pa.BaseExtensionType):
+            column = column.cast(column.type.storage_type)
+        # `flatten` makes the fields of a null struct null.
+        parts = zip(column.type, column.flatten(), strict=True)
+        return [each for field, part in parts for each in _parts(f"{name}.{field.name}", part, structs)]
+    is_stored = stored == column.type or isinstance(column.type, pa.FixedShapeTensorType)
+    return [(name, column if is_stored else column.cast(stored))]
+
+
+# Values.
+
+
+def as_json(value: Any) -> bytes:
+    """Return a value as JSON in UTF-8. Types that JSON lacks become text."""
+    # UTF-8 cannot encode a lone surrogate: it stays a JSON escape.
+    return json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def batch_of(table: pa.Table, fields: Sequence[Field], stop: int = END) -> SampleBatch:
+    """Return the rows of a table as samples.
+
+    Raises ValueError, with the column, for values that do not fit its field.
+    """
+    values: dict[str, Array] = {}
+    sizes: dict[str, Array] = {}
+    for field in fields:
+        try:
+            values[field.name], n = _values(_whole(table.column(field.name)), field)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(
+                f"column {field.name!r}: {error}; columns={{...}} can give it another type"
+            ) from error
+        if n is not None:
+            sizes[field.name] = n
+    return SampleBatch(table.num_rows, values, sizes, stop)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    found = column.combine_chunks()
+    found = found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+    return found.storage if isinstance(found, pa.ExtensionArray) else found
+
+
 def _values(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
     if field.means in TEXTS.values():
         return _text(column, field)
     if field.is_ragged or field.shape:
         return _lists(column, field)
     if field.means:  # times
-        return np.asarray(
-            _filled(column.cast(_integer(column.type)).cast(pa.int64()), np.iinfo(np.int64).min)
-        ), None
+        times = column.cast(_integer(column.type)).cast(pa.int64())
+        return np.asarray(_filled(times, np.iinfo(np.int64).min)), None
     return _numbers(column, field.dtype), None
 
 
@@ -284,7 +309,7 @@ def _numbers(column: pa.Array, dtype: str) -> Array:
 
 def _text(column: pa.Array, field: Field) -> tuple[Array, Array]:
     if field.means == "json":
-        return text_of([b"" if value is None else as_json(value) for value in column.to_pylist()])
+        return joined(b"" if value is None else as_json(value) for value in column.to_pylist())
     if field.means == "utf-8" or not (_is_text(column.type) or _is_bytes(column.type)):
         column = column.cast(pa.large_string())
         column.validate(full=True)  # Arrow's readers do not check that text is UTF-8
@@ -311,32 +336,11 @@ def _lists(column: pa.Array, field: Field) -> tuple[Array, Array | None]:
     return found.reshape(len(column), *field.shape), None
 
 
-def _parsed(name: str, given: str) -> Field:
-    """Return the field of a type as text: int64, float32[768], ragged float32, utf8, bytes or json."""
-    match = TYPE.fullmatch(given)
-    if match and given in TEXTS:
-        return Field(name, "uint8", is_ragged=True, means=TEXTS[given])
-    try:
-        dtype = np.dtype(match[2] if match else "")
-    except TypeError:
-        dtype = np.dtype("V")
-    if match is None or dtype.kind not in "biuf" or not match[2] or (match[1] and match[3]):
-        raise ValueError(
-            f"columns={{{name!r}: {given!r}}}: expected a type such as int64, float32[768], ragged float32, utf8, bytes or json"
-        )
-    shape = tuple(int(n) for n in match[3].split(",")) if match[3] else ()
-    return Field(name, dtype.name, shape, is_ragged=bool(match[1]))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
-
-
 def _filled(column: pa.Array, value: Any) -> pa.Array:
     return column.fill_null(value) if column.null_count else column
+
+
+# Types.
 
 
 def _units(type_: pa.DataType) -> str | None:
@@ -356,19 +360,8 @@ def _integer(type_: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_date32(type_) or pa.types.is_time32(type_) else pa.int64()
 
 
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
-    )
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(type_)
-        or pa.types.is_large_binary(type_)
-        or pa.types.is_fixed_size_binary(type_)
-        or pa.types.is_binary_view(type_)
-    )
+def _dtype(type_: pa.DataType) -> str:
+    return str(type_.to_pandas_dtype().__name__.removesuffix("_"))
 
 
 def _holds_bytes(type_: pa.DataType) -> bool:
@@ -377,11 +370,13 @@ def _holds_bytes(type_: pa.DataType) -> bool:
     return _is_bytes(type_) or any(_holds_bytes(type_.field(i).type) for i in range(type_.num_fields))
 
 
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
-    )
+def _is(*names: str) -> Any:
+    """Return a function that tells whether a type is one of `pa.types.is_...`."""
+    tests = [getattr(pa.types, f"is_{name}") for name in names]
+    return lambda type_: any(test(type_) for test in tests)
 
 
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_))
+_is_text = _is("string", "large_string", "string_view")
+_is_bytes = _is("binary", "large_binary", "fixed_size_binary", "binary_view")
+_is_list = _is("list", "large_list", "fixed_size_list")
+_is_number = _is("boolean", "integer", "floating")

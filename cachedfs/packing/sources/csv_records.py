@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
 from cachedfs.packing.pack_types import Array, SampleBatch, SourcePiece
-from cachedfs.packing.sources.arrow_columns import arrow_type, batch_of, fields_of, whole_type
+from cachedfs.packing.sources.arrow_columns import batch_of, fields_of, selected, typed, whole_type
 from cachedfs.packing.sources.text_lines import TextSource, line_ends
 
 __all__ = ["CSVSource", "delimiter_of", "record_ends", "stray_quotes"]
 
 DELIMITERS = b",;\t|"
 INTEGER = re.compile("-?[0-9]+")
+NULLS = set(pyarrow.csv.ConvertOptions().null_values)  # words that Arrow reads as missing numbers
 
 
 class CSVSource(TextSource):
@@ -49,29 +51,20 @@ class CSVSource(TextSource):
         is_tabbed = ".tsv" in self.files.paths[piece.file].lower()
         self._delimiters = b"\t" if is_tabbed else delimiter_of(header)
         self._header = self._header_of(first)
-        self._names = self.checked(lambda header, _: self._columns_of(header), self._header, piece)
+        found = self.checked(lambda header, _: self._columns_of(header), self._header, piece)
+        self._names = [name or f"Unnamed: {i}" for i, name in enumerate(found)]
         self.notes = [
-            f"column {i + 1} has no name: it is packed as {name!r}, the name that pandas gives it"
-            for i, name in enumerate(self._names)
-            if name == _unnamed(i)
+            f"column {i + 1} has no name: it is packed as {self._names[i]!r}, the name that pandas gives it"
+            for i, name in enumerate(found)
+            if not name
         ]
-        wanted = list(self.columns) if self.columns is not None else self._names
-        if missing := [name for name in wanted if name not in self._names]:
-            raise ValueError(f"{self.files.url}: columns {missing} do not exist; there are {self._names}")
-        self._schema = pa.schema([(name, pa.null()) for name in wanted])
+        names = pa.schema([(name, pa.null()) for name in self._names])
+        self._schema = selected(names, self.columns, self.files.url)
         # One table, so that Arrow finds a type for the values of all samples.
         records = b"\n".join(self.checked(self._sampled_records, *sample) for sample in samples)
         table = self._table(records, {}, is_skipping=True)
-        types_given = self.columns or {}
-        floats = [
-            name
-            for name in wanted
-            if types_given.get(name) is None and pa.types.is_float64(table.schema.field(name).type)
-        ]
-        types = {each.name: each.type for each in table.schema} | self._integer_types(floats, records)
-        self._schema = pa.schema(
-            [(name, arrow_type(name, types_given.get(name), types[name])) for name in wanted]
-        )
+        types = {each.name: each.type for each in table.schema} | self._integer_types(table.schema, records)
+        self._schema = typed(pa.schema([(name, types[name]) for name in self._schema.names]), self.columns)
         self.fields = fields_of(self._schema, self.columns)
         return [self.checked(self.parsed, *sample) for sample in samples if not sample[1].start]
 
@@ -103,7 +96,7 @@ class CSVSource(TextSource):
         if piece.start:
             return data
         header = self._header_of(data)
-        if not header.strip() or self._columns_of(header) != self._names:
+        if not header.strip() or self._columns_of(header) != self._columns_of(self._header):
             raise ValueError(
                 f"the file begins with {header[:100]!r}, and the first file with {self._header[:100]!r}: "
                 "the first record must name the same columns"
@@ -115,58 +108,39 @@ class CSVSource(TextSource):
         return data[: ends[0]] if len(ends) else data
 
     def _columns_of(self, header: bytes) -> list[str]:
-        """Return the column names in the header. Raises ValueError if Arrow finds a second record in it."""
-        others: list[Any] = []
-
-        def on_extra_row(row: Any) -> str:
-            others.append(row)
-            return "skip"
-
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(header) + 64)
-        parse = pyarrow.csv.ParseOptions(
-            delimiter=self._delimiters.decode(),
-            newlines_in_values=True,
-            invalid_row_handler=on_extra_row,
-        )
-        with_line_end = pa.py_buffer(header + b"\n")  # Arrow reports a header without a line end as empty
-        table = pyarrow.csv.read_csv(with_line_end, read_options=read, parse_options=parse)
-        if table.num_rows or others:
+        """Return the column names in the header. Raises ValueError if there is a second record in it."""
+        text = io.StringIO(header.decode(), newline="")
+        names, *others = csv.reader(text, delimiter=self._delimiters.decode())
+        if others:
             raise ValueError("its lines end with \\r alone; make that \\n, or \\r\\n")
-        return [name or _unnamed(i) for i, name in enumerate(table.schema.names)]
+        return names
 
-    def _integer_types(self, names: list[str], records: bytes) -> dict[str, pa.DataType]:
+    def _integer_types(self, schema: pa.Schema, records: bytes) -> dict[str, pa.DataType]:
         """Return integer types for columns of large integers, which Arrow reads as floats and rounds."""
-        if not names:
+        is_given = {name for name, type_ in (self.columns or {}).items() if type_ is not None}
+        floats = [
+            each.name for each in schema if pa.types.is_float64(each.type) and each.name not in is_given
+        ]
+        if not floats:
             return {}
-        table = self._table(records, dict.fromkeys(names, pa.string()), is_skipping=True, has_null=True)
         found = {}
-        for name in names:
-            texts = [text.strip() for text in table.column(name).to_pylist() if text is not None]
+        table = self._table(records, dict.fromkeys(floats, pa.string()), is_skipping=True)
+        for name in floats:
+            texts = {text.strip() for text in table.column(name).unique().to_pylist()} - NULLS
             if texts and all(map(INTEGER.fullmatch, texts)):
-                numbers = [int(text) for text in texts]
-                found[name] = whole_type(name, min(numbers), max(numbers), "utf8")
+                found[name] = whole_type(name, list(map(int, texts)), "utf8")
         return found
 
-    def _table(
-        self,
-        data: bytes,
-        types: Mapping[str, pa.DataType],
-        *,
-        is_skipping: bool = False,
-        has_null: bool = False,
-    ) -> pa.Table:
+    def _table(self, data: bytes, types: Mapping[str, pa.DataType], *, is_skipping: bool = False) -> pa.Table:
         """Parse records with Arrow, which guesses the types of columns that are not in `types`.
 
-        With `is_skipping`, records with too few or too many columns are left out. With `has_null`, words such as "NA"
-        are null in text columns, too.
+        With `is_skipping`, records with too few or too many columns are left out.
         """
         if not data.strip():
             return pa.schema(
                 [(each.name, types.get(each.name, pa.null())) for each in self._schema]
             ).empty_table()
-        convert = pyarrow.csv.ConvertOptions(
-            column_types=types, include_columns=self._schema.names, strings_can_be_null=has_null
-        )
+        convert = pyarrow.csv.ConvertOptions(column_types=types, include_columns=self._schema.names)
         read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._names)
         parse = pyarrow.csv.ParseOptions(
             delimiter=self._delimiters.decode(),
@@ -231,7 +205,3 @@ def _quotes(data: bytes, delimiters: bytes) -> tuple[Array, Array]:
     # After a run that cannot open a field, no field is quoted. From there on, runs open and close fields in turn.
     n_turns = np.cumsum(may_open)
     return at, (n_turns - np.maximum.accumulate(np.where(may_open, 0, n_turns))) % 2 == 1
-
-
-def _unnamed(i: int) -> str:
-    return f"Unnamed: {i}"

@@ -28,7 +28,8 @@ ENDINGS = {
     "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "tar": "tar",
 }  # fmt: skip
 PACKED = ("gz", "bz2", "xz", "zst")
-MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n"}
+# Position and first bytes of what marks a file.
+MAGIC = {"parquet": (0, b"PAR1"), "hdf5": (0, b"\x89HDF\r\n\x1a\n"), "tar": (257, b"ustar")}
 HEAD = 512
 
 
@@ -40,14 +41,10 @@ def kind_of(paths: Sequence[str], head: bytes) -> str:
     """
     endings = {_ending(path) for path in paths}
     kind = ENDINGS.get(endings.pop(), "files") if len(endings) == 1 else "files"
-    if kind == "lines" and len(paths) > 1:
-        return "files"
-    if kind == "files" and len(paths) == 1:  # a single file: detect it by its first bytes
-        return next(
-            (name for name, magic in MAGIC.items() if head.startswith(magic)),
-            "tar" if _is_tar(head) else kind,
-        )
-    return kind
+    if len(paths) > 1:
+        return "files" if kind == "lines" else kind
+    found = (name for name, (at, magic) in MAGIC.items() if head[at:].startswith(magic))
+    return next(found, kind) if kind == "files" else kind
 
 
 def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any) -> SampleSource:
@@ -60,25 +57,17 @@ def source_of(kind: str, files: SourceFiles, *, decode: str | None, columns: Any
             f"decode={decode!r} of {kind}: only files are decoded, by decode='image' or 'image-raw'"
         )
     module, name, needs = _SOURCES[kind]
-    if decode is not None:
-        name = "ImageSource"
     try:
-        found = getattr(import_module(f"cachedfs.packing.sources.{module}"), name)
+        found = import_module(f"cachedfs.packing.sources.{module}")
     except ModuleNotFoundError as error:
         if needs is None or (error.name or "").partition(".")[0] != needs:
             raise
         raise ImportError(f"packing {kind} needs {needs}: pip install 'cachedfs[pack]'") from error
-    source: SampleSource = found(files, columns, decode=decode)
+    source: SampleSource = getattr(found, "ImageSource" if decode else name)(files, columns, decode=decode)
     return source
 
 
 def _ending(path: str) -> str:
-    base = path.rpartition("/")[2].lower()
-    stem, _, ending = base.rpartition(".")
-    if ending in PACKED:  # `x.csv.gz` has the ending `csv`
-        ending = stem.rpartition(".")[2]
-    return ending
-
-
-def _is_tar(head: bytes) -> bool:
-    return head[257:262] == b"ustar"
+    stem, _, ending = path.rpartition("/")[2].lower().rpartition(".")
+    # `x.csv.gz` has the ending `csv`.
+    return stem.rpartition(".")[2] if ending in PACKED else ending

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import h5py
 import numpy as np
 
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
-from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
-from cachedfs.packing.sources.field_names import checked
-from cachedfs.packing.sources.sample_source import PIECE, BadFile, Item, SampleSource, SourceFiles, looked_at
+from cachedfs.packing.pack_types import END, Array, Field, SampleBatch, SourcePiece
+from cachedfs.packing.sources.sample_source import PIECE, BadFile, DecodedSource, SourceFiles
+from cachedfs.packing.sources.source_tools import checked_fields, joined, looked_at, names_of
 
 __all__ = ["HDF5Source"]
 
@@ -21,27 +22,22 @@ SAMPLED_SIZE = 4 << 20  # bytes of each dataset that `look` reads
 ROWS = 1024  # most variable-length rows in one read: their size is unknown before it
 READ_SIZE = 1 << 20  # bytes of such a read, estimated from the rows before it
 MAX_OPEN = 4  # largest number of open files
+KIND = attrgetter("dtype", "shape", "is_ragged")  # what must be equal in all files
 NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}  # largest item size that Zarr supports, by NumPy kind
 
 
-class HDF5Source(SampleSource):
+class HDF5Source(DecodedSource):
     """A source with one field for each dataset; sample `i` is row `i` of all of them.
 
-    HDF5 groups become Zarr groups.
+    HDF5 groups become Zarr groups. Pieces count rows from the start of their file.
     """
 
     kind = "hdf5"
     may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
-        super().__init__(files)
-        if columns is not None and (
-            isinstance(columns, dict) or not all(isinstance(name, str) for name in columns)
-        ):
-            raise ValueError(f"columns={columns!r}: datasets keep their types: give a list of names")
-        self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        super().__init__(files, names_of(columns, "datasets keep their types: give a list of names"))
         self._open_files = _OpenFiles()
-        self._row_sizes: dict[str, int] = {}
 
     def look(self) -> list[SampleBatch]:
         first = self._first()
@@ -56,54 +52,10 @@ class HDF5Source(SampleSource):
                 raise ValueError(f"{where}: no datasets {missing}; there are {', '.join(found) or 'none'}")
             if not names:
                 raise ValueError(f"{where}: has no datasets with rows")
-            lengths = {name: found[name].shape[0] for name in names}
-            if len(set(lengths.values())) > 1:
-                raise ValueError(
-                    f"{where}: datasets of unequal length have no common samples: {lengths}; name those of one "
-                    "length: columns=[...]"
-                )
-            self.fields = checked(tuple(_field(name, found[name], where) for name in names))
-            n = next(iter(lengths.values()))
-            n_sampled, values, sizes = self._read_ragged_samples(file, first, n)
-            for field in self.fields:
-                if field.is_ragged:
-                    continue
-                rows = min(n, max(1, SAMPLED_SIZE // _row_size(found[field.name])))
-                box = tuple(
-                    slice(0, max(1, SAMPLED_SIZE // max(1, field.row_size // size)))
-                    for size in field.shape[:1]
-                )
-                values[field.name], _ = self._values(
-                    file, field, SourcePiece(first, 0, n), 0, rows, box if rows == 1 else ()
-                )
-            self._row_sizes = {
-                field.name: max(1, len(values[field.name]) * field.row_size // max(1, n_sampled))
-                if field.is_ragged
-                else _row_size(found[field.name])
-                for field in self.fields
-            }
-            return [SampleBatch(n_sampled, values, sizes)]
-
-    def _read_ragged_samples(
-        self, file: Any, number: int, n: int
-    ) -> tuple[int, dict[str, Array], dict[str, Array]]:
-        """Read some first rows of the ragged fields; return their number, the elements and the sizes.
-
-        Elements and sizes are by field name. If no field is ragged, the number of rows is `n`.
-        """
-        ragged = [field for field in self.fields if field.is_ragged]
-        parts = {field.name: [(np.empty(0, field.dtype), np.empty(0, np.int64))] for field in ragged}
-        size, stop = 0, 0 if ragged else n
-        while stop < n and size < SAMPLED_SIZE:
-            start, stop = stop, min(n, 2 * stop + 1, stop + ROWS)
-            for field in ragged:
-                found, more = self._values(file, field, SourcePiece(number, 0, n), start, stop)
-                assert more is not None
-                parts[field.name].append((found, more))
-                size += found.nbytes + more.nbytes
-        values = {name: np.concatenate([part for part, _ in each]) for name, each in parts.items()}
-        sizes = {name: np.concatenate([more for _, more in each]) for name, each in parts.items()}
-        return stop, values, sizes
+            fields = [_field(name, found[name], where) for name in names]
+            n = self._n_rows(found, fields, where)
+            self.fields = checked_fields(fields)
+            return [self._read(file, SourcePiece(first, 0, END), n, SAMPLED_SIZE)]
 
     def _first(self) -> int:
         """Return the number of the first file with rows; of the first one if none has rows."""
@@ -119,72 +71,41 @@ class HDF5Source(SampleSource):
             found = self._datasets(file, number)
             return any(found[name].shape[0] for name in self.columns or found if name in found)
 
-    def pieces(self) -> Iterable[SourcePiece]:
-        for number in self.files.numbers:
-            try:
-                with self._open_files.file(self.files, number) as file:
-                    n = self._checked(file, number)
-                    row = sum(self._row_sizes.values())
-                    # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
-                    chunks = file[max(self._row_sizes, key=lambda name: self._row_sizes[name])].chunks
-                    rows = max(1, PIECE // max(1, row))
-                    step = max(chunks[0], rows // chunks[0] * chunks[0]) if chunks else rows
-            except BadFile:
-                yield SourcePiece(number, 0, END)  # `measure` raises the error again
-                continue
-            yield from (SourcePiece(number, at, min(at + step, n)) for at in range(0, n, step))
-
-    def measure(self, piece: SourcePiece) -> PieceCounts:
-        small, sizes = {}, {}
+    def read(self, piece: SourcePiece) -> SampleBatch:
         with self._open_files.file(self.files, piece.file) as file:
-            for field in self.fields:
-                if not (field.is_small or field.is_ragged):
-                    continue
-                if field.is_ragged:
-                    values, sizes[field.name] = self._measure_ragged(file, field, piece)
-                else:
-                    values, _ = self._values(file, field, piece, 0, piece.stop - piece.start)
-                if field.is_small:
-                    small[field.name] = values
-        return PieceCounts(piece.stop - piece.start, small, sizes)
+            n = file[self.fields[0].name].shape[0] if piece.start else self._checked(file, piece.file)
+            return self._read(file, piece, n, PIECE)
 
-    def _measure_ragged(self, file: Any, field: Field, piece: SourcePiece) -> tuple[Array, Array]:
-        """Read a ragged field a few samples at a time; return its elements and the size of each sample.
-
-        The elements are empty unless the field is small.
-        """
-        parts, sizes = [np.empty(0, field.dtype)], [np.empty(0, np.int64)]
-        at, n, step = 0, piece.stop - piece.start, 1
-        while at < n:
-            stop = min(n, at + step)
-            values, more = self._values(file, field, piece, at, stop)
-            assert more is not None
-            sizes.append(more)
-            if field.is_small:
-                parts.append(values)
-            estimate = (stop - at) * READ_SIZE // max(1, values.nbytes)
-            at, step = stop, max(1, min(2 * step, estimate, ROWS))
-        return np.concatenate(parts), np.concatenate(sizes)
-
-    def rows(
-        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
-    ) -> Array:
-        piece, start, stop = span
-        with self._open_files.file(self.files, piece.file) as file:
-            if not field.is_ragged:
-                return self._values(file, field, piece, start, stop, box)[0]
-            # The samples that contain the elements from `start` to `stop`.
-            edges = np.concatenate([[0], np.cumsum(tally().sizes[field.name])])
-            first = int(np.searchsorted(edges, start, side="right")) - 1
-            last = int(np.searchsorted(edges, stop, side="left"))
-            values, _ = self._values(file, field, piece, first, last)
-            return values[start - int(edges[first]) : stop - int(edges[first])]
+    def _read(self, file: Any, piece: SourcePiece, n: int, size: int) -> SampleBatch:
+        """Read rows from the start of a piece on, about `size` bytes, of a file with `n` rows."""
+        ragged = [field for field in self.fields if field.is_ragged]
+        fixed = [field for field in self.fields if not field.is_ragged]
+        rows = max(1, size // max(1, sum(field.row_size for field in fixed)))
+        if chunks := file[max(fixed, key=lambda field: field.row_size).name].chunks if fixed else None:
+            # Whole HDF5 chunks of the largest dataset, so that each is decoded once.
+            rows = max(chunks[0], rows // chunks[0] * chunks[0])
+        stop = min(n, piece.start + rows)
+        parts = {field.name: [(np.empty(0, field.dtype), np.empty(0, np.int64))] for field in ragged}
+        at, step, n_bytes = piece.start, 1, 0
+        while ragged and at < stop and n_bytes < size:
+            end, before = min(stop, at + step), n_bytes
+            for field in ragged:
+                parts[field.name].append(self._values(file, field, piece, at, end))
+                n_bytes += sum(array.nbytes for array in parts[field.name][-1])
+            # Few rows at first, because their size is unknown before.
+            estimate = (end - at) * READ_SIZE // (n_bytes - before)
+            at, step = end, max(1, min(2 * step, estimate, ROWS))
+        stop = at if ragged else stop
+        values = {field.name: self._values(file, field, piece, piece.start, stop)[0] for field in fixed}
+        values |= {name: np.concatenate([values for values, _ in found]) for name, found in parts.items()}
+        sizes = {name: np.concatenate([sizes for _, sizes in found]) for name, found in parts.items()}
+        return SampleBatch(stop - piece.start, values, sizes, END if stop == n else stop)
 
     def _values(
-        self, file: Any, field: Field, piece: SourcePiece, start: int, stop: int, box: tuple[slice, ...] = ()
-    ) -> tuple[Array, Array | None]:
+        self, file: Any, field: Field, piece: SourcePiece, start: int, stop: int
+    ) -> tuple[Array, Array]:
         try:
-            return _values(file[field.name], field, piece.start + start, piece.start + stop, box)
+            return _values(file[field.name], field, start, stop)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{self.shown(piece)}: dataset {field.name!r} is not valid UTF-8: {error}; leave it out: columns=[...]"
@@ -193,37 +114,44 @@ class HDF5Source(SampleSource):
             error.add_note(f"in {self.shown(piece)}, dataset {field.name!r}")
             raise
 
-    def items(self, piece: SourcePiece) -> Iterator[Item]:
-        if not piece.start:
-            yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
-
     def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
 
     def _datasets(self, file: Any, number: int) -> dict[str, Any]:
-        return _datasets(file, self.files.shown(number), is_chosen=self.columns is not None)
+        """Return the datasets with at least one axis, by name. Links count, except those to other files.
+
+        Raises ValueError for a circular link, unless the user chose the datasets.
+        """
+        found: dict[str, Any] = {}
+        for name, what in _all(file, file["/"], "", []):
+            if what is not None and what.shape:
+                found[name] = what
+            elif what is None and self.columns is None:
+                where = self.files.shown(number)
+                raise ValueError(
+                    f"{where}: {name!r} is a circular link; columns=[...] says which datasets to pack"
+                )
+        return found
 
     def _checked(self, file: Any, number: int) -> int:
-        """Return the number of rows of a file.
-
-        Raises ValueError if its datasets differ from the first file's.
-        """
-        found = self._datasets(file, number)
+        """Return the number of rows of a file. Raises ValueError if its datasets differ from the first file's."""
+        found, where = self._datasets(file, number), self.files.shown(number)
         for field in self.fields:
-            name = field.name
-            other = None if name not in found else _field(name, found[name], self.files.shown(number))
-            if other is None or (other.dtype, other.shape, other.is_ragged) != (
-                field.dtype,
-                field.shape,
-                field.is_ragged,
-            ):
+            other = _field(field.name, found[field.name], where) if field.name in found else None
+            if other is None or KIND(other) != KIND(field):
                 raise ValueError(
-                    f"{self.files.shown(number)}: dataset {name!r} is {other or 'not there'}, and {field} in the first file"
+                    f"{where}: dataset {field.name!r} is {other or 'not there'}, and {field} in the first file"
                 )
-        lengths = {name: found[name].shape[0] for name in (field.name for field in self.fields)}
+        return self._n_rows(found, self.fields, where)
+
+    def _n_rows(self, found: dict[str, Any], fields: Iterable[Field], where: str) -> int:
+        lengths = {field.name: int(found[field.name].shape[0]) for field in fields}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"{self.files.shown(number)}: datasets of unequal length: {lengths}")
-        return int(next(iter(lengths.values())))
+            raise ValueError(
+                f"{where}: datasets of unequal length have no common samples: {lengths}; name those of one "
+                "length: columns=[...]"
+            )
+        return next(iter(lengths.values()))
 
 
 class _OpenFiles:
@@ -254,22 +182,6 @@ class _OpenFiles:
                     raw.close()
                     raise BadFile(files.shown(number), f"h5py cannot read it as HDF5: {error}") from error
             yield self._files[number][0]
-
-
-def _datasets(file: Any, where: str, *, is_chosen: bool) -> dict[str, Any]:
-    """Return the datasets with at least one axis, by name. Links count, except those to other files.
-
-    Raises ValueError for a circular link, unless the user chose the datasets (`is_chosen`).
-    """
-    found: dict[str, Any] = {}
-    for name, what in _all(file, file["/"], "", []):
-        if what is None and not is_chosen:
-            raise ValueError(
-                f"{where}: {name!r} is a circular link; columns=[...] says which datasets to pack"
-            )
-        if what is not None and what.shape:
-            found[name] = what
-    return found
 
 
 def _all(file: Any, group: Any, head: str, above: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -317,22 +229,16 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize <= NUMBERS.get(dtype.kind, 0)
 
 
-def _row_size(data: Any) -> int:
-    return max(1, int(data.dtype.itemsize * np.prod(data.shape[1:], dtype=np.int64)))
-
-
-def _values(
-    data: Any, field: Field, start: int, stop: int, box: tuple[slice, ...]
-) -> tuple[Array, Array | None]:
-    if not field.is_ragged:
-        return np.asarray(data[(slice(start, stop), *box)]).astype(field.dtype, copy=False), None
+def _values(data: Any, field: Field, start: int, stop: int) -> tuple[Array, Array]:
+    """Return rows, or the elements of ragged rows and the number in each row."""
     rows = data[start:stop]
+    if not field.is_ragged:
+        return np.asarray(rows).astype(field.dtype, copy=False), np.empty(0, np.int64)
     if field.means:
         texts = [bytes(row) for row in rows]
         if field.means == "utf-8":
             for text in texts:
                 text.decode()
-        return np.frombuffer(b"".join(texts), "u1"), np.fromiter(map(len, texts), np.int64, len(texts))
-    sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        return joined(texts)
     # The empty array sets the type if there are no rows. NumPy's default, float64, cannot hold all integers.
-    return np.concatenate([np.empty(0, field.dtype), *rows]), sizes
+    return np.concatenate([np.empty(0, field.dtype), *rows]), np.fromiter(map(len, rows), np.int64, len(rows))

@@ -12,17 +12,20 @@ import pyarrow.json
 
 from cachedfs.packing.pack_types import SampleBatch, SourcePiece
 from cachedfs.packing.sources.arrow_columns import (
-    arrow_type,
     as_json,
     batch_of,
     fields_of,
     merged,
-    text_of,
+    selected,
+    typed,
     whole_type,
 )
+from cachedfs.packing.sources.source_tools import joined
 from cachedfs.packing.sources.text_lines import TextSource
 
 __all__ = ["JSONSource"]
+
+ADVICE = "columns={...} can give a name another type, such as float64 or json"
 
 
 class JSONSource(TextSource):
@@ -40,19 +43,10 @@ class JSONSource(TextSource):
     def look(self) -> list[SampleBatch]:
         samples = self.samples()
         schema = merged([self.checked(self._guessed_schema, *sample) for sample in samples])
-        if self.columns is not None:
-            missing = [name for name in self.columns if name not in schema.names]
-            if missing:
-                raise ValueError(
-                    f"{self.files.url}: columns {missing} do not exist; there are {schema.names}"
-                )
-            schema = pa.schema([schema.field(name) for name in self.columns])
-        types_given = self.columns or {}
+        schema = selected(schema, self.columns, self.files.url)
         found = {each.name: each.type for each in schema}
         found |= self._integer_types(schema, [data for data, _ in samples])
-        schema = pa.schema(
-            [(name, arrow_type(name, types_given.get(name), type_)) for name, type_ in found.items()]
-        )
+        schema = typed(pa.schema(list(found.items())), self.columns)
         self.fields = fields_of(schema, self.columns)
         self._expected_keys = frozenset(schema.names) if self.columns is None else None
         self._json_fields = [field.name for field in self.fields if field.means == "json"]
@@ -66,11 +60,11 @@ class JSONSource(TextSource):
             data, self._schema, "error" if self._expected_keys and not self._json_fields else "ignore"
         )
         batch = batch_of(table, [field for field in self.fields if field.name in table.schema.names])
-        n = max([batch.n, *map(len, texts.values())])  # an Arrow table without columns has no rows
-        joined = {name: text_of(found) for name, found in texts.items()}
-        values = {name: elements for name, (elements, _) in joined.items()}
-        sizes = {name: lengths for name, (_, lengths) in joined.items()}
-        return SampleBatch(n, {**batch.values, **values}, {**batch.sizes, **sizes})
+        values, sizes = {**batch.values}, {**batch.sizes}
+        for name, found in texts.items():
+            values[name], sizes[name] = joined(found)
+        # An Arrow table without columns has no rows.
+        return SampleBatch(max([batch.n, *map(len, texts.values())]), values, sizes)
 
     def problem(self, record: bytes, error: Exception) -> str:
         try:
@@ -91,10 +85,19 @@ class JSONSource(TextSource):
             for each in schema
             if pa.types.is_list(each.type) and pa.types.is_float64(each.type.value_type)
         }
-        floats = [each.name for each in schema if pa.types.is_float64(each.type) or each.name in lists]
-        objects = (each for data in datas for each in _objects_of(data, "replace")) if floats else ()
-        found = {name: whole_type(name, *ends) for name, ends in _whole_ranges(objects, floats).items()}
-        return {name: pa.list_(type_) if name in lists else type_ for name, type_ in found.items()}
+        floats = lists | {each.name for each in schema if pa.types.is_float64(each.type)}
+        numbers: dict[str, list[Any]] = {name: [] for name in floats}
+        for each in (each for data in datas for each in _objects_of(data, "replace") if floats):
+            for name in floats:
+                value = each.get(name)
+                some = value if isinstance(value, list) else [value]
+                numbers[name].extend(one for one in some if one is not None)
+        found = {}
+        for name in floats:
+            if numbers[name] and all(isinstance(number, int) for number in numbers[name]):
+                type_ = whole_type(name, numbers[name])
+                found[name] = pa.list_(type_) if name in lists else type_
+        return found
 
     def _guessed_schema(self, data: bytes, piece: SourcePiece) -> pa.Schema:
         """Return Arrow's guess of each type; null for a type that the user gave."""
@@ -122,17 +125,10 @@ class JSONSource(TextSource):
             table = pyarrow.json.read_json(pa.py_buffer(data), read_options=read, parse_options=parse)
         except pa.ArrowInvalid as error:
             reason = re.sub(r" in row [0-9]+", "", str(error))
-            raise ValueError(f"{reason}; {self._advice()}") from error
+            raise ValueError(f"{reason}; {ADVICE}") from error
         if schema is not None:
             return table.select(schema.names)
         return table.cast(pa.schema([(each.name, _text_if_time(each.type)) for each in table.schema]))
-
-    def _advice(self) -> str:
-        """Return the advice of an error message: types that the user has not tried yet."""
-        others = [name for name in ("float64", "json") if name not in (self.columns or {}).values()]
-        return (
-            f"columns={{...}} can give a name another type{', such as ' * bool(others)}{' or '.join(others)}"
-        )
 
 
 def _objects_of(data: bytes, errors: str = "strict") -> Iterator[dict[str, Any]]:
@@ -170,20 +166,6 @@ def _texts_of(
             value = each.get(name)
             texts.append(b"" if value is None else as_json(value))
     return found
-
-
-def _whole_ranges(objects: Iterable[dict[str, Any]], names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return (least, largest) for each name whose values are all integers or lists of integers."""
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    for each in objects:
-        for name, values in found.items():
-            value = each.get(name)
-            values.extend(one for one in (value if isinstance(value, list) else [value]) if one is not None)
-    return {
-        name: (min(values), max(values))
-        for name, values in found.items()
-        if values and all(isinstance(value, int) for value in values)
-    }
 
 
 def _shown(line: bytes) -> str:

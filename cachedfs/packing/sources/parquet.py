@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -10,25 +10,17 @@ import pyarrow.parquet as pq
 
 from cachedfs.packing.pack_types import END, SampleBatch, SourcePiece
 from cachedfs.packing.sources.arrow_columns import (
-    arrow_type,
     batch_of,
     chosen,
+    empty_table,
     fields_of,
-    stored_type,
+    selected,
     structs_of,
+    typed,
     unfolded,
-    unfolded_types,
 )
-from cachedfs.packing.sources.sample_source import (
-    PIECE,
-    BadFile,
-    DecodedSource,
-    Item,
-    OpenReaders,
-    SourceFiles,
-    looked_at,
-    spread,
-)
+from cachedfs.packing.sources.sample_source import PIECE, BadFile, DecodedSource, OpenReaders, SourceFiles
+from cachedfs.packing.sources.source_tools import looked_at, spread
 
 __all__ = ["ParquetSource"]
 
@@ -49,44 +41,26 @@ class ParquetSource(DecodedSource):
     may_skip = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
-        super().__init__(files)
-        self.columns = chosen(columns)
-        self._readers: OpenReaders[_Rows] = OpenReaders()
+        super().__init__(files, chosen(columns))
+        self._readers = OpenReaders()
 
     def look(self) -> list[SampleBatch]:
         numbers = self.files.numbers
         first, file_schema = self._first(numbers)
-        schema, self._structs = unfolded_types(file_schema), structs_of(file_schema)
-        wanted = list(self.columns) if self.columns is not None else schema.names
-        if missing := [name for name in wanted if name not in schema.names]:
-            raise ValueError(f"{self.files.url}: columns {missing} do not exist; there are {schema.names}")
-        if duplicates := [name for name in wanted if schema.names.count(name) > 1]:
-            raise ValueError(
-                f"{self.files.url}: several columns are called {duplicates[0]!r}; columns=[...] says which others to pack"
-            )
-        self._schema = pa.schema([schema.field(name) for name in wanted])
+        self._structs = structs_of(file_schema)
+        self._schema = selected(self._unfolded(file_schema), self.columns, self.files.url)
         try:
-            self.fields = fields_of(self._schema_as_asked(), self.columns)
+            self.fields = fields_of(typed(self._schema, self.columns), self.columns)
         except ValueError as error:
             raise ValueError(f"{self.files.shown(first)}: {error}") from error
-        chosen = sorted({first, *(numbers[i] for i in spread(len(numbers), SAMPLED))})
-        found = [batch for _, batch in looked_at(chosen, self._sampled)]
-        n = sum(batch.n for batch in found)
+        files = sorted({first, *(numbers[i] for i in spread(len(numbers), SAMPLED))})
+        found = [batch for _, batch in looked_at(files, self._sampled)]
         # Decoded bytes: the file stores repeated values only once.
-        self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, n))
+        self._row_size = max(1, sum(batch.nbytes for batch in found) // max(1, sum(each.n for each in found)))
         return found
 
-    def _schema_as_asked(self) -> pa.Schema:
-        """Return the schema with the types that the user gave."""
-        types_given = self.columns or {}
-        return pa.schema(
-            [
-                (each.name, arrow_type(each.name, type_, each.type))
-                if (type_ := types_given.get(each.name))
-                else each
-                for each in self._schema
-            ]
-        )
+    def _unfolded(self, schema: pa.Schema) -> pa.Schema:
+        return unfolded(empty_table(schema), structs_of(schema)).schema
 
     def _first(self, numbers: list[int]) -> tuple[int, pa.Schema]:
         """Return the number and schema of the first file with rows.
@@ -103,18 +77,17 @@ class ParquetSource(DecodedSource):
             return file.metadata.num_rows, file.schema_arrow
 
     def _sampled(self, number: int) -> SampleBatch:
-        stored = pa.schema([(each.name, stored_type(each.type)) for each in self._schema])
-        tables: list[pa.Table] = [stored.empty_table()]
+        tables: list[pa.Table] = [empty_table(self._schema)]
         size = 0
         with self._file(number) as file:
             self._check(number, file)
             try:
                 for batch in file.iter_batches(ROWS, columns=self._schema.names, use_threads=False):
-                    table = unfolded(pa.Table.from_batches([batch]), self._structs)
-                    tables.append(table.select(self._schema.names))
+                    tables.append(unfolded(pa.Table.from_batches([batch]), self._structs))
                     size += tables[-1].nbytes
                     if size > SAMPLED_SIZE or len(tables) > SAMPLED_BATCHES:
                         break
+                tables = [table.select(self._schema.names) for table in tables]
                 return batch_of(pa.concat_tables(tables), self.fields)
             except Exception as error:  # Arrow and the filesystem raise errors of many types
                 error.add_note(f"in {self.files.shown(number)}")
@@ -131,45 +104,30 @@ class ParquetSource(DecodedSource):
                 continue
             row = 0
             for i in range(metadata.num_row_groups):
-                group = metadata.row_group(i)
-                if not group.num_rows:
-                    continue
-                # A large row group becomes several pieces, each read by the reader of the one before it.
-                yield SourcePiece(
-                    number, row, END if self._step(group) < group.num_rows else row + group.num_rows
-                )
-                row += group.num_rows
+                if n_rows := metadata.row_group(i).num_rows:
+                    # A large row group becomes several pieces, each read by the reader of the one before it.
+                    yield SourcePiece(number, row, END)
+                row += n_rows
 
     def read(self, piece: SourcePiece) -> SampleBatch:
-        reader = self._readers.take(piece.file, piece.start)
+        reader: _RowGroup | None = self._readers.take(piece.file, piece.start)
         try:
-            if reader is None:
-                reader = _Rows(self._file(piece.file), piece.start, self._schema.names)
-            stop, end = (
-                (piece.stop, piece.stop) if piece.stop != END else reader.span(piece.start, self._step)
-            )
-            table = unfolded(reader.read(stop - piece.start), self._structs)
-            batch = batch_of(table, self.fields, END if stop == end else stop)
+            if reader is None or reader.is_over:
+                file = self._file(piece.file) if reader is None else reader.file
+                reader = _RowGroup(file, piece.start, self._row_size, self._schema.names)
+            table = unfolded(reader.read(piece.start), self._structs)
+            batch = batch_of(table, self.fields, END if reader.is_over else reader.position)
         except Exception as error:  # Arrow and the filesystem raise errors of many types
             error.add_note(f"in {self.shown(piece)}")
             raise
-        if stop == reader.n_rows:
+        if reader.position == reader.file.metadata.num_rows:
             reader.close()
         else:
-            self._readers.put(piece.file, stop, reader)
+            self._readers.put(piece.file, reader.position, reader)
         return batch
-
-    def items(self, piece: SourcePiece) -> Iterator[Item]:
-        if not piece.start:
-            yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
 
     def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the rows from {piece.start:,} on"
-
-    def _step(self, group: Any) -> int:
-        """Return the number of rows in a piece of a row group."""
-        n_pieces = max(1, -(-group.total_byte_size // PIECE))
-        return int(max(1, min(-(-group.num_rows // n_pieces), PIECE // self._row_size)))
 
     def _file(self, number: int) -> pq.ParquetFile:
         raw = self.files.fs.open(self.files.paths[number], "rb")
@@ -182,64 +140,46 @@ class ParquetSource(DecodedSource):
 
     def _check(self, number: int, file: pq.ParquetFile) -> None:
         """Raise ValueError for a file with rows whose columns differ from the schema."""
-        schema = unfolded_types(file.schema_arrow)
+        schema = self._unfolded(file.schema_arrow)
         for each in self._schema if file.metadata.num_rows else ():
             index = schema.get_field_index(each.name)
             if index < 0 or schema.field(index).type != each.type:
                 found = "is not there" if index < 0 else f"is {schema.field(index).type}"
                 raise ValueError(
-                    f"{self.files.shown(number)}: column {each.name!r} {found}, and {each.type} in the first file that has rows; "
-                    "columns=[...] says which to pack"
+                    f"{self.files.shown(number)}: column {each.name!r} {found}, and {each.type} in the first file that "
+                    "has rows; columns=[...] says which to pack"
                 )
 
 
-class _Rows:
-    """Reads the rows of an open file in order, from row `start` on."""
+class _RowGroup:
+    """Reads the row group with row `start` of a file, in parts of about `PIECE` bytes."""
 
-    def __init__(self, file: pq.ParquetFile, start: int, columns: list[str]) -> None:
-        self._file, metadata = file, file.metadata
-        self.n_rows = metadata.num_rows
-        first, self.position = 0, 0
-        while self.position + metadata.row_group(first).num_rows <= start:
-            self.position += metadata.row_group(first).num_rows
-            first += 1
-        groups = list(range(first, metadata.num_row_groups))
-        self._columns, self._groups = columns, groups
-        self._batches: Iterator[pa.RecordBatch] | None = None
-        self._rest: pa.Table | None = None
-        self._skip = start - self.position
+    def __init__(self, file: pq.ParquetFile, start: int, row_size: int, columns: list[str]) -> None:
+        self.file = file
+        i, self.position, self.end = (
+            -1,
+            0,
+            0,
+        )  # the rows before the next part, and before the end of the group
+        while self.end <= start:
+            i, self.position = i + 1, self.end
+            group = file.metadata.row_group(i)
+            self.end += group.num_rows
+        n_parts = max(1, -(-group.total_byte_size // PIECE))
+        n = int(max(1, min(-(-group.num_rows // n_parts), PIECE // row_size)))
+        self._parts: Iterator[pa.RecordBatch] = file.iter_batches(n, [i], columns=columns, use_threads=False)
 
-    def span(self, start: int, step: Callable[[Any], int]) -> tuple[int, int]:
-        """Return the end of the piece that begins at row `start`, and the end of its row group."""
-        metadata, end, i = self._file.metadata, 0, -1
-        while end <= start:
-            i += 1
-            end += metadata.row_group(i).num_rows
-        return min(start + step(metadata.row_group(i)), end), end
+    def read(self, start: int) -> pa.Table:
+        """Return the part that begins at row `start`, behind those that were read."""
+        while (part := next(self._parts, None)) is not None:
+            self.position += part.num_rows
+            if self.position - part.num_rows == start:
+                return pa.Table.from_batches([part])
+        raise ValueError(f"no part of the row group begins at row {start:,}, as it did before")
 
-    def read(self, n: int) -> pa.Table:
-        """Return the next `n` rows."""
-        if self._batches is None:
-            size = max(1, min(n, 64 << 10))
-            self._batches = self._file.iter_batches(
-                size, self._groups, columns=self._columns, use_threads=False
-            )
-        tables, n_rows = ([self._rest], self._rest.num_rows) if self._rest is not None else ([], 0)
-        while n_rows < self._skip + n:
-            batch = next(self._batches, None)
-            if batch is None:
-                raise ValueError("the file has fewer rows than it says")
-            table = pa.Table.from_batches([batch])
-            if n_rows + table.num_rows <= self._skip:  # the whole batch is before the first row
-                self._skip -= table.num_rows
-                continue
-            tables.append(table)
-            n_rows += table.num_rows
-        table_rows = pa.concat_tables(tables)
-        found = table_rows.slice(self._skip, n)
-        self._rest = table_rows.slice(self._skip + n)
-        self._skip = 0
-        return found
+    @property
+    def is_over(self) -> bool:
+        return self.position == self.end
 
     def close(self) -> None:
-        self._file.close(force=True)
+        self.file.close(force=True)

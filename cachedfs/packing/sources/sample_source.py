@@ -7,7 +7,7 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from fsspec.core import url_to_fs
@@ -16,22 +16,8 @@ from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at,
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import END, Array, Field, FieldSpan, PieceCounts, SampleBatch, SourcePiece
 
-__all__ = [
-    "MAX_SAMPLE",
-    "NAMES",
-    "PIECE",
-    "BadFile",
-    "BatchCache",
-    "DecodedSource",
-    "Item",
-    "OpenReaders",
-    "SampleSource",
-    "SourceFiles",
-    "looked_at",
-    "spread",
-    "tally_of",
-    "without_samples",
-]
+__all__ = ["MAX_SAMPLE", "NAMES", "PIECE", "BadFile", "BatchCache", "DecodedSource", "Item", "OpenReaders"]
+__all__ += ["SampleSource", "SourceFiles"]
 
 Item = str | tuple[str, int, int]
 PIECE = 16 << 20  # bytes of a source that are read and decoded as one piece
@@ -41,17 +27,8 @@ MAX_DECODED = 128 << 20  # decoded bytes that stay in memory until they are writ
 MAX_OPEN = 32  # largest number of open readers: one for each thread that reads a file in sequence
 NAMES = "names"  # field with the name of each sample in the source
 # Listing keys, in order of preference, whose value changes with the content of a file.
-VERSIONS = (
-    "generation",
-    "md5Checksum",
-    "ETag",
-    "etag",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "modified",
-    "created",
-)
+VERSIONS = ["generation", "md5Checksum", "ETag", "etag", "mtime", "LastModified", "last_modified", "modified"]
+VERSIONS += ["created"]
 
 
 class BadFile(ValueError):
@@ -77,7 +54,9 @@ class SourceFiles:
 
         Raises ObjectNotFound if there is none, and ValueError for a file without bytes, such as a Google document.
         """
-        self._urls, self._options = urls if isinstance(urls, str) else _listed(urls), dict(options or {})
+        given: Any = urls
+        self._urls = given if isinstance(given, str) or hasattr(given, "__fspath__") else list(given)
+        self._options = dict(options or {})
         self.url, url_list = as_urls(self._urls)
         self.fs, path = url_to_fs(self.url, **self._options)
         if url_list is None:
@@ -89,15 +68,19 @@ class SourceFiles:
         for name, info in zip(paths, infos, strict=True):
             if info.get("size") is None:
                 raise ValueError(
-                    f"{self.fs.unstrip_protocol(name)} has no bytes to pack, as a document of Google's own: leave it out, "
-                    "or name a type to export it as"
+                    f"{self.fs.unstrip_protocol(name)} has no bytes to pack, as a document of Google's own: leave it "
+                    "out, or name a type to export it as"
                 )
-        self.paths = CompactStrings(paths)
-        self.sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
         self.removed: frozenset[int] = frozenset()
-        self._keys = np.array([_key(*each) for each in zip(paths, infos, strict=True)], "u8")
+        sizes = np.fromiter((info["size"] for info in infos), np.int64, len(infos))
+        self._set(paths, sizes, np.array([_key(*each) for each in zip(paths, infos, strict=True)], "u8"))
         self.listed = self.digest
-        self._head = _common_folder(paths)
+
+    def _set(self, paths: list[str], sizes: Array, keys: Array) -> None:
+        self.paths, self.sizes, self._keys = CompactStrings(paths), sizes, keys
+        first, last = min(paths), max(paths)
+        n = next((i for i in range(len(first)) if first[i] != last[i : i + 1]), len(first))
+        self._head = first[: first.rfind("/", 0, n) + 1]  # the common folder of all files
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -138,13 +121,8 @@ class SourceFiles:
                 removed.append(number)
         if n == len(self) and removed:
             sizes[removed] = 0
-            self.removed, self.paths, self.sizes, self._keys = (
-                frozenset(removed),
-                CompactStrings(paths),
-                sizes,
-                keys,
-            )
-            self._head = _common_folder(paths)
+            self.removed = frozenset(removed)
+            self._set(paths, sizes, keys)
 
     def name(self, number: int) -> str:
         """Return the path of a file relative to the common folder of all files."""
@@ -166,28 +144,32 @@ class SourceFiles:
         return bytes(self.fs.cat_file(self.paths[number], 0, min(n, size))) if size else b""
 
     def ranges(
-        self, wanted: Sequence[tuple[int, int, int]], bad: dict[int, str] | None = None
+        self, wanted: Iterable[tuple[int, int, int]], bad: dict[int, str] | None = None
     ) -> list[bytes]:
         """Read byte ranges `(file number, start, stop)` with one `cat_ranges` call.
 
-        If `bad` is given, it gets the reason for each file that may not be read. Its bytes are then empty. Raises the filesystem's error with a note that names the file, and ValueError for a file shorter than listed.
+        If `bad` is given, it gets the reason for each file that may not be read. Its bytes are then empty. Raises the
+        filesystem's error with a note that names the file, and ValueError for a file shorter than listed.
         """
-        wanted_paths = [self.paths[number] for number, _, _ in wanted]
-        starts, stops = [start for _, start, _ in wanted], [stop for _, _, stop in wanted]
-        found = self.fs.cat_ranges(wanted_paths, starts, stops, on_error="return")
-        for (number, start, stop), data in zip(wanted, found, strict=True):
+        wanted = list(wanted)
+        if not wanted:
+            return []
+        numbers, starts, stops = map(list, zip(*wanted, strict=True))
+        found = self.fs.cat_ranges([self.paths[i] for i in numbers], starts, stops, on_error="return")
+        for i, (number, start, stop) in enumerate(wanted):
+            data = found[i]
             if isinstance(data, PermissionError) and bad is not None:
                 bad[number] = f"cannot be read: {data}"
-                continue
-            if isinstance(data, BaseException):
+                found[i] = b""
+            elif isinstance(data, BaseException):
                 data.add_note(f"while packing {self.shown(number)}")
                 raise data
-            if len(data) != stop - start:
+            elif len(data) != stop - start:
                 raise ValueError(
-                    f"{self.shown(number)}: {len(data):,} bytes at {start:,}, where its listing has {stop - start:,}: it was "
-                    "replaced meanwhile; pack again, with overwrite"
+                    f"{self.shown(number)}: {len(data):,} bytes at {start:,}, where its listing has {stop - start:,}: "
+                    "it was replaced meanwhile; pack again, with overwrite"
                 )
-        return [b"" if isinstance(data, BaseException) else data for data in found]
+        return list(found)
 
 
 class SampleSource:
@@ -202,10 +184,10 @@ class SampleSource:
     is_decoded: ClassVar[bool] = False  # True: reading a piece decodes all its fields
     may_skip: ClassVar[bool] = False  # True: files that cannot be read or decoded can be left out
     notes: Sequence[str] = ()  # what `look` found and the user should know
+    fields: tuple[Field, ...] = ()
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
-        self.fields: tuple[Field, ...] = ()
 
     def look(self) -> list[SampleBatch]:
         """Set `fields`, and return some samples. The caller must call it once, before any other method."""
@@ -216,7 +198,7 @@ class SampleSource:
 
         If a piece stops at END, `measure` returns the start of the piece that continues it, or END.
         """
-        raise NotImplementedError
+        return [SourcePiece(number, 0, END) for number in self.files.numbers]
 
     def piece_of(self, number: int) -> SourcePiece:
         """Return the piece where a file begins."""
@@ -229,18 +211,17 @@ class SampleSource:
         """
         raise NotImplementedError
 
-    def rows(
-        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
-    ) -> Array:
+    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
         """Return rows, or elements of a ragged field.
 
-        `box` slices each sample along its own axes. `tally` returns the counts of the piece.
+        `box` slices each sample along its own axes. `counts` are those of the piece; empty if the source is decoded.
         """
         raise NotImplementedError
 
     def items(self, piece: SourcePiece) -> Iterator[Item]:
         """Yield the `fs.prefetch` items of a piece: paths or (path, start, stop)."""
-        raise NotImplementedError
+        if not piece.start:
+            yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
 
     @property
     def total_size(self) -> int | None:
@@ -251,49 +232,33 @@ class SampleSource:
         """Return the name of a piece for error messages."""
         return self.files.shown(piece.file)
 
-    @property
-    def big(self) -> list[Field]:
-        return [field for field in self.fields if not field.is_small]
-
 
 class DecodedSource(SampleSource):
-    """Base class of sources that decode a piece at once, with all its fields.
-
-    Decoded batches are cached.
-    """
+    """Base class of sources that decode a piece at once, with all its fields. Decoded batches are cached."""
 
     is_decoded = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         super().__init__(files, columns, **options)
-        self._batch_cache = BatchCache(MAX_DECODED)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batch_cache": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _batch_cache=BatchCache(MAX_DECODED))
+        self._batches = BatchCache(MAX_DECODED)
 
     def read(self, piece: SourcePiece) -> SampleBatch:
         """Read and decode a piece."""
         raise NotImplementedError
 
     def measure(self, piece: SourcePiece) -> PieceCounts:
-        return tally_of(self._batch(piece), self.fields)
+        return self._batches.get(piece, self.read).counts(self.fields)
 
-    def rows(
-        self, field: Field, span: FieldSpan, box: tuple[slice, ...], tally: Callable[[], PieceCounts]
-    ) -> Array:
-        return self._batch(span.piece).values[field.name][(slice(span.start, span.stop), *box)]
-
-    def _batch(self, piece: SourcePiece) -> SampleBatch:
-        return self._batch_cache.get(piece, lambda: self.read(piece))
+    def rows(self, field: Field, span: FieldSpan, box: tuple[slice, ...], counts: PieceCounts) -> Array:
+        batch = self._batches.get(span.piece, self.read)
+        return batch.values[field.name][(slice(span.start, span.stop), *box)]
 
 
 class BatchCache:
     """A cache of decoded batches, up to `size` bytes. Concurrent calls for one piece decode it once.
 
-    It evicts batches in source order, and not by last use, because batches are written in source order.
+    It evicts batches in source order, and not by last use, because batches are written in source order. It pickles
+    empty.
     """
 
     def __init__(self, size: int) -> None:
@@ -301,49 +266,37 @@ class BatchCache:
         self._lock = threading.Lock()
         self._batches: dict[SourcePiece, Future[SampleBatch]] = {}
 
-    def get(self, piece: SourcePiece, make: Callable[[], SampleBatch]) -> SampleBatch:
+    def __reduce__(self) -> Any:
+        return type(self), (self._size,)
+
+    def get(self, piece: SourcePiece, read: Callable[[SourcePiece], SampleBatch]) -> SampleBatch:
         with self._lock:
             future = self._batches.get(piece)
-            if future is None:
-                own = self._batches[piece] = Future()
-        if future is not None:
-            return future.result()
-        try:
-            batch = make()
-        except BaseException as error:  # an interrupt, too: other threads wait for this future
-            with self._lock:
-                self._batches.pop(piece, None)
-            own.set_exception(error)
-            raise
-        own.set_result(batch)
+            if is_new := future is None:
+                future = self._batches[piece] = Future()
+        if is_new:
+            try:
+                future.set_result(read(piece))
+            except BaseException as error:  # an interrupt, too: other threads wait for this future
+                with self._lock:
+                    del self._batches[piece]
+                future.set_exception(error)
+                raise
+            self._evict(piece)
+        return future.result()
+
+    def _evict(self, wanted: SourcePiece) -> None:
         with self._lock:
-            self._drop(piece)
-        return batch
-
-    def _drop(self, wanted: SourcePiece) -> None:
-        done = sorted(
-            (piece, future.result().nbytes) for piece, future in self._batches.items() if future.done()
-        )
-        over = sum(size for _, size in done) - self._size
-        for piece, size in done:
-            if over <= 0:
-                return
-            if piece != wanted:
-                del self._batches[piece]
-                over -= size
+            done = [(piece, future) for piece, future in self._batches.items() if future.done()]
+            sizes = {piece: future.result().nbytes for piece, future in sorted(done)}
+            over = sum(sizes.values()) - self._size
+            for piece, size in sizes.items():
+                if over > 0 and piece != wanted:
+                    del self._batches[piece]
+                    over -= size
 
 
-class Closing(Protocol):
-    """A reader of a file that can be closed."""
-
-    def close(self) -> None: ...
-
-
-Looked = TypeVar("Looked")
-Reader = TypeVar("Reader", bound=Closing)
-
-
-class OpenReaders(Generic[Reader]):
+class OpenReaders:
     """Open readers by the position where their last piece ended, so that nothing is decoded twice.
 
     It pickles empty.
@@ -351,16 +304,16 @@ class OpenReaders(Generic[Reader]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._at: dict[tuple[int, int], Reader] = {}
+        self._at: dict[tuple[int, int], Any] = {}
 
     def __reduce__(self) -> Any:
         return type(self), ()
 
-    def take(self, file: int, position: int) -> Reader | None:
+    def take(self, file: int, position: int) -> Any:
         with self._lock:
             return self._at.pop((file, position), None)
 
-    def put(self, file: int, position: int, reader: Reader) -> None:
+    def put(self, file: int, position: int, reader: Any) -> None:
         """Keep a reader, and close the oldest ones."""
         with self._lock:
             self._at[file, position] = reader
@@ -369,64 +322,8 @@ class OpenReaders(Generic[Reader]):
             each.close()
 
 
-def tally_of(batch: SampleBatch, fields: Sequence[Field]) -> PieceCounts:
-    """Return the counts and small fields of a batch."""
-    small = {field.name: batch.values[field.name] for field in fields if field.is_small}
-    sizes = {field.name: batch.sizes[field.name] for field in fields if field.is_ragged}
-    return PieceCounts(batch.n, small, sizes, stop=batch.stop, skipped=batch.skipped)
-
-
-def without_samples(fields: Sequence[Field], skipped: Mapping[int, str]) -> PieceCounts:
-    """Return the counts of a piece whose file is left out."""
-    small = {field.name: np.empty((0, *field.shape), field.dtype) for field in fields if field.is_small}
-    return PieceCounts(
-        0, small, {field.name: np.empty(0, np.int64) for field in fields if field.is_ragged}, skipped=skipped
-    )
-
-
-def _listed(urls: Any) -> Any:
-    return urls if hasattr(urls, "__fspath__") else list(urls)
-
-
 def _key(path: str, info: Mapping[str, Any]) -> int:
     """Return a number that changes with the name, size or content of a file."""
     version = next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
     data = f"{path}\0{info['size']}\0{version}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def _common_folder(names: Sequence[str]) -> str:
-    """Return the common folder of all names, with its trailing slash."""
-    first, last = min(names), max(names)
-    n = next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
-    )
-    return first[: first.rfind("/", 0, n) + 1]
-
-
-def looked_at(numbers: Iterable[int], look: Callable[[int], Looked]) -> Iterator[tuple[int, Looked]]:
-    """Yield the number of each file and what `look` returns for it, except bad ones.
-
-    If all are bad, it raises the first error.
-    """
-    bad: tuple[Any, ...] = ()
-    is_any = False
-    for number in numbers:
-        try:
-            found = look(number)
-        except BadFile as error:
-            bad = bad or error.args  # not the error: its traceback would keep files open
-            continue
-        is_any = True
-        yield number, found
-    if bad and not is_any:
-        raise BadFile(*bad)
-
-
-def spread(n: int, most: int) -> list[int]:
-    """Return up to `most` numbers below `n`, evenly spaced, with the first and the last."""
-    return (
-        sorted({round(i * (n - 1) / max(1, most - 1)) for i in range(min(n, most))})
-        if n > most
-        else list(range(n))
-    )

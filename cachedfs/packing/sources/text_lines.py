@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,20 +20,14 @@ from cachedfs.packing.sources.sample_source import (
     Item,
     OpenReaders,
     SourceFiles,
-    spread,
 )
+from cachedfs.packing.sources.source_tools import joined, spread
 
 __all__ = ["LineSource", "TextSource", "line_ends"]
 
 SAMPLED = 16  # files that `look` reads, and parts of the source if it has fewer files
 PART = 512 << 10  # bytes of such a part
 TAIL = 64 << 10  # bytes in one read while searching for the end of a line
-MEANS = {
-    None: "",
-    "utf8": "utf-8",
-    "bytes": "bytes",
-}  # `Field.means` of lines, by the user's type; "": detect it
-
 Parsed = TypeVar("Parsed")
 
 
@@ -46,9 +41,8 @@ class TextSource(DecodedSource):
     is_record_a_line = True
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
-        super().__init__(files)
-        self.columns = chosen(columns)
-        self._readers: OpenReaders[_Reader] = OpenReaders()
+        super().__init__(files, chosen(columns))
+        self._readers = OpenReaders()
 
     def ends(self, data: bytes) -> Array:
         """Return the end of each complete record. `data` must start at the beginning of a record."""
@@ -74,14 +68,14 @@ class TextSource(DecodedSource):
                 yield from (SourcePiece(file, at, min(at + PIECE, size)) for at in range(0, size, PIECE))
 
     def read(self, piece: SourcePiece) -> SampleBatch:
-        data, stop = self._block(piece)
+        data, stop = self._next_block(piece) if self._is_sequential(piece.file) else (self._lines(piece), END)
         return dataclasses.replace(self.checked(self.parsed, data, piece), stop=stop)
 
     def items(self, piece: SourcePiece) -> Iterator[Item]:
-        if not self._is_sequential(piece.file):
+        if self._is_sequential(piece.file):
+            yield from super().items(piece)
+        else:
             yield self.files.paths[piece.file], piece.start, piece.stop
-        elif not piece.start:
-            yield self.files.paths[piece.file], 0, int(self.files.sizes[piece.file])
 
     def shown(self, piece: SourcePiece) -> str:
         return f"{self.files.shown(piece.file)}, the lines from byte {piece.start:,} on"
@@ -96,28 +90,24 @@ class TextSource(DecodedSource):
         if not nonempty:
             raise ValueError(f"{self.files.url}: nothing to pack: all files are empty")
         files = [nonempty[i] for i in spread(len(nonempty), SAMPLED)]
-        found = [(self.head(file), SourcePiece(file, 0, END)) for file in files]
         n = max(2, SAMPLED // len(files))
-        wanted = [
-            (file, max(PART, (sizes[file] - PART) * i // n))
+        wanted = {
+            SourcePiece(file, at, min(at + PART, sizes[file]))
             for file in files
             if sizes[file] > PART and not is_compressed(self.files.paths[file])
             for i in range(1, n + 1)
-        ]
-        pieces = [SourcePiece(file, at, min(at + PART, sizes[file])) for file, at in sorted(set(wanted))]
-        datas = self.files.ranges([(piece.file, piece.start - 1, piece.stop) for piece in pieces])
+            for at in [max(PART, (sizes[file] - PART) * i // n)]
+        }
+        found = []
+        for file in files:
+            with closing(_Reader(self.files, file, 0)) as reader:
+                found.append((reader.read(self.last_end, PART), SourcePiece(file, 0, END)))
+        pieces = sorted(wanted)
+        datas = self.files.ranges((piece.file, piece.start - 1, piece.stop) for piece in pieces)
         for data, piece in zip(datas, pieces, strict=True):
             data = data[data.find(b"\n") + 1 :] if b"\n" in data else b""
             found.append((data[: self.last_end(data)], piece))
         return found
-
-    def head(self, file: int) -> bytes:
-        """Return the first records of a file."""
-        reader = _Reader(self.files, file, 0)
-        try:
-            return reader.read(self.last_end, PART)
-        finally:
-            reader.close()
 
     def checked(
         self, parse: Callable[[bytes, SourcePiece], Parsed], data: bytes, piece: SourcePiece
@@ -125,19 +115,11 @@ class TextSource(DecodedSource):
         """Return `parse(data, piece)`. If it raises ValueError, the error names the line of the first bad record."""
         try:
             return parse(data, piece)
-        except ValueError as error:
-            where, record, reason = self._first_bad(parse, data, piece, error)
-            raise ValueError(f"{where}: {self.problem(record, reason)}") from error
-
-    def _first_bad(
-        self, parse: Callable[[bytes, SourcePiece], Any], data: bytes, piece: SourcePiece, error: ValueError
-    ) -> tuple[str, bytes, ValueError]:
-        """Return the file and line of the first record that cannot be parsed, the record, and its error."""
+        except ValueError as wrong:
+            error = wrong
         edges = sorted({0, *self.ends(data).tolist(), len(data)})
-        good, bad = (
-            0,
-            len(edges) - 1,
-        )  # the records before `edges[good]` can be parsed, those before `edges[bad]` cannot
+        # The records before `edges[good]` can be parsed, those before `edges[bad]` cannot.
+        good, bad = 0, len(edges) - 1
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
@@ -146,27 +128,23 @@ class TextSource(DecodedSource):
             except ValueError as wrong:
                 bad, error = middle, wrong
         line = self._n_lines(piece) + data.count(b"\n", 0, edges[good]) + 1
-        record = data[edges[good] : edges[bad]]
-        return f"{self.files.shown(piece.file)}, line {line:,}", record, error
+        problem = self.problem(data[edges[good] : edges[bad]], error)
+        raise ValueError(f"{self.files.shown(piece.file)}, line {line:,}: {problem}") from error
 
     def _n_lines(self, piece: SourcePiece) -> int:
         """Return the number of lines before the first record of a piece."""
         if not piece.start:
             return 0
-        reader = _Reader(self.files, piece.file, 0)
-        try:
-            return 1 + reader.count(b"\n", piece.start - 1)  # the line that ends at `start` or behind it
-        finally:
-            reader.close()
+        with closing(_Reader(self.files, piece.file, 0)) as reader:
+            return 1 + reader.n_lines(piece.start - 1)  # the line that ends at `start` or behind it
 
     def _is_sequential(self, file: int) -> bool:
         return not self.is_record_a_line or is_compressed(self.files.paths[file])
 
-    def _block(self, piece: SourcePiece) -> tuple[bytes, int]:
-        """Return the records that begin in a piece, and the start of the next piece, or END."""
-        if not self._is_sequential(piece.file):
-            return self._lines(piece), END
-        reader = self._readers.take(piece.file, piece.start) or _Reader(self.files, piece.file, piece.start)
+    def _next_block(self, piece: SourcePiece) -> tuple[bytes, int]:
+        """Return the records from the start of a piece on, and the start of the next piece, or END."""
+        kept: _Reader | None = self._readers.take(piece.file, piece.start)
+        reader = kept or _Reader(self.files, piece.file, piece.start)
         try:
             data = reader.read(self.last_end, PIECE)
         except BaseException:  # an interrupt, too: no other code closes this reader
@@ -179,6 +157,7 @@ class TextSource(DecodedSource):
         return data, reader.position
 
     def _lines(self, piece: SourcePiece) -> bytes:
+        """Return the lines that begin in a piece."""
         file, start, stop = piece
         size = int(self.files.sizes[file])
         # A line begins at `start` if another ends right before it.
@@ -205,17 +184,15 @@ class LineSource(TextSource):
     kind = "lines"
 
     def look(self) -> list[SampleBatch]:
-        types_given = self.columns or {"data": None}
-        if set(types_given) != {"data"} or types_given["data"] not in MEANS:
+        given = self.columns or {"data": None}
+        if set(given) != {"data"} or given["data"] not in (None, "utf8", "bytes"):
             raise ValueError(
                 f"columns={self.columns}: lines are data, 'utf8' or 'bytes', and have no others; kind='jsonl' reads lines of JSON"
             )
-        samples = self.samples()
-        means = MEANS[types_given["data"]] or (
-            "utf-8" if all(_is_utf8(data) for data, _ in samples) else "bytes"
-        )
-        self.fields = (Field("data", "uint8", is_ragged=True, means=means),)
-        return [_samples_of(data) for data, _ in samples]
+        datas = [data for data, _ in self.samples()]
+        is_text = given["data"] == "utf8" or (given["data"] is None and all(map(_is_utf8, datas)))
+        self.fields = (Field("data", "uint8", is_ragged=True, means="utf-8" if is_text else "bytes"),)
+        return [_samples_of(data) for data in datas]
 
     def parsed(self, data: bytes, piece: SourcePiece) -> SampleBatch:
         if self.fields[0].means == "utf-8":
@@ -235,8 +212,7 @@ class LineSource(TextSource):
 
     @property
     def total_size(self) -> int | None:
-        is_plain = not any(map(is_compressed, self.files.paths))
-        return self.files.size if is_plain else None
+        return None if any(map(is_compressed, self.files.paths)) else self.files.size
 
 
 class _Reader:
@@ -269,12 +245,12 @@ class _Reader:
         self.position += end
         return data[:end]
 
-    def count(self, part: bytes, n: int) -> int:
-        """Return how often a byte occurs in the next `n` bytes."""
+    def n_lines(self, n: int) -> int:
+        """Return the number of line ends in the next `n` bytes."""
         found = 0
         while n > 0 and not self.is_over:
             data = self._more(b"", min(n, PIECE))
-            found, n = found + data.count(part), n - len(data)
+            found, n = found + data.count(b"\n"), n - len(data)
         return found
 
     def _more(self, data: bytes, n: int) -> bytes:
@@ -291,8 +267,7 @@ class _Reader:
         return b"".join(parts)
 
     def close(self) -> None:
-        if self._stream is not self._raw:
-            self._stream.close()
+        self._stream.close()
         self._raw.close()
 
 
@@ -304,9 +279,8 @@ def _samples_of(data: bytes) -> SampleBatch:
     lines = data.split(b"\n")
     if b"\r" in data:
         lines = [line.removesuffix(b"\r") for line in lines]
-    lines = [line for line in lines if line]
-    sizes = np.fromiter(map(len, lines), np.int64, len(lines))
-    return SampleBatch(len(lines), {"data": np.frombuffer(b"".join(lines), "u1")}, {"data": sizes})
+    values, sizes = joined(filter(None, lines))
+    return SampleBatch(len(sizes), {"data": values}, {"data": sizes})
 
 
 def _is_utf8(data: bytes) -> bool:

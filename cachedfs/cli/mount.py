@@ -1,0 +1,104 @@
+"""The commands `mount` and `unmount`: a URL as a folder, for programs that read paths."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
+from cachedfs.cli.output import say
+from cachedfs.cli.urls import locate, url_argument
+
+__all__ = ["mount", "unmount"]
+
+CHECK_S = 0.05  # between two looks at whether the folder is mounted
+
+
+@command(
+    "cachedfs mount gs://my-bucket/data /mnt/data",
+    "cachedfs mount --daemon 'drive://My Drive/data' /content/data",
+    "cachedfs mount --write -o max_age=10 gs://my-bucket/results /mnt/results",
+)
+def mount(
+    common: CommonOptions,
+    url: Annotated[str, url_argument("URL", "The folder to mount.")],
+    folder: Annotated[str, argument("FOLDER", "A local folder that exists.")],
+    write: Annotated[bool, flag("--write", help="Allow changes; a file is sent when it is closed.")] = False,
+    daemon: Annotated[
+        bool, flag("--daemon", help="Return once it is mounted, and serve it in the background.")
+    ] = False,
+    allow_other: Annotated[bool, flag("--allow-other", help="Let other users in.")] = False,
+    uid: Annotated[
+        int | None, option("--uid", metavar="N", help="Owner of all files.", default="yours")
+    ] = None,
+    gid: Annotated[
+        int | None, option("--gid", metavar="N", help="Group of all files.", default="yours")
+    ] = None,
+    log: Annotated[
+        str | None,
+        option("--log", metavar="FILE", help="Log of --daemon.", default="in the user's folder of logs"),
+    ] = None,
+) -> None:
+    """Mount a URL as a folder, until Ctrl-C or `cachedfs unmount`.
+
+    Programs that read paths read it through the same cache and read-ahead as
+    URLs. Needs FUSE (on Debian, Ubuntu and Colab: apt-get install fuse3).
+    """
+    from cachedfs.mount.mounting import serve
+
+    location = locate(url, common)
+    if not location.fs.isdir(location.path):
+        raise NotADirectoryError(f"{url} is not a folder")
+    if daemon:
+        arguments = [
+            *common.arguments(),
+            url,
+            folder,
+            *(["--write"] if write else []),
+            *(["--allow-other"] if allow_other else []),
+        ]
+        arguments += [
+            f"--{name}={number}" for name, number in (("uid", uid), ("gid", gid)) if number is not None
+        ]
+        pid, log = start(arguments, folder, log)
+        common.print_result({"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
+        return
+    say(f"{url} is mounted at {folder} until Ctrl-C or cachedfs unmount", err=True)
+    serve(location.fs, location.path, folder, is_writable=write, allow_other=allow_other, uid=uid, gid=gid)
+
+
+def start(arguments: list[str], folder: str, log: str | None) -> tuple[int, str]:
+    """Run `cachedfs mount` in the background; return its pid and log once the folder is mounted."""
+    import platformdirs
+
+    log = log or str(platformdirs.user_log_path("cachedfs", ensure_exists=True) / "mount.log")
+    with open(log, "ab") as file:
+        began = file.tell()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cachedfs", "mount", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    while not os.path.ismount(folder):
+        if child.poll() is not None:
+            said = Path(log).read_bytes()[began:].decode(errors="replace").strip()
+            raise OSError(f"{folder} was not mounted: {said}")
+        time.sleep(CHECK_S)
+    return child.pid, log
+
+
+@command("cachedfs unmount /mnt/data")
+def unmount(
+    common: CommonOptions, folder: Annotated[str, argument("FOLDER", "A folder that is mounted.")]
+) -> None:
+    """Unmount a folder that `cachedfs mount` has mounted."""
+    from cachedfs.mount.mounting import unmount as do
+
+    do(folder)
+    common.print_result({"unmounted": folder}, f"unmounted {folder}")

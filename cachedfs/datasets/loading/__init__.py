@@ -1,1 +1,0 @@
-"""The `Loader` and its parts."""

@@ -1,0 +1,75 @@
+"""A file being written through the mount: a local copy, sent to the origin as a whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from threading import Lock
+from typing import Any
+
+__all__ = ["LocalFile"]
+
+_PIECE = 8 << 20  # bytes copied at a time
+
+
+class LocalFile:
+    """The bytes of a file that is open for writing. Handles of one path share it; threads may call it at once.
+
+    It has no name on the local disk, so nothing stays behind if the process dies.
+    """
+
+    def __init__(self, fs: Any, path: str) -> None:
+        self.path = path
+        self.n_open = 0
+        self.is_removed = False  # deleted while open: never sent
+        self.is_sent = True  # the object has these bytes
+        self._is_loaded = False
+        self._fs = fs
+        self._lock = Lock()
+        self._file = tempfile.TemporaryFile(prefix="cachedfs-")  # noqa: SIM115 - open as long as its handles
+
+    def load(self, *, is_new: bool) -> None:
+        """Begin with no bytes if `is_new`, else with those of the object. Only the first call copies them."""
+        with self._lock:
+            if is_new:
+                self._file.truncate(0)
+                self.is_sent = False
+            elif not self._is_loaded:
+                with self._fs.open(self.path, "rb") as source:
+                    shutil.copyfileobj(source, self._file, _PIECE)
+                self._file.flush()
+            self._is_loaded = True
+
+    def stat(self) -> os.stat_result:
+        return os.fstat(self._file.fileno())
+
+    def read(self, size: int, offset: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset)
+
+    def write(self, data: bytes, offset: int) -> int:
+        with self._lock:
+            self.is_sent = False
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._file.fileno(), data[written:], offset + written)
+            return written
+
+    def truncate(self, size: int) -> None:
+        with self._lock:
+            if size != self.stat().st_size:
+                self.is_sent = False
+                os.truncate(self._file.fileno(), size)
+
+    def send(self) -> None:
+        """Make these bytes the object, unless they are already. After an error, the object is as before."""
+        with self._lock:
+            if self.is_sent or self.is_removed:
+                return
+            self._file.seek(0)
+            with self._fs.open(self.path, "wb") as target:
+                shutil.copyfileobj(self._file, target, _PIECE)
+            self.is_sent = True
+
+    def close(self) -> None:
+        self._file.close()

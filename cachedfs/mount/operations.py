@@ -1,0 +1,409 @@
+"""The calls of the kernel on a mounted folder, as calls of the filesystem.
+
+Names and signatures are those that `mfusepy.FUSE` expects with `raw_fi=True`. Each method raises OSError with an errno,
+which is what the program sees. What the errno cannot say goes to the log.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from threading import RLock
+from typing import Any, NamedTuple
+
+from cachedfs.errors import NotDownloadable
+from cachedfs.filesystem import CachedFileSystem
+from cachedfs.filesystem.file import CachedFile
+from cachedfs.mount.local_file import LocalFile
+from cachedfs.mount.names import MAX_BYTES, file_name, object_name
+
+__all__ = ["MountOperations"]
+
+logger = logging.getLogger("cachedfs.mount")
+_EXPECTED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS}
+_BLOCK = 4096  # of statfs; sizes in it are not limits
+_MANY = 1 << 16  # versions remembered
+_DOCUMENT_S = 10.0
+
+
+def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn every exception into OSError with an errno, and log those that programs do not expect."""
+
+    @functools.wraps(method)
+    def call(self: MountOperations, path: str | None, *args: Any) -> Any:
+        try:
+            return method(self, path, *args)
+        except Exception as error:
+            code = getattr(error, "errno", None) or errno.EIO
+            if code not in _EXPECTED:
+                logger.error("%s of %s: %s", method.__name__, path, error or type(error).__name__)
+            raise OSError(code, os.strerror(code)) from error
+
+    return call
+
+
+class _Handle(NamedTuple):
+    """An open file. bytes: those of an object without a known size, such as a Google document."""
+
+    file: CachedFile | LocalFile | bytes
+    is_writing: bool = False
+
+
+class MountOperations:
+    """A folder of a filesystem as a mounted file system. Threads may call it at once.
+
+    Files are read as `fs.open` reads them. Files open for writing are local until they are closed or synced, and are
+    then sent as a whole.
+    """
+
+    use_ns = True  # times are integers, in nanoseconds
+
+    def __init__(
+        self,
+        fs: CachedFileSystem,
+        root: str,
+        *,
+        is_writable: bool,
+        uid: int | None = None,
+        gid: int | None = None,
+    ) -> None:
+        """Create them for the folder `root`; all files belong to `uid` and `gid`, by default those of this process."""
+        self._fs, self._root, self._is_writable = fs, root.rstrip("/"), is_writable
+        self._owner = {
+            "st_uid": os.getuid() if uid is None else uid,
+            "st_gid": os.getgid() if gid is None else gid,
+        }
+        self._began_ns = time.time_ns()
+        self._lock = RLock()
+        self._numbers = count(1)
+        self._handles: dict[int, _Handle] = {}
+        self._written: dict[str, LocalFile] = {}  # by path
+        self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
+        self._folders: set[str] = set()  # made here, and empty: object stores have no empty folders
+        # Fingerprint of the version whose pages the kernel may hold, and how many handles are open, by path.
+        self._versions: dict[str, tuple[str | None, int]] = {}
+
+    # Metadata.
+
+    @_reported
+    def getattr(self, path: str | None, fi: Any = None) -> dict[str, Any]:
+        if path is None:  # the file was deleted while it was open
+            file = self._handles[fi.fh].file
+            if isinstance(file, LocalFile):
+                return self._of_local(file)
+            return self._attributes(len(file) if isinstance(file, bytes) else file.size, self._began_ns)
+        name = self._object(path)
+        with self._lock:  # else the file could be closed meanwhile
+            if (local := self._written.get(name)) is not None:
+                return self._of_local(local)
+        if path == "/" or name in self._folders:
+            return self._attributes(None, self._began_ns)
+        info = self._fs.info(name)
+        mtime_ns = _mtime_ns(info, self._began_ns)
+        if info["type"] == "directory":
+            return self._attributes(None, mtime_ns)
+        size = info["size"]
+        if size is None:
+            try:
+                size = len(self._document(name))
+            except NotDownloadable as error:
+                logger.warning("%s", error)
+                size = 0
+        return self._attributes(size, mtime_ns)
+
+    def _of_local(self, file: LocalFile) -> dict[str, Any]:
+        about = file.stat()
+        return self._attributes(about.st_size, about.st_mtime_ns)
+
+    def _document(self, name: str) -> bytes:
+        """Return an object without a known size, such as a Google document. It is kept a while: `open` follows `stat`."""
+        now = time.monotonic()
+        with self._lock:
+            self._documents = {path: kept for path, kept in self._documents.items() if kept[1] > now}
+            if name in self._documents:
+                return self._documents[name][0]
+        data = self._fs.cat_file(name)
+        with self._lock:
+            self._documents[name] = data, now + _DOCUMENT_S
+        return data
+
+    def _attributes(self, size: int | None, mtime_ns: int) -> dict[str, Any]:
+        """Return the attributes of a file with `size` bytes, or of a folder if that is None."""
+        kind = stat.S_IFDIR | 0o555 if size is None else stat.S_IFREG | 0o444
+        return {
+            **self._owner,
+            "st_mode": kind | 0o200 if self._is_writable else kind,
+            "st_nlink": 1,  # `find` then does not take a folder's number of links for that of its folders
+            "st_size": size or 0,
+            "st_blocks": -(-(size or 0) // 512),
+            "st_mtime": mtime_ns,
+            "st_ctime": mtime_ns,
+            "st_atime": mtime_ns,
+        }
+
+    @_reported
+    def readdir(self, path: str, fh: Any) -> Iterator[tuple[str, dict[str, int], int]]:
+        folder = self._object(path)
+        modes: dict[str, int] = {".": stat.S_IFDIR, "..": stat.S_IFDIR}
+        try:
+            listed = self._fs.ls(folder, detail=True)
+        except FileNotFoundError:
+            if folder not in self._folders and folder != self._root:
+                raise
+            listed = []
+        for info in listed:
+            name = info["name"].rstrip("/").rpartition("/")[2] if info["name"].rstrip("/") != folder else ""
+            if name and len(os.fsencode(shown := file_name(name))) <= MAX_BYTES:
+                is_folder = info["type"] == "directory" or shown in modes
+                modes[shown] = stat.S_IFDIR if is_folder else stat.S_IFREG
+            elif name:
+                logger.warning("left out of %s: %s: the name is too long for a file system", path, name)
+        for other, mode in self._local_names():
+            above, _, name = other.rpartition("/")
+            if above == folder:
+                modes.setdefault(file_name(name), mode)
+        return ((name, {"st_mode": mode}, 0) for name, mode in modes.items())
+
+    def _local_names(self) -> list[tuple[str, int]]:
+        """Return the paths that the origin may not have yet, with the types of their files."""
+        with self._lock:
+            files = [(path, stat.S_IFREG) for path, local in self._written.items() if not local.is_removed]
+            return [*files, *((path, stat.S_IFDIR) for path in self._folders)]
+
+    def statfs(self, path: str) -> dict[str, int]:
+        return {
+            "f_bsize": _BLOCK,
+            "f_frsize": _BLOCK,
+            "f_blocks": 1 << 40,
+            "f_bfree": 1 << 40,
+            "f_bavail": 1 << 40,
+            "f_namemax": MAX_BYTES,
+        }
+
+    # Files.
+
+    @_reported
+    def open(self, path: str, fi: Any) -> int:
+        name = self._object(path)
+        if fi.flags & os.O_ACCMODE != os.O_RDONLY or name in self._written:
+            return self._open_local(name, fi, is_new=bool(fi.flags & os.O_TRUNC))
+        if self._fs.size(name) is None:
+            fi.direct_io = 1  # another export may have another size
+            self._add(fi, _Handle(self._document(name)))
+            return 0
+        file = self._fs.open(name)
+        with self._lock:
+            self._add(fi, _Handle(file))
+            self._keep_pages(fi, name, file._object().fingerprint)
+        return 0
+
+    def _keep_pages(self, fi: Any, name: str, version: str | None) -> None:
+        """Have the kernel keep the pages of this version, or forget those of another.
+
+        While a file of another version is open, this one is read without the kernel's cache, which has one set of pages.
+        """
+        known, n_open = self._versions.pop(name, (None, 0))
+        if n_open and known != version:
+            fi.direct_io = 1
+        else:
+            fi.keep_cache = version is not None and known == version
+            known = version
+        self._versions[name] = (known, n_open + 1)
+        if len(self._versions) > _MANY:
+            self._versions = {path: kept for path, kept in self._versions.items() if kept[1]}
+
+    @_reported
+    def create(self, path: str, mode: int, fi: Any) -> int:
+        return self._open_local(self._object(path), fi, is_new=True)
+
+    def _open_local(self, name: str, fi: Any, *, is_new: bool) -> int:
+        local = self._local(name, is_new=is_new)
+        with self._lock:
+            self._add(fi, _Handle(local, is_writing=fi.flags & os.O_ACCMODE != os.O_RDONLY))
+            # The kernel has one set of pages for all handles of a path.
+            _, n_reading = self._versions.get(name, (None, 0))
+            fi.direct_io = n_reading > 0
+        return 0
+
+    def _local(self, name: str, *, is_new: bool) -> LocalFile:
+        """Return the local copy of a file, for one more handle."""
+        with self._lock:
+            if (local := self._written.get(name)) is None:
+                local = self._written[name] = LocalFile(self._fs, name)
+            local.n_open += 1
+        try:
+            local.load(is_new=is_new)
+        except BaseException:
+            self._leave(local)
+            raise
+        return local
+
+    def _add(self, fi: Any, handle: _Handle) -> None:
+        fi.fh = next(self._numbers)
+        self._handles[fi.fh] = handle
+
+    @_reported
+    def read(self, path: str, size: int, offset: int, fi: Any) -> bytes:
+        file = self._handles[fi.fh].file
+        if isinstance(file, LocalFile):
+            return file.read(size, offset)
+        if isinstance(file, bytes):
+            return file[offset : offset + size]
+        file.seek(offset)
+        return file.read(size)
+
+    @_reported
+    def write(self, path: str, data: bytes, offset: int, fi: Any) -> int:
+        return self._writable(fi).write(data, offset)
+
+    @_reported
+    def truncate(self, path: str, size: int) -> int:
+        local = self._local(self._object(path), is_new=not size)
+        try:
+            local.truncate(size)
+            if local.n_open == 1:  # no file is open that would send it
+                local.send()
+        finally:
+            self._leave(local)
+        return 0
+
+    @_reported
+    def flush(self, path: str, fi: Any) -> int:
+        """Send what was written; called by each `close`, which returns the error."""
+        file, is_writing = self._handles[fi.fh]
+        if isinstance(file, LocalFile) and is_writing:
+            file.send()
+        return 0
+
+    @_reported
+    def fsync(self, path: str, datasync: int, fi: Any) -> int:
+        return int(self.flush(path, fi))
+
+    @_reported
+    def release(self, path: str, fi: Any) -> int:
+        file, _ = self._handles.pop(fi.fh)
+        if isinstance(file, LocalFile):
+            self._leave(file)
+        elif not isinstance(file, bytes):
+            file.close()
+            with self._lock:
+                known, n_open = self._versions.get(file.path, (None, 0))
+                if n_open:
+                    self._versions[file.path] = known, n_open - 1
+        return 0
+
+    def _writable(self, fi: Any) -> LocalFile:
+        file, is_writing = self._handles[fi.fh]
+        if not isinstance(file, LocalFile) or not is_writing:
+            raise OSError(errno.EBADF, "the file is not open for writing")
+        return file
+
+    def _leave(self, local: LocalFile) -> None:
+        with self._lock:
+            local.n_open -= 1
+            if local.n_open:
+                return
+            if self._written.get(local.path) is local:
+                del self._written[local.path]
+        if not (local.is_sent or local.is_removed):
+            logger.error("%s was not sent: what was written to it is lost", local.path)
+        local.close()
+
+    # Names.
+
+    @_reported
+    def mkdir(self, path: str, mode: int) -> int:
+        name = self._object(path)
+        self._fs.mkdir(name)
+        self._keep_folder(name)
+        return 0
+
+    def _keep_folder(self, name: str) -> None:
+        """Keep an empty folder in this mount if the origin has none: object stores have only folders with objects."""
+        if name != self._root and not self._fs.exists(name):
+            with self._lock:
+                self._folders.add(name)
+
+    @_reported
+    def rmdir(self, path: str) -> int:
+        name = self._object(path)
+        self._fs.invalidate_cache(name)
+        if len(list(self.readdir(path, None))) > len((".", "..")):
+            raise OSError(errno.ENOTEMPTY, path)
+        with self._lock:
+            self._folders.discard(name)
+        if self._fs.exists(name):
+            self._fs.rmdir(name)
+            if self._fs.exists(name):  # an object store's placeholder for a folder
+                self._fs.rm(name, recursive=True)
+        return 0
+
+    @_reported
+    def unlink(self, path: str) -> int:
+        name = self._object(path)
+        with self._lock:
+            local = self._written.pop(name, None)
+            if local is not None:
+                local.is_removed = True
+        if local is None or self._fs.exists(name):
+            self._fs.rm_file(name)
+        self._keep_folder(name.rpartition("/")[0])
+        return 0
+
+    @_reported
+    def rename(self, old: str, new: str) -> int:
+        source, target = self._object(old), self._object(new)
+        with self._lock:
+            moving = [local for path, local in self._written.items() if _moved(path, source, target) != path]
+            is_local = source in self._folders
+        for local in moving:
+            local.send()
+        is_folder = is_local or self._fs.isdir(source)
+        if is_folder and (target in self._folders or self._fs.exists(target)):
+            self.rmdir(new)  # fsspec would move the folder into it
+        if not is_local or self._fs.exists(source):
+            self._fs.mv(source, target, recursive=is_folder)
+            self._keep_folder(source.rpartition("/")[0])
+        with self._lock:
+            self._folders = {_moved(folder, source, target) for folder in self._folders}
+            if (replaced := self._written.pop(target, None)) is not None:
+                replaced.is_removed = True
+            for local in moving:
+                if self._written.pop(local.path, None) is local:
+                    local.path = _moved(local.path, source, target)
+                    self._written[local.path] = local
+        return 0
+
+    def chmod(self, path: str, mode: int) -> int:
+        """Ignore it: objects have no mode. An error would stop `cp -p`, `tar` and `rsync`."""
+        return 0
+
+    def chown(self, path: str, uid: int, gid: int) -> int:
+        return 0
+
+    def utimens(self, path: str, times: Any = None) -> int:
+        return 0
+
+    def _object(self, path: str) -> str:
+        """Return the object's path for a path below the mount."""
+        names = [object_name(name) for name in path.split("/") if name]
+        return "/".join([self._root, *names]) if self._root else "/".join(names)
+
+
+def _moved(path: str, source: str, target: str) -> str:
+    """Return where a path is after `source` was moved to `target`."""
+    return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path
+
+
+def _mtime_ns(info: dict[str, Any], default: int) -> int:
+    """Return when an object was last written, in nanoseconds."""
+    names = ("mtime", "modified", "updated", "LastModified")  # of different filesystems
+    found: Any = next((info[name] for name in names if info.get(name)), None)
+    seconds = found.timestamp() if hasattr(found, "timestamp") else found
+    return int(seconds * 1e9) if isinstance(seconds, int | float) else default

@@ -1,0 +1,230 @@
+"""Mounted folders: ours, rclone's, and a FUSE passthrough to the local disk, over a simulated Google Cloud Storage.
+
+    python -m tests.benchmarks.mounts [--quick] [passthrough] [rclone] [cachedfs]
+
+It prints one table. rclone is measured if it is installed. The passthrough serves the same files from the local disk by
+the same FUSE library in Python: it is what FUSE itself costs. Linux only, with FUSE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cachedfs.sim import Delay, GCSServer, Profile
+
+__all__ = ["main"]
+
+BUCKET = "bench"
+RATE = 200e6  # bytes a second of the link
+PROFILE = Profile(
+    name="mount",
+    metadata=Delay(0.045),
+    media=Delay(0.045),
+    listing=Delay(0.06),
+    stream_rate=60e6,
+    total_rate=RATE,
+)
+SIZES = {
+    "full": (400_000_000, 10_000, 100_000),
+    "quick": (100_000_000, 1000, 10_000),
+}  # long file, files, entries
+SMALL = 2000  # bytes of a small file
+CONTENDERS = ("passthrough", "rclone", "cachedfs")
+WAIT_S = 0.05
+
+
+class Passthrough:
+    """A FUSE file system over a local folder, for mfusepy."""
+
+    use_ns = True
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def getattr(self, path: str, fi: Any = None) -> dict[str, int]:
+        found = os.lstat(self._root + path)
+        names = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_blocks")
+        return {name: getattr(found, name) for name in names} | {"st_mtime": found.st_mtime_ns}
+
+    def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        for entry in os.scandir(self._root + path):
+            yield entry.name, {"st_mode": 0o040000 if entry.is_dir() else 0o100000}, 0
+
+    def open(self, path: str, fi: Any) -> int:
+        fi.fh = os.open(self._root + path, os.O_RDONLY)
+        return 0
+
+    def read(self, path: str, size: int, offset: int, fi: Any) -> bytes:
+        return os.pread(fi.fh, size, offset)
+
+    def release(self, path: str, fi: Any) -> int:
+        os.close(fi.fh)
+        return 0
+
+
+# Mounting.
+
+
+def command(contender: str, local: Path, folder: Path, work: Path, endpoint: str) -> list[str]:
+    """Return the command that mounts the bucket, or its copy on the local disk, at `folder`."""
+    if contender == "passthrough":
+        return [sys.executable, "-m", "tests.benchmarks.mounts", "--passthrough", str(local), str(folder)]
+    if contender == "rclone":
+        options = {
+            "gcs-endpoint": f"{endpoint}/storage/v1/",
+            "cache-dir": work / "rclone",
+            "vfs-cache-mode": "full",
+            "dir-cache-time": "1h",
+        }
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        return ["rclone", "mount", f":gcs:{BUCKET}", str(folder), "--gcs-anonymous", "--read-only", *flags]
+    return [
+        sys.executable,
+        "-m",
+        "cachedfs",
+        "mount",
+        "--cache-dir",
+        str(work / "cache"),
+        "-o",
+        "max_age=3600",
+        f"gs://{BUCKET}",
+        str(folder),
+    ]
+
+
+@contextlib.contextmanager
+def mounted(arguments: list[str], folder: Path, endpoint: str) -> Iterator[None]:
+    environment = {
+        **os.environ, "FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "RCLONE_CONFIG": os.devnull,
+    }  # fmt: skip
+    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        while not os.path.ismount(folder):
+            if process.poll() is not None:
+                raise RuntimeError(f"{arguments[0]}: {process.stderr.read() if process.stderr else ''}")
+            time.sleep(WAIT_S)
+        try:
+            yield
+        finally:
+            subprocess.run(["fusermount3", "-u", "-z", folder], check=True)
+            process.wait()
+
+
+# Workloads: seconds of one pass.
+
+
+def read_long(folder: Path) -> float:
+    began = time.perf_counter()
+    with (folder / "long.bin").open("rb", buffering=0) as file:
+        while file.read(1 << 20):
+            pass
+    return time.perf_counter() - began
+
+
+def read_small(folder: Path) -> float:
+    began = time.perf_counter()
+    for name in sorted(os.listdir(folder / "small")):
+        (folder / "small" / name).read_bytes()
+    return time.perf_counter() - began
+
+
+def find(folder: Path) -> float:
+    began = time.perf_counter()
+    subprocess.run(["find", folder / "many", "-size", "+1M"], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+WORKLOADS = {"long": read_long, "small": read_small, "find": find}
+
+
+def measured(contender: str, local: Path, work: Path, endpoint: str) -> dict[str, list[float]]:
+    """Return the seconds of each workload: first pass, second pass, and first pass of a mount made anew."""
+    folder = work / "mounted"
+    folder.mkdir(exist_ok=True)
+    times: dict[str, list[float]] = {name: [] for name in WORKLOADS}
+    for passes in (2, 1):
+        with mounted(command(contender, local, folder, work, endpoint), folder, endpoint):
+            for name, do in WORKLOADS.items():
+                times[name] += [do(folder) for _ in range(passes)]
+    return times
+
+
+def make(local: Path, server: GCSServer, sizes: tuple[int, int, int]) -> None:
+    """Create the same data in a local folder and in the bucket."""
+    length, n_small, n_many = sizes
+    server.make_bucket(BUCKET)
+    files = {"long.bin": os.urandom(length)}
+    files |= {f"small/{number:06}.bin": os.urandom(SMALL) for number in range(n_small)}
+    files |= {f"many/{number:06}": b"" for number in range(n_many)}
+    for folder in ("small", "many"):
+        (local / folder).mkdir(parents=True)
+    for name, data in files.items():
+        (local / name).write_bytes(data)
+        server.put(BUCKET, name, data)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("contenders", nargs="*", choices=[*CONTENDERS, []], help="all if none is named")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data")
+    parser.add_argument("--json", metavar="FILE", help="write the seconds to FILE")
+    parser.add_argument("--passthrough", nargs=2, metavar=("FROM", "TO"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.passthrough:
+        from mfusepy import FUSE
+
+        FUSE(
+            Passthrough(options.passthrough[0]), options.passthrough[1], raw_fi=True, foreground=True, ro=True
+        )
+        return 0
+    here = [name for name in CONTENDERS if name != "rclone" or shutil.which("rclone")]
+    contenders = options.contenders or here
+    sizes = SIZES["quick" if options.quick else "full"]
+    with (
+        tempfile.TemporaryDirectory(prefix="mounts-") as name,
+        GCSServer(PROFILE, seed=0, process=True) as server,
+    ):
+        work = Path(name)
+        make(work / "local", server, sizes)
+        results = {
+            contender: measured(contender, work / "local", work, server.endpoint_url)
+            for contender in contenders
+        }
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1))
+    print(table(results, sizes))
+    return 0
+
+
+def table(results: dict[str, dict[str, list[float]]], sizes: tuple[int, int, int]) -> str:
+    length, n_small, n_many = sizes
+    lines = [
+        f"A simulated Google Cloud Storage: 45 ms to the first byte, 60 MB/s a stream, {RATE / 1e6:.0f} MB/s in all.",
+        "First pass, second pass, and the first pass of a mount made anew.",
+        "",
+        f"| mount | {length / 1e6:.0f} MB in sequence, MB/s | {n_small:,} files of {SMALL} bytes, ms a file | find over {n_many:,} entries, s |",
+        "|---|---|---|---|",
+    ]
+    for contender, times in results.items():
+        rates = " / ".join(f"{length / 1e6 / seconds:,.0f}" for seconds in times["long"])
+        each = " / ".join(f"{seconds / n_small * 1e3:.3g}" for seconds in times["small"])
+        found = " / ".join(f"{seconds:.2f}" for seconds in times["find"])
+        lines.append(f"| {contender} | {rates} | {each} | {found} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""A real mount: what the kernel makes of the calls, and how a mount ends."""
+
+import errno
+import hashlib
+import importlib.util
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import MiB, noise, until
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mfusepy") is None
+    or not os.access("/dev/fuse", os.W_OK)
+    or shutil.which("fusermount3") is None,
+    reason="needs FUSE: apt-get install fuse3",
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    yield folder
+    if os.path.ismount(folder):
+        subprocess.run(["fusermount3", "-u", "-z", folder], check=True)
+
+
+@pytest.fixture
+def cachedfs(cloud, tmp_path):
+    """Run a command of cachedfs with the cloud and the cache of the test."""
+    environment = {
+        **os.environ, "FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": cloud.server.endpoint_url,
+        "FSSPEC_CACHEDFS_CACHE_DIR": str(cloud.cache_dir), "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }  # fmt: skip
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "cachedfs", *map(str, arguments)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def mount(cachedfs, *arguments):
+    """Mount in the background, and return the process id."""
+    done = cachedfs("mount", "--daemon", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["pid"]
+
+
+def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder):
+    data = cloud.put("a/b.bin", noise(3 * MiB))
+    mount(cachedfs, "--write", cloud.url("", "gs://"), folder)
+    with (folder / "a/b.bin").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert hashlib.sha256(mapped).digest() == hashlib.sha256(data).digest()
+    shutil.copytree(folder / "a", folder / "copy")
+    assert fs.cat_file(cloud.path("copy/b.bin")) == data
+    with (folder / "notes").open("a") as file:
+        file.write("one\n")
+    with (folder / "notes").open("a") as file:
+        file.write("two\n")
+    os.rename(folder / "notes", folder / "copy/notes")
+    assert (folder / "copy/notes").read_text() == "one\ntwo\n"
+    shutil.rmtree(folder / "copy")
+    assert sorted(os.listdir(folder)) == ["a"]
+    done = cachedfs("unmount", folder)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_mount_is_read_only_and_ends_with_its_process(cloud, cachedfs, folder, number):
+    cloud.put("a", b"1")
+    pid = mount(cachedfs, cloud.url("", "gs://"), folder)
+    with pytest.raises(OSError) as raised:
+        (folder / "new").touch()
+    assert raised.value.errno == errno.EROFS
+    os.kill(pid, number)
+    until(lambda: not os.path.ismount(folder))
+    assert os.listdir(folder) == []
+
+
+def test_a_mount_that_cannot_be_made_says_why(cloud, cachedfs, folder, tmp_path):
+    cloud.put("a/b", b"1")
+    assert "is not a folder" in cachedfs("mount", cloud.url("a/b", "gs://"), folder).stderr
+    assert (
+        "there is no such folder"
+        in cachedfs("mount", "--daemon", cloud.url("a", "gs://"), tmp_path / "no").stderr
+    )
+    assert str(folder) in cachedfs("unmount", folder).stderr
