@@ -124,7 +124,10 @@ def _is_native(inner: Any, method: str) -> bool:
 
 
 async def close_session(inner: Any) -> None:
-    """Close the network session that aiohttp-based filesystems keep as `_session`."""
+    """Close the network session that aiohttp-based filesystems keep as `_session`, and s3fs as `_s3creator`."""
+    if (client := getattr(inner, "_s3creator", None)) is not None:
+        await client.__aexit__(None, None, None)
+        inner._s3 = inner._s3creator = None
     session: Any = getattr(inner, "_session", None)
     if inspect.iscoroutinefunction(getattr(session, "close", None)):
         await session.close()
