@@ -12,7 +12,6 @@ from cachedfs.sim.objects import DataBody
 from cachedfs.sim.server import SimServer, command
 from cachedfs.sim.service import Service
 
-KEYS = {"key": "an-id", "secret": "a-secret"}
 _KINDS = {"PUT": "upload", "POST": "upload", "HEAD": "metadata", "DELETE": "delete"}
 _SET_BY_US = {"connection", "content-length", "host", "transfer-encoding"}
 _BACKEND = s3_backends["123456789012"]["aws"]  # moto's account; shared by all servers of a process

@@ -174,11 +174,11 @@ class FsspecOrigin:
             logged.size = len(answer) if isinstance(answer, bytes) else 0
         return answer
 
-    async def read_etag(self, path: str, span: Range, etag: str) -> bytes | None:
+    async def read_etag(self, info: ObjectInfo, span: Range, etag: str) -> bytes | None:
         """Return bytes of the object if its ETag is `etag`, else None; one request, in one slot."""
         inner = await self._inner.get()
-        async with self._request("cat_file", path, range_header(span) or "") as logged:
-            data = await read_etag(inner, path, span, etag)
+        async with self._request("cat_file", info.path, range_header(span) or "") as logged:
+            data = await read_etag(inner, info, span, etag)
             logged.size = len(data or b"")
         return data
 
@@ -311,7 +311,7 @@ class _Read:
         try:
             with mapped(self._url, self._doing, is_read=True):
                 if span is not None and self._etag is not None:
-                    data = await self._origin.read_etag(self._path, span, self._etag)
+                    data = await self._origin.read_etag(self.info, span, self._etag)
                 else:
                     limits = {"start": span and span.start, "end": span and span.stop}
                     data = await self._origin.ask("cat_file", self._path, **limits)

@@ -1,63 +1,41 @@
 """The generic origin over S3: the contract, conditional reads, requests and errors."""
 
 import asyncio
-import itertools
 
 import pytest
-
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
 
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
 from cachedfs.origins.registry import open_origin
 from cachedfs.sim import Fault
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
-from tests.s3_server import KEYS, S3Server
-
-_buckets = (f"bucket-{n}" for n in itertools.count())
 
 
 class Bucket:
-    def __init__(self, server):
-        self.server, self.root = server, next(_buckets)
-        server.make_bucket(self.root)
-
-    def put(self, name, data):
-        self.server.put(self.root, name, data)
+    def __init__(self, s3):
+        self.root, self.put, self.delete, self._s3 = s3.name, s3.put, s3.delete, s3
 
     def get(self, name):
-        return self.server.get(self.root, name)
-
-    def delete(self, name):
-        self.server.delete(self.root, name)
-
-
-@pytest.fixture(scope="module")
-def shared_server():
-    with S3Server() as server:
-        yield server
+        return self._s3.server.get(self.root, name)
 
 
 @pytest.fixture
-def server(shared_server):
-    shared_server.reset()
-    yield shared_server
-    shared_server.heal()
+def server(s3):
+    return s3.server
 
 
 @pytest.fixture
-def world(server):
-    return Bucket(server)
+def world(s3):
+    return Bucket(s3)
 
 
 @pytest.fixture
-async def make(server):
+async def make(s3):
     """Return a function that creates origins; they are closed at the end."""
     made = []
 
     def make_origin(**options):
-        options = {"endpoint_url": server.endpoint_url, **KEYS, **options}
+        options = {**s3.options["s3"], **options}
         made.append(
             open_origin(
                 "s3",
@@ -81,6 +59,7 @@ async def origin(make):
 
 class TestContract(OriginContract):
     missing_folder_is_an_error = True
+
 
 def asked(server):
     """Return the requests since the last call: their kind, and the ETag that they require."""
