@@ -22,7 +22,7 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
 from tests.fork_server import ForkServer
-from tests.support import NAMES, OURS, Cloud, Drive, item_threads, tallied, tally, until
+from tests.support import NAMES, OURS, S3, Cloud, Drive, item_threads, tallied, tally, until
 
 _numbers = itertools.count()
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
@@ -201,6 +201,27 @@ def drive(drive_server, own_cache, monkeypatch):
     drive_server.reset()
     yield Drive(drive_server, folder, own_cache)
     drive_server.heal()
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    for package in ("s3fs", "moto"):
+        pytest.importorskip(package)
+    from tests.s3_server import S3Server
+
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server, own_cache, monkeypatch):
+    """A simulated S3 with an empty bucket for this test; `s3` is configured to use it."""
+    machine = S3(s3_server, f"bucket-{next(_numbers)}", own_cache)
+    monkeypatch.setitem(fsspec.config.conf, "s3", machine.options["s3"])
+    s3_server.make_bucket(machine.name)
+    s3_server.reset()
+    yield machine
+    s3_server.heal()
 
 
 @pytest.fixture(params=[*NAMES, "cachedfs::memory://", "cachedfs::file://"])

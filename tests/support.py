@@ -236,6 +236,32 @@ class Drive(Machine):
             self.server.remove(item["id"])
 
 
+@dataclasses.dataclass
+class S3(Machine):
+    """One bucket at the simulated S3, which is in tests/s3_server.py: it needs moto."""
+
+    protocol = "s3"
+
+    @property
+    def options(self) -> dict:
+        keys = {"key": "an-id", "secret": "a-secret"}
+        return {"s3": {"endpoint_url": self.server.endpoint_url, **keys}}
+
+    def url(self, key: str = "", prefix: str = "cachedfs::s3://") -> str:
+        return f"{prefix}{self.path(key)}".rstrip("/")
+
+    def path(self, key: str) -> str:
+        return f"{self.name}/{key}"
+
+    def put(self, key: str, data: bytes) -> bytes:
+        """Put an object without cachedfs."""
+        self.server.put(self.name, key, data)
+        return data
+
+    def delete(self, key: str) -> None:
+        self.server.delete(self.name, key)
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """A part of a simulated cloud under one of the URL forms that a user may write."""

@@ -1,7 +1,8 @@
 """`FsspecOrigin`: any fsspec filesystem as an origin.
 
 Async ones run on our event loop, sync ones in threads. fsspec has no conditional read. So the origin looks the object
-up before and after it reads, and passes bytes on only when both lookups agree.
+up before and after it reads, and passes bytes on only when both lookups agree. S3 needs no second lookup: it is asked
+for the bytes of one ETag.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -17,9 +19,10 @@ from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.common.urls import stored_path
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, clipped, describe, range_header, subject_of
+from cachedfs.origins.conditional_read import etag_to_match, read_etag
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import logged_request
+from cachedfs.origins.request_log import LoggedRequest, logged_request
 from cachedfs.origins.request_slots import RequestSlots
 
 __all__ = ["FsspecOrigin", "fingerprint", "jsonable", "plain_path"]
@@ -167,16 +170,29 @@ class FsspecOrigin:
         """Return the URL that errors show for `path`, without secrets."""
         return public_text(path if "://" in path else f"{self._protocol}://{path}")
 
-    async def ask(self, method: str, *args: Any, **options: Any) -> Any:
+    async def ask(self, method: str, path: str, **options: Any) -> Any:
         """Call a method of the inner filesystem as one request, in one slot."""
         inner = await self._inner.get()
+        async with self._request(method, path, _range_of(options)) as logged:
+            answer = await invoke(inner, method, path, **options)
+            logged.size = len(answer) if isinstance(answer, bytes) else 0
+        return answer
+
+    async def read_etag(self, info: ObjectInfo, span: Range, etag: str) -> bytes | None:
+        """Return bytes of the object if its ETag is `etag`, else None; one request, in one slot."""
+        inner = await self._inner.get()
+        async with self._request("cat_file", info.path, range_header(span) or "") as logged:
+            data = await read_etag(inner, info, span, etag)
+            logged.size = len(data or b"")
+        return data
+
+    @asynccontextmanager
+    async def _request(self, method: str, path: str, range_: str) -> AsyncIterator[LoggedRequest]:
         async with self._slots.semaphore():
             self.on_request()
-            with logged_request(method, self.url(str(args[0])), _range_of(options)) as logged:
-                answer = await invoke(inner, method, *args, **options)
-                logged.size = len(answer) if isinstance(answer, bytes) else 0
+            with logged_request(method, self.url(path), range_) as logged:
+                yield logged
             self._slots.finished(logged.size)
-            return answer
 
     def _described(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
         details = jsonable({k: v for k, v in info.items() if k not in ("name", "size", "type")})
@@ -217,7 +233,7 @@ def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
 
 
 class _Read:
-    """A read of one version; each piece is held back until a lookup confirms the version."""
+    """A read of one version; each piece is held back until its version is confirmed."""
 
     info: ObjectInfo
     start: int
@@ -231,6 +247,7 @@ class _Read:
         self._url, self._doing = origin.url(path), describe(want)
         self._piece = b""
         self._position = 0
+        self._etag: str | None = None  # the one to read, where the filesystem has conditional reads
 
     async def __aenter__(self) -> Reply:
         inner = await self._origin.filesystem()
@@ -266,6 +283,7 @@ class _Read:
         if self.info.size is None:
             await self._read_unsized()
             return
+        self._etag = etag_to_match(await self._origin.filesystem(), self.info)
         span = clipped(self._want, self.info.size)
         self.start = self._position = span.start
         self.stop = span.stop
@@ -273,7 +291,7 @@ class _Read:
 
     async def _read_unsized(self) -> None:
         """Read the whole object, because its size is unknown, and keep the range that was requested."""
-        data = await self._bytes(None, None)
+        data = await self._bytes(None)
         await self._confirm()
         span = clipped(self._want, len(data))
         self.start = self._position = span.start
@@ -282,24 +300,32 @@ class _Read:
         self._piece = data if span.size == len(data) else data[span.start : span.stop]
 
     async def _next_piece(self) -> bytes:
-        """Return the next bytes, after a lookup confirmed that they are of this version."""
+        """Return the next bytes, which are of this version: their ETag or another lookup says so."""
         span = Range(self._position, min(self._position + _PIECE, self.stop))
-        data = b""
-        if span.size:
-            data = self._cut_to(await self._bytes(span.start, span.stop), span)
-        if span.size or self._pinned is not None:
+        if not span.size:
+            if self._pinned is not None:
+                await self._confirm()
+            return b""
+        data = self._cut_to(await self._bytes(span), span)
+        if self._etag is None:
             await self._confirm()
         return data
 
-    async def _bytes(self, start: int | None, stop: int | None) -> bytes:
+    async def _bytes(self, span: Range | None) -> bytes:
         try:
             with mapped(self._url, self._doing, is_read=True):
-                data = await self._origin.ask("cat_file", self._path, start=start, end=stop)
+                if span is not None and self._etag is not None:
+                    data = await self._origin.read_etag(self.info, span, self._etag)
+                else:
+                    limits = {"start": span and span.start, "end": span and span.stop}
+                    data = await self._origin.ask("cat_file", self._path, **limits)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise self._changed("it is gone") from error
         except CachedFSError:
             await self._confirm()  # the version may be gone, which explains the error
             raise
+        if data is None:
+            raise self._changed("the answer has another ETag")
         return data if isinstance(data, bytes) else bytes(data)
 
     def _cut_to(self, data: bytes, span: Range) -> bytes:

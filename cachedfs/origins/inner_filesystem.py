@@ -71,9 +71,10 @@ def _class_of(protocol: str) -> Any:
         with importing():
             return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
+        extra = "s3" if protocol in ("s3", "s3a") else "gcs"
         raise ImportError(
             f"{protocol}:// needs a package that is not installed: {error}. "
-            'For Google Cloud Storage: pip install "cachedfs[gcs]"'
+            f'For {"S3" if extra == "s3" else "Google Cloud Storage"}: pip install "cachedfs[{extra}]"'
         ) from error
     except ValueError as error:
         raise ValueError(
@@ -124,7 +125,10 @@ def _is_native(inner: Any, method: str) -> bool:
 
 
 async def close_session(inner: Any) -> None:
-    """Close the network session that aiohttp-based filesystems keep as `_session`."""
+    """Close the network session that aiohttp-based filesystems keep as `_session`, and s3fs as `_s3creator`."""
+    if (client := getattr(inner, "_s3creator", None)) is not None:
+        await client.__aexit__(None, None, None)
+        inner._s3 = inner._s3creator = None
     session: Any = getattr(inner, "_session", None)
     if inspect.iscoroutinefunction(getattr(session, "close", None)):
         await session.close()

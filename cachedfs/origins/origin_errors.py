@@ -150,14 +150,15 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...
     ((TimeoutError, json.JSONDecodeError), OriginUnavailable),  # an unusable answer
     ((LookupError, ArithmeticError, RecursionError), CachedFSError),  # a library expected another answer
 )
-# Names of base classes in aiohttp, requests, google-auth and obstore; the most specific first.
+# Names of base classes in aiohttp, requests, google-auth, obstore and botocore; the most specific first.
 _BY_NAME: tuple[tuple[frozenset[str], type[CachedFSError]], ...] = (
     (frozenset({"ClientConnectorError", "TransportError"}), OriginUnreachable),
+    (frozenset({"EndpointConnectionError", "ConnectTimeoutError"}), OriginUnreachable),
     (frozenset({"ClientConnectionError", "ClientPayloadError"}), OriginUnavailable),
     (frozenset({"RequestException", "ClientError", "HttpError"}), OriginUnavailable),
-    (frozenset({"GoogleAuthError", "NoCredentialsError"}), SignInRefused),
+    (frozenset({"GoogleAuthError", "NoCredentialsError", "PartialCredentialsError"}), SignInRefused),
     (frozenset({"PermissionDeniedError", "UnauthenticatedError"}), AccessDenied),
-    (frozenset({"GenericError", "JoinError"}), OriginUnavailable),
+    (frozenset({"GenericError", "JoinError", "BotoCoreError", "ResponseParserError"}), OriginUnavailable),
 )
 _BY_STATUS: dict[int, type[CachedFSError]] = {
     401: AccessDenied,
@@ -254,7 +255,10 @@ def _kind_of(error: Exception) -> type[CachedFSError] | None:
             return kind
     if _is_no_http(error):
         return OriginUnavailable
-    if (status := _status_of(error)) is not None:
+    status = _status_of(error)
+    if status is None and isinstance(error.__cause__, Exception):  # s3fs raises an OSError for any status
+        status = _status_of(error.__cause__)
+    if status is not None:
         return _BY_STATUS.get(status, OriginUnavailable if status >= 500 else CachedFSError)
     if isinstance(error, ValueError) and str(error).startswith("Bad Request: "):  # as gcsfs says it
         return RequestRejected
@@ -279,6 +283,8 @@ def _is_no_http(error: Exception) -> bool:
 def _status_of(error: Exception) -> int | None:
     """Return the HTTP status that an exception of any library carries, else None."""
     response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        return number(str(response.get("ResponseMetadata", {}).get("HTTPStatusCode")))
     # aiohttp's errors have `code` too, but reading it gives a deprecation warning.
     own = "status" if hasattr(error, "status") else "code"
     for holder, name in ((error, own), (response, "status_code")):

@@ -165,19 +165,22 @@ READS = ONE_CALL | {"handle": (slice(None), _in_pieces)}
 
 
 @pytest.mark.parametrize("is_old", [False, True], ids=["unknown", "first block, grown old"])
-@pytest.mark.parametrize("read", READS)
-def test_a_read_of_a_changing_object_returns_one_version(fake, steps, clock, folder, read, is_old):
+@pytest.mark.parametrize(
+    ("at", "read"), [*(("fake", read) for read in READS), ("s3", "whole"), ("s3", "handle")]
+)
+def test_a_read_of_a_changing_object_returns_one_version(request, steps, clock, folder, at, read, is_old):
     """One object changes before step 1 of its read, another one before step 2, and so on."""
-    fs, (part, act) = cached(fake), READS[read]
+    place = request.getfixturevalue(at)
+    fs, (part, act) = cached(place), READS[read]
     for how, new in CHANGES.items():
         for n in itertools.count(1):
-            key, path, found = f"{how} {n}", fake.path(f"{how} {n}"), None
-            fake.put(key, OLD)
+            key, path, found = f"{how} {n}", place.path(f"{how} {n}"), None
+            place.put(key, OLD)
             if is_old:
                 fs.cat_file(path, 0, BLOCK)
                 fs._source.runtime.drain(120)
                 clock(61)
-            steps.plan({n: lambda key=key, how=how: change(fake, key, how)})
+            steps.plan({n: lambda key=key, how=how: change(place, key, how)})
             try:
                 found = act(fs, path, folder)
             except ObjectChanged:

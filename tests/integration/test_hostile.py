@@ -100,15 +100,19 @@ SECRET = "ya29.SECRET"
 FAULTS = [Fault(status=401), Fault(status=403), Fault(close_after=1000)]
 
 
-@pytest.fixture(params=["gs", "drive"])
+@pytest.fixture(params=["gs", "drive", "s3"])
 def machine(request, monkeypatch):
-    """A simulated service that requires a secret token, given by the configuration and not as an argument."""
-    found = request.getfixturevalue("cloud" if request.param == "gs" else "drive")
+    """A simulated service and a secret for it, given by the configuration and not as an argument."""
+    found = request.getfixturevalue({"gs": "cloud"}.get(request.param, request.param))
     token = f"{SECRET}-{request.param}"
-    # gcsfs would ask Google about a bare token.
-    given = Credentials(token) if request.param == "gs" else token
-    monkeypatch.setitem(fsspec.config.conf, request.param, {**found.options[request.param], "token": given})
-    found.server.require_token(token)
+    given = {
+        "gs": {"token": Credentials(token)},  # gcsfs would ask Google about a bare token
+        "drive": {"token": token},
+        "s3": {"key": token, "secret": token, "token": token},
+    }[request.param]
+    monkeypatch.setitem(fsspec.config.conf, request.param, {**found.options[request.param], **given})
+    if request.param != "s3":  # where any key is accepted
+        found.server.require_token(token)
     yield found
     found.server.require_no_token()
 
@@ -167,7 +171,9 @@ def what_it_raises(act):
 
 def test_no_secret_is_in_files_logs_errors_reprs_pickles_or_json(machine, own_cache, caplog):
     caplog.set_level(logging.DEBUG)
-    fs = fsspec.filesystem("cgs" if machine.protocol == "gs" else "cdrive")
+    caplog.set_level(logging.INFO, "botocore")  # it logs the headers that it sends
+    urls = {"gs": "cgs://", "drive": "cdrive://", "s3": "cachedfs::s3://"}
+    fs = fsspec.url_to_fs(urls[machine.protocol])[0]
     said, raised = use_everything(machine, fs)
     said += [
         text for error in raised for text in (str(error), repr(error), *traceback.format_exception(error))

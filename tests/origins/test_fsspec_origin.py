@@ -269,10 +269,15 @@ async def test_an_unknown_protocol_is_a_value_error_that_names_it():
         await make_origin("nosuch").lookup("x")
 
 
-async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "adlfs", None)
-    with pytest.raises(ImportError, match=r"abfs:// needs a package .*adlfs"):
-        await make_origin("abfs").lookup("x")
+@pytest.mark.parametrize(
+    ("protocol", "package", "advice"), [("abfs", "adlfs", "adlfs"), ("s3", "s3fs", r"pip install .cachedfs\[s3\]")]
+)
+async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch, protocol, package, advice):
+    for name in (package, f"{package}.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(fsspec.registry, "_registry", {})
+    with pytest.raises(ImportError, match=rf"{protocol}:// needs a package .*{advice}"):
+        await make_origin(protocol).lookup("x")
 
 
 async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():

@@ -1,0 +1,169 @@
+"""The generic origin over S3: the contract, conditional reads, requests and errors."""
+
+import asyncio
+
+import pytest
+
+from cachedfs.common.types import Range
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
+from cachedfs.origins.registry import open_origin
+from cachedfs.sim import Fault
+from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
+
+
+class Bucket:
+    def __init__(self, s3):
+        self.root, self.put, self.delete, self._s3 = s3.name, s3.put, s3.delete, s3
+
+    def get(self, name):
+        return self._s3.server.get(self.root, name)
+
+
+@pytest.fixture
+def server(s3):
+    return s3.server
+
+
+@pytest.fixture
+def world(s3):
+    return Bucket(s3)
+
+
+@pytest.fixture
+async def make(s3):
+    """Return a function that creates origins; they are closed at the end."""
+    made = []
+
+    def make_origin(**options):
+        options = {**s3.options["s3"], **options}
+        made.append(
+            open_origin(
+                "s3",
+                options,
+                loop=asyncio.get_running_loop(),
+                on_request=lambda: None,
+                concurrency=CONCURRENCY,
+            )
+        )
+        return made[-1]
+
+    yield make_origin
+    for origin in made:
+        await origin.aclose()
+
+
+@pytest.fixture
+async def origin(make):
+    return make()
+
+
+class TestContract(OriginContract):
+    missing_folder_is_an_error = True
+
+
+def asked(server):
+    """Return the requests since the last call: their kind, and the ETag that they require."""
+    requests = [(request.kind, request.headers.get("if-match")) for request in server.requests]
+    server.reset()
+    return requests
+
+
+async def test_a_read_is_a_lookup_and_one_request_for_the_bytes_of_its_etag(origin, server, world):
+    world.put("k", DATA)
+    path = f"{world.root}/k"
+    _, info, _, _ = await read(origin, path, Range(5, 50))
+    etag = info.details["ETag"]
+    assert info.fingerprint == f"etag:{etag}-{len(DATA)}"
+    assert asked(server) == [("metadata", None), ("media", etag)]
+    assert (await read(origin, path, Range(5, 50), info))[0] == DATA[5:50]
+    (listed,) = [each async for each in origin.list(world.root)]
+    assert (await read(origin, path, None, listed))[0] == DATA
+    assert asked(server) == [("media", etag), ("list", None), ("media", etag)]
+
+
+async def test_bytes_of_another_etag_are_never_returned(origin, server, world):
+    """A compatible service may ignore the condition."""
+    world.put("k", DATA)
+    pinned = await origin.lookup(f"{world.root}/k")
+    server.fail(Fault(kind="media", times=None, headers={"ETag": '"another"'}))
+    for want in (None, Range(0, 10)):
+        with pytest.raises(ObjectChanged, match="another ETag"):
+            await read(origin, pinned.path, want, pinned)
+
+
+async def test_an_object_replaced_between_the_pieces_of_a_read_is_object_changed(origin, world, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.fsspec_origin._PIECE", 1000)
+    world.put("k", DATA)
+    async with origin.read(f"{world.root}/k", None, None) as reply:
+        assert await anext(aiter(reply)) == DATA[:1000]
+        world.put("k", DATA[::-1])
+        with pytest.raises(ObjectChanged):
+            await anext(aiter(reply))
+
+
+async def test_an_object_replaced_between_lookup_and_read_is_read_as_it_is_now(origin, world, monkeypatch):
+    world.put("k", DATA)
+    lookup = origin.lookup
+
+    async def before_the_change(path):
+        info = await lookup(path)
+        world.put("k", DATA[::-1])
+        return info
+
+    monkeypatch.setattr(origin, "lookup", before_the_change)
+    assert (await read(origin, f"{world.root}/k"))[0] == DATA[::-1]
+
+
+async def test_a_body_that_breaks_is_requested_again(origin, server, world):
+    world.put("k", DATA)
+    pinned = await origin.lookup(f"{world.root}/k")
+    server.reset()
+    server.fail(Fault(kind="media", close_after=40, times=2))
+    assert (await read(origin, pinned.path, None, pinned))[0] == DATA
+    assert server.count("media") == 3
+    server.heal()
+    server.fail(Fault(kind="media", close_after=40, times=None))
+    with pytest.raises(OriginUnavailable, match=pinned.path):
+        await read(origin, pinned.path, None, pinned)
+
+
+def error(status, code):
+    return {"status": status, "body": f"<Error><Code>{code}</Code><Message>no</Message></Error>"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (error(403, "AccessDenied"), AccessDenied),
+        (error(403, "InvalidAccessKeyId"), AccessDenied),
+        (error(404, "NoSuchKey"), ObjectChanged),
+        (error(500, "InternalError"), OriginUnavailable),
+        (error(503, "ServiceUnavailable"), OriginUnavailable),
+        ({"status": 502, "html": True}, OriginUnavailable),
+        ({"status": 200, "html": True}, CachedFSError),
+        ({"close_before": True}, OriginUnavailable),
+        (None, OriginUnreachable),
+    ],
+)
+async def test_failures_are_cachedfs_errors(make, server, world, fault, kind, monkeypatch):
+    # Without the retries of s3fs and botocore, which wait in between.
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    origin = make(config_kwargs={"retries": {"max_attempts": 0}})
+    world.put("k", DATA)
+    pinned = await origin.lookup(f"{world.root}/k")
+    if fault is None:
+        server.refuse()
+    else:
+        server.fail(Fault(times=None, kind="media", **fault))
+    with pytest.raises(kind, match=pinned.path):
+        await read(origin, pinned.path, None, pinned)
+
+
+async def test_a_named_version_is_read(make, server, world):
+    server.make_bucket("versions", versioned=True)
+    origin = make(version_aware=True)
+    paths = []
+    for data in (b"old", b"newer"):
+        server.put("versions", "k", data)
+        paths.append("versions/k?versionId=" + (await origin.lookup("versions/k")).details["VersionId"])
+    assert [(await read(origin, path))[0] for path in [*paths, "versions/k"]] == [b"old", b"newer", b"newer"]
