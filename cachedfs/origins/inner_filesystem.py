@@ -71,10 +71,9 @@ def _class_of(protocol: str) -> Any:
         with importing():
             return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        extra = "s3" if protocol in ("s3", "s3a") else "gcs"
         raise ImportError(
             f"{protocol}:// needs a package that is not installed: {error}. "
-            f'For {"S3" if extra == "s3" else "Google Cloud Storage"}: pip install "cachedfs[{extra}]"'
+            'For Google Cloud Storage: pip install "cachedfs[gcs]"; for S3: pip install "cachedfs[s3]"'
         ) from error
     except ValueError as error:
         raise ValueError(
