@@ -169,8 +169,10 @@ class Machine:
         return {
             "FSSPEC_CACHEDFS_CACHE_DIR": str(self.cache_dir),
             "FSSPEC_CACHEDFS_KEEP_FREE": "0",
-            f"FSSPEC_{self.protocol.upper()}_TOKEN": "anon",
-            f"FSSPEC_{self.protocol.upper()}_ENDPOINT_URL": self.server.endpoint_url,
+            **{
+                f"FSSPEC_{self.protocol.upper()}_{name.upper()}": value
+                for name, value in self.options[self.protocol].items()
+            },
         }
 
     def _environment(self) -> dict[str, str]:
@@ -244,8 +246,7 @@ class S3(Machine):
 
     @property
     def options(self) -> dict:
-        keys = {"key": "an-id", "secret": "a-secret"}
-        return {"s3": {"endpoint_url": self.server.endpoint_url, **keys}}
+        return {"s3": {"endpoint_url": self.server.endpoint_url, "key": "an-id", "secret": "a-secret"}}
 
     def url(self, key: str = "", prefix: str = "cachedfs::s3://") -> str:
         return f"{prefix}{self.path(key)}".rstrip("/")
@@ -266,7 +267,7 @@ class S3(Machine):
 class Place:
     """A part of a simulated cloud under one of the URL forms that a user may write."""
 
-    machine: Cloud | Drive
+    machine: Cloud | Drive | S3
     prefix: str
 
     def url(self, key: str = "") -> str:

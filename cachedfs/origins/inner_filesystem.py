@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.config import conf
 from fsspec.dircache import DirCache
 from fsspec.spec import AbstractFileSystem
 
@@ -17,6 +18,8 @@ from cachedfs.common.optional_imports import importing, preload
 __all__ = ["AsyncOnce", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
 
 T = TypeVar("T")
+
+_S3_CONNECTIONS = 128  # most requests in flight; botocore's own limit is 10
 
 
 class AsyncOnce(Generic[T]):
@@ -61,6 +64,9 @@ def make_filesystem(
     cls = _class_of(protocol)
     preload(["encodings.idna"])  # needed to resolve host names
     private = make_private(options)
+    if protocol in ("s3", "s3a"):
+        given = options.get("config_kwargs") or conf.get(protocol, {}).get("config_kwargs") or {}
+        private["config_kwargs"] = {"max_pool_connections": _S3_CONNECTIONS, **given}
     if cls.async_impl:
         private |= {"asynchronous": False, "loop": loop}
     return without_listing_cache(cls(**private))
@@ -71,10 +77,9 @@ def _class_of(protocol: str) -> Any:
         with importing():
             return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        extra = "s3" if protocol in ("s3", "s3a") else "gcs"
         raise ImportError(
             f"{protocol}:// needs a package that is not installed: {error}. "
-            f'For {"S3" if extra == "s3" else "Google Cloud Storage"}: pip install "cachedfs[{extra}]"'
+            'For Google Cloud Storage: pip install "cachedfs[gcs]"; for S3: pip install "cachedfs[s3]"'
         ) from error
     except ValueError as error:
         raise ValueError(

@@ -161,6 +161,8 @@ def identity_lasts_s(identity: str) -> float:
 
 def names_a_version(identity: str, path: str) -> bool:
     """Return whether `path` may name one version of an object, which no listing contains."""
+    if identity.startswith(("s3|", "s3a|")):
+        return "?versionId=" in path
     return identity.startswith("gs|") and identity.endswith(_AWARE) and bool(_GENERATION.search(path))
 
 

@@ -59,10 +59,12 @@ def files(monkeypatch):
     return made
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*NAMES, "cachedfs::s3://"])
 def place(request, own_cache, files, monkeypatch):
     """A place in a simulated cloud, under each URL form; child processes of libraries have the same configuration."""
-    machine = request.getfixturevalue("drive" if "drive" in request.param else "cloud")
+    machine = request.getfixturevalue(
+        next((name for name in ("drive", "s3") if name in request.param), "cloud")
+    )
     before = running()  # from a Loader in another file, whose threads decode for the whole process
     for name, value in {**machine.configuration, "FSSPEC_CACHEDFS_MAX_AGE": str(AGE_S)}.items():
         monkeypatch.setenv(name, value)

@@ -11,6 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
@@ -270,12 +271,13 @@ async def test_an_unknown_protocol_is_a_value_error_that_names_it():
 
 
 @pytest.mark.parametrize(
-    ("protocol", "package", "advice"), [("abfs", "adlfs", "adlfs"), ("s3", "s3fs", r"pip install .cachedfs\[s3\]")]
+    ("protocol", "package", "advice"),
+    [("abfs", "adlfs", "adlfs"), ("s3", "s3fs", r"pip install .cachedfs\[s3\]")],
 )
 async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch, protocol, package, advice):
     for name in (package, f"{package}.core"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(fsspec.registry, "_registry", {})
+    monkeypatch.delitem(_registry, protocol, raising=False)  # imported by another test
     with pytest.raises(ImportError, match=rf"{protocol}:// needs a package .*{advice}"):
         await make_origin(protocol).lookup("x")
 

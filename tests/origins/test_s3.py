@@ -2,6 +2,7 @@
 
 import asyncio
 
+import fsspec.config
 import pytest
 
 from cachedfs.common.types import Range
@@ -167,3 +168,14 @@ async def test_a_named_version_is_read(make, server, world):
         server.put("versions", "k", data)
         paths.append("versions/k?versionId=" + (await origin.lookup("versions/k")).details["VersionId"])
     assert [(await read(origin, path))[0] for path in [*paths, "versions/k"]] == [b"old", b"newer", b"newer"]
+
+
+async def test_more_connections_than_those_of_botocore_are_used(make, monkeypatch):
+    for given, expected in (
+        ({}, {"max_pool_connections": 128}),
+        ({"config_kwargs": {"max_pool_connections": 5}}, {"max_pool_connections": 5}),
+        ({"config_kwargs": {"read_timeout": 9}}, {"max_pool_connections": 128, "read_timeout": 9}),
+    ):
+        assert (await make(**given).filesystem()).config_kwargs == expected
+    monkeypatch.setitem(fsspec.config.conf["s3"], "config_kwargs", {"read_timeout": 7})
+    assert (await make().filesystem()).config_kwargs["read_timeout"] == 7
