@@ -37,6 +37,9 @@ _AWARE = "-versions"  # ends an identity whose paths may name a generation
 _GENERATION = re.compile(r"(#|[?&]generation=)\d+$")  # gcsfs's pattern
 _ALIASES = {"gcs": "gs", "local": "file"}
 _HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
+_AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING")
+_AWS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE")
+_PLACES = dict.fromkeys(("s3", "s3a"), _AWS) | dict.fromkeys(("abfs", "abfss", "az", "adl"), _AZURE)
 _SECRET = re.compile(
     r"token|secret|passw|credential|authorization|cookie|sas|signature|connection_string|^(key|auth|username|user)$",
     re.IGNORECASE,
@@ -142,6 +145,7 @@ def identity_of(
 
         drive = DriveOptions.of(given)
         return f"drive|{_host_of(drive.endpoint_url)}|{account_key(drive, may_ask=may_ask)}"
+    given |= _places(protocol, given, environ)
     plain = _without_secrets({name: value for name, value in given.items() if value is not None})
     digest = _digest(plain) if plain else "-"
     host = next((str(given[name]) for name in _HOSTS if given.get(name)), "")
@@ -199,6 +203,14 @@ def _gcs_host(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
 def _gcs_account(options: Mapping[str, Any]) -> str:
     token = options.get("token")
     return "anon" if token == "anon" or type(token).__name__ == "AnonymousCredentials" else "auth"
+
+
+def _places(protocol: str, options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what says, in the environment or in a connection string of Azure, where the data is."""
+    known = {name: environ[name] for name in _PLACES.get(protocol, ()) if environ.get(name)}
+    text = options.get("connection_string") or known.pop("AZURE_STORAGE_CONNECTION_STRING", "")
+    fields = dict(field.split("=", 1) for field in str(text).split(";") if "=" in field)
+    return known | {name: fields[name] for name in ("AccountName", "BlobEndpoint") if name in fields}
 
 
 def _digest(plain: Mapping[str, Any]) -> str:

@@ -347,6 +347,35 @@ def test_identity_distinguishes_places_and_contains_no_secret():
     assert of(session=object()) == of(session=object())
 
 
+@pytest.mark.parametrize(
+    ("protocol", "variable"),
+    [
+        ("s3", "AWS_ENDPOINT_URL"),
+        ("s3a", "AWS_ENDPOINT_URL_S3"),
+        ("s3", "AWS_PROFILE"),
+        ("az", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_identity_distinguishes_places_named_by_the_environment(protocol, variable):
+    values = [
+        identity_of(protocol, {}, environ=environ) for environ in ({}, {variable: "a"}, {variable: "b"})
+    ]
+    assert len(set(values)) == 3
+
+
+def test_identity_distinguishes_accounts_of_connection_strings_by_no_secret():
+    def of(account, key, endpoint="http://h:1"):
+        text = (
+            f"DefaultEndpointsProtocol=http;AccountName={account};AccountKey={key}==;BlobEndpoint={endpoint};"
+        )
+        return identity_of("abfs", {"connection_string": text}), identity_of(
+            "abfs", {}, environ={"AZURE_STORAGE_CONNECTION_STRING": text}
+        )
+
+    assert of("a", "k") == of("a", "other")
+    assert len({of("a", "k"), of("b", "k"), of("a", "k", "http://h:2")}) == 3
+
+
 def test_every_form_of_a_token_file_distinguishes_drive_accounts(tmp_path, monkeypatch):
     def of(token):
         return identity_of("drive", {"token": token}, may_ask=False)
