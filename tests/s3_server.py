@@ -40,7 +40,6 @@ class S3Service(Service):
         return Response(answer.status_code, headers, DataBody(body))
 
     def do_make_bucket(self, bucket: str, versioned: bool = False) -> None:
-        _BACKEND.buckets.pop(bucket, None)  # of another test of this process
         _BACKEND.create_bucket(bucket, "us-east-1")
         if versioned:
             _BACKEND.put_bucket_versioning(bucket, "Enabled")

@@ -42,14 +42,15 @@ def test_the_bytes_of_a_listed_file_cost_one_request(s3):
 
 
 def test_a_named_version_is_read_although_a_listing_is_known(s3):
-    s3.server.make_bucket("versions", versioned=True)
+    bucket = f"{s3.name}-versions"
+    s3.server.make_bucket(bucket, versioned=True)
     urls = []
     for data in (b"old", b"newer"):
-        s3.server.put("versions", "d/k", data)
-        fs, path = fsspec.url_to_fs("cachedfs::s3://versions/d/k", s3={"version_aware": True}, max_age=0)
+        s3.server.put(bucket, "d/k", data)
+        fs, path = fsspec.url_to_fs(f"cachedfs::s3://{bucket}/d/k", s3={"version_aware": True}, max_age=0)
         urls.append(f"cachedfs::s3://{path}?versionId={fs.info(path)['VersionId']}")
-    assert len(fs.find("versions/d")) == 1
+    assert len(fs.find(f"{bucket}/d")) == 1
     for url, data in zip(urls, (b"old", b"newer"), strict=True):
         fs, path = fsspec.url_to_fs(url, s3={"version_aware": True})
-        fs.ls("versions/d")
+        fs.ls(f"{bucket}/d")
         assert fs.cat_file(path) == data
