@@ -1,4 +1,4 @@
-"""What all commands have in common: how they are declared, their common options, and how errors end them."""
+"""Declare commands, with the options that all of them have, and turn their errors into lines and exit statuses."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Samples(Dataset[Any]):
         return (collate or default_collate)(self.__getitems__(indexes))
 
     def items(self, indexes: Iterable[int]) -> Iterator[Item]:
-        """Yield the paths and byte ranges that these samples read, in order, as `fs.prefetch` takes them; none if unknown."""
+        """Yield what these samples read, in order, as items of `fs.prefetch`; nothing if it is not known."""
         return iter(())
 
     def number(self, index: Any) -> int:

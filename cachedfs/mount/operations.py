@@ -39,7 +39,7 @@ def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: MountOperations, path: str | None, *args: Any) -> Any:
         try:
             return method(self, path, *args)
-        except Exception as error:
+        except Exception as error:  # of any kind: the kernel takes nothing but an errno
             code = getattr(error, "errno", None) or errno.EIO
             if code not in _EXPECTED:
                 logger.error("%s of %s: %s", method.__name__, path, error or type(error).__name__)
@@ -239,7 +239,7 @@ class MountOperations:
             local.n_open += 1
         try:
             local.load(is_new=is_new)
-        except BaseException:
+        except BaseException:  # an interrupt, too: no handle is given out
             self._leave(local)
             raise
         return local

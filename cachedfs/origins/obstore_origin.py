@@ -40,10 +40,9 @@ _WHO = re.compile(
     "|skip_signature|authority|cli$|sts_|metadata_"
 )
 
-_has_threads = (
-    False  # obstore's own, since its first request in this process or the one that it was forked from
-)
-_lost_threads = False  # a forked process has none of them, and obstore would wait forever
+# obstore has threads since its first request. A forked process has none of them, and obstore would wait forever.
+_has_threads = False
+_lost_threads = False
 
 
 def _after_fork() -> None:
@@ -229,7 +228,7 @@ class ObstoreOrigin:
                 async with contextlib.aclosing(body):
                     yield reply
                 self._slots.finished(logged.size)
-            except BaseException as error:
+            except BaseException as error:  # a cancelled read, too, is a line in the log
                 logged.over(error)
                 raise
             logged.over()
@@ -252,7 +251,7 @@ class ObstoreOrigin:
             if pinned is None:
                 raise
             raise self._changed(path, want, "it is gone") from error
-        except Exception as error:
+        except Exception as error:  # obstore's errors have no common class but this
             if type(error).__name__ == "PreconditionError":
                 raise self._changed(path, want, "it was replaced") from error
             # The range begins after the end; or Azure, which has no ranges that count from the end.

@@ -68,7 +68,10 @@ def settle(store: ZarrTarget) -> None:
 
 
 class DaskTaskPool:
-    """Runs methods of a `PackTask` on the workers of a Dask cluster. Dask runs the calls of a lost worker again on another one."""
+    """Runs methods of a `PackTask` on the workers of a Dask cluster.
+
+    Dask runs the calls of a lost worker again on another one.
+    """
 
     def __init__(self, task: PackTask, client: Any) -> None:
         import dask

@@ -1,4 +1,4 @@
-"""Plan the arrays of a store: chunks, shards and codec of each, with the reasons, and their Zarr metadata. No I/O."""
+"""Plan the chunks, shards and codec of each array, with the reasons, and write their Zarr metadata. No I/O."""
 
 from __future__ import annotations
 

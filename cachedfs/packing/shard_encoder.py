@@ -32,7 +32,7 @@ MEASURED = 4 << 20  # bytes of samples that are compressed to choose a codec
 
 @dataclass(frozen=True)
 class ArrayEncoding:
-    """How an array is stored: shapes of chunks and shards, a codec of `CODECS`, little-endian values, CRC-32C."""
+    """The encoding of an array: its chunk and shard shapes, and a codec of `CODECS`. Values are little-endian."""
 
     dtype: str
     chunk: tuple[int, ...]

@@ -92,7 +92,10 @@ class CSVSource(TextSource):
         return b"" if len(stray_quotes(data, self._delimiters)) else data
 
     def _records(self, data: bytes, piece: SourcePiece) -> bytes:
-        """Return the data of a piece without the header. Raises ValueError for another header than that of the first file."""
+        """Return the data of a piece without the header.
+
+        Raises ValueError for another header than that of the first file.
+        """
         if piece.start:
             return data
         header = self._header_of(data)
