@@ -486,7 +486,8 @@ def left_by_collection(loader):
     next(holder["iterator"])
     holder["itself"] = holder
     del holder
-    gc.collect()
+    # More than once: while another thread collects, `gc.collect` does nothing.
+    until(lambda: gc.collect() is not None and not our_threads())
 
 
 def left_by_closing_the_loader(loader):
