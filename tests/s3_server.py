@@ -40,7 +40,10 @@ class S3Service(Service):
         return Response(answer.status_code, headers, DataBody(body))
 
     def do_make_bucket(self, bucket: str, versioned: bool = False) -> None:
-        _BACKEND.create_bucket(bucket, "us-east-1")
+        if bucket in _BACKEND.buckets:  # of another server of this process
+            _BACKEND.buckets[bucket].keys.clear()
+        else:
+            _BACKEND.create_bucket(bucket, "us-east-1")
         if versioned:
             _BACKEND.put_bucket_versioning(bucket, "Enabled")
 

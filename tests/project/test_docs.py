@@ -63,6 +63,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/guide-drive.md": 8,
     "docs/guide-gcs.md": 15,
     "docs/guide-packing.md": 2,
+    "docs/guide-s3.md": 1,
     "docs/guide-training.md": 5,
     "docs/guide-zarr.md": 9,
     "docs/index.md": 4,
@@ -158,6 +159,20 @@ def drive_with_data() -> Iterator[DriveServer]:
         yield server
 
 
+def s3_with_data() -> contextlib.AbstractContextManager[Any]:
+    """A simulated S3 with the objects that its page names; None where there is no moto."""
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("s3fs") is None:
+        return contextlib.nullcontext()
+    from tests.s3_server import S3Server
+
+    server = S3Server().start()
+    server.make_bucket("my-bucket")
+    server.put("my-bucket", "train.jsonl", LINES)
+    for i in range(100):
+        server.put("my-bucket", f"texts/{i:03}.txt", b"text %d" % i)
+    return contextlib.closing(server)
+
+
 def expectations(page: str) -> list[tuple[Block, Block | None]]:
     """Return the blocks that run, each with the block of its output."""
     blocks = list(blocks_of(read(page)))
@@ -200,10 +215,11 @@ def new_home(tmp_path, monkeypatch, default_patience):
     # If a page sets a variable before gcsfs is imported, gcsfs registers this class.
     monkeypatch.setitem(_registry, "gs", gcsfs.core.GCSFileSystem)
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("FSSPEC_", "GCSFS_", "XDG_"))}
-    with cloud_with_data() as server, drive_with_data() as drive:
+    with cloud_with_data() as server, drive_with_data() as drive, s3_with_data() as s3:
         conf = {
             "gs": {"token": "anon", "endpoint_url": server.endpoint_url},
             "drive": {"token": "anon", "endpoint_url": drive.endpoint_url},
+            "s3": {"key": "an-id", "secret": "a-secret", "endpoint_url": s3 and s3.endpoint_url},
             "cachedfs": {"keep_free": 0},  # the disk under the tests may be nearly full
         }
         with (

@@ -43,7 +43,9 @@ def test_stated_python_versions_are_those_of_the_package():
     assert all(f"python{newer}" in MAKEFILE for newer in pythons[1:]), "the suite runs on a newer one"
 
 
-@pytest.mark.parametrize("name", ["fsspec", "aiohttp", "zlib-ng", "gcsfs", "PyDrive2", "zarr", "torch"])
+@pytest.mark.parametrize(
+    "name", ["fsspec", "aiohttp", "zlib-ng", "gcsfs", "s3fs", "PyDrive2", "zarr", "torch"]
+)
 def test_stated_minimum_versions_are_those_of_the_installer(name):
     extras = [
         each
