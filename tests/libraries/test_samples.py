@@ -116,6 +116,42 @@ def test_a_dataset_cannot_be_streamed_from_a_chained_url(place):
         list(datasets.load_dataset("json", data_files=url, split="train", streaming=True))
 
 
+# LitData.
+
+
+def litdata_files(folder):
+    from litdata.streaming.writer import BinaryWriter
+
+    writer = BinaryWriter(str(folder), chunk_size=5, follow_tensor_dimension=False)
+    for i in range(10):
+        writer[i] = {"n": i}
+    writer.done()
+    writer.merge()
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".json")}
+
+
+def test_chunks_of_litdata_are_read(place, tmp_path, monkeypatch):
+    litdata = pytest.importorskip("litdata")
+    from litdata.streaming import downloader
+    from litdata.streaming.resolver import Dir
+
+    class Downloaded(downloader.Downloader):
+        def download_file(self, remote_filepath, local_filepath):
+            fs, path = fsspec.url_to_fs(remote_filepath)
+            fs.get_file(path, local_filepath)
+
+    monkeypatch.setattr(downloader, "_DOWNLOADERS", {})
+    (tmp_path / "made").mkdir()
+    for name, data in litdata_files(tmp_path / "made").items():
+        place.put(f"chunks/{name}", data)
+    url, prefix = place.url("chunks"), place.prefix
+    downloader.register_downloader(prefix, Downloaded)
+    for turn in place.twice(fetches=3):
+        cache_dir = str(tmp_path / str(turn))  # its own copy of the data
+        rows = litdata.StreamingDataset(Dir(url=url), cache_dir=cache_dir)
+        assert [row["n"] for row in rows] == list(range(10))
+
+
 # Images.
 
 

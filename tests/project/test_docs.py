@@ -69,7 +69,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "docs/index.md": 4,
     "docs/start.md": 2,
     "docs/troubleshooting.md": 1,
-    "docs/works-with.md": 2,
+    "docs/works-with.md": 3,
     "docs/watching.md": 3,
 }
 LATITUDE = {"about": 2, "measured": 10}  # the allowed factor between printed and shown numbers
