@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -130,11 +131,24 @@ def _is_native(inner: Any, method: str) -> bool:
 
 
 async def close_session(inner: Any) -> None:
-    """Close the network session that aiohttp-based filesystems keep as `_session`, and s3fs as `_s3creator`."""
+    """Close the network sessions: `_session` of aiohttp-based filesystems, and those of s3fs and adlfs."""
     if (client := getattr(inner, "_s3creator", None)) is not None:
         await client.__aexit__(None, None, None)
         inner._s3 = inner._s3creator = None
+    if hasattr(inner, "service_client"):
+        clients: list[Any] = [inner.service_client, getattr(inner, "credential", None)]
+        for each in clients:
+            if inspect.iscoroutinefunction(getattr(each, "close", None)):
+                await each.close()
+        _detach_finalizers(inner)
     session: Any = getattr(inner, "_session", None)
     if inspect.iscoroutinefunction(getattr(session, "close", None)):
         await session.close()
         inner._session = None
+
+
+def _detach_finalizers(inner: Any) -> None:
+    """Keep adlfs from closing its clients at the end of the process, on our loop, which is gone by then."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        if (found := finalizer.peek()) and found[0] is inner:
+            finalizer.detach()

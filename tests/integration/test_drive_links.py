@@ -6,7 +6,6 @@ from typer.testing import CliRunner
 
 from cachedfs.cli import urls
 from cachedfs.cli.app import app
-from cachedfs.datasets import LineDataset
 from cachedfs.errors import NotDownloadable
 from tests.support import forget
 
@@ -71,6 +70,13 @@ def test_a_link_to_a_folder_is_a_folder(drive, folder_id):
     for url in (f"{link}/a.csv", f"{link}?usp=sharing/a.csv"):
         with fsspec.open(url, "rt") as file:
             assert file.readline() == "1,2\n"
+
+
+def test_a_link_to_a_folder_is_a_dataset(drive, folder_id):
+    pytest.importorskip("torch")
+    from cachedfs.datasets import LineDataset
+
+    link = f"cachedfs::{SITE}/drive/folders/{folder_id}"
     assert list(LineDataset(f"{link}?usp=sharing")) == ["1,2", "3,4"]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import uuid
+import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fsspec.registry import _registry
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.fsspec_origin import FsspecOrigin, fingerprint, jsonable
-from cachedfs.origins.inner_filesystem import AsyncOnce, make_private
+from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.origin_errors import translate
 from cachedfs.origins.registry import identity_of, open_origin
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
@@ -299,6 +300,19 @@ async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():
     assert first is second
     assert await asyncio.gather(once.get(), once.get()) == [2, 2]
     assert (once.take(), once.take()) == (2, None)
+
+
+async def test_clients_of_adlfs_are_closed_once_and_not_at_the_end_of_the_process(strange):
+    closed, inner = [], strange()
+
+    class Client:
+        async def close(self):
+            closed.append("client")
+
+    inner.service_client = Client()
+    finalizer = weakref.finalize(inner, closed.append, "finalizer")
+    await close_session(inner)
+    assert (closed, finalizer.alive) == (["client"], False)
 
 
 def test_wrapped_filesystems_are_private_too():
