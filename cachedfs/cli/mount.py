@@ -48,11 +48,12 @@ def mount(
     Programs that read paths read it through the same cache and read-ahead as
     URLs. Needs FUSE (on Debian, Ubuntu and Colab: apt-get install fuse3).
     """
-    from cachedfs.mount.mounting import serve
+    from cachedfs.mount.mounting import check_folder, serve
 
     location = locate(url, common)
     if not location.fs.isdir(location.path):
         raise NotADirectoryError(f"{url} is not a folder")
+    check_folder(folder)
     if daemon:
         arguments = [
             *common.arguments(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,10 +11,23 @@ import sys
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.operations import MountOperations
 
-__all__ = ["serve", "unmount"]
+__all__ = ["check_folder", "serve", "unmount"]
 
 _KEPT_S = 1.0  # for which the kernel keeps names and attributes; less if `max_age` is
 _ENDED = 8  # what libfuse returns after a signal
+
+
+def check_folder(folder: str) -> None:
+    """Raise OSError unless a local folder is there, on which nothing is mounted."""
+    try:
+        os.stat(folder)
+        is_dead = False
+    except OSError as error:
+        is_dead = error.errno == errno.ENOTCONN  # a mount whose process is gone
+    if is_dead or os.path.ismount(folder):
+        raise FileExistsError(f"{folder}: something is mounted there; cachedfs unmount {folder}")
+    if not os.path.isdir(folder):
+        raise NotADirectoryError(f"{folder}: there is no such folder; make it first")
 
 
 def serve(
@@ -28,13 +42,8 @@ def serve(
 ) -> None:
     """Mount `root` at a local folder, and serve it until it is unmounted or this process gets SIGTERM or SIGINT.
 
-    Raises ImportError without mfusepy or libfuse, NotADirectoryError if there is no such folder, and OSError if the
-    system refuses the mount.
+    Raises ImportError without mfusepy or libfuse, and OSError if the system refuses the mount.
     """
-    if not os.path.isdir(folder):
-        raise NotADirectoryError(f"{folder}: there is no such folder; make it first")
-    if os.path.ismount(folder):
-        raise FileExistsError(f"{folder}: something is mounted there; cachedfs unmount {folder}")
     try:
         from mfusepy import FUSE
     except ImportError as error:
