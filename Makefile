@@ -1,11 +1,11 @@
-# Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make check`,
-# `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make oldest`, `make works`, `make mosaic`.
+# Every step that the project needs, from nothing but Python 3.11 or newer. `make demo`, `make test`, `make test-newer`,
+# `make check`, `make bench`, `make docs`, `make site`, `make dist`, `make stress`, `make oldest`, `make works`, `make mosaic`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 DOCS_STAMP = $(VENV)/.installed-docs
-# Part of the suite also runs on a newer Python where there is one (zarr 3.4 needs it): on the path, or kept by pyenv.
+# A newer Python, which zarr 3.4 needs: on the path, or kept by pyenv.
 NEWER := $(shell for each in $(OTHER_PYTHON) python3.13 $(HOME)/.pyenv/versions/3.13.*/bin/python3 python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python3; do \
 	"$$each" -c 'import sys; sys.exit(sys.version_info[:2] == ('"$$($(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")')"'))' \
 	>/dev/null 2>&1 && echo "$$each" && break; done)
@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TOGETHER = -n 3 --dist loadfile
 SUITE = "not live and not stress and not works"
 
-.PHONY: demo test newer-suite live check bench docs site dist stress oldest works mosaic clean
+.PHONY: demo test test-newer live check bench docs site dist stress oldest works mosaic clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,23 +33,15 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## The main job, on an embedded simulated cloud
 	$(BIN)/python -m cachedfs.demo
 
-test: $(STAMP)  ## All tests but the stress runs; some of them also on a newer Python where there is one
-	@rm -f flaky.txt
-ifeq ($(NEWER),)
-	@echo "skipped: the suite on a newer Python, as there is no python3.12 or python3.13 here (OTHER_PYTHON= names one)"
+test: $(STAMP)  ## All tests but the stress runs
 	$(BIN)/python -m tests.rerun -m $(SUITE) $(TOGETHER) $(ARGS)
-else
-	@$(MAKE) --no-print-directory $(VENV)-newer/.installed PYTHON=$(NEWER) VENV=$(VENV)-newer
-	$(BIN)/python -m tests.rerun --beside "$(MAKE) --no-print-directory newer-suite PYTHON=$(NEWER) VENV=$(VENV)-newer" -m $(SUITE) $(TOGETHER) $(ARGS)
-endif
 
-# What a Python or zarr version may change: reading, writing, processes, zarr.
-AGAIN = test_errors.py filesystem/test_file.py $(addprefix common/test_,optional_imports.py executor.py) cache/test_fork.py \
-	datasets/test_zarr_dataset.py \
-	$(addprefix integration/test_,conformance.py processes.py urls.py) $(addprefix libraries/test_,xarray.py zarr.py)
-newer-suite: $(STAMP)
-	$(BIN)/python --version
-	$(BIN)/python -m tests.rerun -m $(SUITE) -k "not Over" -n 2 --dist loadfile $(AGAIN:%=tests/%)
+test-newer:  ## The same tests on a newer Python, without torch
+ifeq ($(NEWER),)
+	@echo "skipped: there is no python3.12 or python3.13 here (OTHER_PYTHON= names one)"
+else
+	@$(MAKE) --no-print-directory test PYTHON=$(NEWER) VENV=$(VENV)-newer
+endif
 
 # What reads and writes, with the oldest releases that are accepted. Not of the tests: what their own deprecations say, and
 # what their namespace packages import when Python starts; fsspec's memory and xarray's Zarr were others then.

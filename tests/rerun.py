@@ -1,15 +1,12 @@
-"""Run pytest, and run failed tests once more alone: `python -m tests.rerun [--beside COMMAND] ARGS`.
+"""Run pytest, and run failed tests once more alone: `python -m tests.rerun ARGS`.
 
 A test that passes the second time does not fail the run. Its name is printed under "FLAKY" and added to `flaky.txt`.
-COMMAND runs at the same time; its output is shown afterwards, and its failure fails the run.
 """
 
 import collections
 import pathlib
-import shlex
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
@@ -31,24 +28,18 @@ class Recorder:
             self.failed.append(report.nodeid)
 
 
-def run(args, command=None):
+def run(args):
     """Return the exit code of pytest, or 0 if every failed test passes when it is run again alone."""
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as output:
-        beside = command and subprocess.Popen(shlex.split(command), stdout=output, stderr=subprocess.STDOUT)
-        recorder = Recorder()
-        code = pytest.main(args, plugins=[recorder])
-        if beside:
-            beside.wait()
-            output.seek(0)
-            print(output.read(), flush=True)
+    recorder = Recorder()
+    code = pytest.main(args, plugins=[recorder])
     is_cut_short = any(arg == "-x" or arg.startswith(("--exitfirst", "--maxfail")) for arg in args)
     if code == pytest.ExitCode.TESTS_FAILED and recorder.failed and not is_cut_short:
         code = rerun(recorder.failed, code)
     print(f"\nThe {N_SLOWEST} slowest tests of {time.monotonic() - began:.0f} s:")
     for name, seconds in recorder.seconds.most_common(N_SLOWEST):
         print(f"{seconds:6.1f} s  {name}")
-    return code or (beside.returncode if beside else 0)
+    return code
 
 
 def rerun(names, code):
@@ -70,6 +61,4 @@ def rerun(names, code):
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    beside = arguments.pop(1) if arguments[:1] == ["--beside"] else None
-    sys.exit(run(arguments[1:] if beside else arguments, beside))
+    sys.exit(run(sys.argv[1:]))

@@ -1,7 +1,6 @@
 """`tests.rerun`: a test that passes the second time is flaky; any other failure fails the run."""
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -49,11 +48,4 @@ def test_only_a_test_that_passes_the_second_time_does_not_fail_the_run(tmp_path,
     assert done.returncode == status, done.stdout
     assert (tmp_path / "flaky.txt").read_text() == "test_example.py::test_fails_once\n"
     assert "FLAKY\ntest_example.py::test_fails_once\n" in done.stdout
-
-
-def test_a_failure_of_the_parallel_command_fails_the_run(tmp_path):
-    command = shlex.join([sys.executable, "-c", "print('beside'); raise SystemExit(3)"])
-    done = rerun(tmp_path, "def test_passes(): pass", "--beside", command, "test_example.py")
-    assert done.returncode == 3
-    assert "\nbeside\n" in done.stdout
     assert "  test_example.py::test_passes\n" in done.stdout  # in the list of the slowest
