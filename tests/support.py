@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import functools
 import http.server
+import importlib.util
 import io
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -30,6 +32,9 @@ AGE_S = 600  # `max_age` for a second pass after a first one that may be slow, s
 NAMES = ["cachedfs::gs://", "cgs://", "cachedfs::drive://"]  # of clouds, in front of a path
 LONG_TIMEOUTS = "import tests.long_timeouts\n"  # first line of the code of a process
 OURS = (CachedFileSystem, CachedGCSFileSystem, CachedDriveFileSystem, DriveFileSystem)
+HAS_FUSE = bool(
+    importlib.util.find_spec("mfusepy") and os.access("/dev/fuse", os.W_OK) and shutil.which("fusermount3")
+)
 
 
 def noise(size: int, seed: int = 0) -> bytes:

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import importlib.util
 import json
 import mmap
 import os
@@ -13,14 +12,9 @@ import sys
 
 import pytest
 
-from tests.support import MiB, noise, until
+from tests.support import HAS_FUSE, MiB, noise, until
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mfusepy") is None
-    or not os.access("/dev/fuse", os.W_OK)
-    or shutil.which("fusermount3") is None,
-    reason="needs FUSE: apt-get install fuse3",
-)
+pytestmark = pytest.mark.skipif(not HAS_FUSE, reason="needs FUSE: apt-get install fuse3")
 
 
 @pytest.fixture

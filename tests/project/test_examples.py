@@ -17,7 +17,7 @@ from unittest import mock
 import fsspec
 import pytest
 
-from tests.support import ROOT, forget
+from tests.support import HAS_FUSE, ROOT, forget
 
 pytestmark = pytest.mark.usefixtures("default_patience")  # examples run with the default settings
 
@@ -206,39 +206,50 @@ def results(printed):
     return [re.sub(r" in \d.*", "", line) for line in lines if " objects of " not in line]
 
 
-# The notebook: as it is, and with a folder.
+# The notebooks: as they are, and with a folder.
 
-NOTEBOOK = FOLDER / "colab.ipynb"
+NOTEBOOK, MOUNT = FOLDER / "colab.ipynb", FOLDER / "mount.ipynb"
 EPOCHS = r"epoch 0: .* s, (\d+) requests, .*\nepoch 1: .* s, 0 requests, .*\nepoch 2: .* s, 0 requests, 100% right\n"
 
 
-def needs_of_the_notebook():
-    for needed in ("torch", "PIL", "matplotlib", "nbconvert", "ipykernel"):
+def needs_of_a_notebook(*more):
+    for needed in ("torch", "PIL", "nbconvert", "ipykernel", *more):
         pytest.importorskip(needed, reason=f"{needed} is not installed")
 
 
-def test_the_notebook_runs_without_an_account(tmp_path):
-    needs_of_the_notebook()
-    assert not any(cell.get("outputs") for cell in json.loads(NOTEBOOK.read_text())["cells"])
-    text = NOTEBOOK.read_text()
+def outputs_of(notebook, folder, after_an_epoch=None):
+    """Run a copy of a notebook whose Drive answers at once; return its outputs, and its text.
+
+    `after_an_epoch` is the code of a cell to run after each cell that ends with `epoch()`.
+    """
+    text = notebook.read_text()
     assert 'profile=\\"drive-typical\\"' in text
-    copy = tmp_path / "copy.ipynb"  # whose Drive answers at once
-    copy.write_text(text.replace('profile=\\"drive-typical\\"', 'profile=\\"off\\"'))
-    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--inplace", copy]
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    book = json.loads(text.replace('profile=\\"drive-typical\\"', 'profile=\\"off\\"'))
+    assert not any(cell.get("outputs") for cell in book["cells"])
+    for i, cell in reversed([*enumerate(book["cells"])]):
+        if after_an_epoch and cell["cell_type"] == "code" and cell["source"][-1] == "epoch()":
+            book["cells"].insert(i + 1, {**cell, "id": f"after-{i}", "source": after_an_epoch})
+    copy = folder / "copy.ipynb"
+    copy.write_text(json.dumps(book))
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(folder), "PATH": path}
     done = subprocess.run(
-        command,
-        env=os.environ | own,
+        [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "--inplace", copy],
+        env=os.environ | own | {"FSSPEC_CACHEDFS_KEEP_FREE": "0"},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    cells = json.loads(copy.read_text())["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    outputs = [out for cell in json.loads(copy.read_text())["cells"] for out in cell.get("outputs", ())]
     streams = [output for output in outputs if output["output_type"] == "stream"]
     assert {output["name"] for output in streams} == {"stdout"}
-    printed = "".join("".join(output["text"]) for output in streams)
+    return outputs, "".join("".join(output["text"]) for output in streams)
+
+
+def test_the_notebook_runs_without_an_account(tmp_path):
+    needs_of_a_notebook("matplotlib")
+    outputs, printed = outputs_of(NOTEBOOK, tmp_path)
     assert printed.startswith("400 images of ['blue', 'green', 'red']\n")
     assert int(re.fullmatch(EPOCHS, printed.partition("\n")[2])[1]) >= 400  # more if Drive did not answer
     assert [output for output in outputs if "image/png" in output.get("data", ())]
@@ -246,8 +257,29 @@ def test_the_notebook_runs_without_an_account(tmp_path):
     assert [text.count("<svg") for text in reports if "25 batches, 400 samples" in text] == [1, 1]
 
 
+@pytest.mark.skipif(not HAS_FUSE, reason="needs FUSE: apt-get install fuse3")
+def test_the_notebook_of_a_mount_trains_from_paths_and_asks_once_for_each_image(tmp_path):
+    needs_of_a_notebook()
+    counted = (
+        "print(len({r.key for r in server.requests if r.kind == 'media'}), 'images,', end=' ')\n"
+        "print(len(server.requests), 'requests')\nserver.reset()"
+    )
+    mounted = tmp_path / "mounted"
+    try:
+        _, printed = outputs_of(MOUNT, tmp_path, after_an_epoch=counted)
+        assert not os.path.ismount(mounted)
+    finally:
+        if os.path.ismount(mounted):
+            subprocess.run(["fusermount3", "-u", "-z", mounted], check=True)
+    assert re.fullmatch(
+        r"mounted at mounted; log: .*\nblue +green +red\n200 images of \['blue', 'green', 'red'\]\n"
+        r".* s, \d+% right\n200 images, \d+ requests\n.* s, (9\d|100)% right\n0 images, 0 requests\nunmounted mounted\n",
+        printed.replace("\r", ""),
+    ), printed
+
+
 def test_the_notebook_accepts_a_folder(drive, monkeypatch, capsys):
-    needs_of_the_notebook()
+    needs_of_a_notebook("matplotlib")
     monkeypatch.setenv("MPLBACKEND", "agg")
     images, transformer = (
         pytest.importorskip("PIL.Image"),
