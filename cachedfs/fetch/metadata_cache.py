@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from cachedfs.cache.index.metadata_records import FeedConfirmation, FeedSnapshot, MetadataRecord, hash_of
@@ -77,7 +78,8 @@ class MetadataCache:
         self._shared = shared
         self._identity = identity
         self._write = write
-        self._memory: dict[str, MetadataEntry] = {}
+        # A plain dict would search from its start for the oldest entry, past all the deleted ones.
+        self._memory: OrderedDict[str, MetadataEntry] = OrderedDict()
 
     def get(self, path: str) -> MetadataEntry | None:
         """Return the valid entry of `path`, of any age; None if there is none."""
@@ -219,5 +221,5 @@ class MetadataCache:
     def _remember(self, entry: MetadataEntry) -> None:
         self._memory[entry.path] = entry
         while len(self._memory) > MOST:
-            with contextlib.suppress(RuntimeError, StopIteration):  # another thread removes entries too
-                self._memory.pop(next(iter(self._memory)), None)
+            with contextlib.suppress(KeyError):  # another thread removes entries too
+                self._memory.popitem(last=False)

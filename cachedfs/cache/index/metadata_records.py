@@ -109,7 +109,8 @@ def encode_info(info: ObjectInfo) -> str:
 
 
 def decode_info(path: str, text: str) -> ObjectInfo:
-    kind, size, fingerprint, id, details = json.loads(text, object_hook=_untag if _DATETIME in text else None)
+    decoder = _DECODER if _DATETIME in text else _PLAIN_DECODER
+    kind, size, fingerprint, id, details = decoder.decode(text)
     return ObjectInfo(path, kind, size, fingerprint, id, details)
 
 
@@ -153,3 +154,7 @@ def _untag(found: dict[str, Any]) -> Any:
         except ValueError:  # user metadata that happens to use our key
             return found
     return found
+
+
+_DECODER = json.JSONDecoder(object_hook=_untag)  # `json.loads` would make one for each text
+_PLAIN_DECODER = json.JSONDecoder()
