@@ -22,6 +22,7 @@ from fsspec.core import has_magic
 from fsspec.spec import _Cached
 from fsspec.utils import stringify_path
 
+from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import shown
@@ -427,12 +428,19 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         path = self._strip(path)
         if refresh:
             self._source.runtime.cache.metadata.changed(self._source.identity, [path])
-        found = await self._hop(self._reader.resolver.listing(path))
+        found = (await self._hop(self._reader.resolver.listing(path))).infos
         if not detail:
             return [info.path for info in found]
         if [info.path for info in found] == [path]:  # an object, maybe known only from a read's headers
             return [await self._info(path)]
         return [info.as_info() for info in found]
+
+    def _listing(self, folder: str) -> ListingRecord:
+        """Return the listing of a folder; `_is_current` tells how long it may be used."""
+        return self._run(self._reader.resolver.listing(folder))
+
+    def _is_current(self, folder: str, listing: ListingRecord) -> bool:
+        return self._reader.resolver.is_current(folder, listing)
 
     async def _find(
         self,

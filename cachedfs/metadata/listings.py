@@ -7,7 +7,7 @@ import operator
 import time
 from collections.abc import Container, Iterable
 
-from cachedfs.cache.index.metadata_records import FeedSnapshot
+from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
 from cachedfs.fetch.source import Source, is_fresh
@@ -30,8 +30,8 @@ class Listings:
 
     def store(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
-    ) -> None:
-        """Store complete listings as of `now`.
+    ) -> dict[str, int]:
+        """Store complete listings as of `now`; return the change counters of those that were stored, by folder.
 
         Nothing is stored if a write to the origin changed `epoch` since they were requested. A listing is not stored if
         it has a child without a name, or an object and a folder of the same name: the store keeps one entry per name,
@@ -46,30 +46,38 @@ class Listings:
         }
         folder_marks = {folder: shared.listing_mark(identity, folder) for folder in listings}
         if shared.epoch(identity) != epoch:
-            return  # a write happened during the request: return the listing, but do not cache it
+            return {}  # a write happened during the request: return the listing, but do not cache it
         try:
             shared.keep_listings(
                 identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks, watch=watch
             )
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
+            folder_marks = {}
         # Otherwise an older absence in memory would hide a path that was just listed.
         self._source.metadata.drop_older(marks, now)
+        return folder_marks
 
-    def of(self, folder: str, lifetime_s: float | None = None) -> list[ObjectInfo] | None:
+    def of(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:
         """Return the cached listing of `folder`, sorted by path; None if it is expired.
 
         It expires after `lifetime_s`, or after `max_age`.
         """
-        shared, identity = self._source.runtime.cache.metadata, self._source.identity
-        listing = shared.listing(identity, folder)
-        if listing is None or listing.mark != shared.listing_mark(identity, folder):
+        listing = self._source.runtime.cache.metadata.listing(self._source.identity, folder)
+        if listing is None:
             return None
-        lifetime_s = self._source.config.lifetime_s if lifetime_s is None else lifetime_s
         at = self._source.metadata.confirmed_until(folder, listing.checked_at, listing.told)
-        if not is_fresh(at, time.time(), lifetime_s=lifetime_s):
+        listing = listing._replace(checked_at=at)
+        if not self.is_current(folder, listing, lifetime_s):
             return None
-        return sorted(listing.infos, key=by_path)
+        listing.infos.sort(key=by_path)
+        return listing
+
+    def is_current(self, folder: str, listing: ListingRecord, lifetime_s: float | None = None) -> bool:
+        """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""
+        lifetime_s = self._source.config.lifetime_s if lifetime_s is None else lifetime_s
+        mark = self._source.runtime.cache.metadata.listing_mark(self._source.identity, folder)
+        return mark == listing.mark and is_fresh(listing.checked_at, time.time(), lifetime_s=lifetime_s)
 
     def below(
         self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()
@@ -80,7 +88,8 @@ class Listings:
         """
         entry = self._source.metadata.get(folder)
         above |= {entry.info.id} if entry is not None and entry.info is not None else set()
-        found = self.of(folder, lifetime_s)
+        listing = self.of(folder, lifetime_s)
+        found = listing and listing.infos
         for child in found or []:
             is_cycle = child.id is not None and child.id in above
             if found is not None and child.kind == "directory" and not is_cycle:

@@ -80,7 +80,10 @@ class StaleFallback:
         return source.config.stale_if_error and source.runtime.is_unreachable(source.identity)
 
     def _stale_listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
-        return (self._listings.below if deep else self._listings.of)(folder, math.inf)
+        if deep:
+            return self._listings.below(folder, math.inf)
+        listing = self._listings.of(folder, math.inf)
+        return listing and listing.infos
 
     def _warn(self, reason: str) -> None:
         if not self._warned:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.errors import NoSuchBucket, ObjectNotFound, OriginUnreachable
 from cachedfs.fetch.fetcher import Fetcher
@@ -304,7 +305,7 @@ class MetadataResolver:
             if self.source.config.lifetime_s > 0:
                 self.source.runtime.cache_writer.after_metadata(lambda: cache.release_lock(lookup_lock))
 
-    async def listing(self, folder: str) -> list[ObjectInfo]:
+    async def listing(self, folder: str) -> ListingRecord:
         """Return the children of `folder`, sorted by path; for an object, the object itself.
 
         Raises ObjectNotFound.
@@ -321,12 +322,16 @@ class MetadataResolver:
                 return here
         entry = self.source.fresh(folder)
         if entry is not None and entry.info is not None and entry.info.kind == "file":
-            return [entry.info]
-        children = await self._list(folder, deep=False)
-        if not children:
+            return _for_once([entry.info])
+        listing = await self._list(folder, deep=False)
+        if not listing.infos:
             info = await self.info(folder)
-            return [info] if info.kind == "file" else []
-        return children
+            return _for_once([info]) if info.kind == "file" else listing
+        return listing
+
+    def is_current(self, folder: str, listing: ListingRecord) -> bool:
+        """Return whether `listing` would still be returned without a request."""
+        return self._listings.is_current(folder, listing)
 
     async def find(self, folder: str) -> list[ObjectInfo]:
         """Return all objects and folders below `folder`, sorted by path."""
@@ -334,7 +339,7 @@ class MetadataResolver:
         if here is not None:
             return here
         if not self.source.origin(folder).by_parent:
-            return await self._list(folder, deep=True)
+            return (await self._list(folder, deep=True)).infos
         if await self._change_feeds.catch_up(folder):
             here = await asyncio.to_thread(self._listings.below, folder)
         return here if here is not None else await self._walk(folder)
@@ -349,16 +354,17 @@ class MetadataResolver:
 
         async def visit(here: str, above: frozenset[str | None]) -> None:
             async with gate:
-                children = await asyncio.to_thread(self._listings.of, here)
-                if children is None:
+                listing = await asyncio.to_thread(self._listings.of, here)
+                if listing is None:
                     # A folder that is missing, or was removed during the walk, counts as empty.
                     with contextlib.suppress(ObjectNotFound):
-                        children = await self._list(here, deep=False)
+                        listing = await self._list(here, deep=False)
+            children = [] if listing is None else listing.infos
             entry = self.source.metadata.get(here)
             above |= {entry.info.id} if entry is not None and entry.info is not None else set()
-            found.extend(children or ())
+            found.extend(children)
             async with asyncio.TaskGroup() as group:
-                for child in children or ():
+                for child in children:
                     if child.kind == "directory" and (child.id is None or child.id not in above):
                         group.create_task(visit(child.path, above))
 
@@ -371,7 +377,7 @@ class MetadataResolver:
             raise failure from None
         return sorted(found, key=by_path)
 
-    async def _list(self, folder: str, *, deep: bool) -> list[ObjectInfo]:
+    async def _list(self, folder: str, *, deep: bool) -> ListingRecord:
         """Request a listing of one level, or of all levels if `deep`, and store it.
 
         The metadata of every child is stored too.
@@ -382,7 +388,7 @@ class MetadataResolver:
         position = self._change_feeds.position(folder)
         epoch, mark = shared.epoch(self.source.identity), self.source.metadata.mark(folder)
         if (stale := self._stale_fallback.listing(folder, deep=deep)) is not None:
-            return stale
+            return _for_once(stale)
         found: list[ObjectInfo] = []
         origin = self.source.origin(folder)
         here = None
@@ -393,13 +399,14 @@ class MetadataResolver:
             async for info in origin.list(folder, here, deep=deep):
                 found.append(info)
         except OriginUnreachable as error:
-            return self._stale_fallback.listing_after(folder, error, deep=deep)
+            return _for_once(self._stale_fallback.listing_after(folder, error, deep=deep))
         except ObjectNotFound as error:
             if deep and not isinstance(error, NoSuchBucket):  # a misspelled bucket is not an empty folder
-                return []
+                return _for_once([])
             raise
         listings = by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
+        kept: dict[str, int] = {}
         if found or is_folder:  # an empty answer may also mean an object or an absence: needs a lookup
             entry = self.source.fresh(folder)
             # GCS may have an object and a folder of the same name: the object counts.
@@ -409,11 +416,12 @@ class MetadataResolver:
                 )
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
-            await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
+            kept = await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
         named = (
             child for here, children in listings.items() for child in children if not is_nameless(child, here)
         )
-        return sorted(named, key=by_path)
+        children = sorted(named, key=by_path)
+        return ListingRecord(children, now, kept[folder]) if folder in kept else _for_once(children)
 
     async def is_folder(self, path: str) -> bool:
         """Return whether `path`, which is not an object, is a folder.
@@ -428,3 +436,8 @@ class MetadataResolver:
             self.source.metadata.store(path, folder, checked_at=now, mark=mark)
             return True
         return False
+
+
+def _for_once(infos: list[ObjectInfo]) -> ListingRecord:
+    """Return a listing that is never current: no change counter is negative."""
+    return ListingRecord(infos, 0.0, -1)

@@ -17,7 +17,7 @@ _CODE = re.compile("|".join(_CODES))
 
 def file_name(name: str) -> str:
     """Return the file name of an object's name in its folder."""
-    if not (_is_refused(name) or _is_encoded(name)):
+    if not (_is_refused(name) or ("%" in name and _is_encoded(name))):
         return name
     encoded = name.replace("%", "%25").replace("\0", "%00")
     return encoded.replace(".", "%2E") if name in (".", "..") else encoded
@@ -25,7 +25,7 @@ def file_name(name: str) -> str:
 
 def object_name(name: str) -> str:
     """Return the name of the object with this file name."""
-    return _decoded(name) if _is_encoded(name) else name
+    return _decoded(name) if "%" in name and _is_encoded(name) else name
 
 
 def _is_refused(name: str) -> bool:

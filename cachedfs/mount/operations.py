@@ -6,17 +6,19 @@ which is what the program sees. What the errno cannot say goes to the log.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from threading import RLock
 from typing import Any, NamedTuple
 
+from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.errors import NotDownloadable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
@@ -30,6 +32,7 @@ _EXPECTED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.EN
 _BLOCK = 4096  # of statfs; sizes in it are not limits
 _MANY = 1 << 16  # versions remembered
 _DOCUMENT_S = 10.0
+_LISTED = 8  # folders whose listings are kept
 
 
 def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,6 +56,18 @@ class _Handle(NamedTuple):
 
     file: CachedFile | LocalFile | bytes
     is_writing: bool = False
+
+
+# Size (None: a folder) and mtime_ns by file name; None for a file without a known size.
+_Files = dict[str, tuple[int | None, int] | None]
+
+
+class _Listed(NamedTuple):
+    """The files of a folder, as of a listing."""
+
+    identity: str
+    listing: ListingRecord  # without its objects, which take much more memory
+    files: _Files
 
 
 class MountOperations:
@@ -85,6 +100,7 @@ class MountOperations:
         self._handles: dict[int, _Handle] = {}
         self._written: dict[str, LocalFile] = {}  # by path
         self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
+        self._listed: dict[str, _Listed] = {}  # by object path of the folder
         self._folders: set[str] = set()  # made here, and empty: object stores have no empty folders
         # Fingerprint of the version whose pages the kernel may hold, and how many handles are open, by path.
         self._versions: dict[str, tuple[str | None, int]] = {}
@@ -104,6 +120,8 @@ class MountOperations:
                 return self._of_local(local)
         if path == "/" or name in self._folders:
             return self._attributes(None, self._began_ns)
+        if (known := self._from_listing(path, name)) is not None:
+            return self._attributes(*known)
         info = self._fs.info(name)
         mtime_ns = _mtime_ns(info, self._began_ns)
         if info["type"] == "directory":
@@ -150,25 +168,55 @@ class MountOperations:
     @_reported
     def readdir(self, path: str, fh: Any) -> Iterator[tuple[str, dict[str, int], int]]:
         folder = self._object(path)
-        modes: dict[str, int] = {".": stat.S_IFDIR, "..": stat.S_IFDIR}
         try:
-            listed = self._fs.ls(folder, detail=True)
+            files = self._current(folder)
+            files = self._list(folder) if files is None else files
         except FileNotFoundError:
             if folder not in self._folders and folder != self._root:
                 raise
-            listed = []
-        for info in listed:
-            name = info["name"].rstrip("/").rpartition("/")[2] if info["name"].rstrip("/") != folder else ""
-            if name and len(os.fsencode(shown := file_name(name))) <= MAX_BYTES:
-                is_folder = info["type"] == "directory" or shown in modes
-                modes[shown] = stat.S_IFDIR if is_folder else stat.S_IFREG
-            elif name:
-                logger.warning("left out of %s: %s: the name is too long for a file system", path, name)
+            files = {}
+        modes: dict[str, int] = {".": stat.S_IFDIR, "..": stat.S_IFDIR}
+        for name, known in files.items():
+            modes[name] = stat.S_IFDIR if known is not None and known[0] is None else stat.S_IFREG
         for other, mode in self._local_names():
             above, _, name = other.rpartition("/")
             if above == folder:
                 modes.setdefault(file_name(name), mode)
         return ((name, {"st_mode": mode}, 0) for name, mode in modes.items())
+
+    def _list(self, folder: str) -> _Files:
+        """List a folder, and keep the attributes of its files: programs ask for them next."""
+        identity, listing = self._fs.fsid, self._fs._listing(folder)
+        files: _Files = {}
+        for info in listing.infos:
+            name = info.path.rstrip("/").rpartition("/")[2] if info.path.rstrip("/") != folder else ""
+            if name and len(os.fsencode(shown := file_name(name))) <= MAX_BYTES:
+                is_folder = info.kind == "directory" or shown in files
+                mtime_ns = _mtime_ns(info.details, self._began_ns)
+                if is_folder or info.size is not None:
+                    files[shown] = None if is_folder else info.size, mtime_ns
+                else:
+                    files[shown] = None
+            elif name:
+                logger.warning("left out of %s: %s: the name is too long for a file system", folder, name)
+        with self._lock:
+            self._listed.pop(folder, None)
+            self._listed[folder] = _Listed(identity, listing._replace(infos=[]), files)
+            if len(self._listed) > _LISTED:
+                del self._listed[next(iter(self._listed))]
+        return files
+
+    def _current(self, folder: str) -> _Files | None:
+        """Return the files of the last listing, if the filesystem would return it again without a request."""
+        kept = self._listed.get(folder)
+        if kept is None or kept.identity != self._fs.fsid:
+            return None
+        return kept.files if self._fs._is_current(folder, kept.listing) else None
+
+    def _from_listing(self, path: str, name: str) -> tuple[int | None, int] | None:
+        """Return size and mtime_ns of a file that was listed, and not opened: the opened version may be newer."""
+        files = None if name in self._versions else self._current(name.rpartition("/")[0])
+        return None if files is None else files.get(path.rpartition("/")[2])
 
     def _local_names(self) -> list[tuple[str, int]]:
         """Return the paths that the origin may not have yet, with the types of their files."""
@@ -191,6 +239,8 @@ class MountOperations:
     @_reported
     def open(self, path: str, fi: Any) -> int:
         name = self._object(path)
+        if (listed := self._from_listing(path, name)) is not None:
+            self._must_have_size(name, listed[0])
         if fi.flags & os.O_ACCMODE != os.O_RDONLY or name in self._written:
             return self._open_local(name, fi, is_new=bool(fi.flags & os.O_TRUNC))
         if self._fs.size(name) is None:
@@ -202,6 +252,17 @@ class MountOperations:
             self._add(fi, _Handle(file))
             self._keep_pages(fi, name, file._object().fingerprint)
         return 0
+
+    def _must_have_size(self, name: str, size: int | None) -> None:
+        """Raise ESTALE if a file has another size than the kernel was told: another process asked for it since.
+
+        Linux then asks for the attributes and opens the file again, unseen by the program.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self._fs.size(name) == size:
+                return
+        self._versions.setdefault(name, (None, 0))  # so that `getattr` does not take the listing's word
+        raise OSError(errno.ESTALE, "it changed since its folder was listed; Linux opens it again by itself")
 
     def _keep_pages(self, fi: Any, name: str, version: str | None) -> None:
         """Have the kernel keep the pages of this version, or forget those of another.
@@ -401,7 +462,7 @@ def _moved(path: str, source: str, target: str) -> str:
     return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path
 
 
-def _mtime_ns(info: dict[str, Any], default: int) -> int:
+def _mtime_ns(info: Mapping[str, Any], default: int) -> int:
     """Return when an object was last written, in nanoseconds."""
     names = ("mtime", "modified", "updated", "LastModified")  # of different filesystems
     found: Any = next((info[name] for name in names if info.get(name)), None)

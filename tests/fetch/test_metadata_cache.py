@@ -23,3 +23,12 @@ def test_the_newer_of_an_entry_and_a_listing_without_the_path_counts(tmp_path, a
     entry = MetadataCache(store, ORIGIN, lambda record: None).get("b/x")
     assert entry is not None
     assert (entry.info == info) is exists
+
+
+def test_the_oldest_entries_leave_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("cachedfs.fetch.metadata_cache.MOST", 2)
+    store = BlockCache([str(tmp_path)], explicit=True).metadata
+    cache = MetadataCache(store, ORIGIN, lambda record: None)
+    for path in ("b/1", "b/2", "b/1", "b/3"):
+        cache.store(path, ObjectInfo(path, "file", 1, "1"), checked_at=time.time(), mark=cache.mark(path))
+    assert [cache.in_memory(path) is None for path in ("b/1", "b/2", "b/3")] == [True, False, False]

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 
+import fsspec
 import pytest
 
-from tests.support import HAS_FUSE, MiB, noise, until
+from tests.support import HAS_FUSE, MiB, forget, noise, until
 
 pytestmark = pytest.mark.skipif(not HAS_FUSE, reason="needs FUSE: apt-get install fuse3")
 
@@ -60,7 +61,19 @@ def is_empty(folder):
 
 def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder):
     data = cloud.put("a/b.bin", noise(3 * MiB))
+    cloud.put("a/log", b"1")
     mount(cachedfs, "--write", cloud.url("", "gs://"), folder)
+    assert {file.name: file.stat().st_size for file in (folder / "a").iterdir()} == {
+        "b.bin": 3 * MiB,
+        "log": 1,
+    }
+    cloud.put("a/log", b"12")
+    assert fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0).size(cloud.path("a/log")) == 2
+    forget()  # store what this process learned
+    with (folder / "a/log").open("a+b") as file:  # the kernel opens it again, because of ESTALE
+        file.write(b"3")
+        file.seek(0)
+        assert file.read() == b"123"
     with (folder / "a/b.bin").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert hashlib.sha256(mapped).digest() == hashlib.sha256(data).digest()
     shutil.copytree(folder / "a", folder / "copy")

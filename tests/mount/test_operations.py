@@ -110,12 +110,53 @@ def test_names_that_a_file_system_refuses_are_encoded_or_left_out_with_a_warning
     assert "longlong: the name is too long for a file system" in caplog.text
 
 
-def test_a_listing_is_one_request_and_its_attributes_none(cloud, mounted):
+def test_a_listing_is_one_request_and_says_all_about_its_files(cloud, mounted, monkeypatch):
     for number in range(20):
         cloud.put(f"d/{number}", b"12")
+    cloud.put("d/sub/x", b"")
+    modified = mounted.getattr("/d/3")["st_mtime"]
     cloud.server.reset()
-    assert [mounted.size(f"/d/{name}") for name in mounted.names("/d")] == [2] * 20
+    names = mounted.names("/d")
+    monkeypatch.setattr(mounted.fs, "info", None)
+    monkeypatch.setattr(mounted.fs, "_listing", None)
+    assert [mounted.size(f"/d/{name}") for name in names] == [2] * 20 + [0]
+    assert mounted.getattr("/d/3")["st_mtime"] == modified
+    assert stat.S_ISDIR(mounted.getattr("/d/sub")["st_mode"])
+    assert mounted.names("/d") == names
     assert len(cloud.server.requests) == 1
+
+
+def test_what_a_listing_said_ends_with_max_age_and_with_any_change(cloud, mounted, clock):
+    cloud.put("d/a", b"1")
+    assert (mounted.names("/d"), mounted.size("/d/a")) == (["a"], 1)
+    cloud.put("d/a", b"12")
+    cloud.put("d/b", b"")
+    assert (mounted.names("/d"), mounted.size("/d/a")) == (["a"], 1)
+    clock(61)
+    assert (mounted.size("/d/a"), mounted.names("/d")) == (2, ["a", "b"])
+    fsspec.filesystem("cachedfs", target_protocol="gs").pipe(cloud.path("d/a"), b"123")
+    assert mounted.size("/d/a") == 3
+    never = Mounted(fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0), cloud.bucket)
+    assert never.names("/d") == ["a", "b"]
+    cloud.put("d/a", b"1234")
+    assert never.size("/d/a") == 4
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_a_file_that_changed_since_its_folder_was_listed_is_opened_with_its_new_size(cloud, mounted, flags):
+    cloud.put("d/a", b"1")
+    cloud.put("d/gone", b"1")
+    assert mounted.names("/d") == ["a", "gone"]
+    cloud.put("d/a", b"12")
+    cloud.delete("d/gone")
+    other = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
+    assert (other.size(cloud.path("d/a")), other.exists(cloud.path("d/gone"))) == (2, False)
+    assert [mounted.size(path) for path in ("/d/a", "/d/gone")] == [1, 1]
+    assert code_of(mounted.open, "/d/a", flags) == code_of(mounted.open, "/d/gone", flags) == errno.ESTALE
+    assert (mounted.size("/d/a"), code_of(mounted.getattr, "/d/gone")) == (2, errno.ENOENT)
+    fi = mounted.open("/d/a", flags)
+    assert mounted.read("/d/a", 9, 0, fi) == b"12"
+    mounted.close("/d/a", fi)
 
 
 def test_a_missing_file_is_enoent_without_a_log_line(mounted, caplog):
@@ -138,6 +179,7 @@ def test_a_google_document_is_its_export_with_its_size(drive, drive_server, at_d
     assert code_of(at_drive.open, "/report") == errno.ENOTSUP
     options = fsspec.config.conf["drive"] | {"export": {"document": "txt"}}
     exporting = Mounted(fsspec.filesystem("cachedfs", target_protocol="drive", drive=options), drive.path())
+    assert exporting.names() == ["report"]
     drive_server.reset()
     assert exporting.size("/report") == len(exporting.content("/report")) > 0
     assert exporting.open("/report").direct_io
