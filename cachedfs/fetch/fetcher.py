@@ -225,6 +225,8 @@ class Fetcher:
             await request()
         except CachedFSError as failure:
             error = failure
+            if inflight.info is not None and isinstance(failure, ObjectChanged | ChecksumMismatch):
+                self.source.metadata.expire_version(inflight.info)  # whoever opens it next looks it up
         except OSError as failure:  # not translated by the origin: wrap it to add the URL
             error = CachedFSError(
                 f"{self.source.url(inflight.info.path if inflight.info else '')}: {failure}"

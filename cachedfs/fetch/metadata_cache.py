@@ -164,6 +164,12 @@ class MetadataCache:
         self._memory.pop(path, None)
         self._shared.changed(self._identity, [path])
 
+    def expire_version(self, info: ObjectInfo) -> None:
+        """Invalidate the metadata of an object if it is still that of a version which the origin no longer has."""
+        known = self.get(info.path)
+        if known is not None and known.info is not None and known.info.fingerprint == info.fingerprint:
+            self.expire(info.path)
+
     def _with_all_details(self, path: str, info: ObjectInfo | None) -> ObjectInfo | None:
         """Return `info` with the details of an earlier lookup added, since a read gives fewer."""
         old = self._memory.get(path)
