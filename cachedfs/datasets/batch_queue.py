@@ -63,7 +63,7 @@ class BatchQueue:
             return make(job)
 
         self._make = make_in_thread
-        self._finalizer = weakref.finalize(self, _stop, self._pool, self._futures, threads, self._pid)
+        self._finalizer = weakref.finalize(self, _stop, self._pool, self._futures, self._pid)
 
     def take(self) -> PreparedBatch | None:
         """Wait for the next batch and return it; None after the last one. Raises the error that `make` raised."""
@@ -115,13 +115,13 @@ class BatchQueue:
         return sum(sizes) + (len(self._futures) - len(done) + 1) * expected <= self._most_bytes
 
 
-def _stop(pool: DaemonThreadPool, futures: deque[Future[PreparedBatch]], threads: set[int], pid: int) -> None:
+def _stop(pool: DaemonThreadPool, futures: deque[Future[PreparedBatch]], pid: int) -> None:
     if pid != os.getpid():
         return  # a forked child: the threads run in the parent only
     pool.shutdown(wait=False, cancel_futures=True)
     making = [future for future in futures if not future.cancelled()]
     futures.clear()
-    if threading.get_ident() in threads:
-        return  # called by the garbage collector in a batch thread, which cannot wait for itself
+    if threading.current_thread().name.startswith("cachedfs-"):
+        return  # the garbage collector runs in a thread of ours, which the batches being made may need
     if not wait(making, END_S).not_done:
         pool.shutdown()

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
-from cachedfs.datasets import FileDataset  # noqa: E402
+from cachedfs.datasets import FileDataset, batch_queue  # noqa: E402
 from cachedfs.datasets.batch_queue import BatchQueue  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.prefetch_plan import ranks_here  # noqa: E402
@@ -512,6 +512,19 @@ def test_a_loop_that_is_left_leaves_no_thread_or_plan(cloud, leave):
     assert our_threads() == []
     until(lambda: not plans(loader.dataset.fs))
     assert len(list(loader)) == 6
+
+
+def test_a_loop_that_is_collected_in_a_thread_of_ours_is_not_waited_for(monkeypatch):
+    """Such as the one of the event loop, which the batches being made need."""
+    monkeypatch.setattr(batch_queue, "END_S", 3600)
+    may_go_on = threading.Event()
+    holder = [iter(Loader(Numbers(3, lambda index: index and may_go_on.wait()), n_threads=1))]
+    next(holder[0])
+    thread = threading.Thread(target=holder.clear, name="cachedfs-io")
+    thread.start()
+    thread.join()
+    may_go_on.set()
+    until(lambda: not our_threads())
 
 
 def test_an_unreferenced_loader_ends_its_plan(cloud):
