@@ -1,4 +1,4 @@
-"""An obstore store as an origin: the contract over memory, local files and the simulated GCS; identities."""
+"""An obstore store as an origin: the contract over memory, local files, and the simulated GCS and S3; identities."""
 
 import asyncio
 import datetime
@@ -89,6 +89,21 @@ class TestOverGCS(ObstoreContract):
     @pytest.fixture
     def world(self, cloud):
         return CloudWorld(gcs_store(cloud, prefix="below"), cloud)
+
+
+class TestOverS3(ObstoreContract):
+    @pytest.fixture
+    def world(self, request):
+        bucket = request.getfixturevalue("s3")
+        return StoreWorld(
+            stores.S3Store(
+                bucket.name,
+                endpoint=bucket.server.endpoint_url,
+                access_key_id="an-id",
+                secret_access_key="a-secret",
+                client_options={"allow_http": True},
+            )
+        )
 
 
 def gcs_store(cloud, **options):
