@@ -154,8 +154,12 @@ def _poll_lock(identity: str, part: str) -> int:
 
 
 def is_covered(info: ObjectInfo) -> bool:
-    """Return whether the feed of its part reports all changes of an item: False for shortcuts."""
-    return "shortcut" not in info.details
+    """Return whether the feed of its part reports all changes of the metadata of an item.
+
+    This is False for shortcuts, and for `same_name`: a change is not attributed to the former place of an item that no
+    entry is for.
+    """
+    return "shortcut" not in info.details and "same_name" not in info.details
 
 
 def _part_of(path: str) -> str:

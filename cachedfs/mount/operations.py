@@ -6,7 +6,6 @@ which is what the program sees. What the errno cannot say goes to the log.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import logging
@@ -14,16 +13,18 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from threading import RLock
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.metadata_records import ListingRecord
+from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import NotDownloadable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.mount.local_file import LocalFile
-from cachedfs.mount.names import MAX_BYTES, file_name, object_name
+from cachedfs.mount.names import MAX_BYTES, file_name, object_name, with_id, without_id
 
 __all__ = ["MountOperations"]
 
@@ -90,6 +91,7 @@ class MountOperations:
     ) -> None:
         """Create them for the folder `root`; all files belong to `uid` and `gid`, by default those of this process."""
         self._fs, self._root, self._is_writable = fs, root.rstrip("/"), is_writable
+        self._has_ids = fs.target_protocol == "drive"  # where several items may have one name
         self._owner = {
             "st_uid": os.getuid() if uid is None else uid,
             "st_gid": os.getgid() if gid is None else gid,
@@ -190,15 +192,14 @@ class MountOperations:
         files: _Files = {}
         for info in listing.infos:
             name = info.path.rstrip("/").rpartition("/")[2] if info.path.rstrip("/") != folder else ""
-            if name and len(os.fsencode(shown := file_name(name))) <= MAX_BYTES:
-                is_folder = info.kind == "directory" or shown in files
-                mtime_ns = _mtime_ns(info.details, self._began_ns)
-                if is_folder or info.size is not None:
-                    files[shown] = None if is_folder else info.size, mtime_ns
+            mtime_ns = _mtime_ns(info.details, self._began_ns)
+            for each, kind, size in _items(name, info) if name else ():
+                if len(os.fsencode(shown := file_name(each))) > MAX_BYTES:
+                    logger.warning("left out of %s: %s: the name is too long for a file system", folder, each)
+                elif kind == "directory" or shown in files:
+                    files[shown] = None, mtime_ns
                 else:
-                    files[shown] = None
-            elif name:
-                logger.warning("left out of %s: %s: the name is too long for a file system", folder, name)
+                    files[shown] = None if size is None else (size, mtime_ns)
         with self._lock:
             self._listed.pop(folder, None)
             self._listed[folder] = _Listed(identity, listing._replace(infos=[]), files)
@@ -258,7 +259,7 @@ class MountOperations:
 
         Linux then asks for the attributes and opens the file again, unseen by the program.
         """
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             if self._fs.size(name) == size:
                 return
         self._versions.setdefault(name, (None, 0))  # so that `getattr` does not take the listing's word
@@ -330,16 +331,18 @@ class MountOperations:
             local.truncate(size)
             if local.n_open == 1:  # no file is open that would send it
                 local.send()
+                self._changed(path)
         finally:
             self._leave(local)
         return 0
 
     @_reported
-    def flush(self, path: str, fi: Any) -> int:
+    def flush(self, path: str | None, fi: Any) -> int:
         """Send what was written; called by each `close`, which returns the error."""
         file, is_writing = self._handles[fi.fh]
         if isinstance(file, LocalFile) and is_writing:
             file.send()
+            self._changed(path)
         return 0
 
     @_reported
@@ -403,6 +406,7 @@ class MountOperations:
             self._fs.rmdir(name)
             if self._fs.exists(name):  # an object store's placeholder for a folder
                 self._fs.rm(name, recursive=True)
+        self._changed(path)
         return 0
 
     @_reported
@@ -414,7 +418,8 @@ class MountOperations:
                 local.is_removed = True
         if local is None or self._fs.exists(name):
             self._fs.rm_file(name)
-        self._keep_folder(name.rpartition("/")[0])
+        self._changed(path)
+        self._keep_folder(self._object(_folder_of(path)))
         return 0
 
     @_reported
@@ -430,7 +435,8 @@ class MountOperations:
             self.rmdir(new)  # fsspec would move the folder into it
         if not is_local or self._fs.exists(source):
             self._fs.mv(source, target, recursive=is_folder)
-            self._keep_folder(source.rpartition("/")[0])
+            self._changed(old)
+            self._keep_folder(self._object(_folder_of(old)))
         with self._lock:
             self._folders = {_moved(folder, source, target) for folder in self._folders}
             if (replaced := self._written.pop(target, None)) is not None:
@@ -453,8 +459,45 @@ class MountOperations:
 
     def _object(self, path: str) -> str:
         """Return the object's path for a path below the mount."""
-        names = [object_name(name) for name in path.split("/") if name]
-        return "/".join([self._root, *names]) if self._root else "/".join(names)
+        found = self._root
+        for name in filter(None, path.split("/")):
+            found = self._in_folder(found, object_name(name))
+        return found
+
+    def _in_folder(self, folder: str, name: str) -> str:
+        """Return the path of the object with this name in a folder: that of its id, if the name has the id."""
+        path = _join(folder, name)
+        parts = without_id(name) if self._has_ids else None
+        if parts is None:
+            return path
+        with suppress(FileNotFoundError):
+            # The item that counts as well: it was another one a moment ago.
+            info = self._fs.info(_join(folder, parts[0]))
+            if parts[1] in (info.get("id"), info.get("shortcut"), *info.get("same_name", ())):
+                return f"id:{parts[1]}"
+        return path
+
+    def _changed(self, path: str | None) -> None:
+        """Forget which items have the name of one that was changed by its id."""
+        folder, name = _folder_of(path or ""), object_name((path or "").rpartition("/")[2])
+        if self._has_ids and (parts := without_id(name)) is not None:
+            self._fs.invalidate_cache(_join(self._object(folder), parts[0]))
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _items(name: str, info: ObjectInfo) -> list[tuple[str, str, int | None]]:
+    """Return name, type and size (None: unknown) of all items that have this name: usually one."""
+    others = info.details.get("same_name", {}).items()
+    return [(name, info.kind, info.size)] + [
+        (with_id(name, id, is_folder=kind == "directory"), kind, None) for id, kind in others
+    ]
 
 
 def _moved(path: str, source: str, target: str) -> str:

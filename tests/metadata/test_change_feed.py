@@ -286,9 +286,9 @@ class Folder:
 
     def __post_init__(self):
         self.server = self.drive.server
-        for key in ("d/one", "d/two", "d/sub/x", "e/y"):
+        for key in ("d/one", "d/sub/x", "e/y", "same/two"):
             self.put(key, key.encode())
-        self.put("d/two", b"the newer one", new=True)
+        self.put("same/two", b"the newer one", new=True)
 
     def path(self, key=""):
         return self.drive.path(f"{self.name}/{key}").rstrip("/")
@@ -310,9 +310,12 @@ EDITS = {
     "the trash": lambda at: at.server.trash(at.id("d/one")),
     "back out of it": trash_and_back,
     "gone": lambda at: at.drive.delete(f"{at.name}/d/one"),
-    "gone, with an older one of the name": lambda at: at.server.remove(at.id("d/two")),
+    "gone, with an older one of the name": lambda at: at.server.remove(at.id("same/two")),
     "older than another of the name": lambda at: at.server.edit(
-        at.id("d/two"), modifiedTime="2000-01-01T00:00:00.000Z"
+        at.id("same/two"), modifiedTime="2000-01-01T00:00:00.000Z"
+    ),
+    "an older one of the name gone": lambda at: at.server.edit(
+        at.server.find(f"{at.drive.name}/{at.name}/same/two")[1]["id"], name="three"
     ),
     "a newer one of the name": lambda at: at.put("d/one", b"newer", new=True),
     "a place that goes": lambda at: (
@@ -338,7 +341,7 @@ def test_every_kind_of_change_is_seen_after_max_age(drive, own_cache, clock, by)
     truth = fsspec.filesystem("cdrive", max_age=0, cache_dir=f"{own_cache}-truth")
     fs = fsspec.filesystem("cdrive")
     folders = {what: Folder(drive, f"case {number}") for number, what in enumerate(EDITS)}
-    names = ("d/one", "d/two", "d/free", "d/sub/x", "e/one", "e/d/one", "f/one", "d", "e")
+    names = ("d/one", "same/two", "d/free", "d/sub/x", "e/one", "e/d/one", "f/one", "d", "e")
 
     def look(fs, folder):
         if by == "listing":

@@ -186,6 +186,40 @@ def test_a_google_document_is_its_export_with_its_size(drive, drive_server, at_d
     assert sum("export" in request.path for request in drive_server.requests) == 1
 
 
+def test_items_of_one_name_are_shown_with_their_ids_and_changed_each_for_itself(
+    drive, drive_server, at_drive
+):
+    newest = "2099-01-01T00:00:00Z"
+    one, two, three = (drive_server.put(f"{drive.name}/p.jpg", b"%d" % i, new=True) for i in (1, 2, 3))
+    drive_server.put(f"{drive.name}/f/in", b"inner")
+    folder = drive_server.folder(f"{drive.name}/f")
+    drive_server.edit(folder, name="p.jpg")
+    drive_server.edit(three, modifiedTime=newest)
+    shown = {id: f"p (id {id}).jpg" for id in (one, two, three)}
+    kinds = {name: about["st_mode"] for name, about, _ in at_drive.readdir("/", 0)}
+    assert at_drive.names() == sorted(["p.jpg", shown[one], shown[two], f"p.jpg (id {folder})"])
+    assert kinds[shown[one]] == stat.S_IFREG
+    assert kinds[f"p.jpg (id {folder})"] == stat.S_IFDIR
+    assert [at_drive.content(f"/{name}") for name in ("p.jpg", *shown.values())] == [b"3", b"1", b"2", b"3"]
+    assert at_drive.names(f"/p.jpg (id {folder})") == ["in"]
+    assert at_drive.content(f"/p.jpg (id {folder})/in") == b"inner"
+    at_drive.save("/a (id 1).b", b"a name of its own")  # as another item's would be
+    at_drive.save(f"/q (id {one}).jpg", b"and this")
+    assert (
+        at_drive.content("/a (id 1).b") + at_drive.content(f"/q (id {one}).jpg")
+        == b"a name of its ownand this"
+    )
+    at_drive.save(f"/{shown[three]}", b"33")
+    assert at_drive.content("/p.jpg") == b"33"
+    at_drive.rename(f"/{shown[one]}", "/one")
+    at_drive.unlink("/p.jpg")
+    at_drive.unlink(f"/{shown[two]}")
+    at_drive.rename(f"/p.jpg (id {folder})", "/d")
+    assert at_drive.names() == ["a (id 1).b", "d", "one", f"q (id {one}).jpg"]
+    assert at_drive.content("/one") + at_drive.content("/d/in") == b"1inner"
+    assert [drive_server.item(id)["trashed"] for id in (one, two, three)] == [False, True, True]
+
+
 # Reading.
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "ROOT", "SHARED",
     "SHARED_WITH_ME", "SHORTCUT", "DriveAbusiveFile", "DriveAnonymous", "DriveOutOfSight", "change_of", "child_query",
-    "children_query", "failure", "folder_info", "is_native", "is_trashed", "item_info", "key_headers", "kind_of",
+    "children_query", "failure", "folder_info", "is_folder", "is_native", "is_trashed", "item_info", "key_headers", "kind_of",
     "looks_like", "rank", "resource_of", "shortcut_target", "shown", "takes_id", "title_of", "url_of",
 ]  # fmt: skip
 
@@ -134,6 +134,16 @@ def shortcut_target(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return details
 
 
+def is_folder(item: Mapping[str, Any]) -> bool:
+    """Return whether an item is a folder or a shortcut to one."""
+    return _mime_of(item) == FOLDER
+
+
+def _mime_of(item: Mapping[str, Any]) -> str:
+    target = shortcut_target(item)
+    return str(item["mimeType"] if target is None else target.get("targetMimeType", ""))
+
+
 def is_native(mime: str) -> bool:
     """Return whether a MIME type is Google's own and has no bytes: a document, a form, a folder."""
     return mime.startswith(_NATIVE)
@@ -194,11 +204,9 @@ def rank(item: Mapping[str, Any], *, for_folder: bool = False) -> tuple[bool, bo
     Folders and files with bytes come before Google documents. Within each group the last modified comes first, then the
     lowest id. `for_folder`: folders come first, because only they can contain names.
     """
-    target = shortcut_target(item)
-    mime = item["mimeType"] if target is None else target.get("targetMimeType", "")
-    is_folder, at = mime == FOLDER, item.get("modifiedTime")
+    is_document, at = is_native(_mime_of(item)) and not is_folder(item), item.get("modifiedTime")
     age = -datetime.fromisoformat(at).timestamp() if at else 0.0
-    return for_folder and not is_folder, is_native(mime) and not is_folder, age, item["id"]
+    return for_folder and not is_folder(item), is_document, age, item["id"]
 
 
 # Answers

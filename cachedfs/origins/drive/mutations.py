@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from cachedfs.common.types import ObjectInfo
-from cachedfs.errors import CachedFSError, IsAFolder, NotDownloadable, ObjectChanged, ObjectNotFound
+from cachedfs.errors import (
+    CachedFSError,
+    IsAFolder,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+    RequestRejected,
+)
 from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
@@ -182,12 +189,17 @@ class DriveWriter:
         """
         if target.startswith(f"{source}/"):
             raise ValueError(f"{api.url_of(source)}: a folder cannot be moved into itself ({target})")
-        _must_have_a_name(source)
+        if not source.startswith("id:"):
+            _must_have_a_name(source)
         _must_have_a_name(target)
         await self._between(source, target, self._move)
 
     async def _move(self, source: str, target: str) -> None:
         old, item = await self._visible(source)
+        if not place_of(source).names:  # by its id
+            if not item.get("parents"):
+                _has_no_name(source)
+            old = api.folder_info("", item["parents"][0])
         new, there = await self._items(target)
         before = [other for other in there if other["id"] != item["id"]]
         if any(other["mimeType"] == api.FOLDER for other in before):
@@ -350,10 +362,14 @@ def _writable(path: str, item: Mapping[str, Any]) -> str:
 
 def _must_have_a_name(path: str) -> None:
     if not place_of(path).names:
-        raise CachedFSError(
-            f"{api.url_of(path)}: a copy or move needs the name of an item in a folder; give its path, as in "
-            f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
-        )
+        _has_no_name(path)
+
+
+def _has_no_name(path: str) -> NoReturn:
+    raise RequestRejected(
+        f"{api.url_of(path)}: a copy or move needs the name of an item in a folder; give its path, as in "
+        f"{api.url_of(f'{MY_DRIVE}/folder/name')}"
+    )
 
 
 def _must_be_real(path: str, folder: ObjectInfo) -> None:

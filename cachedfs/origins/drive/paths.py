@@ -146,7 +146,8 @@ class PathResolver:
     ) -> tuple[Mapping[str, Any], ObjectInfo]:
         """Return the item that counts among items of one name, and its metadata.
 
-        This is the first by `api.rank` that is not a shortcut without a target.
+        This is the first by `api.rank` that is not a shortcut without a target. Its details have the ids and types of the
+        others as `same_name`.
         """
         ranked = sorted(items, key=lambda item: api.rank(item, for_folder=for_folder))
         if len(ranked) > 1:
@@ -155,12 +156,20 @@ class PathResolver:
                 f"{len(ranked)} items have this name; the one modified last counts (a Google document only where nothing else "
                 "has it). Reach the others by drive://id:ID, or rename them",
             )
-        infos: list[ObjectInfo] = []
-        for item in ranked:
-            infos.append(await self.followed(item, path))
-            if not infos[-1].details.get("dangling"):
-                return item, infos[-1]
-        return ranked[0], infos[0]
+        chosen, info = ranked[0], await self.followed(ranked[0], path)
+        for item in ranked[1:]:
+            if not info.details.get("dangling"):
+                break
+            if not (other := await self.followed(item, path)).details.get("dangling"):
+                chosen, info = item, other
+        if len(ranked) > 1:
+            same = {
+                item["id"]: "directory" if api.is_folder(item) else "file"
+                for item in ranked
+                if item is not chosen
+            }
+            info = replace(info, details={**info.details, "same_name": same})
+        return chosen, info
 
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one or none."""

@@ -309,6 +309,9 @@ async def test_of_duplicate_names_the_newest_is_used_with_one_warning(
     (record,) = caplog.records
     assert record.name == "cachedfs.origins"
     assert f"drive://{root}/a: 2 items" in record.getMessage()
+    for info in (await origin.lookup(f"{root}/a"), (await listed(origin, root))[f"{root}/a"]):
+        assert info.details["same_name"] == {max(first, second): "file"}
+    assert "same_name" not in (await origin.lookup(f"{root}/other")).details
     assert (await read(origin, f"id:{first}"))[0] == b"1"
 
 

@@ -796,7 +796,7 @@ async def test_the_tops_are_not_removed_or_moved(writer: DriveWriter, server: Dr
     assert changes(server) == []
 
 
-async def test_a_file_is_written_and_removed_by_its_id(
+async def test_a_file_is_written_moved_and_removed_by_its_id(
     writer: DriveWriter, server: DriveServer, folder: str, root: str
 ) -> None:
     id = server.put(f"{folder}/a.json", b"old", mimeType="application/json")
@@ -804,7 +804,11 @@ async def test_a_file_is_written_and_removed_by_its_id(
     (item,) = server.find(f"{folder}/a.json")
     assert (server.get(f"{folder}/a.json"), item["id"], item["mimeType"]) == (b"new", id, "application/json")
     with pytest.raises(CachedFSError, match=f"drive://id:{id}: .*its path"):
-        await writer.move(f"id:{id}", f"{root}/b")
+        await writer.move(f"{root}/a.json", f"id:{id}")
+    for path in (f"{root}/b", f"{root}/sub/c"):
+        await writer.move(f"id:{id}", path)
+        assert (await writer._tree.lookup(path)).id == id
+    assert len(server.item(id)["parents"]) == 1
     await writer.remove(f"id:{id}")
     assert server.item(id)["trashed"] is True
     with pytest.raises(ObjectNotFound):
