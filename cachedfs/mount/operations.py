@@ -404,7 +404,8 @@ class MountOperations:
             self._folders.discard(name)
         if self._fs.exists(name):
             self._fs.rmdir(name)
-            if self._fs.exists(name):  # an object store's placeholder for a folder
+            # An object store's placeholder for a folder; at Drive it would be another folder of this name.
+            if not self._has_ids and self._fs.exists(name):
                 self._fs.rm(name, recursive=True)
         self._changed(path)
         return 0

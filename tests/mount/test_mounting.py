@@ -59,7 +59,14 @@ def is_empty(folder):
         return False
 
 
-def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder):
+def rsync(source, target):
+    """Copy a folder, and return the names of the files that were sent."""
+    command = ["rsync", "-a", "--update", "--out-format=%n", f"{source}/", f"{target}/"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.splitlines() if not name.endswith("/")]
+
+
+def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder, tmp_path):
     data = cloud.put("a/b.bin", noise(3 * MiB))
     cloud.put("a/log", b"1")
     mount(cachedfs, "--write", cloud.url("", "gs://"), folder)
@@ -78,6 +85,11 @@ def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder):
         assert hashlib.sha256(mapped).digest() == hashlib.sha256(data).digest()
     shutil.copytree(folder / "a", folder / "copy")
     assert fs.cat_file(cloud.path("copy/b.bin")) == data
+    if shutil.which("rsync"):
+        for source, target in ((folder / "a", tmp_path / "local"), (tmp_path / "local", folder / "synced")):
+            assert [rsync(source, target) for _ in range(2)] == [["b.bin"], []]
+        assert fs.cat_file(cloud.path("synced/b.bin")) == data
+        shutil.rmtree(folder / "synced")
     with (folder / "notes").open("a") as file:
         file.write("one\n")
     with (folder / "notes").open("a") as file:

@@ -375,6 +375,13 @@ def test_a_folder_with_a_placeholder_object_is_removed(cloud, mounted):
     assert mounted.names() == []
 
 
+def test_removing_a_folder_leaves_others_of_its_name(drive, drive_server, at_drive):
+    drive_server.put(f"{drive.name}/d/in", b"1")
+    drive_server.edit(drive_server.folder(f"{drive.name}/e"), name="d", modifiedTime="2099-01-01T00:00:00Z")
+    at_drive.rmdir("/d")
+    assert at_drive.content("/d/in") == b"1"
+
+
 @pytest.mark.parametrize("place", ["mounted", "at_drive"])
 def test_files_and_folders_are_renamed_also_over_others(place, request):
     mounted = request.getfixturevalue(place)
