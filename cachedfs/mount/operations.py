@@ -12,19 +12,18 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from threading import RLock
 from typing import Any, NamedTuple
 
-from cachedfs.cache.index.metadata_records import ListingRecord
-from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import NotDownloadable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
+from cachedfs.mount.folder_listings import FolderListings, mtime_ns_of
 from cachedfs.mount.local_file import LocalFile
-from cachedfs.mount.names import MAX_BYTES, file_name, object_name, with_id, without_id
+from cachedfs.mount.names import MAX_BYTES, file_name, object_name, without_id
 
 __all__ = ["MountOperations"]
 
@@ -33,7 +32,6 @@ _EXPECTED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.EN
 _BLOCK = 4096  # of statfs; sizes in it are not limits
 _MANY = 1 << 16  # versions remembered
 _DOCUMENT_S = 10.0
-_LISTED = 8  # folders whose listings are kept
 
 
 def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,18 +55,6 @@ class _Handle(NamedTuple):
 
     file: CachedFile | LocalFile | bytes
     is_writing: bool = False
-
-
-# Size (None: a folder) and mtime_ns by file name; None for a file without a known size.
-_Files = dict[str, tuple[int | None, int] | None]
-
-
-class _Listed(NamedTuple):
-    """The files of a folder, as of a listing."""
-
-    identity: str
-    listing: ListingRecord  # without its objects, which take much more memory
-    files: _Files
 
 
 class MountOperations:
@@ -102,7 +88,7 @@ class MountOperations:
         self._handles: dict[int, _Handle] = {}
         self._written: dict[str, LocalFile] = {}  # by path
         self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
-        self._listed: dict[str, _Listed] = {}  # by object path of the folder
+        self._listings = FolderListings(fs, self._began_ns)
         self._folders: set[str] = set()  # made here, and empty: object stores have no empty folders
         # Fingerprint of the version whose pages the kernel may hold, and how many handles are open, by path.
         self._versions: dict[str, tuple[str | None, int]] = {}
@@ -125,7 +111,7 @@ class MountOperations:
         if (known := self._from_listing(path, name)) is not None:
             return self._attributes(*known)
         info = self._fs.info(name)
-        mtime_ns = _mtime_ns(info, self._began_ns)
+        mtime_ns = mtime_ns_of(info, self._began_ns)
         if info["type"] == "directory":
             return self._attributes(None, mtime_ns)
         size = info["size"]
@@ -171,8 +157,7 @@ class MountOperations:
     def readdir(self, path: str, fh: Any) -> Iterator[tuple[str, dict[str, int], int]]:
         folder = self._object(path)
         try:
-            files = self._current(folder)
-            files = self._list(folder) if files is None else files
+            files = self._listings.of(folder)
         except FileNotFoundError:
             if folder not in self._folders and folder != self._root:
                 raise
@@ -186,37 +171,9 @@ class MountOperations:
                 modes.setdefault(file_name(name), mode)
         return ((name, {"st_mode": mode}, 0) for name, mode in modes.items())
 
-    def _list(self, folder: str) -> _Files:
-        """List a folder, and keep the attributes of its files: programs ask for them next."""
-        identity, listing = self._fs.fsid, self._fs._listing(folder)
-        files: _Files = {}
-        for info in listing.infos:
-            name = info.path.rstrip("/").rpartition("/")[2] if info.path.rstrip("/") != folder else ""
-            mtime_ns = _mtime_ns(info.details, self._began_ns)
-            for each, kind, size in _items(name, info) if name else ():
-                if len(os.fsencode(shown := file_name(each))) > MAX_BYTES:
-                    logger.warning("left out of %s: %s: the name is too long for a file system", folder, each)
-                elif kind == "directory" or shown in files:
-                    files[shown] = None, mtime_ns
-                else:
-                    files[shown] = None if size is None else (size, mtime_ns)
-        with self._lock:
-            self._listed.pop(folder, None)
-            self._listed[folder] = _Listed(identity, listing._replace(infos=[]), files)
-            if len(self._listed) > _LISTED:
-                del self._listed[next(iter(self._listed))]
-        return files
-
-    def _current(self, folder: str) -> _Files | None:
-        """Return the files of the last listing, if the filesystem would return it again without a request."""
-        kept = self._listed.get(folder)
-        if kept is None or kept.identity != self._fs.fsid:
-            return None
-        return kept.files if self._fs._is_current(folder, kept.listing) else None
-
     def _from_listing(self, path: str, name: str) -> tuple[int | None, int] | None:
         """Return size and mtime_ns of a file that was listed, and not opened: the opened version may be newer."""
-        files = None if name in self._versions else self._current(name.rpartition("/")[0])
+        files = None if name in self._versions else self._listings.current(name.rpartition("/")[0])
         return None if files is None else files.get(path.rpartition("/")[2])
 
     def _local_names(self) -> list[tuple[str, int]]:
@@ -493,22 +450,6 @@ def _folder_of(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _items(name: str, info: ObjectInfo) -> list[tuple[str, str, int | None]]:
-    """Return name, type and size (None: unknown) of all items that have this name: usually one."""
-    others = info.details.get("same_name", {}).items()
-    return [(name, info.kind, info.size)] + [
-        (with_id(name, id, is_folder=kind == "directory"), kind, None) for id, kind in others
-    ]
-
-
 def _moved(path: str, source: str, target: str) -> str:
     """Return where a path is after `source` was moved to `target`."""
     return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path
-
-
-def _mtime_ns(info: Mapping[str, Any], default: int) -> int:
-    """Return when an object was last written, in nanoseconds."""
-    names = ("mtime", "modified", "updated", "LastModified")  # of different filesystems
-    found: Any = next((info[name] for name in names if info.get(name)), None)
-    seconds = found.timestamp() if hasattr(found, "timestamp") else found
-    return int(seconds * 1e9) if isinstance(seconds, int | float) else default
