@@ -51,9 +51,13 @@ def mount(
     from cachedfs.mount.mounting import check_folder, serve
 
     location = locate(url, common)
-    if not location.fs.isdir(location.path):
-        raise NotADirectoryError(f"{url} is not a folder")
+    if location.fs.isfile(location.path):
+        raise NotADirectoryError(f"{url} is a file, not a folder")
+    # What is written creates a folder, and no bucket.
+    if not (write and "/" in location.path) and not location.fs.exists(location.path):
+        raise FileNotFoundError(f"{url} does not exist; `cachedfs ls` shows what does")
     check_folder(folder)
+    where = os.path.abspath(folder)
     if daemon:
         arguments = [
             *common.arguments(),
@@ -68,15 +72,24 @@ def mount(
         pid, log = start(arguments, folder, log)
         common.print_result({"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
         return
-    say(f"{url} is mounted at {folder} until Ctrl-C or cachedfs unmount", err=True)
-    serve(location.fs, location.path, folder, is_writable=write, allow_other=allow_other, uid=uid, gid=gid)
+    serve(
+        location.fs,
+        location.path,
+        folder,
+        is_writable=write,
+        allow_other=allow_other,
+        uid=uid,
+        gid=gid,
+        on_mounted=lambda: say(f"{url} is mounted at {where} until Ctrl-C or cachedfs unmount", err=True),
+    )
 
 
 def start(arguments: list[str], folder: str, log: str | None) -> tuple[int, str]:
     """Run `cachedfs mount` in the background; return its pid and log once the folder is mounted."""
     import platformdirs
 
-    log = log or str(platformdirs.user_log_path("cachedfs", ensure_exists=True) / "mount.log")
+    name = f"mount{os.path.abspath(folder).replace('/', '-')}.log"
+    log = log or str(platformdirs.user_log_path("cachedfs", ensure_exists=True) / name)
     with open(log, "ab") as file:
         began = file.tell()
         child = subprocess.Popen(

@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from enum import Enum
 from threading import Lock
 from typing import Any
 
-__all__ = ["LocalFile"]
+__all__ = ["LocalFile", "State"]
 
 _PIECE = 8 << 20  # bytes copied at a time
+
+
+class State(Enum):
+    """What the object is to a local copy."""
+
+    SENT = "it has these bytes"
+    EMPTIED = "it was created or emptied here, and nothing was written since"
+    WRITTEN = "it was written here"
+    FAILED = "it was written here, and could not be sent: its writer knows"
 
 
 class LocalFile:
@@ -23,7 +33,7 @@ class LocalFile:
         self.path = path
         self.n_open = 0
         self.is_removed = False  # deleted while open: never sent
-        self.is_sent = True  # the object has these bytes
+        self.state = State.SENT
         self._is_loaded = False
         self._fs = fs
         self._lock = Lock()
@@ -34,7 +44,7 @@ class LocalFile:
         with self._lock:
             if is_new:
                 self._file.truncate(0)
-                self.is_sent = False
+                self.state = State.EMPTIED
             elif not self._is_loaded:
                 with self._fs.open(self.path, "rb") as source:
                     shutil.copyfileobj(source, self._file, _PIECE)
@@ -49,7 +59,7 @@ class LocalFile:
 
     def write(self, data: bytes, offset: int) -> int:
         with self._lock:
-            self.is_sent = False
+            self.state = State.WRITTEN
             written = 0
             while written < len(data):
                 written += os.pwrite(self._file.fileno(), data[written:], offset + written)
@@ -58,18 +68,22 @@ class LocalFile:
     def truncate(self, size: int) -> None:
         with self._lock:
             if size != self.stat().st_size:
-                self.is_sent = False
+                self.state = State.WRITTEN
                 os.truncate(self._file.fileno(), size)
 
     def send(self) -> None:
         """Make these bytes the object, unless they are already. After an error, the object is as before."""
         with self._lock:
-            if self.is_sent or self.is_removed:
+            if self.state is State.SENT or self.is_removed:
                 return
+            self.state = State.FAILED
             self._file.seek(0)
-            with self._fs.open(self.path, "wb") as target:
-                shutil.copyfileobj(self._file, target, _PIECE)
-            self.is_sent = True
+            if self.stat().st_size <= _PIECE:
+                self._fs.pipe_file(self.path, self._file.read())  # one request, where a stream needs two
+            else:
+                with self._fs.open(self.path, "wb") as target:
+                    shutil.copyfileobj(self._file, target, _PIECE)
+            self.state = State.SENT
 
     def close(self) -> None:
         self._file.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.operations import MountOperations
@@ -18,16 +20,26 @@ _ENDED = 8  # what libfuse returns after a signal
 
 
 def check_folder(folder: str) -> None:
-    """Raise OSError unless a local folder is there, on which nothing is mounted."""
-    try:
-        os.stat(folder)
-        is_dead = False
-    except OSError as error:
-        is_dead = error.errno == errno.ENOTCONN  # a mount whose process is gone
-    if is_dead or os.path.ismount(folder):
+    """Raise OSError unless there is an empty local folder on which nothing is mounted."""
+    if _is_mounted(folder):
         raise FileExistsError(f"{folder}: something is mounted there; cachedfs unmount {folder}")
     if not os.path.isdir(folder):
-        raise NotADirectoryError(f"{folder}: there is no such folder; make it first")
+        is_there = os.path.exists(folder)
+        raise NotADirectoryError(
+            f"{folder}: {'this is a file' if is_there else 'there is no such folder; make it first'}"
+        )
+    if os.listdir(folder):
+        raise OSError(
+            f"{folder}: the folder is not empty, and a mount would hide what is in it; take an empty one"
+        )
+
+
+def _is_mounted(folder: str) -> bool:
+    try:
+        os.stat(folder)
+    except OSError as error:
+        return error.errno == errno.ENOTCONN  # a mount whose process is gone
+    return os.path.ismount(folder)
 
 
 def serve(
@@ -39,21 +51,31 @@ def serve(
     allow_other: bool = False,
     uid: int | None = None,
     gid: int | None = None,
+    on_mounted: Callable[[], object] = lambda: None,
 ) -> None:
     """Mount `root` at a local folder, and serve it until it is unmounted or this process gets SIGTERM or SIGINT.
 
     Raises ImportError without mfusepy or libfuse, and OSError if the system refuses the mount.
     """
     try:
-        from mfusepy import FUSE
+        from mfusepy import FUSE, fuse_get_context
     except ImportError as error:
         raise ImportError(f"mounting needs mfusepy: pip install 'cachedfs[mount]' ({error})") from error
     except OSError as error:
         raise ImportError(f"mounting needs libfuse: apt-get install fuse3, or macFUSE ({error})") from error
     kept_s = min(_KEPT_S, fs.config.lifetime_s)
+    operations = MountOperations(
+        fs,
+        root,
+        is_writable=is_writable,
+        uid=uid,
+        gid=gid,
+        caller=lambda: _process_of(fuse_get_context()[2]),
+        on_mounted=on_mounted,
+    )
     try:
         FUSE(
-            MountOperations(fs, root, is_writable=is_writable, uid=uid, gid=gid),
+            operations,
             folder,
             raw_fi=True,
             foreground=True,
@@ -70,13 +92,25 @@ def serve(
     except RuntimeError as error:
         if error.args != (_ENDED,):
             raise OSError(
-                f"{folder}: the system refused the mount; the reason is in the line above"
+                f"{folder}: the system refused the mount, and said why above; FUSE must be installed, and /dev/fuse writable"
             ) from error
+    finally:
+        operations.end()
+
+
+def _process_of(thread: int) -> int:
+    """Return the process of a thread: Linux names the thread that makes a call."""
+    with contextlib.suppress(OSError), open(f"/proc/{thread}/status") as file:
+        return int(next(line for line in file if line.startswith("Tgid:")).split()[1])
+    return thread
 
 
 def unmount(folder: str) -> None:
     """Unmount a folder. Raises OSError with the message of the system's command, such as for files that are open."""
+    if not _is_mounted(folder):
+        raise OSError(f"{folder}: nothing is mounted there")
     command = ["umount"] if sys.platform == "darwin" else [shutil.which("fusermount3") or "fusermount", "-u"]
     done = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise OSError(done.stderr.strip() or f"{command[0]}: exit status {done.returncode}")
+        reason = done.stderr.strip() or f"{command[0]}: exit status {done.returncode}"
+        raise OSError(f"{reason}. If it is busy, end the programs that use it: lsof {folder}")

@@ -22,7 +22,7 @@ from cachedfs.errors import NotDownloadable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.mount.folder_listings import FolderListings, mtime_ns_of
-from cachedfs.mount.local_file import LocalFile
+from cachedfs.mount.local_file import LocalFile, State
 from cachedfs.mount.names import MAX_BYTES, file_name, object_name, without_id
 
 __all__ = ["MountOperations"]
@@ -42,7 +42,9 @@ def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, path, *args)
         except Exception as error:  # of any kind: the kernel takes nothing but an errno
-            code = getattr(error, "errno", None) or errno.EIO
+            code = getattr(error, "errno", None) or (
+                errno.EILSEQ if isinstance(error, UnicodeError) else errno.EIO
+            )
             if code not in _EXPECTED:
                 logger.error("%s of %s: %s", method.__name__, path, error or type(error).__name__)
             raise OSError(code, os.strerror(code)) from error
@@ -55,13 +57,14 @@ class _Handle(NamedTuple):
 
     file: CachedFile | LocalFile | bytes
     is_writing: bool = False
+    opener: int = 0  # process id
 
 
 class MountOperations:
     """A folder of a filesystem as a mounted file system. Threads may call it at once.
 
     Files are read as `fs.open` reads them. Files open for writing are local until they are closed or synced, and are
-    then sent as a whole.
+    then sent as a whole. `caller` returns the process that makes the current call.
     """
 
     use_ns = True  # times are integers, in nanoseconds
@@ -74,10 +77,13 @@ class MountOperations:
         is_writable: bool,
         uid: int | None = None,
         gid: int | None = None,
+        caller: Callable[[], int] = os.getpid,
+        on_mounted: Callable[[], object] = lambda: None,
     ) -> None:
         """Create them for the folder `root`; all files belong to `uid` and `gid`, by default those of this process."""
-        self._fs, self._root, self._is_writable = fs, root.rstrip("/"), is_writable
+        self._fs, self._root, self._is_writable, self._caller = fs, root.rstrip("/"), is_writable, caller
         self._has_ids = fs.target_protocol == "drive"  # where several items may have one name
+        self._on_mounted = on_mounted
         self._owner = {
             "st_uid": os.getuid() if uid is None else uid,
             "st_gid": os.getgid() if gid is None else gid,
@@ -92,6 +98,9 @@ class MountOperations:
         self._folders: set[str] = set()  # made here, and empty: object stores have no empty folders
         # Fingerprint of the version whose pages the kernel may hold, and how many handles are open, by path.
         self._versions: dict[str, tuple[str | None, int]] = {}
+
+    def init(self, path: str) -> None:
+        self._on_mounted()
 
     # Metadata.
 
@@ -118,7 +127,7 @@ class MountOperations:
         if size is None:
             try:
                 size = len(self._document(name))
-            except NotDownloadable as error:
+            except (NotDownloadable, FileNotFoundError) as error:  # a shortcut without its target
                 logger.warning("%s", error)
                 size = 0
         return self._attributes(size, mtime_ns)
@@ -244,7 +253,8 @@ class MountOperations:
     def _open_local(self, name: str, fi: Any, *, is_new: bool) -> int:
         local = self._local(name, is_new=is_new)
         with self._lock:
-            self._add(fi, _Handle(local, is_writing=fi.flags & os.O_ACCMODE != os.O_RDONLY))
+            is_writing = fi.flags & os.O_ACCMODE != os.O_RDONLY
+            self._add(fi, _Handle(local, is_writing, self._caller() if is_writing else 0))
             # The kernel has one set of pages for all handles of a path.
             _, n_reading = self._versions.get(name, (None, 0))
             fi.direct_io = n_reading > 0
@@ -252,6 +262,9 @@ class MountOperations:
 
     def _local(self, name: str, *, is_new: bool) -> LocalFile:
         """Return the local copy of a file, for one more handle."""
+        with suppress(FileNotFoundError):
+            if name not in self._written and self._fs.size(name) is None and self._fs.isfile(name):
+                raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
         with self._lock:
             if (local := self._written.get(name)) is None:
                 local = self._written[name] = LocalFile(self._fs, name)
@@ -295,20 +308,28 @@ class MountOperations:
 
     @_reported
     def flush(self, path: str | None, fi: Any) -> int:
-        """Send what was written; called by each `close`, which returns the error."""
-        file, is_writing = self._handles[fi.fh]
+        """Send what was written; called by each `close`, which returns the error.
+
+        A shell closes a descriptor before it writes to another of the same file, and a child process closes those that it
+        inherits: neither means that the file is complete. What is left is sent by `release`, after the last `close`.
+        """
+        file, is_writing, opener = self._handles[fi.fh]
+        is_written = isinstance(file, LocalFile) and file.state in (State.WRITTEN, State.FAILED)
+        if is_writing and is_written and opener == self._caller():
+            self.fsync(path, 0, fi)
+        return 0
+
+    @_reported
+    def fsync(self, path: str | None, datasync: int, fi: Any) -> int:
+        file, is_writing, _ = self._handles[fi.fh]
         if isinstance(file, LocalFile) and is_writing:
             file.send()
             self._changed(path)
         return 0
 
     @_reported
-    def fsync(self, path: str, datasync: int, fi: Any) -> int:
-        return int(self.flush(path, fi))
-
-    @_reported
     def release(self, path: str, fi: Any) -> int:
-        file, _ = self._handles.pop(fi.fh)
+        file, *_ = self._handles.pop(fi.fh)
         if isinstance(file, LocalFile):
             self._leave(file)
         elif not isinstance(file, bytes):
@@ -320,7 +341,7 @@ class MountOperations:
         return 0
 
     def _writable(self, fi: Any) -> LocalFile:
-        file, is_writing = self._handles[fi.fh]
+        file, is_writing, _ = self._handles[fi.fh]
         if not isinstance(file, LocalFile) or not is_writing:
             raise OSError(errno.EBADF, "the file is not open for writing")
         return file
@@ -330,11 +351,23 @@ class MountOperations:
             local.n_open -= 1
             if local.n_open:
                 return
+        if local.state is not State.FAILED:
+            try:
+                local.send()
+            except Exception as error:  # of any kind: no program waits for this
+                logger.error("sending %s: %s", local.path, error)
+        with self._lock:
+            if local.n_open:  # opened again meanwhile
+                return
             if self._written.get(local.path) is local:
                 del self._written[local.path]
-        if not (local.is_sent or local.is_removed):
-            logger.error("%s was not sent: what was written to it is lost", local.path)
+        _report_unsent(local)
         local.close()
+
+    def end(self) -> None:
+        """Log which files were still open, and not sent."""
+        for local in [*self._written.values()]:
+            _report_unsent(local)
 
     # Names.
 
@@ -448,6 +481,11 @@ def _join(folder: str, name: str) -> str:
 
 def _folder_of(path: str) -> str:
     return path.rpartition("/")[0]
+
+
+def _report_unsent(local: LocalFile) -> None:
+    if local.state is not State.SENT and not local.is_removed:
+        logger.error("%s was not sent: what was written to it is lost", local.path)
 
 
 def _moved(path: str, source: str, target: str) -> str:

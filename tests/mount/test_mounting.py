@@ -92,6 +92,9 @@ def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder, t
         shutil.rmtree(folder / "synced")
     with (folder / "notes").open("a") as file:
         file.write("one\n")
+        file.flush()
+        subprocess.run(["true"], check=True)  # it inherits the file, and closes it
+        assert not fs.exists(cloud.path("notes"))
     with (folder / "notes").open("a") as file:
         file.write("two\n")
     os.rename(folder / "notes", folder / "copy/notes")
@@ -116,12 +119,16 @@ def test_a_mount_is_read_only_and_ends_with_its_process(cloud, cachedfs, folder,
 
 def test_a_mount_that_cannot_be_made_says_why(cloud, cachedfs, folder, tmp_path):
     cloud.put("a/b", b"1")
-    assert "is not a folder" in cachedfs("mount", cloud.url("a/b", "gs://"), folder).stderr
+    assert "is a file, not a folder" in cachedfs("mount", cloud.url("a/b", "gs://"), folder).stderr
+    assert "does not exist" in cachedfs("mount", cloud.url("c", "gs://"), folder).stderr
     assert (
         "there is no such folder"
         in cachedfs("mount", "--daemon", cloud.url("a", "gs://"), tmp_path / "no").stderr
     )
-    assert str(folder) in cachedfs("unmount", folder).stderr
+    assert "nothing is mounted there" in cachedfs("unmount", folder).stderr
+    (folder / "own").touch()
+    assert "is not empty" in cachedfs("mount", cloud.url("a", "gs://"), folder).stderr
+    (folder / "own").unlink()
     mount(cachedfs, cloud.url("a", "gs://"), folder)
     again = cachedfs("mount", "--daemon", cloud.url("a", "gs://"), folder)
     assert f"something is mounted there; cachedfs unmount {folder}" in again.stderr

@@ -176,7 +176,9 @@ def test_a_google_document_is_its_export_with_its_size(drive, drive_server, at_d
     drive_server.document(f"{drive.name}/report", "the text")
     assert at_drive.size("/report") == 0
     assert "export" in caplog.text
-    assert code_of(at_drive.open, "/report") == errno.ENOTSUP
+    assert (
+        code_of(at_drive.open, "/report") == code_of(at_drive.open, "/report", os.O_WRONLY) == errno.ENOTSUP
+    )
     options = fsspec.config.conf["drive"] | {"export": {"document": "txt"}}
     exporting = Mounted(fsspec.filesystem("cachedfs", target_protocol="drive", drive=options), drive.path())
     assert exporting.names() == ["report"]
@@ -302,6 +304,36 @@ def test_truncating_works_on_open_and_on_closed_files(cloud, mounted):
     mounted.truncate("/a", 2)
     mounted.close("/a", fi)
     assert mounted.content("/a") == b"ne"
+
+
+def test_a_close_that_does_not_complete_the_file_sends_nothing(cloud, fs):
+    """A shell closes a copy of the descriptor before anything is written, and a child process when it ends."""
+    processes = [1]
+    mounted = Mounted(fs, cloud.bucket, caller=lambda: processes[-1])
+    cloud.put("a", b"before")
+    fi = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
+    mounted.flush("/a", fi)
+    mounted.write("/a", b"one", 0, fi)
+    processes.append(2)
+    mounted.flush("/a", fi)
+    assert mounted.fs.cat_file(cloud.path("a")) == b"before"
+    processes.pop()
+    mounted.flush("/a", fi)
+    assert mounted.fs.cat_file(cloud.path("a")) == b"one"
+    cloud.server.reset()
+    mounted.release("/a", fi)
+    assert not cloud.server.requests
+
+
+def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(cloud, mounted, caplog):
+    mounted.close("/empty", mounted.create("/empty"))
+    assert mounted.at_origin() == [cloud.path("empty")]
+    fi = mounted.create("/a")
+    cloud.server.fail(Fault(status=403, times=None))
+    mounted.close("/a", fi)
+    cloud.server.heal()
+    assert "/a was not sent: what was written to it is lost" in caplog.text
+    assert mounted.at_origin() == [cloud.path("empty")]
 
 
 def test_opening_to_write_and_writing_nothing_sends_nothing(cloud, mounted):
