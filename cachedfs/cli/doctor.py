@@ -397,7 +397,8 @@ def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
     starts = [(i * size) % (of - size + 1) for i in range(n)]
     threads = DaemonThreadPool(n, "cachedfs-doctor")  # daemon threads: Ctrl-C does not wait for them
     try:
-        for done in [threads.submit(origin.cat_file, path, start, start + size) for start in starts]:
+        # By name: the second parameter of s3fs is a version.
+        for done in [threads.submit(origin.cat_file, path, start=at, end=at + size) for at in starts]:
             done.result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)

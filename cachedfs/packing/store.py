@@ -125,7 +125,7 @@ class ZarrTarget:
             stop = start + len(part)
             if checksum is not None:
                 checksum.add(part)
-            elif difference is None and self._origin.cat_file(path, start, stop) != part:
+            elif difference is None and self._origin.cat_file(path, start=start, end=stop) != part:
                 difference = f"bytes {start:,} to {stop:,} are others when they are read back"
         if checksum is not None:
             difference = checksum.contradiction()

@@ -21,7 +21,7 @@ import pytest
 
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
-from cachedfs.cli.doctor import facts, n_to_fill
+from cachedfs.cli.doctor import facts, n_to_fill, read_at_once
 from cachedfs.cli.monitoring import folders_of, text_of_use, texts_of
 from cachedfs.common.types import Counted
 from cachedfs.report.analysis import RunFigures
@@ -331,6 +331,14 @@ def test_doctor_measures_the_link_and_says_what_to_set(cloud, tmp_path):
         )
     }
     assert re.search(r'cache_size="1GB"|larger disk', tight["to set"])
+
+
+def test_doctor_reads_parts_of_an_object_on_s3(s3):
+    s3.put("k", noise(1000))
+    fs = fsspec.filesystem("cachedfs", target_protocol="s3")
+    read_at_once(fs.origin_fs, s3.path("k"), n=2, size=400, of=1000)
+    asked = [each.headers["range"] for each in s3.server.requests if each.kind == "media"]
+    assert sorted(asked) == ["bytes=0-399", "bytes=400-799"]
 
 
 # What a shell completes.

@@ -40,6 +40,13 @@ def small_pieces(monkeypatch):
 # Files.
 
 
+def test_one_file_on_s3_is_packed_and_read_back(s3):
+    """The second parameter of s3fs's `cat_file` is a version."""
+    s3.put("src/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+    pack(f"s3://{s3.path('src/a.jsonl')}", s3.url("out.zarr"))
+    assert packs.stored(s3.url("out.zarr"), "text", text=True) == ["one", "two"]
+
+
 def some_files(place, n=30, folder="src"):
     """Put files of 0 to 9 KB below two folders; return their bytes by name, in natural order."""
     return {

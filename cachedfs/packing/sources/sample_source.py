@@ -141,7 +141,7 @@ class SourceFiles:
     def head(self, number: int, n: int) -> bytes:
         """Return the first `n` bytes of a file."""
         size = int(self.sizes[number])
-        return bytes(self.fs.cat_file(self.paths[number], 0, min(n, size))) if size else b""
+        return bytes(self.fs.cat_file(self.paths[number], start=0, end=min(n, size))) if size else b""
 
     def ranges(
         self, wanted: Iterable[tuple[int, int, int]], bad: dict[int, str] | None = None
