@@ -28,6 +28,7 @@ _OURS = ("cachedfs::", "cgs://", "cdrive://")
 _WITHOUT_BUCKET = ("file", "local", "memory", "LocalStore", "MemoryStore")
 _PIECE = 8 << 20  # bytes that iterating over a result gives at a time
 _ROWS = 1000  # objects that a listing gives at a time
+_E_TAGS = ("e_tag", "etag", "ETag")
 _TIMES = ("last_modified", "mtime", "updated", "modified", "LastModified", "created")
 
 
@@ -76,6 +77,13 @@ class CachedStore:
             if account is not None:
                 raise ValueError("CachedStore(url): account= is for stores of obstore; a URL needs none")
             url = os.fspath(store)
+            if not ("::" in url or is_url(url)):
+                if not (os.path.isabs(url) or url.startswith((".", "~")) or os.path.lexists(url)):
+                    raise ValueError(
+                        f"CachedStore({url!r}): it has no protocol, and no local file has this name: "
+                        f"write gs://{url} for Google Cloud Storage, s3://{url} for S3"
+                    )
+                url = f"file://{url}"
             fs, root = fsspec.url_to_fs(url if url.startswith(_OURS) else f"cachedfs::{url}", **options)
             kind = fs.target_protocol
         else:
@@ -249,7 +257,7 @@ class CachedStore:
             "path": self._short(info["name"]),
             "last_modified": at if isinstance(at, datetime) else datetime.fromtimestamp(float(at), UTC),
             "size": info["size"],
-            "e_tag": info.get("e_tag") or info.get("etag"),
+            "e_tag": next((info[name] for name in _E_TAGS if info.get(name)), None),
             "version": info.get("version") or info.get("generation"),
         }
 
@@ -328,6 +336,9 @@ def _spans(
 ) -> tuple[list[int], list[int]]:
     """Return the starts and the stops of ranges."""
     n: list[None] = [None] * len(starts)
+    for name, given in (("ends", ends), ("lengths", lengths)):
+        if given is not None and len(given) != len(starts):
+            raise ValueError(f"there are {len(starts)} starts, but {len(given)} {name}")
     # Not `or`: the sequences may be arrays.
     pairs = zip(starts, n if ends is None else ends, n if lengths is None else lengths, strict=True)
     spans = [_span(*each) for each in pairs]

@@ -124,6 +124,8 @@ def test_a_range_without_bytes_is_an_error(store, start, end):
     for wrong in ({"start": 0}, {"start": 0, "end": 1, "length": 1}, {"start": -1, "end": 5}):
         with pytest.raises(ValueError, match="either an end or a length"):
             store.get_range("a/0.bin", **wrong)
+    with pytest.raises(ValueError, match="there are 2 starts, but 1 ends"):
+        store.get_ranges("a/0.bin", starts=[0, 5], ends=[3])
 
 
 @pytest.mark.parametrize(
@@ -378,3 +380,21 @@ def test_local_files_by_url(tmp_path):
     assert [row["path"] for row in next(store.list())] == ["b.bin"]
     registry = ObjectStoreRegistry({f"file://{tmp_path}/a": store})
     assert registry.resolve(f"file://{tmp_path}/a/b.bin") == (store, "b.bin")
+
+
+def test_the_etag_of_an_object_on_s3(s3):
+    s3.put("k", b"12345")
+    store = CachedStore(f"s3://{s3.name}")
+    e_tag = store.fs.info(f"{s3.name}/k")["ETag"]
+    assert e_tag == store.head("k")["e_tag"] == store.get("k").meta["e_tag"]
+    assert [row["e_tag"] for page in store.list() for row in page] == [e_tag]
+
+
+def test_a_store_is_a_url_or_a_local_folder(tmp_path, own_cache, monkeypatch):
+    with pytest.raises(ValueError, match=r"'my-bucket'.* has no protocol.*write gs://my-bucket"):
+        CachedStore("my-bucket")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "k").write_bytes(b"12345")
+    monkeypatch.chdir(tmp_path)
+    for place in ("folder", "./folder", tmp_path / "folder"):
+        assert CachedStore(place).get_range("k", start=1, end=3) == b"23"
