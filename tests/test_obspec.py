@@ -3,11 +3,13 @@
 import asyncio
 import datetime
 import pickle
+import sys
 
 import numpy as np
 import obspec
 import pytest
 import zarr
+from fsspec.registry import _registry
 from obspec.exceptions import NotFoundError, map_exception
 from obspec_utils.protocols import ReadableStore
 from obspec_utils.readers import BlockStoreReader
@@ -388,6 +390,13 @@ def test_the_etag_of_an_object_on_s3(s3):
     e_tag = store.fs.info(f"{s3.name}/k")["ETag"]
     assert e_tag == store.head("k")["e_tag"] == store.get("k").meta["e_tag"]
     assert [row["e_tag"] for page in store.list() for row in page] == [e_tag]
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # any import of it fails
+    monkeypatch.delitem(_registry, "gs", raising=False)  # imported by another test
+    with pytest.raises(ImportError, match=r'gs:// needs .*pip install "cachedfs\[gcs\]"'):
+        CachedStore("gs://my-bucket")
 
 
 def test_a_store_is_a_url_or_a_local_folder(tmp_path, own_cache, monkeypatch):

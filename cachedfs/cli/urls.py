@@ -99,12 +99,15 @@ def locate(text: str, common: CommonOptions, **more: Any) -> Location:
     """
     from fsspec.core import split_protocol, url_to_fs
 
+    from cachedfs.common.urls import filesystem_class
+
     common.url = text
     ours, theirs = common.split()
     ours |= more
     url = cached_url(text)
     if url.startswith("cachedfs::"):
         target = split_protocol(url.rpartition("::")[2])[0] or "file"
+        filesystem_class(target)  # first, as fsspec's own error does not name the extra
         fs, path = url_to_fs(url, cachedfs=ours, **{target: theirs})
     else:
         fs, path = url_to_fs(url, target_options=theirs, **ours)

@@ -22,6 +22,7 @@ __all__ = [
     "GCS_PROTOCOLS",
     "ORIGINS",
     "before_magic",
+    "filesystem_class",
     "is_pattern",
     "is_url",
     "jsonable",
@@ -35,6 +36,7 @@ GCS_PROTOCOLS = ("gs", "gcs")
 ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short protocols
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _LOCAL = ("file", "local")
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # what to install for a protocol
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
 _SIGNED = re.compile(
     r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
@@ -152,13 +154,27 @@ def protocols_of(protocol: str) -> set[str]:
     """Return all names of a protocol, including `protocol` itself: for "file" also "local"."""
     if protocol in _SLASHED:  # known without importing the filesystem, which may not be installed
         return set(GCS_PROTOCOLS) if protocol in GCS_PROTOCOLS else {protocol}
-    names = fsspec.get_filesystem_class(protocol).protocol
+    names = filesystem_class(protocol).protocol
     return {protocol, *((names,) if isinstance(names, str) else names)}
 
 
 def _rule_of(protocol: str) -> Callable[[str], str]:
-    rule: Callable[[str], str] = fsspec.get_filesystem_class(protocol)._strip_protocol
+    rule: Callable[[str], str] = filesystem_class(protocol)._strip_protocol
     return rule
+
+
+def filesystem_class(protocol: str) -> Any:
+    """Return fsspec's class for a protocol. Raises ImportError, or ValueError, that says what to install."""
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        advice = f': pip install "cachedfs[{_EXTRAS[protocol]}]"' if protocol in _EXTRAS else ""
+        raise ImportError(f"{protocol}:// needs a package that is not installed ({error}){advice}") from error
+    except ValueError as error:
+        raise ValueError(
+            f"no installed package knows the protocol {protocol}://; install the one that registers it with "
+            'fsspec (for Google Cloud Storage: pip install "cachedfs[gcs]"), or correct the URL'
+        ) from error
 
 
 # Option names that indicate a credential, in any filesystem.

@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
-import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.config import conf
 from fsspec.dircache import DirCache
 from fsspec.spec import AbstractFileSystem
 
 from cachedfs.common.optional_imports import importing, preload
+from cachedfs.common.urls import filesystem_class
 
 __all__ = ["AsyncOnce", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
 
@@ -62,7 +62,8 @@ def make_filesystem(
 
     Blocks, so call it in a thread.
     """
-    cls = _class_of(protocol)
+    with importing():
+        cls = filesystem_class(protocol)
     preload(["encodings.idna"])  # needed to resolve host names
     private = make_private(options)
     if protocol in ("s3", "s3a"):
@@ -71,22 +72,6 @@ def make_filesystem(
     if cls.async_impl:
         private |= {"asynchronous": False, "loop": loop}
     return without_listing_cache(cls(**private))
-
-
-def _class_of(protocol: str) -> Any:
-    try:
-        with importing():
-            return fsspec.get_filesystem_class(protocol)
-    except ImportError as error:
-        raise ImportError(
-            f"{protocol}:// needs a package that is not installed: {error}. "
-            'For Google Cloud Storage: pip install "cachedfs[gcs]"; for S3: pip install "cachedfs[s3]"'
-        ) from error
-    except ValueError as error:
-        raise ValueError(
-            f"no installed package knows the protocol {protocol}://; install the one that registers it with "
-            'fsspec (for Google Cloud Storage: pip install "cachedfs[gcs]"), or correct the URL'
-        ) from error
 
 
 def make_private(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from unittest import mock
 import fsspec
 import pytest
 import typer
+from fsspec.registry import _registry
 from typer.testing import CliRunner
 
 from cachedfs import log_events
@@ -1242,6 +1243,12 @@ def test_ctrl_c_while_drive_does_not_answer(drive, monkeypatch):
 )
 def test_urls_that_cannot_be(url, said):
     assert said in run("ls", url, status=1).stderr
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # any import of it fails
+    monkeypatch.delitem(_registry, "s3", raising=False)  # imported by another test
+    assert 'pip install "cachedfs[s3]"' in run("ls", "s3://my-bucket", status=1).stderr
 
 
 def test_what_is_read_through_the_cache(tmp_path, monkeypatch):

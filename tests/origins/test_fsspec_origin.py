@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from cachedfs.common.types import Range
+from cachedfs.common.urls import strip
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
 from cachedfs.origins.fsspec_origin import FsspecOrigin, fingerprint, jsonable
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
@@ -281,6 +282,8 @@ async def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch, p
     monkeypatch.delitem(_registry, protocol, raising=False)  # imported by another test
     with pytest.raises(ImportError, match=rf"{protocol}:// needs a package .*{advice}"):
         await make_origin(protocol).lookup("x")
+    with pytest.raises(ImportError, match=advice):
+        strip("cachedfs", protocol, "b/k")
 
 
 async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():
