@@ -86,16 +86,23 @@ class Config:
         return math.inf if self.offline else self.max_age
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Config:
+    def resolve(
+        cls,
+        given: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        *,
+        protocol: str | None = None,
+    ) -> Config:
         """Return the config: `given` options first, then `defaults`, then our own defaults.
 
         `defaults` are those of fsspec's configuration. Values may be text, as in environment variables. Unknown names
         in `defaults` are ignored. Raises ValueError for an unknown option in `given` and for an invalid value. The
-        message names the option, the value and the accepted values. Example: `Config.resolve({"cache_size": "200GB"})`.
+        message names the option, the value and the accepted values, and where options of the target, `protocol`, go.
+        Example: `Config.resolve({"cache_size": "200GB"})`.
         """
         unknown = [name for name in given if name not in _PARSERS]
         if unknown:
-            raise ValueError(_unknown_option(unknown[0]))
+            raise ValueError(_unknown_option(unknown[0], protocol))
         merged = {k: v for k, v in (defaults or {}).items() if k in _PARSERS} | dict(given)
         return cls(**{name: _parsed(name, value) for name, value in merged.items()})
 
@@ -212,15 +219,18 @@ def _parsed(name: str, value: Any) -> Any:
         raise ValueError(f"cachedfs option {name}={value!r}: {error}") from None
 
 
-def _unknown_option(name: str) -> str:
+def _unknown_option(name: str, protocol: str | None) -> str:
     import difflib  # imported here, because only mistakes need it
 
     if name in _ELSEWHERE:
         near = [_ELSEWHERE[name]]
     else:
-        near = difflib.get_close_matches(name, [*_PARSERS, *FSSPEC_KEYWORDS], n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, [*_PARSERS, *FSSPEC_KEYWORDS], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(_PARSERS)}."
+    examples = ", ".join(
+        f"{each}={{{name!r}: ...}}" for each in ([protocol] if protocol else ["gs", "drive"])
+    )
     return (
         f"cachedfs has no option {name!r}; {hint} Options of the target go in a dictionary named like its protocol: "
-        f"gs={{{name!r}: ...}}, drive={{{name!r}: ...}}, or in target_options={{...}}."
+        f"{examples}, or in target_options={{...}}."
     )

@@ -3,6 +3,7 @@
 import math
 import pickle
 
+import fsspec
 import pytest
 
 from cachedfs.config import Config, parse_size
@@ -64,7 +65,7 @@ def test_offline_never_checks():
         ({"cache_storage": "/tmp/c"}, "did you mean 'cache_dir'"),
         ({"concurrency": 1.5}, "concurrency=1.5: expected a whole number"),
         ({"zzz": 1}, "the options are cache_dir"),
-        ({"token": "anon"}, "gs=\\{'token'"),
+        ({"token": "anon"}, "gs=\\{'token'"), ({"anon": True}, "'anon'; the options are .*gs=\\{'anon'"),
         ({"block_size": "1MB"}, "block_size='1MB'.*multiple of 64 KiB"),
         ({"block_size": 4096}, "at least 65536"),
         ({"cache_size": "big"}, "cache_size='big'.*'200GB'"),
@@ -80,6 +81,11 @@ def test_offline_never_checks():
 def test_an_invalid_value_is_an_error_with_the_accepted_ones(option, message):
     with pytest.raises(ValueError, match=message):
         Config.resolve(option)
+
+
+def test_an_unknown_option_is_shown_as_one_of_the_target():
+    with pytest.raises(ValueError, match=r"protocol: s3=\{'anon': \.\.\.\}, or in"):
+        fsspec.filesystem("cachedfs", target_protocol="s3", anon=True)
 
 
 def test_cache_dir_is_one_directory_or_a_list(tmp_path, monkeypatch):

@@ -102,7 +102,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         self._mirror_all()
         self.target_protocol = target_protocol
         self.target_options = target_options
-        self.config = Config.resolve(options, defaults=conf.get("cachedfs"))
+        self.config = Config.resolve(options, defaults=conf.get("cachedfs"), protocol=target_protocol)
         self._source = Source(target_protocol, target_options, self.config, self.unstrip_protocol)
         self._reader = Reader(self._source)
         if self.asynchronous and target_protocol == "drive":

@@ -172,11 +172,16 @@ _BY_STATUS: dict[int, type[CachedFSError]] = {
 _ADVICE: dict[type[CachedFSError], str] = {
     ObjectNotFound: "no object or folder has this name",
     IsAFolder: "this is a folder; list it, or name an object in it",
-    AccessDenied: "access denied; check the credentials and what they are allowed to read",
-    SignInRefused: "access denied; check the credentials and what they are allowed to read",
+    AccessDenied: "access denied; check the credentials and what they are allowed to do",
+    SignInRefused: "access denied; check the credentials and what they are allowed to do",
     OriginUnreachable: "the origin cannot be reached; check the network and the endpoint",
     OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
 }
+# For botocore's NoCredentialsError.
+_NO_CREDENTIALS = (
+    "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass "
+    's3={"key": ..., "secret": ...}, or s3={"anon": True} for public data'
+)
 
 
 @contextmanager
@@ -223,7 +228,8 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
     kind = _kind_of(cause)
     if kind is None:
         return error
-    advice = _ADVICE.get(kind, "the origin failed")
+    is_unsigned = type(cause).__name__ == "NoCredentialsError"
+    advice = _NO_CREDENTIALS if is_unsigned else _ADVICE.get(kind, "the origin failed")
     translated = kind(f"{url}: {advice} ({doing}: {_text(cause)})")
     if kind is CachedFSError and isinstance(error, OSError) and error.errno:
         translated.errno = error.errno

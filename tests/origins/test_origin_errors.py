@@ -12,7 +12,14 @@ import pytest
 import zarr
 from fsspec.core import url_to_fs
 
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginUnavailable, OriginUnreachable
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    ObjectNotFound,
+    OriginUnavailable,
+    OriginUnreachable,
+    SignInRefused,
+)
 from cachedfs.origins.origin_errors import error_of, mapped, object_of, translate, without_secrets
 from cachedfs.origins.retry import RetryableError
 from tests.support import WebServer
@@ -32,6 +39,19 @@ def test_only_secrets_are_removed_from_messages(secret):
     assert (
         without_secrets("no/such/object?alt=media&generation=12") == "no/such/object?alt=media&generation=12"
     )
+
+
+def test_the_advice_of_a_refusal_fits_a_write_too():
+    error = translate(PermissionError("no"), "s3://b/k", "writing it")
+    assert str(error).startswith(
+        "s3://b/k: access denied; check the credentials and what they are allowed to do ("
+    )
+
+
+def test_missing_credentials_of_s3_are_named():
+    unsigned = pytest.importorskip("botocore.exceptions").NoCredentialsError()
+    with pytest.raises(SignInRefused, match="s3://b/k: no credentials were found; set AWS_ACCESS_KEY_ID"):
+        raise translate(unsigned, "s3://b/k", "reading it")
 
 
 def test_an_error_that_quotes_a_token_has_no_cause():
