@@ -110,7 +110,12 @@ def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
     may_hold, cannot_store = None, cache.cannot_store
     try:
         may_hold = cache.allowance(config.bounds)
-        if not cannot_store and (room := cache.room(config.bounds)) < config.block_size:
+        if not cannot_store and may_hold is not None and may_hold < config.block_size:
+            cannot_store = (
+                f"the cache may hold {decimal(may_hold)} now, less than one block ({decimal(config.block_size)}): "
+                "raise cache_size, lower keep_free, or free space on the disk"
+            )
+        elif not cannot_store and (room := cache.room(config.bounds)) < config.block_size:
             cannot_store = (
                 f"only {decimal(room)} are left for blocks beside what is pinned or in use: "
                 "unpin something, raise cache_size or lower keep_free"

@@ -156,10 +156,13 @@ def test_stats_name_what_is_here_by_folder(cloud):
 
 def test_stats_say_that_pins_leave_no_room(cloud):
     cloud.put("big", noise(6 * MiB))
-    run("prefetch", cloud.url("big", "gs://"))
-    run("pin", cloud.url("big", "gs://"))
+    bound = ("-o", "cache_size=64MiB")  # of a larger one, the bookkeeping alone would exceed the one below
+    run("prefetch", *bound, cloud.url("big", "gs://"))
+    run("pin", *bound, cloud.url("big", "gs://"))
     forget()
     assert "beside what is pinned" in json_of("stats", "-o", "cache_size=8MiB")["cannot_store"]
+    too_small = "the cache may hold 0 bytes now, less than one block (1.0 MB): raise cache_size"
+    assert json_of("stats", "-o", "cache_size=1MB")["cannot_store"].startswith(too_small)
     assert json_of("stats")["cannot_store"] is None
 
 
