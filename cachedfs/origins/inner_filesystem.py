@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
@@ -72,21 +71,7 @@ def make_filesystem(
         private["config_kwargs"] = {"max_pool_connections": _S3_CONNECTIONS, **given}
     if cls.async_impl:
         private |= {"asynchronous": False, "loop": loop}
-    inner = cls(**private)
-    if hasattr(inner, "call_s3") and inner.session is None:
-        _refuse_unknown(protocol, inner)
-    return without_listing_cache(inner)
-
-
-def _refuse_unknown(protocol: str, inner: Any) -> None:
-    """Raise ValueError for options that s3fs does not know: it passes them to botocore's session, at the first request."""
-    from aiobotocore.session import AioSession
-
-    of_session = inspect.signature(AioSession).parameters
-    if unknown := sorted(inner.kwargs.keys() - of_session):
-        near = difflib.get_close_matches(unknown[0], inspect.signature(type(inner).__init__).parameters, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{protocol} option {unknown[0]!r} is unknown to s3fs{hint}")
+    return without_listing_cache(cls(**private))
 
 
 def make_private(options: Mapping[str, Any]) -> dict[str, Any]:

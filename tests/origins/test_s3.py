@@ -171,12 +171,6 @@ async def test_a_named_version_is_read(make, server, world):
     assert [(await read(origin, each))[0] for each in [*paths, path]] == [b"old", b"newer", b"newer"]
 
 
-async def test_an_option_that_s3fs_does_not_know_is_an_error_that_names_it(make):
-    assert await make(profile=None).filesystem()  # an option of botocore's session
-    with pytest.raises(ValueError, match="s3 option 'anonn' is unknown to s3fs; did you mean 'anon'"):
-        await make(anonn=True).filesystem()
-
-
 async def test_more_connections_than_those_of_botocore_are_used(make, monkeypatch):
     for given, expected in (
         ({}, {"max_pool_connections": 128}),
