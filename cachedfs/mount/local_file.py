@@ -85,5 +85,10 @@ class LocalFile:
                     shutil.copyfileobj(self._file, target, _PIECE)
             self.state = State.SENT
 
+    def remove(self) -> None:
+        """Never send it from now on. Waits while it is sent, so that the caller then finds the object."""
+        with self._lock:
+            self.is_removed = True
+
     def close(self) -> None:
         self._file.close()

@@ -313,19 +313,21 @@ class MountOperations:
         A shell closes a descriptor before it writes to another of the same file, and a child process closes those that it
         inherits: neither means that the file is complete. What is left is sent by `release`, after the last `close`.
         """
-        file, is_writing, opener = self._handles[fi.fh]
-        is_written = isinstance(file, LocalFile) and file.state in (State.WRITTEN, State.FAILED)
-        if is_writing and is_written and opener == self._caller():
-            self.fsync(path, 0, fi)
+        handle = self._handles[fi.fh]
+        is_written = isinstance(handle.file, LocalFile) and handle.file.state in (State.WRITTEN, State.FAILED)
+        if is_written and handle.opener == self._caller():
+            self._send(path, handle)
         return 0
 
     @_reported
     def fsync(self, path: str | None, datasync: int, fi: Any) -> int:
-        file, is_writing, _ = self._handles[fi.fh]
-        if isinstance(file, LocalFile) and is_writing:
-            file.send()
-            self._changed(path)
+        self._send(path, self._handles[fi.fh])
         return 0
+
+    def _send(self, path: str | None, handle: _Handle) -> None:
+        if isinstance(handle.file, LocalFile) and handle.is_writing:
+            handle.file.send()
+            self._changed(path)
 
     @_reported
     def release(self, path: str, fi: Any) -> int:
@@ -405,8 +407,8 @@ class MountOperations:
         name = self._object(path)
         with self._lock:
             local = self._written.pop(name, None)
-            if local is not None:
-                local.is_removed = True
+        if local is not None:
+            local.remove()
         if local is None or self._fs.exists(name):
             self._fs.rm_file(name)
         self._changed(path)
@@ -424,14 +426,21 @@ class MountOperations:
         is_folder = is_local or self._fs.isdir(source)
         if is_folder and (target in self._folders or self._fs.exists(target)):
             self.rmdir(new)  # fsspec would move the folder into it
-        if not is_local or self._fs.exists(source):
-            self._fs.mv(source, target, recursive=is_folder)
-            self._changed(old)
-            self._keep_folder(self._object(_folder_of(old)))
+        if (replaced := self._written.get(target)) is not None:
+            replaced.remove()
+        try:
+            if not is_local or self._fs.exists(source):
+                self._fs.mv(source, target, recursive=is_folder)
+                self._changed(old)
+                self._keep_folder(self._object(_folder_of(old)))
+        except BaseException:  # an interrupt, too: nothing was replaced
+            if replaced is not None:
+                replaced.is_removed = False
+            raise
         with self._lock:
             self._folders = {_moved(folder, source, target) for folder in self._folders}
-            if (replaced := self._written.pop(target, None)) is not None:
-                replaced.is_removed = True
+            if replaced is not None and self._written.get(target) is replaced:
+                del self._written[target]
             for local in moving:
                 if self._written.pop(local.path, None) is local:
                     local.path = _moved(local.path, source, target)

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import threading
 from types import SimpleNamespace
 
 import fsspec
@@ -10,7 +11,7 @@ import pytest
 
 from cachedfs.mount.operations import MountOperations
 from cachedfs.sim import Fault
-from tests.support import MiB, noise
+from tests.support import MiB, noise, until
 
 
 class Mounted:
@@ -334,6 +335,27 @@ def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(cloud, mounted
     cloud.server.heal()
     assert "/a was not sent: what was written to it is lost" in caplog.text
     assert mounted.at_origin() == [cloud.path("empty")]
+
+
+def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
+    is_sending, may_go_on, pipe_file = threading.Event(), threading.Event(), mounted.fs.pipe_file
+
+    def slow(*args):
+        is_sending.set()
+        may_go_on.wait()
+        pipe_file(*args)
+
+    monkeypatch.setattr(mounted.fs, "pipe_file", slow)
+    closing = threading.Thread(target=mounted.close, args=("/a", mounted.create("/a")))
+    deleting = threading.Thread(target=mounted.unlink, args=("/a",))
+    closing.start()
+    is_sending.wait()
+    deleting.start()
+    until(lambda: not mounted.operations._written)
+    may_go_on.set()
+    closing.join()
+    deleting.join()
+    assert mounted.at_origin() == []
 
 
 def test_opening_to_write_and_writing_nothing_sends_nothing(cloud, mounted):
