@@ -53,7 +53,8 @@ def main() -> int:
                 done = subprocess.run(
                     in_terminal, env=environment, check=True, capture_output=True, text=True
                 )
-                printed = done.stdout.replace(f"{home}/mnt", "/mnt").replace(home, "~").rstrip()
+                printed = done.stdout.replace(f"{home}/mnt", "/mnt").replace(home, "~")
+                printed = printed.replace(home.replace("/", "-"), "").rstrip()  # in the name of the log
                 console.print(Text.assemble(("$ ", "green"), (command, "bold")))
                 console.print(Text.from_ansi(printed), end="\n" if command == SESSION[-1] else "\n\n")
         finally:
