@@ -1,4 +1,4 @@
-"""What the listings of folders say about their files: programs ask for each of them next."""
+"""Size and time of the files of listed folders: programs ask for those of each file next."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from cachedfs.errors import NotDownloadable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.mount.folder_listings import FolderListings, mtime_ns_of
-from cachedfs.mount.local_file import LocalFile, State
+from cachedfs.mount.local_files import LocalFile, LocalFiles, State, moved
 from cachedfs.mount.names import MAX_BYTES, file_name, object_name, without_id
 
 __all__ = ["MountOperations"]
@@ -92,7 +92,7 @@ class MountOperations:
         self._lock = RLock()
         self._numbers = count(1)
         self._handles: dict[int, _Handle] = {}
-        self._written: dict[str, LocalFile] = {}  # by path
+        self._local_files = LocalFiles(fs)
         self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
         self._listings = FolderListings(fs, self._began_ns)
         self._folders: set[str] = set()  # made here, and empty: object stores have no empty folders
@@ -109,12 +109,12 @@ class MountOperations:
         if path is None:  # the file was deleted while it was open
             file = self._handles[fi.fh].file
             if isinstance(file, LocalFile):
-                return self._of_local(file)
+                about = file.stat()
+                return self._attributes(about.st_size, about.st_mtime_ns)
             return self._attributes(len(file) if isinstance(file, bytes) else file.size, self._began_ns)
         name = self._object(path)
-        with self._lock:  # else the file could be closed meanwhile
-            if (local := self._written.get(name)) is not None:
-                return self._of_local(local)
+        if (local := self._local_files.stat(name)) is not None:
+            return self._attributes(local.st_size, local.st_mtime_ns)
         if path == "/" or name in self._folders:
             return self._attributes(None, self._began_ns)
         if (known := self._from_listing(path, name)) is not None:
@@ -131,10 +131,6 @@ class MountOperations:
                 logger.warning("%s", error)
                 size = 0
         return self._attributes(size, mtime_ns)
-
-    def _of_local(self, file: LocalFile) -> dict[str, Any]:
-        about = file.stat()
-        return self._attributes(about.st_size, about.st_mtime_ns)
 
     def _document(self, name: str) -> bytes:
         """Return an object without a known size, such as a Google document. It is kept a while: `open` follows `stat`."""
@@ -188,8 +184,8 @@ class MountOperations:
     def _local_names(self) -> list[tuple[str, int]]:
         """Return the paths that the origin may not have yet, with the types of their files."""
         with self._lock:
-            files = [(path, stat.S_IFREG) for path, local in self._written.items() if not local.is_removed]
-            return [*files, *((path, stat.S_IFDIR) for path in self._folders)]
+            folders = [(path, stat.S_IFDIR) for path in self._folders]
+        return [*((path, stat.S_IFREG) for path in self._local_files.paths()), *folders]
 
     def statfs(self, path: str) -> dict[str, int]:
         return {
@@ -208,7 +204,7 @@ class MountOperations:
         name = self._object(path)
         if (listed := self._from_listing(path, name)) is not None:
             self._must_have_size(name, listed[0])
-        if fi.flags & os.O_ACCMODE != os.O_RDONLY or name in self._written:
+        if fi.flags & os.O_ACCMODE != os.O_RDONLY or name in self._local_files:
             return self._open_local(name, fi, is_new=bool(fi.flags & os.O_TRUNC))
         if self._fs.size(name) is None:
             fi.direct_io = 1  # another export may have another size
@@ -221,7 +217,7 @@ class MountOperations:
         return 0
 
     def _must_have_size(self, name: str, size: int | None) -> None:
-        """Raise ESTALE if a file has another size than the kernel was told: another process asked for it since.
+        """Raise ESTALE if a file has another size than the kernel knows: another process has asked for it since.
 
         Linux then asks for the attributes and opens the file again, unseen by the program.
         """
@@ -251,7 +247,7 @@ class MountOperations:
         return self._open_local(self._object(path), fi, is_new=True)
 
     def _open_local(self, name: str, fi: Any, *, is_new: bool) -> int:
-        local = self._local(name, is_new=is_new)
+        local = self._local_file(name, is_new=is_new)
         with self._lock:
             is_writing = fi.flags & os.O_ACCMODE != os.O_RDONLY
             self._add(fi, _Handle(local, is_writing, self._caller() if is_writing else 0))
@@ -260,21 +256,11 @@ class MountOperations:
             fi.direct_io = n_reading > 0
         return 0
 
-    def _local(self, name: str, *, is_new: bool) -> LocalFile:
-        """Return the local copy of a file, for one more handle."""
+    def _local_file(self, name: str, *, is_new: bool) -> LocalFile:
         with suppress(FileNotFoundError):
-            if name not in self._written and self._fs.size(name) is None and self._fs.isfile(name):
+            if name not in self._local_files and self._fs.size(name) is None and self._fs.isfile(name):
                 raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
-        with self._lock:
-            if (local := self._written.get(name)) is None:
-                local = self._written[name] = LocalFile(self._fs, name)
-            local.n_open += 1
-        try:
-            local.load(is_new=is_new)
-        except BaseException:  # an interrupt, too: no handle is given out
-            self._leave(local)
-            raise
-        return local
+        return self._local_files.open(name, is_new=is_new)
 
     def _add(self, fi: Any, handle: _Handle) -> None:
         fi.fh = next(self._numbers)
@@ -296,14 +282,14 @@ class MountOperations:
 
     @_reported
     def truncate(self, path: str, size: int) -> int:
-        local = self._local(self._object(path), is_new=not size)
+        local = self._local_file(self._object(path), is_new=not size)
         try:
             local.truncate(size)
             if local.n_open == 1:  # no file is open that would send it
                 local.send()
                 self._changed(path)
         finally:
-            self._leave(local)
+            self._local_files.leave(local)
         return 0
 
     @_reported
@@ -333,7 +319,7 @@ class MountOperations:
     def release(self, path: str, fi: Any) -> int:
         file, *_ = self._handles.pop(fi.fh)
         if isinstance(file, LocalFile):
-            self._leave(file)
+            self._local_files.leave(file)
         elif not isinstance(file, bytes):
             file.close()
             with self._lock:
@@ -348,28 +334,9 @@ class MountOperations:
             raise OSError(errno.EBADF, "the file is not open for writing")
         return file
 
-    def _leave(self, local: LocalFile) -> None:
-        with self._lock:
-            local.n_open -= 1
-            if local.n_open:
-                return
-        if local.state is not State.FAILED:
-            try:
-                local.send()
-            except Exception as error:  # of any kind: no program waits for this
-                logger.error("sending %s: %s", local.path, error)
-        with self._lock:
-            if local.n_open:  # opened again meanwhile
-                return
-            if self._written.get(local.path) is local:
-                del self._written[local.path]
-        _report_unsent(local)
-        local.close()
-
     def end(self) -> None:
         """Log which files were still open, and not sent."""
-        for local in [*self._written.values()]:
-            _report_unsent(local)
+        self._local_files.report_unsent()
 
     # Names.
 
@@ -405,11 +372,7 @@ class MountOperations:
     @_reported
     def unlink(self, path: str) -> int:
         name = self._object(path)
-        with self._lock:
-            local = self._written.pop(name, None)
-        if local is not None:
-            local.remove()
-        if local is None or self._fs.exists(name):
+        if not self._local_files.remove(name) or self._fs.exists(name):
             self._fs.rm_file(name)
         self._changed(path)
         self._keep_folder(self._object(_folder_of(path)))
@@ -418,33 +381,18 @@ class MountOperations:
     @_reported
     def rename(self, old: str, new: str) -> int:
         source, target = self._object(old), self._object(new)
-        with self._lock:
-            moving = [local for path, local in self._written.items() if _moved(path, source, target) != path]
-            is_local = source in self._folders
-        for local in moving:
-            local.send()
-        is_folder = is_local or self._fs.isdir(source)
-        if is_folder and (target in self._folders or self._fs.exists(target)):
-            self.rmdir(new)  # fsspec would move the folder into it
-        if (replaced := self._written.get(target)) is not None:
-            replaced.remove()
-        try:
+        with self._local_files.renamed(source, target):
+            with self._lock:
+                is_local = source in self._folders
+            is_folder = is_local or self._fs.isdir(source)
+            if is_folder and (target in self._folders or self._fs.exists(target)):
+                self.rmdir(new)  # fsspec would move the folder into it
             if not is_local or self._fs.exists(source):
                 self._fs.mv(source, target, recursive=is_folder)
                 self._changed(old)
                 self._keep_folder(self._object(_folder_of(old)))
-        except BaseException:  # an interrupt, too: nothing was replaced
-            if replaced is not None:
-                replaced.is_removed = False
-            raise
-        with self._lock:
-            self._folders = {_moved(folder, source, target) for folder in self._folders}
-            if replaced is not None and self._written.get(target) is replaced:
-                del self._written[target]
-            for local in moving:
-                if self._written.pop(local.path, None) is local:
-                    local.path = _moved(local.path, source, target)
-                    self._written[local.path] = local
+            with self._lock:
+                self._folders = {moved(folder, source, target) for folder in self._folders}
         return 0
 
     def chmod(self, path: str, mode: int) -> int:
@@ -490,13 +438,3 @@ def _join(folder: str, name: str) -> str:
 
 def _folder_of(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _report_unsent(local: LocalFile) -> None:
-    if local.state is not State.SENT and not local.is_removed:
-        logger.error("%s was not sent: what was written to it is lost", local.path)
-
-
-def _moved(path: str, source: str, target: str) -> str:
-    """Return where a path is after `source` was moved to `target`."""
-    return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path

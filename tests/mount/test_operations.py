@@ -351,7 +351,7 @@ def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
     closing.start()
     is_sending.wait()
     deleting.start()
-    until(lambda: not mounted.operations._written)
+    until(lambda: not mounted.operations._local_files.paths())
     may_go_on.set()
     closing.join()
     deleting.join()
