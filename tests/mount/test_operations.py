@@ -160,6 +160,10 @@ def test_a_file_that_changed_since_its_folder_was_listed_is_opened_with_its_new_
     mounted.close("/d/a", fi)
 
 
+def test_a_name_that_is_no_text_is_an_error_of_its_own(mounted):
+    assert code_of(mounted.getattr, "/\udcff") == errno.EILSEQ
+
+
 def test_a_missing_file_is_enoent_without_a_log_line(mounted, caplog):
     assert code_of(mounted.getattr, "/no") == code_of(mounted.open, "/no") == errno.ENOENT
     assert not caplog.records
@@ -221,6 +225,12 @@ def test_items_of_one_name_are_shown_with_their_ids_and_changed_each_for_itself(
     assert at_drive.names() == ["a (id 1).b", "d", "one", f"q (id {one}).jpg"]
     assert at_drive.content("/one") + at_drive.content("/d/in") == b"1inner"
     assert [drive_server.item(id)["trashed"] for id in (one, two, three)] == [False, True, True]
+
+
+def test_a_shortcut_without_its_target_is_listed_and_empty(drive, drive_server, at_drive):
+    drive_server.shortcut(f"{drive.name}/link", "nothing")
+    assert (at_drive.names(), at_drive.size("/link")) == (["link"], 0)
+    assert code_of(at_drive.open, "/link") == errno.ENOENT
 
 
 # Reading.
@@ -335,6 +345,14 @@ def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(cloud, mounted
     cloud.server.heal()
     assert "/a was not sent: what was written to it is lost" in caplog.text
     assert mounted.at_origin() == [cloud.path("empty")]
+
+
+def test_a_file_that_is_open_when_the_mount_ends_is_in_the_log(mounted, caplog):
+    fi = mounted.create("/a")
+    mounted.write("/a", b"1", 0, fi)
+    mounted.end()
+    assert "/a was not sent: what was written to it is lost" in caplog.text
+    mounted.close("/a", fi)
 
 
 def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
