@@ -28,7 +28,10 @@ from cachedfs.mount.names import MAX_BYTES, file_name, object_name, without_id
 __all__ = ["MountOperations"]
 
 logger = logging.getLogger("cachedfs.mount")
-_EXPECTED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS}
+_EXPECTED = {
+    errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS,
+    errno.EILSEQ,  # a name that is not UTF-8
+}  # fmt: skip
 _BLOCK = 4096  # of statfs; sizes in it are not limits
 _MANY = 1 << 16  # versions remembered
 _DOCUMENT_S = 10.0

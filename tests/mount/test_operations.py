@@ -160,8 +160,9 @@ def test_a_file_that_changed_since_its_folder_was_listed_is_opened_with_its_new_
     mounted.close("/d/a", fi)
 
 
-def test_a_name_that_is_no_text_is_an_error_of_its_own(mounted):
+def test_a_name_that_is_not_utf_8_is_an_error_of_its_own_without_a_log_line(mounted, caplog):
     assert code_of(mounted.getattr, "/\udcff") == errno.EILSEQ
+    assert not caplog.records
 
 
 def test_a_missing_file_is_enoent_without_a_log_line(mounted, caplog):
