@@ -91,13 +91,14 @@ def long_timeouts(monkeypatch):
     """Wait long for answers and connections: pauses of the machine would change exact counts."""
     patient = functools.partial(RetryPolicy, media_s=3600.0, metadata_s=3600.0)
     monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", patient)
-    timeout_of, usual_s = http.timeout_of, RetryPolicy().connect_s
+    timeouts_of, usual = http.timeouts_of, RetryPolicy()
 
-    def patient_timeout(policy, **options):
-        connect_s = 60.0 if policy.connect_s == usual_s else policy.connect_s
-        return timeout_of(dataclasses.replace(policy, connect_s=connect_s), **options)
+    def patient_timeouts(policy, **options):
+        names = ("connect_s", "reach_s", "reach_stale_s")
+        longer = {name: 60.0 for name in names if getattr(policy, name) == getattr(usual, name)}
+        return timeouts_of(dataclasses.replace(policy, **longer), **options)
 
-    monkeypatch.setattr(http, "timeout_of", patient_timeout)
+    monkeypatch.setattr(http, "timeouts_of", patient_timeouts)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from cachedfs.cache.index.metadata_records import (
     ListedName,
     ListingRecord,
     MetadataRecord,
+    folder_of,
 )
 from cachedfs.cache.index.metadata_rows import MetadataRows, SweepPosition
 from cachedfs.cache.mapped_files import MappedFiles
@@ -88,6 +90,16 @@ def follow(
     rows.advance_feed(identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items)))
 
 
+def _keep_versions(rows: MetadataRows, new: Iterable[tuple[str, str, float | None]]) -> None:
+    """Record (identity, folder, time) of objects in versions that were not known before; None: it was known."""
+    known_at: dict[tuple[str, str], float] = {}
+    for identity, folder, at in new:
+        if at is not None:
+            known_at[identity, folder] = max(at, known_at.get((identity, folder), at))
+    if known_at:
+        rows.keep_versions(known_at, time.time())
+
+
 def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     """Return the entry at another form of its path."""
     if path == record.path:
@@ -130,6 +142,7 @@ class MetadataStore:
         facts = [_at(stored_path(fact.path), fact) for fact in facts]
         with self._own.writing("metadata cannot be stored") as rows:
             rows.keep_records(facts)
+            _keep_versions(rows, ((fact.identity, folder_of(fact.path), fact.new_at) for fact in facts))
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
@@ -160,16 +173,27 @@ class MetadataStore:
         `folder_marks` holds the counters of the listings by folder. All were read before the request to the origin.
         `watch` is given for a single listing only.
         """
+        new: list[tuple[str, str, float | None]] = []
         with self._own.writing("listings cannot be kept") as rows:
             for folder, infos in listings.items():
                 if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
                     continue  # names in it contain secrets
                 mark = folder_marks[folder]
-                rows.keep_listing(
+                new_at = rows.keep_listing(
                     identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks, watch=watch
                 )
+                new.append((identity, folder, new_at))
+            _keep_versions(rows, new)
             added = sum(map(len, listings.values()))
             self._sweep = rows.forget_old(time.time(), added=added, sweep=self._sweep)
+
+    def newest_version(self, identity: str, folder: str) -> float:
+        """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed.
+
+        An older listing of `folder` may lack objects that belong to that version.
+        """
+        stored = stored_path(folder)
+        return self._own.asked(lambda rows: rows.newest_version(identity, stored), math.inf)
 
     # Change feeds: the origin's own list of what changed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import re
@@ -17,6 +16,7 @@ from rich.table import Table
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, progress, rows_of, say
 from cachedfs.cli.urls import Location, Urls, at_each
+from cachedfs.common.types import modified_of
 
 if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
@@ -100,20 +100,6 @@ def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> lis
             cached = location.cached_bytes(info["name"]) if with_cached else None
         entries.append(Entry(location.url(info["name"]), info["type"], size, modified_of(info), cached))
     return entries
-
-
-def modified_of(info: dict[str, Any]) -> datetime.datetime | None:
-    """Return the modification time of an object, from whichever key its filesystem uses; None if unknown."""
-    for name in ("mtime", "modified", "updated", "last_modified", "LastModified"):
-        value = info.get(name)
-        with contextlib.suppress(ValueError, OSError, OverflowError):
-            if isinstance(value, (int, float)):
-                value = datetime.datetime.fromtimestamp(value, datetime.UTC)
-            elif isinstance(value, str):
-                value = datetime.datetime.fromisoformat(value)
-        if isinstance(value, datetime.datetime):
-            return value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
-    return None
 
 
 def table_of(location: Location, entries: list[Entry]) -> Table:

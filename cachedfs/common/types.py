@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import datetime
 import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -26,6 +28,7 @@ __all__ = [
     "Stats",
     "Suffix",
     "Verified",
+    "modified_of",
 ]
 
 Kind = Literal["file", "directory"]
@@ -88,6 +91,20 @@ class ObjectInfo:
         if not _CONTAINERS.isdisjoint(map(type, details.values())):  # rare, and the check takes 0.5 us
             details = copy.deepcopy(dict(details))
         return {**details, "name": self.path, "size": size, "type": self.kind}
+
+
+def modified_of(info: Mapping[str, Any]) -> datetime.datetime | None:
+    """Return the modification time in fsspec's `info`, under whichever key its filesystem uses; None if unknown."""
+    for name in ("mtime", "modified", "updated", "last_modified", "LastModified"):
+        value = info.get(name)
+        with contextlib.suppress(ValueError, OSError, OverflowError):
+            if isinstance(value, (int, float)):
+                value = datetime.datetime.fromtimestamp(value, datetime.UTC)
+            elif isinstance(value, str):
+                value = datetime.datetime.fromisoformat(value)
+        if isinstance(value, datetime.datetime):
+            return value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
+    return None
 
 
 class Change(NamedTuple):

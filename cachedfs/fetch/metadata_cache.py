@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from cachedfs.cache.index.metadata_records import FeedConfirmation, FeedSnapshot, MetadataRecord, hash_of
+from cachedfs.cache.index.metadata_records import (
+    FeedConfirmation,
+    FeedSnapshot,
+    ListedName,
+    MetadataRecord,
+    hash_of,
+    new_version_at,
+)
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.common.urls import stored_path
@@ -132,6 +140,7 @@ class MetadataCache:
         a lookup. `origin_error` is the origin's error text for an absence. `before_publish` is called with the entry
         before other processes can see it.
         """
+        old = self._memory.get(path)
         info = self._with_all_details(path, info) if is_read else info
         entry = MetadataEntry(
             path,
@@ -143,7 +152,9 @@ class MetadataCache:
         )
         self._remember(entry)
         before_publish(entry)
-        self._write(MetadataRecord(self._identity, path, info, checked_at, mark, watch))
+        known = None if old is None else old.info
+        new_at = new_version_at(info, known, time.time(), is_first=old is None)
+        self._write(MetadataRecord(self._identity, path, info, checked_at, mark, watch, new_at=new_at))
         return entry
 
     def drop_older(self, paths: Iterable[str], checked_at: float) -> None:
@@ -185,17 +196,29 @@ class MetadataCache:
         slots = self._shared.mark_slots(self._identity, path)
         mark = self._shared.mark_at(slots)
         record, listed = self._shared.find(self._identity, path)
-        folder, entry = folder_of(path), None
+        entry = None
         if record is not None and record.mark == mark:
-            at = self.confirmed_until(folder, record.checked_at, record.told)
+            at = self.confirmed_until(folder_of(path), record.checked_at, record.told)
             entry = MetadataEntry(path, record.info, at, mark, slots)
-        if listed is None or not folder or listed.is_present or names_a_version(self._identity, path):
-            return entry
-        if listed.mark != self._shared.listing_mark(self._identity, folder):
-            return entry
-        at = self.confirmed_until(folder, listed.checked_at, listed.told)
-        is_newer = entry is None or entry.checked_at < at
+        at = self._absent_at(path, listed)
+        is_newer = at is not None and (entry is None or entry.checked_at < at)
         return MetadataEntry(path, None, at, mark, slots, by_listing=True) if is_newer else entry
+
+    def unlisted_at(self, path: str) -> float | None:
+        """Return the time of the valid, complete listing of the folder of `path` that lacks it; None without one."""
+        return self._absent_at(path, self._shared.find(self._identity, path)[1])
+
+    def _absent_at(self, path: str, listed: ListedName | None) -> float | None:
+        folder = folder_of(path)
+        if listed is None or not folder or listed.is_present or names_a_version(self._identity, path):
+            return None
+        if listed.mark != self._shared.listing_mark(self._identity, folder):
+            return None
+        return self.confirmed_until(folder, listed.checked_at, listed.told)
+
+    def newest_version_at(self, folder: str) -> float:
+        """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed."""
+        return self._shared.newest_version(self._identity, folder)
 
     def confirmed_until(self, folder: str, checked_at: float, confirmation: FeedConfirmation | None) -> float:
         """Return the time up to which an answer from `checked_at` about a path in `folder` is confirmed.

@@ -169,6 +169,12 @@ class Source:
         return entry.key(self.identity, self.config.block_size)
 
     def is_fresh(self, entry: MetadataEntry) -> bool:
+        """Return whether `entry` can be used without asking the origin.
+
+        With `offline`, the resolver decides whether an absence still counts.
+        """
+        if entry.info is None and self.config.offline and not math.isinf(self.config.max_age):
+            return False
         return is_fresh(
             entry.checked_at,
             time.time(),

@@ -16,6 +16,7 @@ from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.fetch.source import Source, is_fresh
+from cachedfs.origins.base import has_stale_answer
 
 __all__ = ["ChangeFeeds", "is_covered"]
 
@@ -116,8 +117,8 @@ class ChangeFeeds:
             try:
                 if not is_done(self._feed(path)):
                     await poll(part)
-            except OriginUnreachable:
-                pass  # the request that follows fails too, and handles it
+            except OriginUnreachable:  # what is cached is served without asking again
+                self._source.runtime.mark_unreachable(self._source.identity)
             except CachedFSError as error:  # a feed only saves requests: go on without it
                 logger.info("%s: the change feed failed: %s", self._source.url(part), error)
                 self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._source.config.lifetime_s)
@@ -141,6 +142,7 @@ class ChangeFeeds:
         feed = shared.feed(identity, part)
         if feed is None:
             return
+        has_stale_answer.set(source.config.stale_if_error)  # in this task only
         changes = await source.origin(part).changes(part, feed.token)
         if changes is None:
             await asyncio.to_thread(shared.drop_feed, feed)

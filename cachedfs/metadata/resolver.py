@@ -164,7 +164,8 @@ class MetadataResolver:
         info, origin_error = None, ""
         parents: list[ObjectInfo] = []
         try:
-            info = await self._request(path, parents)
+            with self._stale_fallback.waiting_less(old):
+                info = await self._request(path, parents)
         except ObjectNotFound as error:
             if self._by_parent(path):  # a folder or a permission may be missing: keep the origin's text
                 origin_error = error.message.partition(": ")[2]  # without the URL in front
@@ -285,11 +286,12 @@ class MetadataResolver:
                 return stale, None
             inflight = InflightRequest(demand=demand)
             learned: list[MetadataEntry] = []
-            request = self.source.runtime.spawn(
-                self._fetcher.run_request(
-                    inflight, partial(self._fetcher.fetch_unknown, inflight, path, want, learned)
+            with self._stale_fallback.waiting_less(old):
+                request = self.source.runtime.spawn(
+                    self._fetcher.run_request(
+                        inflight, partial(self._fetcher.fetch_unknown, inflight, path, want, learned)
+                    )
                 )
-            )
             try:
                 await inflight.wait_for_headers()
             except asyncio.CancelledError:
@@ -396,8 +398,9 @@ class MetadataResolver:
             if origin.by_parent and folder:
                 here = await self.info(folder)
                 now = self._checked_at(f"{folder}/", now)
-            async for info in origin.list(folder, here, deep=deep):
-                found.append(info)
+            with self._stale_fallback.waiting_less_for_listing(folder):
+                async for info in origin.list(folder, here, deep=deep):
+                    found.append(info)
         except OriginUnreachable as error:
             return _for_once(self._stale_fallback.listing_after(folder, error, deep=deep))
         except ObjectNotFound as error:

@@ -9,6 +9,7 @@ import email.utils
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ __all__ = [
     "clipped",
     "content_range",
     "describe",
+    "has_stale_answer",
     "http_date",
     "number",
     "range_header",
@@ -100,6 +102,10 @@ def subject_of(method: str, args: Sequence[Any]) -> str:
     if isinstance(subject, list):
         subject = next(iter(subject), "")
     return subject if isinstance(subject, str) else ""
+
+
+has_stale_answer = ContextVar("has_stale_answer", default=False)
+"""Whether the caller of a request can serve a stale answer while the origin is unreachable, and so waits less long."""
 
 
 class Reply(Protocol):

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import aiohttp
 from yarl import URL
 
 from cachedfs.errors import OriginUnavailable, OriginUnreachable, QuotaExceeded
+from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_log import LoggedRequest
 from cachedfs.origins.retry import (
@@ -36,7 +36,18 @@ if TYPE_CHECKING:
     from cachedfs.origins.rate_limit import RateLimiter
     from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = ["Auth", "HTTPClient", "HTTPRequest", "HTTPResponse", "RequestMeter", "other_host", "timeout_of"]
+__all__ = [
+    "Auth",
+    "HTTPClient",
+    "HTTPRequest",
+    "HTTPResponse",
+    "RequestMeter",
+    "Timeouts",
+    "is_on_time",
+    "new_connector",
+    "other_host",
+    "timeouts_of",
+]
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
@@ -49,6 +60,7 @@ _SLICE = (
     64 << 10
 )  # bytes of a body that are sent at once: a line of 2 kB/s takes one within the limit for silence
 _LATE, _WEIGHT = 4, 1 / 8  # an answer is late after _LATE times the mean wait; weight of the newest
+_ADDRESS_S = 60  # for which the address of a host is used
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
 
 
@@ -158,7 +170,7 @@ class HTTPClient:
         slots: RequestSlots,
         on_request: Callable[[], None],
         new_tries: Callable[[], RetryAttempts],
-        timeout: aiohttp.ClientTimeout,
+        timeouts: Timeouts,
         keeps_session_timeout: bool = False,
         rate_limiter: RateLimiter | None = None,
         meter: RequestMeter | None = None,
@@ -174,11 +186,8 @@ class HTTPClient:
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
         self._rate_limiter, self._meter = rate_limiter, meter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
-        self._kwargs: dict[str, Any] = {} if keeps_session_timeout else {"timeout": timeout}
-        self._stall_s = timeout.sock_read
-        # A connect timeout that fires later than this was itself delayed. aiohttp rounds long ones up to full seconds.
-        rounded_s = 1.0 if (timeout.sock_connect or 0.0) > timeout.ceil_threshold else 0.0
-        self._connected_s = (timeout.sock_connect or math.inf) + rounded_s + _LATE_S
+        self._timeouts, self._keeps_session_timeout = timeouts, keeps_session_timeout
+        self._stall_s = timeouts.usual.sock_read
 
     async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
@@ -325,7 +334,8 @@ class HTTPClient:
                     return await self._open_after_body(request, request.data, headers)
                 return await self._request_with(request, headers)
         except RetryableError as failed:
-            if not failed.trouble.is_unreachable or time.monotonic() - started < self._connected_s:
+            is_timeout = isinstance(failed.__cause__, aiohttp.ConnectionTimeoutError)
+            if not is_timeout or is_on_time(self._timeouts.now(), time.monotonic() - started):
                 raise
             # The process or its event loop was blocked, so the timeout says nothing about the service.
             raise RetryableError(
@@ -356,6 +366,7 @@ class HTTPClient:
     async def _request_with(
         self, request: HTTPRequest, headers: dict[str, str], data: AsyncIterator[bytes] | None = None
     ) -> aiohttp.ClientResponse:
+        own = {} if self._keeps_session_timeout else {"timeout": self._timeouts.now()}
         return await self._session.request(
             request.method,
             URL(request.url, encoded=True),
@@ -366,7 +377,7 @@ class HTTPClient:
             raise_for_status=False,
             allow_redirects=request.follows_redirects,
             max_redirects=MOST_REDIRECTS,
-            **self._kwargs,
+            **own,
         )
 
 
@@ -381,25 +392,60 @@ def other_host(response: aiohttp.ClientResponse) -> str | None:
     return None if is_same else answered.authority
 
 
-def timeout_of(
+class Timeouts(NamedTuple):
+    """The timeouts of a request, and those of one whose caller can serve a stale answer."""
+
+    usual: aiohttp.ClientTimeout
+    stale: aiohttp.ClientTimeout
+
+    def now(self) -> aiohttp.ClientTimeout:
+        return self.stale if has_stale_answer.get() else self.usual
+
+
+def timeouts_of(
     policy: RetryPolicy,
     *,
     own_timeout: float | aiohttp.ClientTimeout | None = None,
     can_wait_for_pool: bool = False,
-) -> aiohttp.ClientTimeout:
+) -> Timeouts:
     """Return the timeouts of one request: for connecting and for silence, none for the whole.
 
     `own_timeout` is the user's own: seconds for the whole request, or an aiohttp value, which is used as it is.
     """
     if isinstance(own_timeout, aiohttp.ClientTimeout):
-        return own_timeout
-    return aiohttp.ClientTimeout(
-        total=own_timeout,
-        # Only `connect` includes finding the host's address, but also waiting for a free connection.
-        connect=None if can_wait_for_pool else policy.connect_s,
-        sock_connect=policy.connect_s,
-        sock_read=policy.stall_s,
-    )
+        return Timeouts(own_timeout, own_timeout)
+
+    def within(reach_s: float) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(
+            total=own_timeout,
+            # Only `connect` includes finding the host's address, but also waiting for a free connection.
+            connect=None if can_wait_for_pool else reach_s,
+            sock_connect=policy.connect_s,
+            sock_read=policy.stall_s,
+        )
+
+    return Timeouts(within(policy.reach_s), within(policy.reach_stale_s))
+
+
+def is_on_time(timeout: aiohttp.ClientTimeout, waited_s: float) -> bool:
+    """Return whether a connect timeout fired after `waited_s` seconds as it should, or was itself delayed."""
+
+    def latest_s(limit_s: float) -> float:
+        # aiohttp rounds long timeouts up to full seconds.
+        return limit_s + (1.0 if limit_s > timeout.ceil_threshold else 0.0) + _LATE_S
+
+    if timeout.sock_connect is None or waited_s < latest_s(timeout.sock_connect):
+        return True
+    return timeout.connect is not None and timeout.connect <= waited_s < latest_s(timeout.connect)
+
+
+def new_connector(**options: Any) -> aiohttp.TCPConnector:
+    """Return a connector without a limit of its own: our request slots are the limit.
+
+    aiohttp completes a lookup of an address whose request timed out. The address is kept for longer than an origin
+    counts as unreachable, so that the next try has it.
+    """
+    return aiohttp.TCPConnector(limit=0, ttl_dns_cache=_ADDRESS_S, **options)
 
 
 @contextmanager

@@ -40,6 +40,9 @@ class RetryPolicy:
     cap_s: float = 32.0
     patience_s: float = 64.0  # a service that asks for a longer wait is unavailable
     connect_s: float = 2.0  # a service not connected within this is unreachable
+    # For the address of its host, the connection and TLS together. A resolver goes on to the next name server after 5 s.
+    reach_s: float = 20.0
+    reach_stale_s: float = 3.0  # where a stale answer can be served
     stall_s: float = 30.0  # a socket that is silent for longer is broken
     export_s: float = 300.0  # `stall_s` of an export: Drive converts the document before it sends
     # Drive lets some requests wait for half a minute, and answers the next one at once. These timeouts, of the first

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.origin_errors import token_server_away, without_secrets
 from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason, untrusted
 
@@ -43,9 +44,11 @@ class TokenSource:
     A renewal blocks, so it runs in a thread, once for all requests that wait for it.
     """
 
-    def __init__(self, credentials: Callable[[], Any], refresh: Callable[[], object]) -> None:
+    def __init__(
+        self, credentials: Callable[[], Any], refresh: Callable[[], object], policy: RetryPolicy
+    ) -> None:
         """`credentials` returns the credentials, None for anonymous access; `refresh` renews their token."""
-        self._credentials, self._refresh = credentials, refresh
+        self._credentials, self._refresh, self._policy = credentials, refresh, policy
         self._renewal: asyncio.Future[object] | None = None
         self._early_at = -math.inf  # when the last early renewal began or ended
 
@@ -88,8 +91,18 @@ class TokenSource:
                 self._renewal = asyncio.ensure_future(asyncio.to_thread(self._refresh))
                 # Reading the exception keeps asyncio from logging it when all waiting requests are gone.
                 self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.shield(self._renewal)
+            await self._renewed()
         return self.current() != refused
+
+    async def _renewed(self) -> None:
+        """Wait for the renewal, which goes on in its thread if it takes longer than a request may."""
+        assert self._renewal is not None
+        policy = self._policy
+        within_s = policy.reach_stale_s if has_stale_answer.get() else policy.reach_s
+        done, _ = await asyncio.wait([self._renewal], timeout=within_s)
+        if not done:
+            raise RetryableError(RetryReason(f"no token came within {within_s:g} s", is_unreachable=True))
+        self._renewal.result()
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token, empty without one."""

@@ -17,7 +17,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
-from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, encode_info
+from cachedfs.cache.index.metadata_records import (
+    MetadataRecord,
+    decode_info,
+    encode_info,
+    new_version_at,
+)
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.types import ObjectInfo
 from cachedfs.fetch.metadata_cache import folder_of
@@ -80,16 +85,14 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
         listing = store.listing(identity, folder)
         if listing is None or listing.mark != store.listing_mark(identity, folder):
             continue
+        pending += [info.path for info in listing.infos if info.kind == "directory"]
+        at = confirmed_until(folder, listing.checked_at, listing.told)
+        if store.newest_version(identity, folder) > at:
+            continue  # names may be missing from it
         listed_at[folder] = listing.checked_at
-        yield [
-            "listing",
-            folder,
-            confirmed_until(folder, listing.checked_at, listing.told),
-            len(listing.infos),
-        ]
+        yield ["listing", folder, at, len(listing.infos)]
         for info in listing.infos:
             yield ["child", info.path, encode_info(info)]
-        pending += [info.path for info in listing.infos if info.kind == "directory"]
     for path in {**above, **folders, **dict.fromkeys(paths)}:
         record = store.lookup(identity, path) if path else None
         if record is None or record.info is None or record.mark != store.mark(identity, path):
@@ -139,7 +142,11 @@ class MetadataImport:
                     case ["object", str(path), float() | int() as checked_at, str(text)]:
                         info, at = _info(path, text), self._at(checked_at)
                         if (mark := self._counter(path, at)) is not None:
-                            records.append(MetadataRecord(self._identity, path, info, at, mark))
+                            old = self._store.lookup(self._identity, path)
+                            new_at = new_version_at(info, old and old.info, at, is_first=old is None)
+                            records.append(
+                                MetadataRecord(self._identity, path, info, at, mark, new_at=new_at)
+                            )
                             size += 1000 + len(text)
                     case _:
                         raise BadBundle("a row is invalid")

@@ -10,18 +10,22 @@ import json
 import logging
 
 import fsspec
+import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.errors import ObjectChanged
+from cachedfs.fetch import runtimes
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataCache
 from cachedfs.fetch.runtime import Runtime
 from cachedfs.filesystem import filesystem
-from cachedfs.origins.retry import RetryAttempts
-from cachedfs.sim import GCSServer
+from cachedfs.origins.retry import RetryAttempts, RetryPolicy
+from cachedfs.sim import DriveServer, GCSServer
 from tests.fakes import FakeOrigin
+from tests.libraries.data import consolidating
 from tests.support import KiB, noise, until
 
 BLOCK = 64 * KiB
@@ -423,3 +427,43 @@ def test_many_files_are_read_while_the_origin_is_unreachable(own_cache, clock, c
     assert 0 < max(waited.values()) < 5
     assert 0 < fs.stats().requests - before <= 32 * 6
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("is_consolidated", [True, False], ids=["consolidated", "plain"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("cloud_name", ["gs", "drive"])
+@consolidating
+def test_a_cached_zarr_store_opens_while_the_origin_is_unreachable(
+    cloud_name, zarr_format, is_consolidated, clock, monkeypatch
+):
+    at_once = functools.partial(RetryPolicy, connect_s=0.0)
+    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", at_once)
+    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", at_once)
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would look for gRPC
+    data = xr.Dataset({"t": (("x",), np.arange(20.0))}).chunk(x=5)
+    base = {"gs": "gs://far", "drive": "drive://My Drive"}[cloud_name]
+    with {"gs": GCSServer, "drive": DriveServer}[cloud_name](profile="off") as server:
+        if cloud_name == "gs":
+            server.make_bucket("far")
+        options = {cloud_name: {"token": "anon", "endpoint_url": server.endpoint_url}}
+        plain = options[cloud_name]
+        data.to_zarr(
+            f"{base}/s", zarr_format=zarr_format, consolidated=is_consolidated, storage_options=plain
+        )
+
+        def read(**more):
+            storage = options | {"cachedfs": more}
+            group = zarr.open_group(
+                f"cachedfs::{base}/s", mode="r", use_consolidated=is_consolidated, storage_options=storage
+            )
+            opened = xr.open_zarr(
+                f"cachedfs::{base}/s", consolidated=is_consolidated, storage_options=storage
+            )
+            return group["t"][:].tolist(), opened["t"].values.tolist()
+
+        expected = data["t"].values.tolist(), data["t"].values.tolist()
+        assert read() == expected
+        runtimes._close_all()
+    clock(61)
+    assert read() == expected
+    assert read(offline=True) == expected

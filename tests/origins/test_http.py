@@ -1,19 +1,31 @@
-"""Sending a body: a connection that takes none of it is given up."""
+"""Sending a body, and waiting for the address of a host and for a token."""
 
 import asyncio
+import contextvars
 import dataclasses
 import random
+import threading
 import time
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from google.oauth2.credentials import Credentials
 
-from cachedfs.origins.http import HTTPClient, HTTPRequest, timeout_of
+from cachedfs.errors import OriginUnreachable
+from cachedfs.origins import http
+from cachedfs.origins.base import has_stale_answer
+from cachedfs.origins.http import HTTPClient, HTTPRequest, is_on_time, new_connector
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
+from cachedfs.origins.tokens import TokenSource
+from tests.fakes import FakeClock
+
+timeouts_of = http.timeouts_of  # not the patient one of all other tests
 
 BODY = bytes(64 << 20)  # more than the buffers of two sockets hold
 HASTY = RetryPolicy(connect_s=60.0, stall_s=0.2)
@@ -35,7 +47,7 @@ def client_of(session, policy):
         slots=RequestSlots(4),
         on_request=lambda: None,
         new_tries=partial(RetryAttempts, policy, clock=time.monotonic, rng=random.Random(0)),
-        timeout=timeout_of(policy),
+        timeouts=timeouts_of(policy),
     )
 
 
@@ -88,3 +100,113 @@ async def test_an_answer_before_the_end_of_the_body_is_an_answer():
 
     with pytest.raises(OSError, match="answered 403"):
         await sent_to(hasty, dataclasses.replace(HASTY, stall_s=60.0))
+
+
+class NameServer:
+    """Answers lookups of host names when the test says so; `asked` counts them."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.may_answer = 0, asyncio.Event()
+        self.answer = lambda: None
+
+        async def resolve(resolver, host, port=0, family=0):
+            self.asked += 1
+            await self.may_answer.wait()
+            self.answer()
+            return [
+                {
+                    "hostname": host,
+                    "host": "127.0.0.1",
+                    "port": port,
+                    "family": family,
+                    "proto": 0,
+                    "flags": 0,
+                }
+            ]
+
+        monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
+
+
+async def hello(reader, writer):
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+
+
+@asynccontextmanager
+async def asking_by_name(policy):
+    """A function that asks a server for its body, by a host name."""
+    async with (
+        serving(hello) as url,
+        aiohttp.ClientSession(connector=new_connector(resolver=aiohttp.ThreadedResolver())) as session,
+    ):
+        client = client_of(session, policy)
+        request = HTTPRequest(
+            url=url.replace("127.0.0.1", "cloud.test"), params={}, subject="x://y", doing="reading"
+        )
+
+        async def attempt():
+            async with client.exchange(request) as response:
+                return await response.read_all()
+
+        yield lambda: client.retried(attempt, request, client.new_tries())
+
+
+async def test_an_address_that_comes_late_is_kept_for_the_next_request(monkeypatch):
+    server = NameServer(monkeypatch)
+    has_stale_answer.set(True)
+    async with asking_by_name(RetryPolicy(connect_s=60.0, stall_s=60.0, reach_stale_s=0.01)) as ask:
+        with pytest.raises(OriginUnreachable):
+            await ask()
+        server.may_answer.set()
+        assert await ask() == b"hello"
+    assert server.asked == 1
+
+
+async def test_a_name_that_cannot_be_found_is_unreachable_however_late_that_is_known(monkeypatch):
+    server, clock = NameServer(monkeypatch), FakeClock()
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=clock))
+
+    def fail():
+        clock.now += 10
+        raise OSError(-3, "Temporary failure in name resolution")
+
+    server.answer = fail
+    server.may_answer.set()
+    async with asking_by_name(RetryPolicy(base_s=0.0, connect_s=0.0)) as ask:
+        with pytest.raises(OriginUnreachable, match="after 1 try"):
+            await ask()
+
+
+@pytest.mark.parametrize(("is_stale", "expected"), [(True, 3.0), (False, 20.0)])
+def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_stale, expected):
+    timeouts = contextvars.copy_context().run(
+        lambda: (has_stale_answer.set(is_stale), timeouts_of(RetryPolicy()).now())
+    )
+    assert timeouts[1].connect == expected
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "expected"),
+    [(0.1, True), (2.0, True), (2.5, False), (19.9, False), (20.5, True), (21.5, False)],
+)
+def test_a_timeout_that_fires_late_says_that_the_process_was_blocked(waited_s, expected):
+    assert is_on_time(aiohttp.ClientTimeout(connect=20.0, sock_connect=2.0), waited_s) is expected
+
+
+async def test_a_token_that_comes_late_is_kept_for_the_next_request():
+    may_answer, credentials, asked = threading.Event(), Credentials("old", expiry=datetime(2020, 1, 1)), []  # noqa: DTZ001  # as google-auth stores it
+
+    def refresh():
+        asked.append(1)
+        may_answer.wait(120)
+        credentials.token, credentials.expiry = "new", None
+
+    source = TokenSource(lambda: credentials, refresh, RetryPolicy(reach_stale_s=0.01))
+    has_stale_answer.set(True)
+    with pytest.raises(RetryableError) as failed:
+        await source.headers()
+    assert failed.value.trouble.is_unreachable
+    may_answer.set()
+    has_stale_answer.set(False)
+    assert await source.headers() == {"authorization": "Bearer new"}
+    assert len(asked) == 1

@@ -8,7 +8,7 @@ import json
 import zlib
 from typing import Any, NamedTuple
 
-from cachedfs.common.types import ObjectInfo
+from cachedfs.common.types import ObjectInfo, modified_of
 
 __all__ = [
     "FeedConfirmation",
@@ -21,11 +21,13 @@ __all__ = [
     "encode_info",
     "folder_of",
     "hash_of",
+    "new_version_at",
     "sealed",
     "unsealed",
 ]
 
 _DATETIME = "$datetime"
+CLOCK_SKEW_S = 300.0  # between our clock and the origin's, as Kerberos allows (RFC 4120, section 8.2)
 
 
 class FeedPosition(NamedTuple):
@@ -66,8 +68,8 @@ class MetadataRecord(NamedTuple):
     """The metadata of one path as of `checked_at` (seconds since the epoch): `info`, or None if the path is absent.
 
     It is valid only while the change counter of the path equals `mark`, read *before* the request to the origin. So a
-    response that a write overtook is stored as invalid, in whatever order they are stored. `watch` is set when storing,
-    `told` when reading.
+    response that a write overtook is stored as invalid, in whatever order they are stored. `watch` and `new_at` (see
+    `new_version_at`) are set when storing, `told` when reading.
     """
 
     identity: str
@@ -77,6 +79,7 @@ class MetadataRecord(NamedTuple):
     mark: int
     watch: FeedSnapshot | None = None
     told: FeedConfirmation | None = None
+    new_at: float | None = None
 
 
 class ListingRecord(NamedTuple):
@@ -100,6 +103,22 @@ class ListedName(NamedTuple):
 def folder_of(path: str) -> str:
     """Return the folder whose listing contains `path`; "" at the top."""
     return path.rpartition("/")[0]
+
+
+def new_version_at(
+    info: ObjectInfo | None, old: ObjectInfo | None, now_s: float, *, is_first: bool
+) -> float | None:
+    """Return the latest time at which a version that was just learned of can have been made.
+
+    None if it is no object, or the version that was known before (`old`). `is_first` says that nothing was known of
+    the path, not even its absence. Then the modification time of the object counts.
+    """
+    if info is None or info.kind != "file":
+        return None
+    if old is not None and old.fingerprint is not None and old == info:
+        return None
+    modified = modified_of(info.details) if is_first else None
+    return now_s if modified is None else min(now_s, modified.timestamp() + CLOCK_SKEW_S)
 
 
 def encode_info(info: ObjectInfo) -> str:

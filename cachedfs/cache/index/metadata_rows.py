@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from cachedfs.cache.index.metadata_records import (
     MetadataRecord,
     folder_of,
     hash_of,
+    new_version_at,
     sealed,
     unsealed,
 )
@@ -37,7 +39,12 @@ _OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
         AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
     FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
 _OLDEST_FACT_S = 7 * 86400.0
+# Children of one listing that are files, and not equal in another one; the first 8 characters are checksums.
+_NEW_FILES = """SELECT 1 FROM children AS new WHERE listing = ? AND substr(info, 9, 7) = '["file"' AND NOT EXISTS (
+    SELECT 1 FROM children AS old WHERE old.listing = ? AND old.path = new.path
+    AND substr(old.info, 9) = substr(new.info, 9))"""
 _MOST_FACTS = 1_000_000
+_LISTING_TAKES_S = 3600.0  # at most, from its first request until it is stored
 _FEW = 512  # entries deleted per write, besides twice the number added
 
 
@@ -212,8 +219,11 @@ class MetadataRows(FeedRows):
         mark: int,
         marks: Mapping[str, int],
         watch: FeedSnapshot | None = None,
-    ) -> None:
-        """Store all children of `folder`, replacing an older listing; `marks` holds their change counters by path."""
+    ) -> float | None:
+        """Store all children of `folder`, replacing an older listing; `marks` holds their change counters by path.
+
+        Return the time by which the newest object that was not known before existed; None without one.
+        """
         found = self._listing(identity, folder)
         if found is not None:
             self._bury(found[0])
@@ -238,6 +248,45 @@ class MetadataRows(FeedRows):
             ),
         )
         self._count_facts(len(children))
+        if found is None:
+            made = (new_version_at(info, None, checked_at, is_first=True) for info in infos)
+            return max((at for at in made if at is not None), default=None)
+        has_new = self._run(f"{_NEW_FILES} LIMIT 1", (listing, found[0])).fetchone()
+        return checked_at if has_new else None
+
+    def keep_versions(self, known_at: Mapping[tuple[str, str], float], now_s: float) -> None:
+        """Record by when the newest versions in folders, given as (identity, folder), existed.
+
+        Times before all listings are not needed, and deleted.
+        """
+        (oldest,) = self._run("SELECT min(checked_at) FROM listings").fetchone()
+        oldest = min(now_s - _LISTING_TAKES_S, math.inf if oldest is None else oldest)
+        self._run("DELETE FROM versions WHERE known_at <= ?", (oldest,))
+        self._run_many(
+            "INSERT INTO versions VALUES (?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET known_at = max(known_at, excluded.known_at)",
+            [
+                (origin_of(identity), blob_of(folder), at)
+                for (identity, folder), at in known_at.items()
+                if at > oldest
+            ],
+        )
+
+    def newest_version(self, identity: str, folder: str) -> float:
+        """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed.
+
+        It is 0 if all of them are older than every listing.
+        """
+        folders = [folder]
+        while folder:
+            folder = folder_of(folder)
+            folders.append(folder)
+        marks = ", ".join("?" * len(folders))
+        (known_at,) = self._run(
+            f"SELECT max(known_at) FROM versions WHERE origin = ? AND folder IN ({marks})",
+            (origin_of(identity), *map(blob_of, folders)),
+        ).fetchone()
+        return known_at or 0.0
 
     def forget_old(self, now_s: float, *, added: int, sweep: SweepPosition) -> SweepPosition:
         """Delete some old or surplus entries, and children of deleted listings; examine more rows than were `added`.

@@ -12,7 +12,7 @@ import sqlite3
 
 __all__ = ["SCHEMA", "VERSION", "TableRows", "blob_of", "origin_of", "text_of"]
 
-VERSION = 3
+VERSION = 4
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -79,13 +79,17 @@ CREATE TABLE children (
     PRIMARY KEY (listing, path)) WITHOUT ROWID;
 CREATE INDEX children_by_item ON children (item) WHERE item IS NOT NULL;
 CREATE TABLE graves (listing INTEGER PRIMARY KEY);
+CREATE TABLE versions (origin INTEGER NOT NULL, folder BLOB NOT NULL, known_at REAL NOT NULL,
+    PRIMARY KEY (origin, folder)) WITHOUT ROWID;
+CREATE INDEX versions_by_age ON versions (known_at);
 CREATE TABLE feeds (
     id INTEGER PRIMARY KEY AUTOINCREMENT, origin INTEGER NOT NULL, part BLOB NOT NULL, token TEXT NOT NULL,
     checked_at REAL NOT NULL, number INTEGER NOT NULL, UNIQUE (origin, part));
 CREATE TABLE folders (feed INTEGER NOT NULL, item INTEGER NOT NULL, path BLOB NOT NULL,
     PRIMARY KEY (feed, item, path)) WITHOUT ROWID
 """
-# staged: bytes of the blocks after row "settled". graves: deleted listings whose children go with later writes.
+# versions: the time by which the newest known version of an object directly in a folder existed, where a listing may be
+# older. staged: bytes of the blocks after row "settled". graves: deleted listings whose children go with later writes.
 # feed: the change feed that watches the row, or NULL. item: hash of the item's id. place: hash of its folder's id.
 # folders: paths of the folders that lead to watched items.
 

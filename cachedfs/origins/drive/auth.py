@@ -52,7 +52,9 @@ class DriveAuth(TokenSource):
     """The tokens of one Drive account."""
 
     def __init__(self, signed_in: SignIn, policy: RetryPolicy) -> None:
-        super().__init__(lambda: self._signed_in.credentials, lambda: _refresh(self._signed_in, policy))
+        super().__init__(
+            lambda: self._signed_in.credentials, lambda: _refresh(self._signed_in, policy), policy
+        )
         self._search: asyncio.Future[SignIn] | None = None
         self._search_again_at = 0.0
         self._use(signed_in)

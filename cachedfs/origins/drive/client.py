@@ -107,7 +107,7 @@ class DriveAccount:
         with importing():
             import aiohttp
 
-            from cachedfs.origins.http import HTTPClient, timeout_of
+            from cachedfs.origins.http import HTTPClient, new_connector, timeouts_of
 
         policy = self._policy
         auth, proxy, tls = await asyncio.to_thread(_signed_in, self.options, policy)
@@ -117,8 +117,7 @@ class DriveAccount:
                 "filesystem with skip_instance_cache=True"
             )
         self.is_public = auth.is_missing
-        # Our slots are the limit.
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls), proxy=proxy)
+        session = aiohttp.ClientSession(connector=new_connector(ssl=tls), proxy=proxy)
 
         def client_of(slots: RequestSlots, policy: RetryPolicy) -> HTTPClient:
             return HTTPClient(
@@ -128,7 +127,7 @@ class DriveAccount:
                 slots=slots,
                 on_request=self._on_request,
                 new_tries=self.new_tries,
-                timeout=timeout_of(policy),
+                timeouts=timeouts_of(policy),
                 rate_limiter=self.rate_limiter,
                 meter=self.quota,
             )

@@ -93,7 +93,7 @@ class GCSAuth(TokenSource):
 
     def __init__(self, gcsfs_auth: Any, policy: RetryPolicy) -> None:
         """`gcsfs_auth` is gcsfs's GoogleCredentials; its `credentials` is None for anonymous access."""
-        super().__init__(lambda: gcsfs_auth.credentials, partial(_refresh, gcsfs_auth, policy))
+        super().__init__(lambda: gcsfs_auth.credentials, partial(_refresh, gcsfs_auth, policy), policy)
 
 
 def _refresh(gcsfs_auth: Any, policy: RetryPolicy) -> None:

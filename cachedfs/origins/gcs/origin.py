@@ -73,13 +73,10 @@ class GCSOrigin:
 
     async def _connect(self) -> GCSConnection:
         with importing():
-            from cachedfs.origins.http import HTTPClient, timeout_of
+            from cachedfs.origins.http import HTTPClient, timeouts_of
 
         inner = await self._inner.get()
-        session = await inner._set_session()
-        # gcsfs creates itself another session when it needs one. With a shared session, a burst of writes, which our
-        # slots do not limit, would take all connections, and waiting for one would look like a lost network.
-        inner._session = None
+        session = await _new_session(inner)
         can_wait = 0 < getattr(session.connector, "limit", 0) < self._slots.max_requests
         client = HTTPClient(
             session,
@@ -88,7 +85,9 @@ class GCSOrigin:
             slots=self._slots,
             on_request=lambda: self.on_request(),  # it may be replaced later
             new_tries=self._new_tries,
-            timeout=timeout_of(self._policy, own_timeout=inner.requests_timeout, can_wait_for_pool=can_wait),
+            timeouts=timeouts_of(
+                self._policy, own_timeout=inner.requests_timeout, can_wait_for_pool=can_wait
+            ),
             keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
         )
         return GCSConnection(inner, session, client)
@@ -204,6 +203,21 @@ class GCSOrigin:
         url = api.url_of(api.plain_path(path))
         with mapped(url, f"calling {method}"), logged_request(method, url):
             return await invoke(inner, method, *args, **options)
+
+
+async def _new_session(inner: Any) -> Any:
+    """Return a session with gcsfs's settings, over a connector of ours where the user gives none."""
+    import aiohttp
+
+    from cachedfs.origins.http import new_connector
+
+    if "connector" not in inner.session_kwargs and not getattr(inner, "_use_client_cert", False):
+        return aiohttp.ClientSession(connector=new_connector(), **inner.session_kwargs)
+    session = await inner._set_session()
+    # gcsfs creates itself another session when it needs one. With a shared session, a burst of writes, which our slots
+    # do not limit, would take all connections, and waiting for one would look like a lost network.
+    inner._session = None
+    return session
 
 
 def _judge(
