@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import pathlib
+import pwd
 import signal
 import tempfile
 import time
@@ -77,6 +78,22 @@ def own_cache(tmp_path, monkeypatch):
 def no_saved_accounts(tmp_path, monkeypatch):
     """Hide the sign-ins that the user of this machine saved."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def no_home(tmp_path, monkeypatch):
+    """Be a user with neither HOME nor an entry in the password file; return an empty temporary folder of the system."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

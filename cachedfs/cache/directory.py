@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_file import FORMAT
+from cachedfs.common.user_folders import why_unsafe
 
 __all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root"]
 
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDERS = ("blocks", "leases", "tmp")
 _LEASE = re.compile(r"[0-9a-f]{16}(\.\w{1,16}){0,2}", re.ASCII)
 _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
@@ -178,11 +178,5 @@ def _verify(folder: str) -> None:
     status = disk.state(folder)
     if status is None:
         raise FileNotFoundError(f"{folder} vanished")
-    if not stat.S_ISDIR(status.st_mode):
-        raise ValueError(
-            f"{folder} is not a folder (a symlink, or a file): remove it, or give another cache_dir"
-        )
-    if status.st_uid != os.geteuid():
-        raise ValueError(f"{folder} belongs to user {status.st_uid}: give another cache_dir")
-    if status.st_mode & _OTHERS_WRITE:
-        raise ValueError(f"{folder} can be written by others: chmod 700 it, or give another cache_dir")
+    if (reason := why_unsafe(folder, status)) is not None:
+        raise ValueError(f"{reason}, or give another cache_dir")

@@ -92,8 +92,7 @@ def login(
         raise typer.BadParameter(
             "a service account has a key, and no client or browser", param_hint="--service-account"
         )
-    if account is not None:
-        accounts.check_name(account)
+    accounts.path_of("default" if account is None else account)  # fails before the sign-in if saving it would
     scope = f"{SCOPE}.readonly" if read_only else SCOPE
     if service_account:
         info = browser_login.read_key(typed_path(service_account)) | (

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
 from cachedfs.cli.output import say
 from cachedfs.cli.urls import locate, url_argument
+from cachedfs.common.user_folders import writable_folder
 
 __all__ = ["mount", "unmount"]
 
@@ -89,7 +91,7 @@ def start(arguments: list[str], folder: str, log: str | None) -> tuple[int, str]
     import platformdirs
 
     name = f"mount{os.path.abspath(folder).replace('/', '-')}.log"
-    log = log or str(platformdirs.user_log_path("cachedfs", ensure_exists=True) / name)
+    log = log or os.path.join(writable_folder(partial(platformdirs.user_log_dir, "cachedfs")), name)
     with open(log, "ab") as file:
         began = file.tell()
         child = subprocess.Popen(

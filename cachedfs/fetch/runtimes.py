@@ -13,6 +13,7 @@ import tempfile
 import threading
 
 from cachedfs.cache.disk import is_network
+from cachedfs.common.user_folders import found_folder, why_unwritable
 from cachedfs.config import Config
 from cachedfs.fetch.runtime import Runtime
 
@@ -43,21 +44,33 @@ def runtime_for(config: Config) -> Runtime:
 
 
 def _default_directory() -> str:
+    """Return the user's cache folder; where it cannot be used, the system's temporary folder, with one warning."""
     import platformdirs  # imported lazily: most processes set cache_dir
 
-    global _warned
-    directory = platformdirs.user_cache_dir()
-    if not is_network(directory):
+    directory = found_folder(platformdirs.user_cache_dir)
+    if directory is None:
+        problem: str | None = "this user has no home folder"
+    elif is_network(directory):
+        problem = f"{directory} is on a network file system"
+    elif problem := why_unwritable(directory):
+        problem = f"{directory} cannot be written ({problem})"
+    if directory is not None and problem is None:
         return directory
-    scratch = tempfile.gettempdir()
+    try:
+        scratch = tempfile.gettempdir()
+    except OSError:  # nothing can be written on this machine: nothing is cached, and the cache says why
+        return directory or os.path.join(os.sep, "tmp")
+    _warn(problem, scratch)
+    return scratch
+
+
+def _warn(problem: str | None, scratch: str) -> None:
+    global _warned
     if not _warned:
         _warned = True
         logger.warning(
-            "%s is on a network file system, so cachedfs caches in %s; set cache_dir= to choose another folder",
-            directory,
-            scratch,
+            "%s, so cachedfs caches in %s; set cache_dir= to choose another folder", problem, scratch
         )
-    return scratch
 
 
 def settle() -> None:

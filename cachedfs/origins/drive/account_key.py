@@ -8,9 +8,11 @@ import logging
 import os
 import uuid
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from cachedfs.common.atomic_files import write_private
+from cachedfs.common.user_folders import writable_folder
 from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, find, owner_of, read_json
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.origin_errors import without_secrets
@@ -88,9 +90,12 @@ def _asked(options: DriveOptions) -> str | None:
 
 # Remembering
 def _file() -> str:
+    """Return the file of the known accounts. Raises OSError if this user can have none."""
     import platformdirs
 
-    return os.path.join(platformdirs.user_cache_dir("cachedfs"), "drive-accounts.json")
+    return os.path.join(
+        writable_folder(partial(platformdirs.user_cache_dir, "cachedfs")), "drive-accounts.json"
+    )
 
 
 def _remembered() -> dict[str, Any]:
@@ -102,7 +107,6 @@ def _remembered() -> dict[str, Any]:
 def _remember(digest: str, user: str) -> None:
     kept = dict(list({**_remembered(), digest: user}.items())[-_MOST_KNOWN:])
     with suppress(OSError):  # the next process asks again
-        os.makedirs(os.path.dirname(_file()), exist_ok=True)
         write_private(_file(), json.dumps(kept))
 
 

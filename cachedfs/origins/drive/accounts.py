@@ -10,12 +10,14 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
 from cachedfs.common.atomic_files import write_private
+from cachedfs.common.user_folders import found_folder
 from cachedfs.errors import AccessDenied
 
 __all__ = [
@@ -40,8 +42,10 @@ _LONGEST_NAME = 100
 _defaults: dict[Path, str] = {}
 
 
-def _folder() -> Path:
-    return platformdirs.user_config_path("cachedfs") / "drive"
+def _folder() -> Path | None:
+    """Return the folder of the sign-ins; None for a user without a home folder, who has no sign-in."""
+    folder = found_folder(partial(platformdirs.user_config_dir, "cachedfs"))
+    return None if folder is None else Path(folder, "drive")
 
 
 def check_name(name: str) -> str:
@@ -53,13 +57,20 @@ def check_name(name: str) -> str:
 
 
 def path_of(name: str) -> Path:
-    """Return the file of an account, which may not exist."""
-    return _folder() / f"{check_name(name)}.json"
+    """Return the file of an account, which may not exist; raise AccessDenied if this user can have none."""
+    check_name(name)
+    if (folder := _folder()) is None:
+        raise AccessDenied(
+            "Google Drive: this user has no home folder, where sign-ins are saved: set HOME or XDG_CONFIG_HOME"
+        )
+    return folder / f"{name}.json"
 
 
 def names() -> list[str]:
     """Return the names of the saved accounts, sorted."""
-    return sorted(path.stem for path in _folder().glob("*.json") if not path.name.startswith("."))
+    if (folder := _folder()) is None:
+        return []
+    return sorted(path.stem for path in folder.glob("*.json") if not path.name.startswith("."))
 
 
 def default_name() -> str | None:
@@ -68,6 +79,8 @@ def default_name() -> str | None:
     Raises AccessDenied if several are saved and none of them was chosen.
     """
     folder, found = _folder(), names()
+    if folder is None:
+        return None
     if folder in _defaults:
         return _defaults[folder]
     with suppress(OSError):
@@ -84,8 +97,9 @@ def default_name() -> str | None:
 def set_default(name: str) -> None:
     """Use this account where none is named; raise AccessDenied if it is not saved."""
     load(name)
-    _write(_folder() / "default", name + "\n")
-    _defaults.pop(_folder(), None)
+    folder = path_of(name).parent
+    _write(folder / "default", name + "\n")
+    _defaults.pop(folder, None)
 
 
 def save(name: str, info: Mapping[str, Any]) -> Path:
@@ -116,8 +130,9 @@ def load(name: str) -> dict[str, Any]:
 
 def remove(name: str) -> None:
     """Remove a saved sign-in; if it is the default, there is none afterwards unless one account is left."""
-    path_of(name).unlink(missing_ok=True)
-    _defaults.pop(_folder(), None)
+    path = path_of(name)
+    path.unlink(missing_ok=True)
+    _defaults.pop(path.parent, None)
 
 
 def _write(path: Path, text: str) -> None:

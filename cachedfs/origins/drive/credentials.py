@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import platformdirs
 
+from cachedfs.common.user_folders import found_folder
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
 
@@ -145,8 +147,13 @@ def _of_client(given: Mapping[str, Any]) -> Found:
     """Return the JSON in a file: the named one, or the one in which PyDrive2 and DVC save an OAuth sign-in."""
     path = given.get("client_json_file_path")
     if path is None:
-        folder = platformdirs.user_cache_path("pydrive2fs", appauthor=False) / str(given["client_id"])
-        path = folder / f"{given.get('profile', 'default')}.json"
+        folder = found_folder(partial(platformdirs.user_cache_dir, "pydrive2fs", appauthor=False))
+        if folder is None:
+            raise AccessDenied(
+                "Google Drive: no saved sign-in (this user has no home folder): set HOME or XDG_CACHE_HOME, or pass "
+                "client_json_file_path="
+            )
+        path = os.path.join(folder, str(given["client_id"]), f"{given.get('profile', 'default')}.json")
     if "use_service_account" not in given and not os.path.isfile(os.path.expanduser(path)):
         raise AccessDenied(
             f"Google Drive: no saved sign-in (there is no {os.fspath(path)}): {_how_by_pydrive2(given)}"

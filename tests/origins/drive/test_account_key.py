@@ -47,6 +47,15 @@ def test_other_credentials_are_asked_for_their_account_once(server: DriveServer)
     assert "TOKEN" not in Path(account_key._file()).read_text() + first
 
 
+def test_the_account_is_remembered_also_without_a_home(server: DriveServer, no_home: Path) -> None:
+    server.account("TOKEN-1", "alice")
+    first = of(server, token="TOKEN-1")
+    account_key._keys.clear()  # as in another process
+    assert of(server, token="TOKEN-1", may_ask=False) == first
+    (private,) = no_home.iterdir()
+    assert [each.name for each in private.iterdir()] == ["drive-accounts.json"]
+
+
 def test_default_credentials_of_an_unknown_kind_have_a_key_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "gcloud" / "application_default_credentials.json"
     path.parent.mkdir()

@@ -169,3 +169,13 @@ def test_two_accounts_never_share_a_cache() -> None:
     assert len(set(keys)) == len(keys)
     accounts.remove("a")
     assert key() == key(account="missing")  # none is chosen: nothing is read before one is
+
+
+def test_a_user_without_a_home_has_no_account_and_can_save_none(no_home: Path) -> None:
+    assert (accounts.names(), accounts.default_name()) == ([], None)
+    for use in (accounts.path_of, accounts.load, accounts.remove, lambda name: accounts.save(name, user())):
+        with pytest.raises(AccessDenied, match="set HOME or XDG_CONFIG_HOME"):
+            use("a")
+    with pytest.raises(AccessDenied, match="no home folder"):
+        sign_in({"client_id": "c"})
+    assert os.listdir(no_home) == []

@@ -1,0 +1,62 @@
+"""Folders for a user's files, also for a user without a home folder or with a read-only one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+
+__all__ = ["found_folder", "why_unsafe", "why_unwritable", "writable_folder"]
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def found_folder(find: Callable[[], str]) -> str | None:
+    """Return a folder of platformdirs, such as `platformdirs.user_cache_dir`; None for a user without a home.
+
+    Such users are the numeric user ids of containers and services: no HOME, and no entry in the password file.
+    """
+    try:
+        path = find()
+    except RuntimeError:
+        return None
+    return path if os.path.isabs(path) else None  # older versions return "~/..." as it is
+
+
+def why_unwritable(path: str) -> str | None:
+    """Create a folder where missing; return the reason if this user cannot create files in it, else None."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    is_writable = os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+    return None if is_writable else "it is read-only"
+
+
+def why_unsafe(folder: str, status: os.stat_result) -> str | None:
+    """Return why another user may control `folder`, whose `os.lstat` is `status`, else None."""
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{folder} is not a folder (a symlink, or a file): remove it"
+    if status.st_uid != os.geteuid():
+        return f"{folder} belongs to user {status.st_uid}"
+    if status.st_mode & _OTHERS_WRITE:
+        return f"{folder} can be written by others: chmod 700 it"
+    return None
+
+
+def writable_folder(find: Callable[[], str]) -> str:
+    """Return a folder of platformdirs, created if missing; where it cannot be written, one in the temporary folder.
+
+    That one is private: mode 0700, named by the user id. Raises OSError if it belongs to another user or is a symlink.
+    """
+    path = found_folder(find)
+    if path is not None and why_unwritable(path) is None:
+        return path
+    private = os.path.join(tempfile.gettempdir(), f"cachedfs-{os.geteuid()}")
+    try:
+        os.mkdir(private, 0o700)
+    except FileExistsError:
+        if (reason := why_unsafe(private, os.lstat(private))) is not None:
+            raise PermissionError(f"{reason}, or set HOME or TMPDIR") from None
+    return private
