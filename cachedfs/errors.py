@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno as _errno
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "AccessDenied",
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 
+_E = TypeVar("_E", bound=BaseException)
 _USER = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
 # Protocols whose paths may contain "?" and "#".
 NAMED_PROTOCOLS = ("gs", "gcs", "drive", "file", "memory", "s3", "s3a", "abfs", "az")
@@ -40,6 +41,16 @@ _QUERY = re.compile(
 def public_text(text: str) -> str:
     """Return a message with its URLs stripped of what may be secret; a removed query or fragment shows as "?..."."""
     return _QUERY.sub(r"\1?...", _USER.sub("", text)) if "://" in text else text
+
+
+def without_frames(error: _E) -> _E:
+    """Remove the tracebacks of an error that is kept, and of its causes: their frames keep all that was being read."""
+    found: list[BaseException] = [error]
+    for each in found:  # grows
+        each.__traceback__ = None
+        more = (each.__cause__, each.__context__)
+        found += [other for other in more if other is not None and all(other is not one for one in found)]
+    return error
 
 
 class CachedFSError(OSError):

@@ -36,3 +36,17 @@ def test_an_error_has_its_builtin_class_and_errno_and_survives_pickling(ours, bu
 def test_every_public_error_is_listed_here():
     ours = {case[0].__name__ for case in CASES} | {"CachedFSError", "CacheError"}
     assert set(errors.__all__) == ours
+
+
+def test_a_kept_error_has_no_frames_of_its_own_and_of_its_causes():
+    def failed():
+        try:
+            raise KeyError("cause")
+        except KeyError as cause:
+            raise errors.CacheError("kept") from cause
+
+    with pytest.raises(errors.CacheError) as caught:
+        failed()
+    kept = errors.without_frames(caught.value)
+    assert [kept.__traceback__, kept.__cause__.__traceback__] == [None, None]
+    assert str(kept) == "kept"

@@ -74,12 +74,12 @@ class BatchQueue:
             # The sizes of batches that finish earlier may allow to start more.
             wait([future for future in self._futures if not future.done()], return_when=FIRST_COMPLETED)
             self._fill()
-        batch = self._futures[0].result()
+        # Taken out first: an error has the frames of the consumer, and they have this queue, which the finalizer would keep.
+        batch = self._futures.popleft().result()
         if not self._sizes:
             # Exit handlers run in reverse order. Registered after the first read, this one stops the threads before
             # the handlers of the libraries that read close their files.
             atexit.register(self._finalizer)
-        self._futures.popleft()
         self._sizes.append(batch.size)
         self._fill()  # starts another batch, which is made while this one is used
         return batch

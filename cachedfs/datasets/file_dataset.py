@@ -11,6 +11,7 @@ from fsspec.core import has_magic
 
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, files_of, paths_of
 from cachedfs.datasets.samples import Item, Samples, reading
+from cachedfs.errors import without_frames
 
 __all__ = ["FileDataset"]
 
@@ -82,7 +83,7 @@ class FileDataset(Samples):
                 if path not in self.skipped:
                     kind = type(error).__name__
                     logger.warning("%s: skipped: %s: %s", self.fs.unstrip_protocol(path), kind, error)
-                self.skipped.setdefault(path, error)
+                self.skipped.setdefault(path, without_frames(error))
         if not samples:
             raise self.skipped[wanted[-1][1]]
         return samples

@@ -37,9 +37,13 @@ class AsyncOnce(Generic[T]):
         """Return the value; cancelling one caller does not stop the creation for the others."""
         if self._task is None or _has_failed(self._task):
             self._task = asyncio.ensure_future(self._make())
-            # Reading the exception keeps asyncio from logging it when all waiting callers are gone.
-            self._task.add_done_callback(_has_failed)
+            self._task.add_done_callback(self._forget_failed)
         return await asyncio.shield(self._task)
+
+    def _forget_failed(self, task: asyncio.Task[T]) -> None:
+        # Its exception has the frames of all waiting callers. Without them, asyncio would log it if it were not read.
+        if _has_failed(task) and self._task is task:
+            self._task = None
 
     def take(self) -> T | None:
         """Return the value if it exists, and forget it: the next `get` creates another."""

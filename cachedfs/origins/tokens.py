@@ -87,22 +87,27 @@ class TokenSource:
         if self._credentials() is None:
             return False
         if self.current() == refused:
-            if self._renewal is None or self._renewal.done():
+            if not self._is_renewing() or self._renewal is None:
                 self._renewal = asyncio.ensure_future(asyncio.to_thread(self._refresh))
-                # Reading the exception keeps asyncio from logging it when all waiting requests are gone.
-                self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await self._renewed()
+                self._renewal.add_done_callback(self._end_renewal)
+            await self._end_of(self._renewal)
         return self.current() != refused
 
-    async def _renewed(self) -> None:
-        """Wait for the renewal, which goes on in its thread if it takes longer than a request may."""
-        assert self._renewal is not None
+    async def _end_of(self, renewal: asyncio.Future[object]) -> None:
+        """Wait for a renewal, which goes on in its thread if it takes longer than a request may."""
         policy = self._policy
         within_s = policy.reach_stale_s if has_stale_answer.get() else policy.reach_s
-        done, _ = await asyncio.wait([self._renewal], timeout=within_s)
+        done, _ = await asyncio.wait([renewal], timeout=within_s)
         if not done:
             raise RetryableError(RetryReason(f"no token came within {within_s:g} s", is_unreachable=True))
-        self._renewal.result()
+        renewal.result()
+
+    def _end_renewal(self, done: asyncio.Future[object]) -> None:
+        """Forget a renewal: its error has the frames of all that waited for it."""
+        if not done.cancelled():
+            done.exception()  # retrieved: otherwise asyncio logs it when all waiting requests are gone
+        if self._renewal is done:
+            self._renewal = None
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token, empty without one."""

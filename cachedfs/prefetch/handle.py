@@ -45,8 +45,10 @@ class Prefetch:
 
     def __init__(self, runtime: Runtime, plan: PrefetchPlan) -> None:
         self._runtime, self._plan, self._pid = runtime, plan, os.getpid()
-        # Not at exit: there the runtime ends the plan.
-        weakref.finalize(self, _give_up, runtime, plan, self._pid).atexit = False
+        finalizer = weakref.finalize(self, _give_up, runtime, plan, self._pid)
+        finalizer.atexit = False  # there the runtime ends the plan
+        # The failure of a plan has the frames of those who waited for it, and they have this handle.
+        plan.ended.add_done_callback(lambda _: finalizer.detach())
 
     @property
     def progress(self) -> Progress:

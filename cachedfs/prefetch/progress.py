@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cachedfs.cache.eviction.future_uses import Use, position_of
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectKey, Range
-from cachedfs.errors import CachedFSError
+from cachedfs.errors import CachedFSError, without_frames
 from cachedfs.fetch.metadata_cache import MetadataEntry
 
 __all__ = ["PrefetchObject", "Progress", "ProgressCounts", "Slice"]
@@ -149,7 +149,7 @@ class ProgressCounts:
         """Count a failure of an item that is already counted as finished."""
         self.n_failed += 1
         if len(self.errors) < MOST_ERRORS:
-            self.errors.append((path, error))
+            self.errors.append((path, without_frames(error)))
 
     def end(self, state: str) -> None:
         self.state, self._ended = state, time.monotonic()

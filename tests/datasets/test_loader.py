@@ -10,6 +10,7 @@ import signal
 import threading
 import traceback
 import warnings
+import weakref
 from queue import Queue
 
 import numpy as np
@@ -26,6 +27,10 @@ from cachedfs.datasets.prefetch_plan import ranks_here  # noqa: E402
 from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
 from cachedfs.datasets.samples import Samples  # noqa: E402
 from tests.support import MiB, item_threads, noise, tally, until  # noqa: E402
+
+
+def queue_over(make, n):
+    return BatchQueue(make, iter(range(n)), n_threads=1, most=4, most_bytes=MiB, enter=lambda: None)
 
 
 class Numbers(Dataset):
@@ -921,3 +926,18 @@ def test_readahead_is_not_inferred_from_declared_reads(cloud, monkeypatch):
     loader.close()
     until(lambda: not dataset.fs._source.runtime.active_requests)
     assert dataset.fs.stats().bytes_fetched <= 16 * MiB  # the blocks that contain the samples
+
+
+def test_a_queue_whose_batch_failed_is_freed_with_its_consumer():
+    def fail(job):
+        raise ZeroDivisionError(job)
+
+    def failed():
+        queue = queue_over(fail, 1)
+        with pytest.raises(ZeroDivisionError):
+            queue.take()
+        return weakref.ref(queue)
+
+    ref = failed()
+    gc.collect()
+    assert ref() is None

@@ -1,13 +1,16 @@
 """The generic origin: the contract over memory and local files, fingerprints, misbehaving filesystems."""
 
 import asyncio
+import gc
 import json
 import os
 import sys
 import uuid
 import weakref
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -21,6 +24,7 @@ from cachedfs.origins.fsspec_origin import FsspecOrigin, fingerprint, jsonable
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.origin_errors import translate
 from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.tokens import TokenSource
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
 
 
@@ -303,6 +307,32 @@ async def test_a_failed_creation_is_raised_by_all_callers_and_retried_later():
     assert first is second
     assert await asyncio.gather(once.get(), once.get()) == [2, 2]
     assert (once.take(), once.take()) == (2, None)
+
+
+@pytest.mark.parametrize("kind", ["filesystem", "token"])
+async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers(kind):
+    class Failure(Exception):
+        pass
+
+    def fail():
+        raise Failure
+
+    credentials = SimpleNamespace(token=None, expiry=None)
+    attempt = {
+        "filesystem": AsyncOnce(partial(asyncio.to_thread, fail)).get,
+        "token": TokenSource(lambda: credentials, fail).headers,
+    }[kind]
+
+    async def failed():
+        try:
+            await attempt()
+        except Failure as error:
+            return weakref.ref(error)
+
+    left = [await failed() for _ in range(2)]
+    await asyncio.sleep(0)  # callbacks of the attempts run
+    gc.collect()
+    assert [ref() for ref in left] == [None, None]
 
 
 async def test_clients_of_adlfs_are_closed_once_and_not_at_the_end_of_the_process(strange):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import fsspec
 import pytest
@@ -821,6 +822,20 @@ def test_nothing_is_fetched_without_a_writable_directory(cloud, tmp_path):
     with pytest.raises(CacheError, match="because blocks cannot be stored"):
         fs.prefetch(small_files(cloud, 3)).wait(120)
     assert cloud.asked() == []
+
+
+def test_a_failed_plan_is_freed_with_its_handle(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    fs = fake_fs(cache_dir=str(tmp_path / "file"))
+
+    def failed():
+        handle = fs.prefetch(["b/x"])
+        with pytest.raises(CacheError, match="cannot be stored"):
+            handle.wait(120)
+        return weakref.ref(handle), weakref.ref(handle._plan)
+
+    left = [failed() for _ in range(3)]
+    until(lambda: gc.collect() >= 0 and {ref() for pair in left for ref in pair} == {None})
 
 
 def test_an_object_without_a_fingerprint_is_an_error_and_not_fetched(origin):

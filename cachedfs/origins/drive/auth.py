@@ -72,12 +72,17 @@ class DriveAuth(TokenSource):
         """
         if self._search is None or time.monotonic() >= self._search_again_at:
             self._search = asyncio.ensure_future(asyncio.to_thread(sign_in, options))
-            self._search.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._search.add_done_callback(self._forget_failed_search)
             self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
         found = await asyncio.shield(self._search)
         if self.is_missing and not found.is_missing and await asyncio.to_thread(is_same):
             self._use(found)
         return not self.is_missing
+
+    def _forget_failed_search(self, done: asyncio.Future[SignIn]) -> None:
+        # The error has the frames of all that waited for it.
+        if (done.cancelled() or done.exception() is not None) and self._search is done:
+            self._search = None
 
     def current(self) -> dict[str, str]:
         """Return the headers of the present token, or of the API key; empty without one."""
