@@ -210,6 +210,14 @@ class BlockCache:
 
     # Writing blocks
 
+    def wait_for_deletion(self) -> None:
+        """If somebody is deleting the cache directory, wait for the end, at most about 10 s; for background threads.
+
+        Raises OSError if that cannot be checked.
+        """
+        if self._own.directory is not None:
+            self._own.directory.wait_for_deletion()
+
     def put(
         self,
         blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Sequence
 
 from cachedfs.cache import disk
@@ -15,6 +16,9 @@ from cachedfs.common.user_folders import why_unsafe
 __all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root"]
 
 
+DELETION_S = 10.0  # longest wait for the end of a deletion
+PAUSE_S = 0.05  # between two checks whether it has ended
+QUIET_S = 0.5  # from the end of the root until folders above it are gone, too
 _FOLDERS = ("blocks", "leases", "tmp")
 _LEASE = re.compile(r"[0-9a-f]{16}(\.\w{1,16}){0,2}", re.ASCII)
 _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
@@ -33,12 +37,14 @@ class CacheDirectory:
         self.budgets = f"{root}/budgets"
         self.bookkeeping = [self.index, self.index + "-wal", self.index + "-shm", self.touches, self.marks]
         self.bookkeeping += [self.budgets]
+        self.had_index = False  # when it was opened, or used by this process
 
     def make(self) -> None:
         """Create the root and its folders where missing. Raises OSError, or ValueError if the root is unsafe to use."""
         for folder in self._all():
             disk.make_folder(folder)
             _verify(folder)
+        self.had_index = disk.state(self.index) is not None
 
     def make_again_if_gone(self) -> None:
         """Recreate folders that were deleted while in use, and check the others. Raises the same errors as `make`."""
@@ -47,6 +53,23 @@ class CacheDirectory:
         except FileNotFoundError:
             os.makedirs(_chain(self.root)[0].rpartition("/")[0], exist_ok=True)
             self.make()
+
+    def wait_for_deletion(self) -> None:
+        """If somebody is deleting the cache, wait for the end: no file may appear in folders that were just emptied.
+
+        A deletion is noticed when a folder or the index is missing, and ends when the root is. The wait takes at most
+        `DELETION_S` seconds, once for each deletion, as only a part may have been deleted.
+        """
+        if self.had_index and self.is_incomplete():
+            self.had_index = False
+            deadline = time.monotonic() + DELETION_S
+            while disk.state(self.root) is not None and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+            time.sleep(QUIET_S)
+
+    def is_incomplete(self) -> bool:
+        """Return whether a folder or the index is missing."""
+        return any(disk.state(path) is None for path in (*self._all(), self.index))
 
     def verify(self) -> None:
         """Raise ValueError if a folder is unsafe to use, FileNotFoundError if one is missing."""

@@ -88,6 +88,7 @@ class WritableDirectory:
             self.directory.make_again_if_gone()
             with self.index.writing() as rows:
                 yield rows
+            self.directory.had_index = True
         except TROUBLE as error:
             raise CacheError(f"{what} in {self.path}: {error}") from error
 

@@ -205,6 +205,7 @@ class BlockWriter:
         try:
             self._directory.make_again_if_gone()
             yield
+            self._directory.had_index = True
         except CacheError:
             raise
         except TROUBLE as error:
@@ -370,9 +371,8 @@ class BlockWriter:
                 self.room.writing.discard(block.place)
                 done += 1
         except BaseException:  # an interrupt too: unwritten blocks must not stay counted
-            with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
-                for block in batch[done:]:
-                    self._give_up(rows, block)
+            with contextlib.suppress(OSError, sqlite3.Error):
+                self._cancel(batch[done:])
             raise
 
     def _write(self, block: _NewBlock, deadline: float) -> None:
@@ -394,10 +394,14 @@ class BlockWriter:
                 disk.unlink(temp)
             raise
 
-    def _give_up(self, rows: IndexRows, block: _NewBlock) -> None:
-        row = rows.block(block.object, block.index)
-        if row is not None and not self._exists(block):
-            rows.remove_block(row.id)
+    def _cancel(self, reserved: list[_NewBlock]) -> None:
+        if self._directory.is_incomplete():  # it is being deleted: a new index would be in the way
+            return
+        with self._index.writing() as rows:
+            for block in reserved:
+                row = rows.block(block.object, block.index)
+                if row is not None and not self._exists(block):
+                    rows.remove_block(row.id)
 
     # Local copies
 

@@ -5,6 +5,7 @@ Readers do not wait for it: they take their bytes from the in-flight request.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -194,6 +195,8 @@ class CacheWriter:
         self, records: list[MetadataRecord], blocks: list[FetchedBlock], callbacks: list[Callable[[], object]]
     ) -> bool:
         """Store a batch; return whether all its blocks are on disk now."""
+        with contextlib.suppress(OSError):  # a broken directory: storing says why
+            self._cache.wait_for_deletion()
         # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
         if records:
             self._attempt(lambda: self._cache.metadata.keep_records(records))

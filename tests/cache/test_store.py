@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache import disk, writer
+from cachedfs.cache import directory, disk, writer
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction.policy import wal_pages_of
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
+from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
+from cachedfs.fetch.inflight import InflightRequest
 from tests.cache.faults import replace_call
 from tests.cache.helpers import (
     AMPLE,
@@ -349,7 +352,7 @@ def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypa
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
         replace_call(patch, "os.rename", full)
-        patch.setattr(cache._own.store, "_give_up", full)
+        patch.setattr(cache._own.store, "_cancel", full)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert cache.usage()[0] == 2
@@ -425,6 +428,70 @@ def test_a_removed_directory_is_made_again(cache):
     assert whole(cache, key, 1) is None
     put(cache, key, 1)
     assert whole(cache, key, 1) == content(key, 1)
+    assert cache.check().ok
+
+
+def write_behind(cache, index):
+    """Store a block as the writer thread does; return whether it was stored."""
+    stored = []
+    writer = CacheWriter(cache, lambda blocks, are_stored: stored.append(are_stored))
+    data = memoryview(content(key_of(), index))
+    writer.add(
+        FetchedBlock(key_of().block(index), [data], len(data), InflightRequest(demand=len(data)), AMPLE)
+    )
+    assert writer.drain(120)
+    writer.close()
+    return stored == [True]
+
+
+def test_nothing_appears_in_folders_that_are_being_deleted(cache, monkeypatch):
+    assert write_behind(cache, 0)
+    parent, pauses = Path(cache.root).parent, []
+    for file in [path for path in parent.rglob("*") if path.is_file()]:
+        file.unlink()  # as `rmtree` does it: folders follow when they are empty
+
+    def delete_folders(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            for folder in sorted(Path(cache.root).rglob("*"), reverse=True):
+                folder.rmdir()
+            os.rmdir(cache.root)
+        else:
+            parent.rmdir()
+
+    replace_call(monkeypatch, "time.sleep", delete_folders)
+    assert write_behind(cache, 1)
+    assert pauses == [directory.PAUSE_S, directory.QUIET_S]
+    assert whole(cache, key_of(), 1) == content(key_of(), 1)
+    assert cache.check().ok
+
+
+def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkeypatch):
+    assert write_behind(cache, 0)
+    pauses = []
+    monkeypatch.setattr(directory, "DELETION_S", 0.0)
+    replace_call(monkeypatch, "time.sleep", pauses.append)
+    shutil.rmtree(Path(cache.root) / "leases")
+    monkeypatch.setattr(CacheDirectory, "make_again_if_gone", full)
+    for _ in range(3):
+        assert not write_behind(cache, 1)
+    assert pauses == [directory.QUIET_S]
+    assert list(Path(cache.root).glob("tmp/*")) == []
+
+
+def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, monkeypatch):
+    put(cache, key_of(), 0)
+
+    def deleted(*args):
+        Path(cache._own.directory.index).unlink()
+        full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_all", deleted)
+        with pytest.raises(CacheError):
+            put(cache, key_of(), 1)
+    assert not os.path.exists(cache._own.directory.index)
+    put(cache, key_of(), 1)
     assert cache.check().ok
 
 
