@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import math
 import mmap
 import os
 import stat
@@ -59,10 +60,11 @@ _NETWORK_TYPES = {
 
 
 class DiskSpace(NamedTuple):
-    """Bytes of a filesystem: its size, and what this user may still use."""
+    """Bytes of a filesystem: its size, and what this user may still use. `inodes`: how many files it may still make."""
 
     total: int
     free: int
+    inodes: float = math.inf
 
 
 class FolderEntry(NamedTuple):
@@ -218,7 +220,8 @@ def size_of(path: str) -> int:
 
 def space(path: str) -> DiskSpace:
     found = os.statvfs(path)
-    return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    inodes = found.f_favail if found.f_files else math.inf  # btrfs and others make them as needed
+    return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize, inodes)
 
 
 def is_network(path: str) -> bool:

@@ -11,6 +11,8 @@ No mutex is needed: SQLite serializes the transactions, and block files are writ
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import sqlite3
 import time
@@ -34,6 +36,9 @@ __all__ = ["BlockWriter"]
 
 # Rows deleted per transaction: other processes can write in between, and finished work survives an exit.
 _DROPPED_AT_ONCE = 1000
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FEW_FILES = 16  # removed to make space for the logs of the index
+_EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
 
 
@@ -73,6 +78,7 @@ class BlockWriter:
         self._touches = touches
         self.room = EvictionPolicy(directory, handles, locks)
         self.allowed: int | None = None  # the last computed allowance
+        self._evict_again_at = 0.0
 
     def put(
         self,
@@ -109,8 +115,44 @@ class BlockWriter:
                 for key, data in unique.values()
                 if not self._is_cached(key, unusable)
             ]
+            has_evicted = False
             while waiting:
-                waiting = self._put_some(waiting, bounds, plan)
+                try:
+                    waiting = self._put_some(waiting, bounds, plan)
+                except (OSError, sqlite3.Error) as error:
+                    # Free bytes tell nothing of inodes and quotas.
+                    if has_evicted or time.monotonic() < self._evict_again_at or not self._is_full(error):
+                        raise
+                    waiting = [block for block in waiting if block.replaces or not self._exists(block)]
+                    has_evicted = True
+                    self._evict_for(waiting)
+            if has_evicted:
+                self._evict_again_at = 0.0  # it helped
+
+    def _evict_for(self, waiting: list[_NewBlock]) -> None:
+        """Evict as many bytes and files as these blocks need, with a folder for each, on a disk that is full.
+
+        If that does not help, the next attempt is a minute later: the cache must not drain in vain.
+        """
+        self._evict_again_at = time.monotonic() + _EVICT_AGAIN_S
+        now_s = time.time()
+        try:
+            with self._writing(now_s) as rows:
+                n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
+                size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
+                touches = self._touches(clock=rows.last_clock())
+                self.room.make(rows, size, allowed=used, touches=touches, now_s=now_s)
+        except sqlite3.Error:  # the index needs space itself; rows without files are evicted like others
+            for found in itertools.islice(self._directory.files(), _FEW_FILES):
+                disk.unlink(found.path)
+
+    def _is_full(self, error: OSError | sqlite3.Error) -> bool:
+        """Return whether an error says that the disk has no space left, or no inodes."""
+        if isinstance(error, OSError):
+            return error.errno in _FULL
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        has_inodes = disk.space(self._directory.root).inodes > _FEW_FILES
+        return code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_CANTOPEN and not has_inodes)
 
     def evict(self, identity: str | None, path: str | None) -> int:
         """Evict the blocks of a path and of all below it, of an origin, or all blocks; return the bytes freed."""

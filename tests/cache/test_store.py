@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -312,6 +313,10 @@ def full(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def broken(*args):
+    raise OSError(errno.EIO, "Input/output error")
+
+
 @pytest.mark.parametrize("step", ["create", "write_all", "os.rename"])
 def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, step, caplog):
     put(cache, key_of(), 0)
@@ -321,7 +326,7 @@ def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, ste
             with pytest.raises(CacheError, match="No space left"):
                 put(cache, key_of(), 1, 2)
     assert list(Path(cache.root, "tmp").iterdir()) == []
-    assert cache.usage()[0] == 1
+    assert cache.usage()[0] == 0  # the old block was evicted, in vain
     assert cache.check().ok
     assert "No space left" in cache.cannot_store
     assert len([record for record in caplog.records if "not cached" in record.message]) == 1
@@ -329,13 +334,86 @@ def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, ste
     assert cache.cannot_store is None
 
 
-def test_a_disk_that_fills_in_the_middle_keeps_the_blocks_that_are_whole(cache, monkeypatch):
+@pytest.fixture
+def inodes(monkeypatch):
+    """Limit the files that fit on the disk; return the number of free ones, to be set."""
+    create, unlink, make_folder = disk.create, disk.unlink, disk.make_folder
+    free = SimpleNamespace(n=1000)
+
+    def take(call, path):
+        if free.n < 1:
+            full()
+        free.n -= 1
+        return call(path)
+
+    def give(path):
+        was_there = unlink(path)
+        free.n += was_there
+        return was_there
+
+    monkeypatch.setattr(disk, "create", lambda path: take(create, path))
+    monkeypatch.setattr(
+        disk, "make_folder", lambda path: os.path.isdir(path) or take(make_folder, path) or None
+    )
+    monkeypatch.setattr(disk, "unlink", give)
+    return free
+
+
+def test_a_disk_without_inodes_evicts_the_oldest_blocks_for_new_ones(cache, inodes):
+    old, new = key_of("old"), key_of("new")
+    put(cache, old, *range(20))
+    inodes.n = 0
+    put(cache, new, 0, 1, 2)
+    assert [cache.has(new, index) for index in range(3)] == [True] * 3
+    n_evicted = 20 - sum(cache.has(old, index) for index in range(20))
+    assert n_evicted == 6  # a file and a folder for each
+    assert [cache.has(old, index) for index in range(7)] == [False] * 6 + [True]
+    assert cache.cannot_store is None
+    assert cache.check().ok
+
+
+def test_an_index_without_inodes_for_its_logs_makes_room_for_them(cache, inodes, monkeypatch):
+    put(cache, key_of("old"), *range(20))
+    inodes.n, writing = 0, cache._own.index.writing
+
+    def without_inodes():
+        if inodes.n < 2:
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
+        return writing()
+
+    monkeypatch.setattr(cache._own.index, "writing", without_inodes)
+    space = disk.space(cache.root)
+    monkeypatch.setattr(disk, "space", lambda path: space._replace(inodes=inodes.n))
+    put(cache, key_of("new"), 0)
+    assert cache.has(key_of("new"), 0)
+    assert sum(cache.has(key_of("old"), index) for index in range(20)) == 4
+    assert len(cache.check(repair=True).missing) == 16
+    assert cache.check().ok
+
+
+def test_a_full_disk_that_eviction_does_not_help_keeps_the_other_blocks(cache, monkeypatch):
+    put(cache, key_of(), *range(5))
+    monkeypatch.setattr(disk, "create", full)
+    for _ in range(3):
+        with pytest.raises(CacheError, match="No space left"):
+            put(cache, key_of("new"), 0)
+    assert cache.usage()[0] == 3
+    monkeypatch.setattr(writer, "_EVICT_AGAIN_S", 0.0)  # a minute later
+    cache._own.store._evict_again_at = 0.0
+    with pytest.raises(CacheError, match="No space left"):
+        put(cache, key_of("new"), 0)
+    assert cache.usage()[0] == 1
+
+
+def test_a_disk_that_fails_in_the_middle_keeps_the_blocks_that_are_whole(cache, monkeypatch):
     calls, write_all = [], disk.write_all
 
     def failing(*args):
         calls.append(args)
         if len(calls) == 3:
-            full()
+            broken()
         write_all(*args)
 
     monkeypatch.setattr(disk, "write_all", failing)
@@ -351,8 +429,8 @@ def test_a_disk_that_fills_in_the_middle_keeps_the_blocks_that_are_whole(cache, 
 def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypatch):
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
-        replace_call(patch, "os.rename", full)
-        patch.setattr(cache._own.store, "_cancel", full)
+        replace_call(patch, "os.rename", broken)
+        patch.setattr(cache._own.store, "_cancel", broken)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert cache.usage()[0] == 2
