@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import pathlib
 import pwd
@@ -15,6 +16,7 @@ import fsspec.config
 import hypothesis
 import pytest
 
+from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.fetch import runtimes
 from cachedfs.origins import http
 from cachedfs.origins.drive import quota
@@ -66,6 +68,7 @@ def own_cache(tmp_path, monkeypatch):
     """Use a fresh cache directory for all filesystems of the test, and leave nothing running."""
     directory = tmp_path / "cache"
     monkeypatch.setitem(fsspec.config.conf, "cachedfs", {"cache_dir": str(directory), "keep_free": 0})
+    monkeypatch.setattr(metadata_clock, "offset", -math.inf)  # an earlier test may have moved the wall clock
     before = item_threads()
     yield directory
     runtimes._close_all()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,13 +18,17 @@ from cachedfs.cache.index.metadata_records import (
     folder_of,
 )
 from cachedfs.cache.index.metadata_rows import MetadataRows, SweepPosition
+from cachedfs.cache.index.transaction import IndexRows
 from cachedfs.cache.mapped_files import MappedFiles
 from cachedfs.cache.shared_memory import ChangeCounters
 from cachedfs.cache.writable_directory import WritableDirectory
+from cachedfs.common.clock import boot_number, clock
 from cachedfs.common.types import Changes, ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
 
 __all__ = ["MetadataStore", "follow", "overtaken"]
+
+_SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written
 
 
 def overtaken(
@@ -97,7 +102,7 @@ def _keep_versions(rows: MetadataRows, new: Iterable[tuple[str, str, float | Non
         if at is not None:
             known_at[identity, folder] = max(at, known_at.get((identity, folder), at))
     if known_at:
-        rows.keep_versions(known_at, time.time())
+        rows.keep_versions(known_at, clock.now())
 
 
 def _at(path: str, record: MetadataRecord) -> MetadataRecord:
@@ -105,6 +110,21 @@ def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     if path == record.path:
         return record
     return record._replace(path=path, info=record.info and replace(record.info, path=path))
+
+
+def _share_clock(rows: IndexRows, *, is_writing: bool = False) -> None:
+    """Learn the clock of the other processes, and tell ours, unless all have the same boot of the machine."""
+    boot = boot_number()
+    if boot is None:
+        return
+    ours, theirs = int(clock.offset * 1e6) if clock.offset > 0 else 0, rows.number("clock")
+    if rows.number("boot") != boot:
+        theirs = 0
+    if theirs is not None and theirs > ours:
+        clock.advance(theirs / 1e6)
+    elif is_writing and ours > (theirs or 0) + _SAME_CLOCK_US:
+        rows.record("boot", boot)
+        rows.record("clock", ours)
 
 
 class MetadataStore:
@@ -117,6 +137,20 @@ class MetadataStore:
         self._own = own
         self._mapped = mapped
         self._sweep = SweepPosition()
+        self._has_clock = False
+
+    def _look(self) -> None:
+        self._own.look()
+        if not self._has_clock:
+            self._has_clock = True
+            self._own.asked(_share_clock, None)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[IndexRows]:
+        """Run the block in one index transaction. Raises CacheError whose message begins with `what`."""
+        with self._own.writing(what) as rows:
+            _share_clock(rows, is_writing=True)
+            yield rows
 
     # Metadata entries and listings
 
@@ -129,7 +163,7 @@ class MetadataStore:
 
         The caller compares both change counters with the current ones.
         """
-        self._own.look()
+        self._look()
         stored = stored_path(path)
         nothing: tuple[MetadataRecord | None, ListedName | None] = None, None
         found, listed = self._own.asked(lambda rows: rows.find(identity, stored), nothing)
@@ -140,14 +174,14 @@ class MetadataStore:
         if not facts:
             return
         facts = [_at(stored_path(fact.path), fact) for fact in facts]
-        with self._own.writing("metadata cannot be stored") as rows:
+        with self._writing("metadata cannot be stored") as rows:
             rows.keep_records(facts)
             _keep_versions(rows, ((fact.identity, folder_of(fact.path), fact.new_at) for fact in facts))
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
         """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
-        self._own.look()
+        self._look()
         return self._own.asked(lambda rows: rows.listing(identity, folder), None)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
@@ -174,7 +208,7 @@ class MetadataStore:
         `watch` is given for a single listing only.
         """
         new: list[tuple[str, str, float | None]] = []
-        with self._own.writing("listings cannot be kept") as rows:
+        with self._writing("listings cannot be kept") as rows:
             for folder, infos in listings.items():
                 if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
                     continue  # names in it contain secrets
@@ -199,14 +233,14 @@ class MetadataStore:
 
     def feed(self, identity: str, part: str) -> FeedPosition | None:
         """Return the stored position of the change feed of `part` of an origin; None without one."""
-        self._own.look()
+        self._look()
         if self._mapped.open_marks().is_private:
             return None  # the rows are shared, but other processes would not see our change counters
         return self._own.asked(lambda rows: rows.feed(identity, part), None)
 
     def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
         """Store where a change feed begins, unless it is stored already. Raises CacheError."""
-        with self._own.writing("no feed can be kept") as rows:
+        with self._writing("no feed can be kept") as rows:
             rows.begin_feed(identity, part, token, checked_at)
 
     def follow_feed(self, identity: str, feed: FeedPosition, changes: Changes, *, checked_at: float) -> None:
@@ -214,7 +248,7 @@ class MetadataStore:
 
         Safe to repeat, and in two processes at once. Raises CacheError; then nothing counts as checked.
         """
-        with self._own.writing("changes cannot be followed") as rows:
+        with self._writing("changes cannot be followed") as rows:
             follow(
                 rows,
                 identity,
@@ -227,7 +261,7 @@ class MetadataStore:
 
     def drop_feed(self, feed: FeedPosition) -> None:
         """Delete a change feed that cannot continue. Raises CacheError."""
-        with self._own.writing("a feed cannot be dropped") as rows:
+        with self._writing("a feed cannot be dropped") as rows:
             rows.drop_feed(feed)
 
     # Change counters: shared memory, no SQLite

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from cachedfs.common.blocks import block_range, covering, merge
+from cachedfs.common.clock import clock
 from cachedfs.common.types import BlockKey, ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
 from cachedfs.fetch.cache_writer import FetchedBlock
@@ -285,7 +286,7 @@ class Fetcher:
 
         Appends the new entry to `learned`, or an entry for its absence before it raises ObjectNotFound.
         """
-        now, mark = time.time(), self.source.metadata.mark(path)
+        now, mark = clock.now(), self.source.metadata.mark(path)
         self._stop_paused_requests(path)
         try:
             async with self.source.origin(path).read(path, want, None) as reply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -17,6 +16,7 @@ from cachedfs.cache.index.metadata_records import (
     new_version_at,
 )
 from cachedfs.cache.metadata_store import MetadataStore
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.common.urls import stored_path
 from cachedfs.origins.registry import is_whole, names_a_version, with_known_details
@@ -153,7 +153,7 @@ class MetadataCache:
         self._remember(entry)
         before_publish(entry)
         known = None if old is None else old.info
-        new_at = new_version_at(info, known, time.time(), is_first=old is None)
+        new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         self._write(MetadataRecord(self._identity, path, info, checked_at, mark, watch, new_at=new_at))
         return entry
 

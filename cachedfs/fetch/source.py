@@ -11,6 +11,7 @@ from typing import Any
 
 from fsspec.utils import tokenize
 
+from cachedfs.common.clock import clock
 from cachedfs.common.types import LinkStats, ObjectInfo, ObjectKey
 from cachedfs.common.urls import GCS_PROTOCOLS
 from cachedfs.config import Config
@@ -177,7 +178,7 @@ class Source:
             return False
         return is_fresh(
             entry.checked_at,
-            time.time(),
+            clock.now(),
             lifetime_s=self.config.lifetime_s,
             absence=entry.info is None and not entry.by_listing,
         )

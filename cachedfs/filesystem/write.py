@@ -13,7 +13,6 @@ import io
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Collection
 from typing import IO, Any
 
@@ -21,6 +20,7 @@ from fsspec.asyn import _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
+from cachedfs.common.clock import clock
 from cachedfs.common.urls import before_magic, is_pattern
 from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
@@ -168,7 +168,7 @@ class WriteMethods(CycleSafeWalk):
 
     async def _copy_and_remove(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> None:
         """Move by copying, then remove exactly what was copied: other writers may add objects meanwhile."""
-        began_at = time.time()
+        began_at = clock.now()
         for source in path1 if isinstance(path1, list) else [path1]:
             self._expire_listing(self._strip(source), recursive)
         copied: dict[str, str] = {}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from cachedfs.cache.index.metadata_records import FeedPosition, FeedSnapshot
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.fetch.metadata_cache import folder_of
@@ -98,7 +99,7 @@ class ChangeFeeds:
         return self._source.runtime.cache.metadata.feed(self._source.identity, _part_of(path))
 
     def _is_fresh(self, feed: FeedPosition) -> bool:
-        return is_fresh(feed.checked_at, time.time(), lifetime_s=self._source.config.lifetime_s)
+        return is_fresh(feed.checked_at, clock.now(), lifetime_s=self._source.config.lifetime_s)
 
     async def _once(
         self,
@@ -128,7 +129,7 @@ class ChangeFeeds:
         await self._source.runtime.lookups.run((self._source.identity, f"\0{part}"), 0, poll_once)
 
     async def _begin(self, part: str) -> None:
-        source, now = self._source, time.time()
+        source, now = self._source, clock.now()
         first = await source.origin(part).changes(part, None)
         if first is not None:
             shared, identity = source.runtime.cache.metadata, source.identity
@@ -137,7 +138,7 @@ class ChangeFeeds:
             self._not_before[part] = math.inf
 
     async def _poll(self, part: str) -> None:
-        source, now = self._source, time.time()
+        source, now = self._source, clock.now()
         shared, identity = source.runtime.cache.metadata, source.identity
         feed = shared.feed(identity, part)
         if feed is None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import operator
-import time
 from collections.abc import Container, Iterable
 
 from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
 from cachedfs.fetch.source import Source, is_fresh
@@ -77,7 +77,7 @@ class Listings:
         """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""
         lifetime_s = self._source.config.lifetime_s if lifetime_s is None else lifetime_s
         mark = self._source.runtime.cache.metadata.listing_mark(self._source.identity, folder)
-        return mark == listing.mark and is_fresh(listing.checked_at, time.time(), lifetime_s=lifetime_s)
+        return mark == listing.mark and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
 
     def below(
         self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 from cachedfs.cache.index.metadata_records import ListingRecord
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.errors import NoSuchBucket, ObjectNotFound, OriginUnreachable
 from cachedfs.fetch.fetcher import Fetcher
@@ -159,7 +159,7 @@ class MetadataResolver:
         return self.source.runtime.lookup_slots(self.source.identity, self.source.config.first_concurrency)
 
     async def _request_entry(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
-        now, mark = time.time(), self.source.metadata.mark(path)
+        now, mark = clock.now(), self.source.metadata.mark(path)
         position = self._change_feeds.position(path)
         info, origin_error = None, ""
         parents: list[ObjectInfo] = []
@@ -386,7 +386,7 @@ class MetadataResolver:
         """
         if not deep:
             await self._change_feeds.begin(folder)
-        shared, now = self.source.runtime.cache.metadata, time.time()
+        shared, now = self.source.runtime.cache.metadata, clock.now()
         position = self._change_feeds.position(folder)
         epoch, mark = shared.epoch(self.source.identity), self.source.metadata.mark(folder)
         if (stale := self._stale_fallback.listing(folder, deep=deep)) is not None:
@@ -433,7 +433,7 @@ class MetadataResolver:
         """
         if self._by_parent(path):
             return False
-        now, mark = time.time(), self.source.metadata.mark(path)
+        now, mark = clock.now(), self.source.metadata.mark(path)
         async for _ in self.source.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)
             self.source.metadata.store(path, folder, checked_at=now, mark=mark)

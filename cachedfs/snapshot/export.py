@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from cachedfs.cache.block_file import BadBlock, file_size
 from cachedfs.common.blocks import block_range
+from cachedfs.common.clock import clock
 from cachedfs.common.types import Exported
 from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.fetch.metadata_cache import key_of
@@ -47,7 +47,7 @@ class Export:
         folder has a manifest that is not of an export of this origin; also raises the errors of the target. After an
         error, the previous export is intact, and another run continues.
         """
-        made_at = time.time()
+        made_at = clock.now()
         entries = await asyncio.to_thread(lambda: list(self._entries(roots)))
         if not entries:
             urls = ", ".join(self._source.url(root) for root in roots)

@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import io
 import json
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
@@ -24,6 +23,7 @@ from cachedfs.cache.index.metadata_records import (
     new_version_at,
 )
 from cachedfs.cache.metadata_store import MetadataStore
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.fetch.source import Source
@@ -197,7 +197,7 @@ class MetadataImport:
     def _at(self, checked_at: float) -> float:
         if not 0 <= checked_at < LATEST_S:
             raise BadBundle("a time is invalid")
-        return age_kept(float(checked_at), made_at=self._made_at, now=time.time())
+        return age_kept(float(checked_at), made_at=self._made_at, now=clock.now())
 
 
 def _memory_of(text: str) -> int:

@@ -4,12 +4,14 @@ import asyncio
 import functools
 import json
 import logging
+import math
 import os
 import pathlib
 import pickle
 import re
 import stat
 import threading
+import time
 from functools import partial
 
 import fsspec
@@ -17,6 +19,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from cachedfs.common.atomic_files import filled
+from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.errors import IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins.retry import RetryPolicy
@@ -740,6 +743,22 @@ def test_a_changed_object_is_seen_after_max_age(cloud, fs, clock):
     clock(31)
     assert fs.cat_file(path) == b"newer"
     assert fs.info(path)["size"] == 5
+
+
+@pytest.mark.parametrize("is_new_process", [False, True])
+def test_a_wall_clock_that_was_set_back_keeps_nothing_fresh(cloud, clock, monkeypatch, is_new_process):
+    path, since_boot = cloud.path("a"), time.clock_gettime
+    cloud.put("a", b"old")
+    assert fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options).cat_file(path) == b"old"
+    forget()
+    assert fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options).cat_file(path) == b"old"
+    cloud.put("a", b"newer")
+    clock(30)  # an hour later
+    monkeypatch.setattr(time, "clock_gettime", lambda which: since_boot(which) + 3600)
+    if is_new_process:
+        forget()
+        monkeypatch.setattr(metadata_clock, "offset", -math.inf)
+    assert fsspec.filesystem("cachedfs", target_protocol="gs", **cloud.options).cat_file(path) == b"newer"
 
 
 def test_an_unchanged_object_is_not_fetched_again_after_max_age(cloud, fs, clock):

@@ -106,7 +106,8 @@ class TableRows:
 
         The names: "blocks"; "bytes" (of blocks and local copies); "fixed" (bytes pinned or in local copies); "staged"
         (bytes in staging); "settled" (the last block row out of staging); "facts" (metadata entries and children);
-        "counted" (1: every file has its row); "auto_size" (the automatic cache size).
+        "counted" (1: every file has its row); "auto_size" (the automatic cache size); "clock" (µs from the boot of the
+        machine, "boot", to the epoch, by the clock of metadata).
         """
         row = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return row and int(row[0])

@@ -1,0 +1,65 @@
+"""The clock for the age of metadata."""
+
+import math
+import time
+
+import pytest
+
+from cachedfs.common import clock as module
+from cachedfs.common.clock import Clock, boot_number
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Return the clocks of the machine, to be set: seconds since the epoch and since boot."""
+    now = {"wall": 1_000_000.0, "boot": 500.0}
+    monkeypatch.setattr(time, "time", lambda: now["wall"])
+    monkeypatch.setattr(time, "clock_gettime", lambda which: now["boot"])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "boot_s", "age_s"),
+    [
+        (61, 61, 61),
+        (61 - 3600, 61, 61),  # set back by an hour
+        (61 + 3600, 61, 3661),  # set forward
+        (61, 1, 61),  # a virtual machine was paused
+    ],
+)
+def test_the_age_is_the_larger_of_wall_clock_and_time_since_boot(machine, wall_s, boot_s, age_s):
+    clock = Clock()
+    began = clock.now()
+    assert began == 1_000_000
+    machine["wall"] += wall_s
+    machine["boot"] += boot_s
+    assert clock.now() - began == age_s
+
+
+def test_a_process_that_starts_after_the_clock_was_set_back_learns_the_offset_of_others(machine):
+    first, second = Clock(), Clock()
+    began = first.now()
+    machine["wall"] -= 3600
+    machine["boot"] += 61
+    second.advance(first.offset)
+    assert second.now() - began == 61
+
+
+def test_the_clock_counts_suspended_time(monkeypatch):
+    asked = []
+    monkeypatch.setattr(time, "clock_gettime", lambda which: asked.append(which) or 0.0)
+    Clock().now()
+    assert asked == [getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)]
+
+
+def test_the_number_of_a_boot_is_none_where_the_system_has_none(monkeypatch, tmp_path):
+    boot_number.cache_clear()
+    (tmp_path / "boot").write_text("51f4b1d4-0000\n")
+    monkeypatch.setattr(module, "_BOOT_ID", str(tmp_path / "boot"))
+    number = boot_number()
+    assert number == boot_number()
+    assert 0 < number < math.inf
+    boot_number.cache_clear()
+    monkeypatch.setattr(module, "_BOOT_ID", str(tmp_path / "missing"))
+    assert boot_number() is None
+    boot_number.cache_clear()
