@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -13,10 +17,12 @@ from typing import Annotated
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
 from cachedfs.cli.output import say
 from cachedfs.cli.urls import locate, url_argument
+from cachedfs.common.logging import public_url
 from cachedfs.common.user_folders import writable_folder
 
 __all__ = ["mount", "unmount"]
 
+SERVE = "import json, sys; from cachedfs.cli import main; main(json.load(sys.stdin))"
 CHECK_S = 0.05  # between two looks at whether the folder is mounted
 
 
@@ -49,6 +55,9 @@ def mount(
 
     Programs that read paths read it through the same cache and read-ahead as
     URLs. Needs FUSE (on Debian, Ubuntu and Colab: apt-get install fuse3).
+
+    Give secrets in the environment (FSSPEC_GS_TOKEN, FSSPEC_DRIVE_TOKEN): all
+    users of the machine can see the command line while it runs.
     """
     from cachedfs.mount.mounting import check_folder, serve
 
@@ -71,7 +80,7 @@ def mount(
         arguments += [
             f"--{name}={number}" for name, number in (("uid", uid), ("gid", gid)) if number is not None
         ]
-        pid, log = start(arguments, folder, log)
+        pid, log = start(arguments, url, folder, log)
         common.print_result({"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
         return
     serve(
@@ -86,17 +95,20 @@ def mount(
     )
 
 
-def start(arguments: list[str], folder: str, log: str | None) -> tuple[int, str]:
+def start(arguments: list[str], url: str, folder: str, log: str | None) -> tuple[int, str]:
     """Run `cachedfs mount` in the background; return its pid and log once the folder is mounted."""
     import platformdirs
 
     name = f"mount{os.path.abspath(folder).replace('/', '-')}.log"
     log = log or os.path.join(writable_folder(partial(platformdirs.user_log_dir, "cachedfs")), name)
-    with open(log, "ab") as file:
+    with open(log, "ab", opener=open_private) as file, tempfile.TemporaryFile() as given:
         began = file.tell()
+        # Not on its command line, which all users can see: options may be secret, and it runs for days.
+        given.write(json.dumps(["mount", *arguments]).encode())
+        given.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-m", "cachedfs", "mount", *arguments],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", SERVE, "mount", public_url(url), folder],  # the last three for `ps`
+            stdin=given,
             stdout=file,
             stderr=file,
             start_new_session=True,
@@ -107,6 +119,15 @@ def start(arguments: list[str], folder: str, log: str | None) -> tuple[int, str]
             raise OSError(f"{folder} was not mounted: {said}")
         time.sleep(CHECK_S)
     return child.pid, log
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a log that only its owner may read; a device or pipe keeps its mode."""
+    fd = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        with contextlib.suppress(PermissionError):  # somebody else's, named with --log
+            os.fchmod(fd, 0o600)
+    return fd
 
 
 @command("cachedfs unmount /mnt/data")

@@ -15,6 +15,7 @@ import time
 from functools import partial
 
 import fsspec
+import google.oauth2.credentials
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
@@ -571,7 +572,16 @@ def test_json_without_passwords_contains_no_secret(tmp_path):
         assert json.loads(fs.to_json(include_password=False))["gs"] == {}
 
 
-def test_live_credentials_are_not_serialized_and_the_error_says_what_is():
+def test_a_pickle_holds_live_credentials_of_google_and_json_does_not():
+    made = google.oauth2.credentials.Credentials("SECRET")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs={"token": made}, skip_instance_cache=True)
+    assert pickle.loads(pickle.dumps(fs)).target_options["token"].token == "SECRET"
+    with pytest.raises(TypeError, match="Credentials object, which cannot be written as JSON") as caught:
+        fs.to_json()
+    assert "SECRET" not in str(caught.value)
+
+
+def test_live_credentials_are_not_written_as_json_and_the_error_says_what_is():
     class Credentials:
         pass
 

@@ -7,8 +7,10 @@ import mmap
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -115,6 +117,20 @@ def test_a_mount_is_read_only_and_ends_with_its_process(cloud, cachedfs, folder,
     assert raised.value.errno == errno.EROFS
     os.kill(pid, number)
     until(lambda: is_empty(folder))
+
+
+def test_a_mount_in_the_background_keeps_its_options_and_its_log_to_its_user(
+    cloud, cachedfs, folder, tmp_path
+):
+    cloud.put("a/b", b"1")
+    log, url = tmp_path / "log", cloud.url("a", "gs://")
+    log.touch(mode=0o644)
+    pid = mount(cachedfs, "-o", "project=SECRET", "--log", log, url, folder)
+    assert (folder / "b").read_bytes() == b"1"
+    line = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    assert line[-4:-1] == ["mount", url, str(folder)]
+    assert "SECRET" not in str(line) + log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
 def test_a_mount_that_cannot_be_made_says_why(cloud, cachedfs, folder, tmp_path):
