@@ -201,5 +201,5 @@ def _verify(folder: str) -> None:
     status = disk.state(folder)
     if status is None:
         raise FileNotFoundError(f"{folder} vanished")
-    if (reason := why_unsafe(folder, status)) is not None:
-        raise ValueError(f"{reason}, or give another cache_dir")
+    if (reason := why_unsafe(folder, status, "give another cache_dir")) is not None:
+        raise ValueError(reason)

@@ -113,7 +113,7 @@ def _at(path: str, record: MetadataRecord) -> MetadataRecord:
 
 
 def _share_clock(rows: IndexRows, *, is_writing: bool = False) -> None:
-    """Learn the clock of the other processes, and tell ours, unless all have the same boot of the machine."""
+    """Learn the clock of other processes in this boot of the machine; when writing, store ours if it is ahead."""
     boot = boot_number()
     if boot is None:
         return

@@ -247,7 +247,6 @@ class BlockWriter:
         try:
             self._directory.make_again_if_gone()
             yield
-            self._directory.had_index = True
         except CacheError:
             raise
         except TROUBLE as error:
@@ -260,6 +259,7 @@ class BlockWriter:
             fsck.count_if_fresh(rows, self._directory, now_s)
             self.room.set_aside = fsck.clear_away(self._directory, self._locks, now_s)
             yield rows
+        self._directory.had_index = True
 
     def _is_cached(self, key: BlockKey, unusable: Container[str]) -> bool:
         path = self.room.path(block_file.place(key.object.digest, key.index))

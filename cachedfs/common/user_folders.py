@@ -34,14 +34,17 @@ def why_unwritable(path: str) -> str | None:
     return None if is_writable else "it is read-only"
 
 
-def why_unsafe(folder: str, status: os.stat_result) -> str | None:
-    """Return why another user may control `folder`, whose `os.lstat` is `status`, else None."""
+def why_unsafe(folder: str, status: os.stat_result, instead: str) -> str | None:
+    """Return why another user may control `folder`, whose `os.lstat` is `status`, and what to do; None if none may.
+
+    `instead` is what to do if the folder cannot be mended, such as "give another cache_dir".
+    """
     if not stat.S_ISDIR(status.st_mode):
-        return f"{folder} is not a folder (a symlink, or a file): remove it"
+        return f"{folder} is not a folder (a symlink, or a file): remove it, or {instead}"
     if status.st_uid != os.geteuid():
-        return f"{folder} belongs to user {status.st_uid}"
+        return f"{folder} belongs to user {status.st_uid}: {instead}"
     if status.st_mode & _OTHERS_WRITE:
-        return f"{folder} can be written by others: chmod 700 it"
+        return f"{folder} can be written by others: chmod 700 it, or {instead}"
     return None
 
 
@@ -57,6 +60,6 @@ def writable_folder(find: Callable[[], str]) -> str:
     try:
         os.mkdir(private, 0o700)
     except FileExistsError:
-        if (reason := why_unsafe(private, os.lstat(private))) is not None:
-            raise PermissionError(f"{reason}, or set HOME or TMPDIR") from None
+        if (reason := why_unsafe(private, os.lstat(private), "set HOME or TMPDIR")) is not None:
+            raise PermissionError(reason) from None
     return private
