@@ -23,10 +23,21 @@ from cachedfs.cache.index.block_rows import BlockRow
 from cachedfs.cache.index.transaction import CacheIndex, IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 
-__all__ = ["CheckReport", "abandoned", "check", "clear_away", "count_all", "count_if_fresh", "name_for_block"]
+__all__ = [
+    "CheckReport",
+    "abandoned",
+    "check",
+    "clear_away",
+    "count_all",
+    "count_if_fresh",
+    "name_for_block",
+    "remove_old_hosts",
+]
 
 
 _STALE_S = 3600  # a temporary file this old has no living writer
+_HOST, _GONE = "host-", "gone-"
+_UNUSED_S = 7 * 86400  # another host that wrote nothing for so long is taken for gone
 _BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
 _BATCH = 4096
@@ -47,6 +58,32 @@ def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -
         elif not (_BLOCK.fullmatch(found.name) and locks.works_across_processes):
             uncounted += found.size
     return uncounted
+
+
+def remove_old_hosts(directory: CacheDirectory, now_s: float) -> bool:
+    """Remove a part of what hosts left on a network filesystem that have not used it for `_UNUSED_S` seconds.
+
+    Containers get a new name at each start, and nobody else counts these bytes. Returns whether more is left.
+    """
+    above = directory.root.rpartition("/")[0]
+    for found in disk.scan(above):
+        is_other = found.is_folder and found.name.startswith(_HOST) and found.path != directory.root
+        if is_other and _last_use_s(found) < now_s - _UNUSED_S:
+            # Renamed, so that a host that comes back never finds half a cache.
+            os.rename(found.path, f"{above}/{_GONE}{os.urandom(8).hex()}")
+    for found in disk.scan(above):
+        if found.name.startswith(_GONE):
+            part = next(disk.scan(f"{found.path}/blocks"), found)
+            shutil.rmtree(part.path)
+            return True
+    return False
+
+
+def _last_use_s(host: disk.FolderEntry) -> float:
+    """Return when files or access records of a host's folder were written last, in seconds since the epoch."""
+    other = CacheDirectory(host.path, is_network=True)
+    found = (disk.state(path) for path in (*other.bookkeeping, other.temp().rpartition("/")[0]))
+    return max(host.modified_s, *(status.st_mtime for status in found if status is not None), 0.0)
 
 
 def abandoned(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> list[str]:

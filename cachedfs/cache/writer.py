@@ -38,6 +38,7 @@ __all__ = ["BlockWriter"]
 _DROPPED_AT_ONCE = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FEW_FILES = 16  # removed to make space for the logs of the index
+_HOSTS_S = 3600.0  # between two looks at the folders of other hosts
 _EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
 
@@ -79,6 +80,7 @@ class BlockWriter:
         self.room = EvictionPolicy(directory, handles, locks)
         self.allowed: int | None = None  # the last computed allowance
         self._evict_again_at = 0.0
+        self._hosts_at = 0.0  # when to look for folders of old hosts
 
     def put(
         self,
@@ -99,6 +101,11 @@ class BlockWriter:
             if not self._is_index_damaged():
                 raise
             self._put(blocks, bounds, unusable, plan)
+        if self._directory.is_network and time.monotonic() >= self._hosts_at:
+            self._hosts_at = time.monotonic() + _HOSTS_S
+            with contextlib.suppress(OSError):
+                if fsck.remove_old_hosts(self._directory, time.time()):
+                    self._hosts_at = 0.0
 
     def _put(
         self,

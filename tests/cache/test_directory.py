@@ -140,6 +140,25 @@ def test_only_old_temporary_files_are_removed_at_opening(open_cache, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["new"]
 
 
+def test_on_a_network_file_system_caches_of_hosts_that_are_gone_are_removed(
+    open_cache, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(disk, "is_network", lambda path: True)
+    caches = {}
+    for name in ("gone", "idle", "new"):
+        replace_call(monkeypatch, "os.uname", lambda name=name: SimpleNamespace(nodename=name))
+        caches[name] = open_cache(tmp_path)
+        if name != "new":
+            put(caches[name], key_of(), *range(3))
+    for name, days in (("gone", 8), ("idle", 6)):
+        for path in (Path(caches[name].root), *Path(caches[name].root).rglob("*")):
+            os.utime(path, (0, time.time() - days * 86400))
+    for index in range(10):  # each removes a part
+        put(caches["new"], key_of(), index)
+    assert sorted(os.listdir(tmp_path / NAME)) == ["host-idle", "host-new"]
+    assert whole(caches["idle"], key_of(), 2) == content(key_of(), 2)
+
+
 def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     open_cache, tmp_path, monkeypatch
 ):
