@@ -18,7 +18,7 @@ from zarr.storage import FsspecStore
 
 from cachedfs.errors import ObjectChanged
 from cachedfs.obspec import CachedStore
-from tests.support import forget, noise
+from tests.support import forget, make_old, noise
 
 stores = pytest.importorskip("obstore.store")
 
@@ -59,6 +59,7 @@ def store(request, cloud, tmp_path):
         if request.param == "LocalStore":
             (tmp_path / "local" / "top" / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "local" / "top" / path).write_bytes(data)
+            make_old(tmp_path / "local" / "top" / path)
         elif request.param == "MemoryStore":
             given.put(f"top/{path}", data)
         else:

@@ -8,6 +8,7 @@ for the bytes of one ETag.
 from __future__ import annotations
 
 import asyncio
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,41 +21,15 @@ from cachedfs.common.urls import stored_path
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, clipped, describe, range_header, subject_of
 from cachedfs.origins.conditional_read import etag_to_match, read_etag
+from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_log import LoggedRequest, logged_request
 from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = ["FsspecOrigin", "fingerprint", "jsonable", "plain_path"]
+__all__ = ["FsspecOrigin", "jsonable", "plain_path"]
 
 _PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
-_HASHES = ("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum")
-_EVIDENCE = (("generation", ("generation",)), ("etag", ("etag", "ETag", "e_tag")), ("hash", _HASHES))
-_TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
-
-
-def fingerprint(info: Mapping[str, Any]) -> str | None:
-    """Return a text that changes whenever the bytes of a file may change, from fsspec's `info`.
-
-    Only the strongest evidence is used, and the text names its kind: generation, etag, content hash, or modification
-    time, each with the size. Returns None without evidence, or if the size is unknown.
-    """
-    size = info.get("size")
-    if size is None:
-        return None
-    for kind, names in _EVIDENCE:
-        if (value := _first(info, names)) is not None:
-            return f"{kind}:{value}-{size}"
-    if (at := _first(info, _TIMES)) is None:
-        return None
-    # As seconds: a filesystem may return the same time as a datetime or as a number.
-    moment = at.timestamp() if isinstance(at, datetime) else at
-    inode = f"-{info['ino']}" if info.get("ino") else ""
-    return f"time:{moment}-{size}{inode}"
-
-
-def _first(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((info[name] for name in names if info.get(name) not in (None, "")), None)
 
 
 def jsonable(value: Any) -> Any:
@@ -116,8 +91,9 @@ class FsspecOrigin:
         """Return the object or folder that `path` is now, with one `info`."""
         inner = await self.filesystem()
         path = plain_path(inner, path)
+        now_s = time.time()
         with mapped(self.url(path), "looking it up", is_read=True):
-            return self._described(path, await self.ask("info", path))
+            return self._described(path, await self.ask("info", path), now_s)
 
     @property
     def requests_per_s(self) -> float | None:
@@ -136,7 +112,7 @@ class FsspecOrigin:
     ) -> AsyncIterator[ObjectInfo]:
         """Yield the children of `folder` with one `ls`, or everything below it with one `find`."""
         inner = await self.filesystem()
-        folder = plain_path(inner, folder)
+        folder, now_s = plain_path(inner, folder), time.time()
         with mapped(self.url(folder), "listing it", is_read=True):
             if deep:
                 # Keep the names: for a file, fsspec's own `find` returns an empty info.
@@ -145,7 +121,7 @@ class FsspecOrigin:
                 found = [(info["name"], info) for info in await self.ask("ls", folder, detail=True)]
             named = [(plain_path(inner, name), info) for name, info in found]
             # fsspec lists an object as its own only child.
-            infos = [self._described(path, info) for path, info in named if path != folder]
+            infos = [self._described(path, info, now_s) for path, info in named if path != folder]
         for child in infos:
             yield child
 
@@ -194,17 +170,17 @@ class FsspecOrigin:
                 yield logged
             self._slots.finished(logged.size)
 
-    def _described(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
+    def _described(self, path: str, info: Mapping[str, Any], now_s: float) -> ObjectInfo:
         details = jsonable({k: v for k, v in info.items() if k not in ("name", "size", "type")})
         if info.get("type") == "directory":
             return ObjectInfo(path, "directory", details=details)
-        evidence = fingerprint(info)
-        if evidence is None:
+        version = fingerprint(info, now_s)
+        if version is None:
             self._warn(path)
         size = info.get("size")
         if size is not None and size < 0:
             raise ValueError(f"a size of {size}")
-        return ObjectInfo(path, "file", size, evidence, details=details)
+        return ObjectInfo(path, "file", size, version, details=details)
 
     def _warn(self, path: str) -> None:
         if self._has_warned:
@@ -226,9 +202,10 @@ def _range_of(options: Mapping[str, Any]) -> str:
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
     """Return whether two lookups show the same version, as far as the origin tells."""
     if now.size is not None or then.fingerprint is not None:
-        return (now.kind, now.size, now.fingerprint) == (then.kind, then.size, then.fingerprint)
+        is_same = is_same_evidence(now.fingerprint, then.fingerprint)
+        return is_same and (now.kind, now.size) == (then.kind, then.size)
     # The size is known only from a read. So compare the evidence in the details, with 0 for the size.
-    evidence = (fingerprint({**info.details, "size": 0}) for info in (now, then))
+    evidence = (evidence_of({**info.details, "size": 0}) for info in (now, then))
     return now.kind == then.kind and next(evidence) == next(evidence)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Reply, clipped, describe, range_header
-from cachedfs.origins.fsspec_origin import fingerprint
+from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_log import LoggedRequest, logged_request
 from cachedfs.origins.request_slots import RequestSlots
@@ -127,7 +128,7 @@ class ObstoreOrigin:
         self._slots = RequestSlots(concurrency)
         self._can_list = _kind(self.store) != "HTTPStore"
         # A local file may change while it is open, so its version is checked again after each piece.
-        self._must_confirm = _kind(self.store) == "LocalStore"
+        self._is_local = _kind(self.store) == "LocalStore"
 
     @property
     def concurrency(self) -> int:
@@ -160,18 +161,18 @@ class ObstoreOrigin:
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}".strip("/")
 
-    def _described(self, meta: Mapping[str, Any]) -> ObjectInfo:
-        """Return the object that obstore's metadata describe."""
+    def _described(self, meta: Mapping[str, Any], now_s: float) -> ObjectInfo:
+        """Return the object that obstore's metadata, requested at `now_s`, describe."""
         details = {name: meta[name] for name in ("e_tag", "version", "last_modified") if meta.get(name)}
         if (
             "last_modified" in details and not details["last_modified"].timestamp()
         ):  # a server that states no time
             del details["last_modified"]
-        # A weak ETag stays the same when bytes change.
-        evidence = {**details, "size": meta["size"], "e_tag": _strong_etag(details)}
-        return ObjectInfo(
-            self._path(meta["path"]), "file", meta["size"], fingerprint(evidence), details=details
-        )
+        # A weak ETag stays the same when bytes change. That of a local file is its inode, time and size.
+        known_by = "ino" if self._is_local else "e_tag"
+        evidence = {**details, "size": meta["size"], "e_tag": None, known_by: _strong_etag(details)}
+        version = fingerprint(evidence, now_s)
+        return ObjectInfo(self._path(meta["path"]), "file", meta["size"], version, details=details)
 
     def _count(self, path: str) -> None:
         """Count a request that is about to be sent; raise OriginUnavailable where it would hang."""
@@ -191,7 +192,8 @@ class ObstoreOrigin:
             return await getattr(self.store, method)(*args)
 
     async def _head(self, path: str) -> ObjectInfo:
-        return self._described(await self._ask("head_async", path, self._key(path)))
+        now_s = time.time()
+        return self._described(await self._ask("head_async", path, self._key(path)), now_s)
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now: one request, or two if it is no object."""
@@ -246,6 +248,7 @@ class ObstoreOrigin:
             if isinstance(want, Range) and not want.size:
                 return await self._without_body(path, want, pinned)
             self._count(path)
+            now_s = time.time()
             answer = await self.store.get_async(self._key(path), options=options)
         except FileNotFoundError as error:
             if pinned is None:
@@ -258,7 +261,7 @@ class ObstoreOrigin:
             if want is None or "range" not in str(error).lower():
                 raise
             return await self._without_body(path, want, pinned)
-        info = self._described(answer.meta)
+        info = self._described(answer.meta, now_s)
         self._must_be(pinned, info, want)
         start, stop = answer.range
         return _Reply(info, start, stop, answer)
@@ -292,7 +295,7 @@ class ObstoreOrigin:
                 logged.size += len(data)
                 if position > reply.stop:
                     break
-                if self._must_confirm:
+                if self._is_local:
                     try:
                         self._must_be(reply.info, await self._head(path), None)
                     except FileNotFoundError as error:
@@ -304,7 +307,9 @@ class ObstoreOrigin:
                 )
 
     def _must_be(self, pinned: ObjectInfo | None, info: ObjectInfo, want: Range | Suffix | None) -> None:
-        if pinned is not None and (info.size, info.fingerprint) != (pinned.size, pinned.fingerprint):
+        if pinned is None:
+            return
+        if info.size != pinned.size or not is_same_evidence(info.fingerprint, pinned.fingerprint):
             raise self._changed(info.path, want, f"it was {pinned.fingerprint}, and is {info.fingerprint}")
 
     def _changed(self, path: str, want: Range | Suffix | None, how: str) -> ObjectChanged:
@@ -317,7 +322,7 @@ class ObstoreOrigin:
     ) -> AsyncIterator[ObjectInfo]:
         """Yield the children of `folder`, or all objects below it."""
         folder = folder.strip("/")
-        key = self._key(folder)
+        key, now_s = self._key(folder), time.time()
         with mapped(self.url(folder), "listing it", is_read=True):
             async with self._slots.semaphore():
                 if deep:
@@ -329,7 +334,7 @@ class ObstoreOrigin:
                 else:
                     found = await self._ask("list_with_delimiter_async", folder, key)
                     objects, folders = found["objects"], found["common_prefixes"]
-            infos = [self._described(meta) for meta in objects]
+            infos = [self._described(meta, now_s) for meta in objects]
         for info in infos:
             if info.path != folder:
                 yield info

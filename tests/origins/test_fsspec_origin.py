@@ -20,12 +20,13 @@ from fsspec.registry import _registry
 from cachedfs.common.types import Range
 from cachedfs.common.urls import strip
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable
-from cachedfs.origins.fsspec_origin import FsspecOrigin, fingerprint, jsonable
+from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.origin_errors import translate
 from cachedfs.origins.registry import identity_of, open_origin
 from cachedfs.origins.tokens import TokenSource
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
+from tests.support import make_old
 
 
 def make_origin(protocol, **options):
@@ -60,6 +61,7 @@ class FilesWorld:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name("temporary")
         temporary.write_bytes(data)
+        make_old(temporary)
         os.replace(temporary, path)  # another inode, even if the clock of the disk is coarse
 
     def get(self, name):
@@ -100,23 +102,7 @@ class TestOverLocalFiles(OriginContract):
         await origin.aclose()
 
 
-# fingerprint and details
-@pytest.mark.parametrize(
-    ("info", "expected"),
-    [
-        ({"size": 3, "generation": "17", "etag": "x", "mtime": 1.0}, "generation:17-3"),
-        ({"size": 3, "ETag": '"abc"', "LastModified": 1}, 'etag:"abc"-3'),
-        ({"size": 3, "md5Hash": "q==", "mtime": 1.0}, "hash:q==-3"),
-        ({"size": 3, "mtime": 1.5, "ino": 9, "created": 1.0}, "time:1.5-3-9"),
-        ({"size": 0, "last_modified": datetime(2026, 1, 2, tzinfo=UTC)}, "time:1767312000.0-0"),
-        ({"size": None, "etag": "x"}, None), ({"etag": "x"}, None), ({"size": 3}, None),
-        ({"size": 3, "etag": "", "mtime": None}, None),
-    ],
-)  # fmt: skip
-def test_the_fingerprint_is_the_strongest_evidence(info, expected):
-    assert fingerprint(info) == expected
-
-
+# details
 def test_details_become_json_values():
     now = datetime.now(UTC)
     given = {"a": (1, b"x"), "at": now, 3: {"fn": Path("/x")}, "none": None}
@@ -238,6 +224,19 @@ async def test_a_replacement_during_a_read_is_read_again_once(strange, monkeypat
     pinned = await origin.lookup("/x")
     with pytest.raises(ObjectChanged):
         await read(origin, "/x", None, pinned)
+
+
+async def test_a_file_replaced_within_its_time_is_seen_at_the_next_lookup(strange, monkeypatch):
+    now_s = 1767312000.5
+    monkeypatch.setattr("cachedfs.origins.fsspec_origin.time.time", lambda: now_s)
+    monkeypatch.setattr(strange, "evidence", lambda self, info: {"size": info["size"], "mtime": 1767312000})
+    origin = make_origin("strange")
+    known = await origin.lookup("/x")
+    assert (await read(origin, "/x", Range(3, 9), known))[0] == DATA[3:9]  # nothing tells of a change
+    assert (await read(origin, "/x"))[1].fingerprint != known.fingerprint
+    now_s += 2
+    old = await origin.lookup("/x")
+    assert (await read(origin, "/x"))[1].fingerprint == old.fingerprint
 
 
 async def test_a_large_object_is_read_in_pieces_each_verified(strange, monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from cachedfs.origins.obstore_origin import ObstoreOrigin, identity_of_store, ro
 from cachedfs.origins.origin_errors import translate
 from cachedfs.origins.registry import open_origin
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract
+from tests.support import make_old
 
 stores = pytest.importorskip("obstore.store")
 
@@ -79,10 +81,20 @@ class TestOverMemory(ObstoreContract):
         return StoreWorld(stores.MemoryStore())
 
 
+class FilesWorld(StoreWorld):
+    def __init__(self, folder):
+        super().__init__(stores.LocalStore(folder))
+        self._folder = folder
+
+    def put(self, name, data):
+        super().put(name, data)
+        make_old(self._folder / "root" / name)
+
+
 class TestOverLocalFiles(ObstoreContract):
     @pytest.fixture
     def world(self, tmp_path):
-        return StoreWorld(stores.LocalStore(tmp_path))
+        return FilesWorld(tmp_path)
 
 
 class TestOverGCS(ObstoreContract):
@@ -192,7 +204,7 @@ async def test_a_local_file_that_changes_while_it_is_read_is_object_changed(tmp_
     world.put("x", DATA)
     async with make_origin(world.store).read(f"{world.root}/x", None, None) as reply:
         (tmp_path / "root" / "x").write_bytes(DATA[::-1] + b"x")
-        with pytest.raises(ObjectChanged, match="it was etag"):
+        with pytest.raises(ObjectChanged, match="it was time"):
             async for _ in reply:
                 pass
 
@@ -218,7 +230,7 @@ class Meta(dict):
 )
 def test_only_evidence_of_a_version_is_a_fingerprint(values, expected):
     origin = ObstoreOrigin({"store": stores.MemoryStore()}, identity="", on_request=lambda: None)
-    assert origin._described(Meta(**values)).fingerprint == expected
+    assert origin._described(Meta(**values), time.time()).fingerprint == expected
 
 
 def test_errors_of_obstore_become_ours():
