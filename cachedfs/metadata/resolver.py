@@ -419,7 +419,8 @@ class MetadataResolver:
                 )
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
-            kept = await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
+            if origin.lists_all:
+                kept = await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
         named = (
             child for here, children in listings.items() for child in children if not is_nameless(child, here)
         )

@@ -150,6 +150,12 @@ class Origin(Protocol):
     Then a lookup is cheaper with the folder's metadata, a read cannot replace a lookup, and an absence is certain.
     """
 
+    lists_all: bool
+    """True where a listing has all objects of a folder, so that a name which it lacks does not exist.
+
+    False where it has what a page links to: such a listing is not kept.
+    """
+
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now; raise `ObjectNotFound` for neither.
 

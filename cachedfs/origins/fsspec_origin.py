@@ -11,7 +11,7 @@ import asyncio
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -56,6 +56,7 @@ class FsspecOrigin:
     """An origin over any fsspec filesystem; `cachedfs.origins.base.Origin` describes its methods."""
 
     by_parent = False
+    lists_all = True
 
     def __init__(
         self,
@@ -93,7 +94,10 @@ class FsspecOrigin:
         path = plain_path(inner, path)
         now_s = time.time()
         with mapped(self.url(path), "looking it up", is_read=True):
-            return self._described(path, await self.ask("info", path), now_s)
+            info = self._described(path, await self.ask("info", path), now_s)
+        if info.kind == "file" and info.fingerprint is None:
+            self._warn(path)
+        return info
 
     @property
     def requests_per_s(self) -> float | None:
@@ -103,7 +107,9 @@ class FsspecOrigin:
         """Return 0: the limits of the service are unknown."""
         return 0.0
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> _Read:
+    def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AbstractAsyncContextManager[Reply]:
         """Request bytes; entering returns when the first piece has arrived and its version is confirmed."""
         return _Read(self, path, want, pinned)
 
@@ -175,8 +181,6 @@ class FsspecOrigin:
         if info.get("type") == "directory":
             return ObjectInfo(path, "directory", details=details)
         version = fingerprint(info, now_s)
-        if version is None:
-            self._warn(path)
         size = info.get("size")
         if size is not None and size < 0:
             raise ValueError(f"a size of {size}")

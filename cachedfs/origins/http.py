@@ -80,6 +80,7 @@ class HTTPRequest:
     kind: str = "download"  # as the rate limiter counts it
     good: frozenset[int] = _GOOD  # the statuses that are no failures
     follows_redirects: bool = True
+    trusts_redirects: bool = False  # any answer of another host counts as the service's own
 
 
 class Auth(Protocol):
@@ -114,6 +115,7 @@ class HTTPResponse:
         self._rate = BodyRate()
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
+        self.url = str(response.url)
         self.other_host = other_host(response)  # where redirects led; None for the host that was asked
 
     async def read_some(self) -> bytes:
@@ -172,13 +174,15 @@ class HTTPClient:
         new_tries: Callable[[], RetryAttempts],
         timeouts: Timeouts,
         keeps_session_timeout: bool = False,
+        options: Mapping[str, Any] = {},
         rate_limiter: RateLimiter | None = None,
         meter: RequestMeter | None = None,
     ) -> None:
         """Create a client that calls `on_request` for each request sent.
 
         `judge` turns an error response into a reason to retry or into the exception to raise. `rate_limiter` delays
-        requests. `meter` counts the answered ones, and may refuse to send more.
+        requests. `meter` counts the answered ones, and may refuse to send more. `options` are further arguments of
+        aiohttp for each request.
         """
         # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
         session._retry_connection = False
@@ -186,8 +190,9 @@ class HTTPClient:
         self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
         self._rate_limiter, self._meter = rate_limiter, meter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
-        self._timeouts, self._keeps_session_timeout = timeouts, keeps_session_timeout
-        self._stall_s = timeouts.usual.sock_read
+        self._timeouts, self._stall_s = timeouts, timeouts.usual.sock_read
+        self._keeps_session_timeout = keeps_session_timeout
+        self._options = {"max_redirects": MOST_REDIRECTS, **options}
 
     async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
@@ -257,7 +262,8 @@ class HTTPClient:
             sent_at, response = await self._request_at_rate(request, auth_headers, within_s)
         is_good = response.status in request.good
         # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
-        if response.other_host and not (is_good and request.as_stored):
+        is_trusted = request.trusts_redirects or (is_good and request.as_stored)
+        if response.other_host and not is_trusted:
             response.close()
             raise RetryableError(
                 foreign(f"redirected to {response.other_host}, which answered {response.status}")
@@ -375,9 +381,7 @@ class HTTPClient:
             data=data,
             auto_decompress=not request.as_stored,
             raise_for_status=False,
-            allow_redirects=request.follows_redirects,
-            max_redirects=MOST_REDIRECTS,
-            **own,
+            **{"allow_redirects": request.follows_redirects, **own, **self._options},
         )
 
 

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _GCS = ("gs", "gcs")
+_HTTP = ("http", "https")
 _AWARE = "-versions"  # ends an identity whose paths may name a generation
 _GENERATION = re.compile(r"(#|[?&]generation=)\d+$")  # gcsfs's pattern
 _ALIASES = {"gcs": "gs", "local": "file"}
@@ -92,6 +93,17 @@ def open_origin(
             from cachedfs.origins.obstore_origin import ObstoreOrigin
 
             return ObstoreOrigin(options, identity=identity, on_request=on_request, concurrency=concurrency)
+        if protocol in _HTTP:
+            from cachedfs.origins.http_origin import HTTPOrigin
+
+            return HTTPOrigin(
+                protocol,
+                options,
+                identity=identity,
+                loop=loop,
+                on_request=on_request,
+                concurrency=concurrency,
+            )
         from cachedfs.origins.fsspec_origin import FsspecOrigin
 
         return FsspecOrigin(

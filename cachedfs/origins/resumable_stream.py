@@ -163,11 +163,11 @@ class ResumableRead(ABC):
     async def _rest(self, ends_at: int) -> list[bytes]:
         """Return the rest of the body, once it has ended where it has to; else drop it and raise RetryableError."""
         assert self._body is not None
-        began, pieces = self._arrived, list[bytes]()
+        began, pieces, stop = self._arrived, list[bytes](), min(self.stop, ends_at)
         try:
-            if self.stop - began > _MOST_HELD:
+            if stop - began > _MOST_HELD:
                 raise RetryableError(RetryReason("the answer does not state its length", is_final=True))
-            while self._arrived < self.stop:
+            while self._arrived < stop:
                 pieces.append(await self._take())
             while self._offset <= ends_at and (piece := await self._body.read_some()):
                 self._offset += len(piece)

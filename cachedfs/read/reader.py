@@ -80,7 +80,9 @@ class Reader:
             if entry.info is None:
                 raise self.source.not_found(path, entry)
             try:
-                data = await self._collect(entry, start, stop, inflight)
+                # After a change, the bytes of any one version do.
+                is_pinned = tries_left == TRIES - 1
+                data = await self._collect(entry, start, stop, inflight, is_pinned=is_pinned)
                 note_version(entry)
                 return data
             except (ObjectChanged, ChecksumMismatch):
@@ -106,7 +108,13 @@ class Reader:
             return await self._collect(entry, start, stop, inflight)
 
     async def _collect(
-        self, entry: MetadataEntry, start: int | None, stop: int | None, inflight: InflightRequest | None
+        self,
+        entry: MetadataEntry,
+        start: int | None,
+        stop: int | None,
+        inflight: InflightRequest | None,
+        *,
+        is_pinned: bool = True,
     ) -> bytes:
         info = entry.info
         assert info is not None
@@ -114,7 +122,7 @@ class Reader:
             raise self.source.is_a_folder(entry.path)
         key = self.source.key(entry)
         if key is None or info.size is None:
-            return await self._uncached(entry, info, start, stop, inflight)
+            return await self._uncached(entry, info, start, stop, inflight, is_pinned=is_pinned)
         want = clip(start, stop, info.size)
         out = ReadBuffer(want)
         runs = _runs(
@@ -177,8 +185,13 @@ class Reader:
         start: int | None,
         stop: int | None,
         inflight: InflightRequest | None,
+        *,
+        is_pinned: bool,
     ) -> bytes:
-        """Read an object without a fingerprint or a size, bypassing the cache."""
+        """Read an object without a fingerprint or a size, bypassing the cache.
+
+        Unless `is_pinned`, the bytes may be of another version of the same size.
+        """
         if info.size is not None:
             want = clip(start, stop, info.size)
             if inflight is not None and inflight.start <= want.start and want.stop <= inflight.stop:
@@ -188,8 +201,12 @@ class Reader:
             if want.size == 0:
                 return b""
         async with self.source.origin(entry.path).read(
-            entry.path, want if info.size is not None else None, info
+            entry.path, want if info.size is not None else None, info if is_pinned else None
         ) as reply:
+            if reply.info.size != info.size is not None:
+                raise ObjectChanged(
+                    f"{self.source.url(entry.path)}: its size changed while it was read; read it again"
+                )
             data = b"".join([piece async for piece in reply])
         self.source.runtime.bytes_fetched += len(data)
         return data if info.size is not None else data[start:stop]

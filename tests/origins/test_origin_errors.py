@@ -1,6 +1,7 @@
 """Errors of other libraries become cachedfs errors that name the URL and contain no secret."""
 
 import asyncio
+import functools
 import http.server
 import json
 import traceback
@@ -21,7 +22,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.origin_errors import error_of, mapped, object_of, translate, without_secrets
-from cachedfs.origins.retry import RetryableError
+from cachedfs.origins.retry import RetryableError, RetryPolicy
 from tests.support import WebServer
 
 
@@ -140,6 +141,8 @@ def test_a_failure_of_a_web_server_is_never_a_fill_value_of_an_array(
 ):
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8,), chunks=(2,), dtype="i4", fill_value=0)
     array[:6] = [1, 2, 3, 4, 5, 6]  # the last chunk is missing
+    hasty = functools.partial(RetryPolicy, tries=2, base_s=0.0)
+    monkeypatch.setattr("cachedfs.origins.http_origin.RetryPolicy", hasty)
     with WebServer(tmp_path, Answers) as server:
         fs, path = url_to_fs(f"cachedfs::{server.url}/a.zarr")
         there = zarr.open_array(f"cachedfs::{path}", mode="r")

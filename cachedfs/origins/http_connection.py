@@ -1,0 +1,153 @@
+"""`HTTPConnection`: our own requests to a web server, and how far its evidence of versions can be trusted."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import describe, range_header
+from cachedfs.origins.fsspec_origin import jsonable
+from cachedfs.origins.http_answers import HTTPAnswer, answer_of
+from cachedfs.origins.retry import RetryableError, RetryReason
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import HTTPClient, HTTPRequest, HTTPResponse
+
+__all__ = ["HTTPConnection", "VersionEvidence"]
+
+_GOOD = frozenset({200, 203, 206, 416})
+_MOST_DOUBTED = 10_000  # objects
+_FIRST = Range(0, 1)  # what a lookup reads
+
+
+class VersionEvidence:
+    """Objects whose ETag is known to prove nothing, as it differs from answer to answer."""
+
+    def __init__(self, url_of: Callable[[str], str], warn_unversioned: Callable[[str], None]) -> None:
+        self._url_of, self._warn_unversioned = url_of, warn_unversioned
+        # Path -> the version that was taken for replaced; None if the evidence of the object proves nothing.
+        self._doubted: OrderedDict[str, ObjectInfo | None] = OrderedDict()
+        self._has_warned = False
+
+    def trusted(self, info: ObjectInfo) -> ObjectInfo:
+        """Return what an answer states, without a fingerprint if the evidence of this object proves nothing.
+
+        Warns once of objects without a fingerprint.
+        """
+        if info.fingerprint is None:
+            self._warn_unversioned(info.path)
+            return info
+        if info.path not in self._doubted:
+            return info
+        replaced = self._doubted[info.path]
+        if replaced is not None and not _is_back(replaced, info):
+            return info
+        self.distrust(info)
+        return replace(info, fingerprint=None)
+
+    def doubt(self, replaced: ObjectInfo) -> None:
+        """Remember a version that was taken for replaced: if it comes back, it never was."""
+        self._keep(replaced.path, replaced)
+
+    def distrust(self, info: ObjectInfo) -> None:
+        """Give this object no fingerprint any more, and warn once."""
+        self._keep(info.path, None)
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{self._url_of(info.path)}: its ETag differs from answer to answer while its size and time stay the same, "
+            "as where several servers answer. So nothing of such an object is cached, and every read goes to the server. "
+            "Name one of the servers, or copy the data to where a version has one ETag.",
+            stacklevel=3,
+        )
+
+    def _keep(self, path: str, replaced: ObjectInfo | None) -> None:
+        self._doubted[path] = replaced
+        while len(self._doubted) > _MOST_DOUBTED:
+            self._doubted.popitem(last=False)
+
+
+def _is_back(replaced: ObjectInfo, now: ObjectInfo) -> bool:
+    """Return whether an answer is of a version that had been replaced, with the time from before."""
+    times = [info.details.get("Last-Modified") for info in (replaced, now)]
+    return replaced.fingerprint == now.fingerprint and times[0] == times[1]
+
+
+class HTTPConnection:
+    """Requests over one session, with the options of one HTTPFileSystem."""
+
+    def __init__(
+        self,
+        inner: Any,
+        session: Any,
+        client: HTTPClient,
+        url_of: Callable[[str], str],
+        evidence: VersionEvidence,
+    ) -> None:
+        self.session, self.client, self.evidence = session, client, evidence
+        self._inner, self._url_of = inner, url_of
+
+    def request(
+        self, path: str, want: Range | Suffix | None, *, doing: str = "", is_pinned: bool = False
+    ) -> HTTPRequest:
+        """Return the request for bytes, as they are and not compressed unless the options say so."""
+        from cachedfs.origins.http import HTTPRequest
+
+        headers = dict(self._inner.kwargs.get("headers") or {})
+        if not any(name.lower() == "accept-encoding" for name in headers):
+            headers["Accept-Encoding"] = "identity"
+        if want is not None:
+            headers["Range"] = range_header(want) or ""
+        return HTTPRequest(
+            url=str(self._inner.encode_url(path)),
+            params=self._inner.kwargs.get("params") or {},
+            subject=self._url_of(path),
+            doing=doing or describe(want),
+            headers=headers,
+            is_pinned=is_pinned,
+            good=_GOOD,
+            trusts_redirects=True,
+        )
+
+    async def look(self, path: str, *, is_pinned: bool = False) -> ObjectInfo:
+        """Return the object from the headers of a read of its first byte; an empty one has none, and is read whole.
+
+        With `is_pinned`, an absence is ObjectChanged.
+        """
+        request = partial(self.request, path, doing="looking it up", is_pinned=is_pinned)
+
+        async def attempt() -> ObjectInfo:
+            for want in (_FIRST, None):
+                async with self.answer(path, request(want)) as (answer, body):
+                    if answer is None:
+                        continue
+                    if answer.span is not None and answer.span.size <= 1:
+                        await body.read_all()  # the connection can be used again then
+                    return answer.info
+            raise RetryableError(RetryReason("the server takes a whole object for a wrong range"))
+
+        return await self.client.retried(attempt, request(_FIRST), self.client.new_tries())
+
+    @asynccontextmanager
+    async def answer(
+        self, path: str, request: HTTPRequest
+    ) -> AsyncIterator[tuple[HTTPAnswer | None, HTTPResponse]]:
+        """Send `request` once; enter with what the headers state, None for 416, and the response."""
+        now_s = time.time()
+        async with self.client.exchange(request) as body:
+            if body.status == 416:
+                yield None, body
+                return
+            try:
+                answer = answer_of(path, body.status, body.headers, jsonable(body.url), now_s)
+            except ValueError as error:
+                raise RetryableError(RetryReason(str(error))) from error
+            yield answer._replace(info=self.evidence.trusted(answer.info)), body

@@ -1,0 +1,117 @@
+"""`HTTPOrigin`: objects of a web server.
+
+Reads and lookups are our own requests: the answer that carries the bytes also states size and version. A HEAD is never
+asked, because its size may be another. fsspec's HTTPFileSystem gives the session and the options, lists links and
+writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from cachedfs.common.optional_imports import importing
+from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.origins.fsspec_origin import FsspecOrigin
+from cachedfs.origins.http_answers import failure
+from cachedfs.origins.http_connection import HTTPConnection, VersionEvidence
+from cachedfs.origins.http_read import HTTPRead
+from cachedfs.origins.inner_filesystem import AsyncOnce
+from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.retry import RetryAttempts, RetryPolicy
+
+__all__ = ["HTTPOrigin"]
+
+_MOST_REDIRECTS = 10  # as in aiohttp
+
+
+class HTTPOrigin(FsspecOrigin):
+    """Objects behind http:// and https:// URLs; the fingerprint is the ETag, or else the time of the last change."""
+
+    lists_all = False
+
+    def __init__(
+        self,
+        protocol: str,
+        options: Mapping[str, Any],
+        *,
+        identity: str,
+        loop: asyncio.AbstractEventLoop,
+        on_request: Callable[[], None],
+        concurrency: int = 16,
+        policy: RetryPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        super().__init__(
+            protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
+        )
+        self._policy = policy or RetryPolicy()
+        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
+        self._connection = AsyncOnce(self._connect)
+        self._evidence = VersionEvidence(self.url, self._warn)
+
+    async def _connect(self) -> HTTPConnection:
+        with importing():
+            from cachedfs.origins.http import HTTPClient, timeouts_of
+
+        inner = await self.filesystem()
+        session = await _new_session(inner)
+        limit = getattr(getattr(session, "connector", None), "limit", 0)
+        options = {name: value for name, value in inner.kwargs.items() if name not in ("headers", "params")}
+        client = HTTPClient(
+            session,
+            _NoAuth(),
+            failure,
+            slots=self._slots,
+            on_request=lambda: self.on_request(),  # it may be replaced later
+            new_tries=self._new_tries,
+            timeouts=timeouts_of(self._policy, can_wait_for_pool=0 < limit < self._slots.max_requests),
+            keeps_session_timeout="timeout" in inner.client_kwargs,
+            options={"max_redirects": _MOST_REDIRECTS, **options},
+        )
+        return HTTPConnection(inner, session, client, self.url, self._evidence)
+
+    async def aclose(self) -> None:
+        """Close our session and those of the inner filesystem."""
+        if (connection := self._connection.take()) is not None:
+            await connection.session.close()
+        await super().aclose()
+
+    async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
+        """Return the object that `path` is now, by a read of its first byte; there are no folders."""
+        with mapped(self.url(path), "looking it up", is_read=True):
+            return await (await self._connection.get()).look(path)
+
+    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> HTTPRead:
+        """Request bytes: one request, whose headers also have version and size."""
+        return HTTPRead(self._connection.get, self.url(path), path, want, pinned)
+
+
+async def _new_session(inner: Any) -> Any:
+    """Return a session with the filesystem's settings, over a connector of ours where the user gives none."""
+    import aiohttp
+    from fsspec.implementations.http import get_client
+
+    from cachedfs.origins.http import new_connector
+
+    if inner.get_client is get_client and "connector" not in inner.client_kwargs:
+        return aiohttp.ClientSession(connector=new_connector(), **inner.client_kwargs)
+    session = await inner.set_session()
+    # The filesystem creates itself another one for listings and writes, which our slots do not limit.
+    inner._session = None
+    return session
+
+
+class _NoAuth:
+    """The session and the options prove the account."""
+
+    async def headers(self) -> dict[str, str]:
+        return {}
+
+    async def renew(self, refused: Mapping[str, str]) -> bool:
+        return False
