@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -18,7 +19,7 @@ from fsspec.utils import isfilelike
 
 from cachedfs.errors import CachedFSError
 
-__all__ = ["filled", "write_private"]
+__all__ = ["PartFile", "filled", "write_private"]
 
 
 def write_private(path: str, text: str) -> None:
@@ -31,6 +32,64 @@ def write_private(path: str, text: str) -> None:
     except BaseException:  # an interrupt too must leave no secret behind
         _remove(temporary)
         raise
+
+
+class PartFile:
+    """A local file open for writing beside its place, where it is put when it is closed.
+
+    `discard`, or an exception in its `with` block, removes it.
+    """
+
+    def __init__(self, path: str, temporary: str, file: Any, mode: int | None, *, is_new: bool) -> None:
+        """Take `file`, which is open at `temporary`; `is_new`: there may be no other file at `path` in the end."""
+        self._path, self._temporary, self._file, self._is_new = path, temporary, file, is_new
+        if mode is not None:  # before the first byte, so that private data is never readable by others
+            os.chmod(temporary, mode & 0o777)
+
+    @classmethod
+    def opened(cls, path: str, open_: Callable[[str], Any], *, is_new: bool) -> Any:
+        """Return a file open for writing; `open_` opens a path. What cannot be replaced is opened directly."""
+        mode = _mode(path)
+        temporary = None if is_new and os.path.lexists(path) else _temporary(path, mode)
+        if temporary is None or (mode is not None and not os.access(path, os.W_OK)):
+            return open_(path)
+        try:
+            return cls(path, temporary, open_(temporary), mode, is_new=is_new)
+        except OSError as error:
+            _remove(temporary)
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def close(self) -> None:
+        """Put the file in its place; remove it if that fails."""
+        if self._file.closed:
+            return
+        try:
+            self._file.close()
+            if self._is_new:
+                _put_in_new_place(self._temporary, self._path)
+            else:
+                _put_in_place(self._temporary, self._path)
+        except BaseException:  # an interrupt too must not leave a partial file behind
+            _remove(self._temporary)
+            raise
+
+    def discard(self) -> None:
+        """Remove the file, and leave its place as it was."""
+        with contextlib.suppress(OSError):  # a full disk makes the final flush fail
+            self._file.close()
+        _remove(self._temporary)
+
+    def __enter__(self) -> PartFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
 
 
 async def filled(target: Any, fill: Callable[[Any], Awaitable[None]]) -> None:
@@ -102,6 +161,20 @@ def _temporary(path: str, mode: int | None) -> str | None:
 
 def _put_in_place(temporary: str, path: str) -> None:
     os.replace(temporary, os.path.realpath(path))
+
+
+def _put_in_new_place(temporary: str, path: str) -> None:
+    """Put a file where there is none; raise FileExistsError if there is one now."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a filesystem without links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+        os.replace(temporary, path)
+    else:
+        os.unlink(temporary)
 
 
 def _remove(path: str) -> None:

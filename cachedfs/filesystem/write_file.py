@@ -14,6 +14,7 @@ from typing import Any
 
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from cachedfs.common.atomic_files import PartFile
 from cachedfs.common.urls import GCS_PROTOCOLS
 from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure, mapped
@@ -23,6 +24,7 @@ __all__ = ["WrittenFile"]
 logger = logging.getLogger("cachedfs.filesystem")
 
 _NEW = ("wb", "xb")  # modes that write a whole new object
+_LOCAL = ("file", "local")
 _PIECE = 8 << 20  # bytes copied at a time when a held-back file is sent
 _MAGIC = {  # suffix -> pandas' name of the format, and the first bytes of such a file
     ".gz": ("gzip", b"\x1f\x8b"),
@@ -60,11 +62,8 @@ class WrittenFile(io.IOBase):
                 f"{fs.unstrip_protocol(path)}: an object is read or written, not both at once (mode {mode!r}): "
                 "read it with 'rb', write it anew with 'wb'"
             )
-        if not autocommit and mode in _NEW:
-            self._inner: Any = _DelayedFile(lambda: fs.origin_fs._open(path, mode=mode, **options))
-            return
         with self._mapped_errors("opening it for writing"):
-            self._inner = fs.origin_fs._open(path, mode=mode, autocommit=autocommit, **options)
+            self._inner: Any = _opened(fs, path, mode, autocommit=autocommit, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":
@@ -212,14 +211,36 @@ def _warn_if_not_compressed(url: str, begin: bytes) -> None:
         )
 
 
+def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any) -> Any:
+    """Return the inner filesystem's file, or one in its place that a failed writer can discard.
+
+    Object stores drop an unfinished upload. Local files and those of memory:// are changed from the first byte on.
+    """
+    inner, protocol = fs.origin_fs, fs.target_protocol
+    if mode not in _NEW:
+        return inner._open(path, mode=mode, autocommit=autocommit, **options)
+
+    def opened() -> Any:
+        if protocol not in _LOCAL:
+            return inner._open(path, mode=mode, **options)
+        is_new = "x" in mode
+        return PartFile.opened(path, lambda name: inner._open(name, mode=mode, **options), is_new=is_new)
+
+    if autocommit and protocol != "memory":
+        return opened()
+    if autocommit and "x" in mode and inner.exists(path):
+        raise FileExistsError(errno.EEXIST, "it exists already", path)
+    return _DelayedFile(opened, autocommit=autocommit)
+
+
 class _DelayedFile:
-    """A file written in a transaction: a local temporary file, sent to the origin at `commit`.
+    """A local temporary file, sent to the origin at `commit`; with `autocommit`, when it is closed.
 
     Some inner filesystems cannot delay a file, or cannot delay a single one of their files.
     """
 
-    def __init__(self, opened: Callable[[], Any]) -> None:
-        self._opened = opened
+    def __init__(self, opened: Callable[[], Any], *, autocommit: bool) -> None:
+        self._opened, self._autocommit = opened, autocommit
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until the transaction ends
 
     def __getattr__(self, name: str) -> Any:
@@ -244,7 +265,7 @@ class _DelayedFile:
         except OSError as error:
             self.discard()
             failure = CachedFSError(
-                f"the data of a transaction cannot be stored in the temporary folder {tempfile.gettempdir()}: {error}; free space "
+                f"data to be written cannot be stored in the temporary folder {tempfile.gettempdir()}: {error}; free space "
                 "there, or set TMPDIR to another disk"
             )
             failure.errno = error.errno
@@ -254,7 +275,8 @@ class _DelayedFile:
         self.discard()  # the writer failed: the file is incomplete
 
     def close(self) -> None:
-        pass
+        if self._autocommit:
+            self.commit()
 
     def commit(self) -> None:
         if self._file.closed:

@@ -1,6 +1,7 @@
 """The filesystem API: names, writes, metadata, instances, options, max_age, local copies, ranges."""
 
 import asyncio
+import errno
 import functools
 import json
 import logging
@@ -239,6 +240,96 @@ def test_a_transaction_without_temporary_space_keeps_the_old_object(
     with fs.transaction, pytest.raises(OSError, match="No space left"):
         fs.pipe_file(path, bytes(size))
     assert fs.origin_fs.cat_file(path) == fs.cat_file(path) == b"old"
+
+
+@pytest.mark.parametrize("protocol", ["gs", "memory", "file"])
+def test_a_writer_that_fails_leaves_the_old_object_or_none(cloud, tmp_path, protocol):
+    fs = fsspec.filesystem("cachedfs", target_protocol=protocol)
+    top = cloud.bucket if protocol == "gs" else str(tmp_path / "top")
+    fs.makedirs(top, exist_ok=True)
+    fs.pipe_file(f"{top}/old", b"old")
+
+    def fail(name, mode):
+        with fs.open(f"{top}/{name}", mode) as file:
+            file.write(b"half")
+            file.flush()
+            raise KeyError
+
+    for name, mode in (("old", "wb"), ("new", "wb"), ("new", "xb")):
+        with pytest.raises(KeyError):
+            fail(name, mode)
+    assert fs.origin_fs.cat(fs.origin_fs.find(top)) == {fs._strip_protocol(f"{top}/old"): b"old"}
+    assert fs.cat_file(f"{top}/old") == b"old"
+    assert not fs.exists(f"{top}/new")
+
+
+@pytest.fixture
+def local(own_cache):
+    return fsspec.filesystem("cachedfs", target_protocol="file")
+
+
+def test_a_local_file_is_replaced_when_it_is_closed(local, tmp_path):
+    real, link = tmp_path / "real" / "a", tmp_path / "a"
+    real.parent.mkdir()
+    real.write_bytes(b"old")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    with local.open(str(link), "wb") as file:
+        file.write(b"longer than before")
+        assert real.read_bytes() == b"old"
+    assert (real.read_bytes(), real.stat().st_mode & 0o777) == (b"longer than before", 0o600)
+    assert link.is_symlink()
+    assert os.listdir(real.parent) == ["a"]
+
+
+def test_what_cannot_be_replaced_is_written_directly(local, tmp_path):
+    with local.open("/dev/null", "wb") as file:
+        file.write(b"gone")
+    with pytest.raises(OSError, match="No space left"), local.open("/dev/full", "wb") as file:
+        file.write(b"too much")
+    with pytest.raises(FileNotFoundError, match="none/a") as caught:
+        local.open(str(tmp_path / "none" / "a"), "wb")
+    assert ".part" not in str(caught.value)
+    with pytest.raises(IsADirectoryError):
+        local.open(str(tmp_path), "wb")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_an_exclusive_write_keeps_a_file_that_somebody_else_made_meanwhile(
+    local, tmp_path, monkeypatch, has_links
+):
+    if not has_links:
+        monkeypatch.setattr("cachedfs.common.atomic_files.os.link", _refused)
+    path = tmp_path / "top" / "a"
+    path.parent.mkdir()
+    with local.open(str(path), "xb") as file:
+        file.write(b"mine")
+    assert path.read_bytes() == b"mine"
+    with pytest.raises(FileExistsError):
+        local.open(str(path), "xb")
+    path.unlink()
+    file = local.open(str(path), "xb")
+    file.write(b"mine")
+    path.write_bytes(b"theirs")
+    with pytest.raises(FileExistsError, match="exists already"):
+        file.close()
+    assert path.read_bytes() == b"theirs"
+    assert os.listdir(path.parent) == ["a"]
+
+
+def test_a_local_file_that_cannot_be_put_in_its_place_leaves_the_old_one(local, tmp_path, monkeypatch):
+    path = tmp_path / "top" / "a"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    monkeypatch.setattr("cachedfs.common.atomic_files.os.replace", _refused)
+    with pytest.raises(PermissionError), local.open(str(path), "wb") as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == ["a"]
+
+
+def _refused(*_):
+    raise PermissionError(errno.EPERM, "not here")
 
 
 @pytest.mark.parametrize("protocol", ["gs", "memory", "file"])

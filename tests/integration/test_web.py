@@ -22,8 +22,11 @@ def fs(world):
     return fsspec.filesystem("cachedfs", target_protocol="http", request_size=MiB)
 
 
-def edges(answer, etags=itertools.count()):
-    answer.headers["ETag"] = f'"edge{next(etags)}"'
+_etags = itertools.count()
+
+
+def edges(answer):
+    answer.headers["ETag"] = f'"edge{next(_etags)}"'
 
 
 def edges_without_time(answer):
