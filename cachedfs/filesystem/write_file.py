@@ -211,7 +211,7 @@ def _warn_if_not_compressed(url: str, begin: bytes) -> None:
         )
 
 
-def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool = True, **options: Any) -> Any:
+def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool, **options: Any) -> Any:
     """Return the inner filesystem's file, or one in its place that a failed writer can discard.
 
     Object stores drop an unfinished upload. Local files and those of memory:// are changed from the first byte on.

@@ -35,9 +35,8 @@ class HTTPRead(ResumableRead):
     ) -> None:
         super().__init__(url, want, pinned)
         self._connect, self._path = connect, path
-        self._part_stop = (
-            -1
-        )  # where the answer being received ends: a server may send less than it was asked for
+        # Where the answer being received ends: a server may send less than it was asked for.
+        self._part_stop = -1
 
     async def __aenter__(self) -> Reply:
         with mapped(self._url, self._doing):
@@ -54,9 +53,8 @@ class HTTPRead(ResumableRead):
         except RequestRejected:
             if not isinstance(self._want, Suffix):
                 raise
-            await self._open_suffix(
-                await self._current()
-            )  # not all servers know ranges that count from the end
+            # Not all servers know ranges that count from the end.
+            await self._open_suffix(await self._current())
 
     async def _resume(self, left: Range, failed: RetryableError) -> None:
         """Request the remaining bytes of the same version."""
@@ -107,6 +105,8 @@ class HTTPRead(ResumableRead):
 
     async def _hold_whole(self, answer: HTTPAnswer, body: HTTPResponse) -> None:
         """Hold all bytes of an object whose size is known only at its end, and keep the range that was requested."""
+        if body.status == 206:
+            raise RetryableError(RetryReason("the server answers with a part of unknown size"))
         pieces = []
         while piece := await body.read_some():
             pieces.append(piece)
@@ -151,9 +151,7 @@ class HTTPRead(ResumableRead):
             await self._attempt.aclose()
             entered = self._connection.answer(self._path, request)
             answer, body = await self._attempt.enter_async_context(entered)
-            if answer is None:
-                return None, body
-            if known is None:
+            if answer is None or known is None:
                 return answer, body
             if self._is_same(known, answer.info):
                 return answer._replace(info=_of_version(known, answer.info)), body

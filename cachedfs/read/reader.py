@@ -203,7 +203,7 @@ class Reader:
         async with self.source.origin(entry.path).read(
             entry.path, want if info.size is not None else None, info if is_pinned else None
         ) as reply:
-            if reply.info.size != info.size is not None:
+            if info.size is not None and reply.info.size != info.size:
                 raise ObjectChanged(
                     f"{self.source.url(entry.path)}: its size changed while it was read; read it again"
                 )

@@ -187,6 +187,19 @@ async def test_every_way_to_answer_gives_the_same_bytes(origin, world, change, w
         assert found.size == len(DATA)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not say when an object has changed")
+async def test_a_part_is_never_taken_for_the_whole(origin, world):
+    path = world.put("x", DATA)
+
+    def part(answer):
+        answer.of(0, 100)
+        answer.headers["Content-Range"] = "bytes 0-99/*"
+
+    world.change = part
+    with pytest.raises(OriginUnavailable, match="a part of unknown size"):
+        await read(origin, path)
+
+
 async def test_a_shorter_answer_is_continued_at_once(origin, world):
     path, world.change = world.put("x", DATA), short
     assert (await read(origin, path, Range(500, 3_200)))[0] == DATA[500:3_200]
