@@ -43,7 +43,7 @@ clock = Clock()
 def boot_number() -> int | None:
     """Return a number that this boot of the machine does not share with another; None where the system has none."""
     try:
-        with open(_BOOT_ID, encoding="ascii") as file:
+        with open(_BOOT_ID, encoding="utf-8") as file:
             text = file.read()
     except (OSError, ValueError):
         return None
