@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
-from cachedfs.errors import NoSuchBucket, ObjectNotFound, OriginUnreachable
+from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound, OriginUnreachable
 from cachedfs.fetch.fetcher import Fetcher
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataEntry
@@ -250,7 +250,7 @@ class MetadataResolver:
         asked = self.source.runtime.spawn(self.info(folder))
         info = None
         try:
-            with contextlib.suppress(ObjectNotFound):
+            with contextlib.suppress(ObjectNotFound, AccessDenied):  # of the folder as it was
                 info = await origin.lookup(path, before.info)
         except asyncio.CancelledError:
             asked.cancel()

@@ -11,6 +11,7 @@ import threading
 import fsspec
 import pandas as pd
 import pytest
+import zarr
 
 from cachedfs.errors import (
     AccessDenied,
@@ -532,3 +533,63 @@ def test_cached_listings_are_served_at_once_while_drive_is_unreachable(tmp_path,
     requests = fs.stats().requests
     assert fs.ls("My Drive", detail=False) == fs.find("My Drive") == ["My Drive/a.txt"]
     assert fs.stats().requests == requests
+
+
+# Folders that the account may see and not open.
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_in_a_limited_folder_is_an_error_and_never_zeros(drive, zarr_format):
+    server = drive.server
+    array = zarr.create_array(
+        drive.url("shut/a"), shape=(4,), chunks=(2,), dtype="i4", zarr_format=zarr_format
+    )
+    array[:] = [1, 2, 3, 4]
+    server.limit(server.folder(f"{drive.name}/shut"))
+    forget()
+    for path in (drive.url("shut/a"), drive.url("shut"), f"drive://{drive.path('shut/a')}"):
+        for open_it in (zarr.open_array, zarr.open_group):
+            with pytest.raises(AccessDenied, match=r"you may see the folder drive://.*/shut, not open it"):
+                open_it(path, mode="r")
+
+
+def test_an_open_array_whose_folder_becomes_limited_is_an_error_after_max_age(drive, clock):
+    array = zarr.create_array(drive.url("shut/a"), shape=(4,), chunks=(2,), dtype="i4")
+    array[:] = [1, 2, 3, 4]
+    array = zarr.open_array(drive.url("shut/a"), mode="r")
+    shut = drive.server.folder(f"{drive.name}/shut")
+    drive.server.limit(shut)
+    clock(61)
+    with pytest.raises(AccessDenied, match="not open it"):
+        array[:]
+    drive.server.limit(shut, limited=False)
+    clock(61)
+    assert array[:].tolist() == [1, 2, 3, 4]
+
+
+def test_a_limited_folder_is_denied_by_every_call_at_no_request_once_it_is_known(drive, fs):
+    drive.put("shut/in/a.bin", b"a")
+    drive.put("b.bin", b"b")
+    drive.server.limit(drive.server.folder(f"{drive.name}/shut"))
+    shut = drive.path("shut")
+    assert [fs.exists(shut), fs.isdir(shut), fs.info(shut)["canListChildren"]] == [True, True, False]
+    assert len(fs.ls(drive.path())) == 2
+    drive.asked()
+    inside = (fs.exists, fs.info, fs.isfile, fs.cat_file, fs.open)
+    for ask, path in [(fs.ls, shut), (fs.find, shut), (fs.du, shut), (fs.find, drive.path())] + [
+        (ask, f"{shut}/{name}") for ask in inside for name in ("in", "in/a.bin", "zarr.json")
+    ]:
+        with pytest.raises(AccessDenied, match=f"the folder drive://{shut}, not open it"):
+            ask(path)
+    with pytest.raises(AccessDenied):
+        list(fs.walk(drive.path()))
+    assert drive.asked() == []
+
+
+def test_a_folder_that_is_no_longer_limited_is_read_after_max_age(drive):
+    data = drive.put("shut/a.bin", b"a")
+    shut, fs = drive.server.folder(f"{drive.name}/shut"), fsspec.filesystem("cdrive", max_age=0)
+    for _ in range(2):
+        drive.server.limit(shut)
+        with pytest.raises(AccessDenied, match="not open it"):
+            fs.cat_file(drive.path("shut/a.bin"))
+        drive.server.limit(shut, limited=False)
+        assert fs.cat_file(drive.path("shut/a.bin")) == data

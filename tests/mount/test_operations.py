@@ -493,3 +493,12 @@ def test_a_file_renamed_while_it_is_open_goes_on_under_its_new_name(cloud, mount
     mounted.write("/b", b"2", 1, fi)
     mounted.close("/b", fi)
     assert (mounted.names(), mounted.content("/b")) == (["b"], b"12")
+
+
+def test_a_folder_that_may_be_seen_and_not_opened_is_refused_and_not_empty(drive, at_drive):
+    drive.put("shut/a", b"a")
+    drive.server.limit(drive.server.folder(f"{drive.name}/shut"))
+    assert at_drive.names() == ["shut"]
+    assert stat.S_ISDIR(at_drive.getattr("/shut")["st_mode"])
+    assert code_of(at_drive.names, "/shut") == code_of(at_drive.getattr, "/shut/a") == errno.EACCES
+    assert code_of(at_drive.create, "/shut/b") == code_of(at_drive.rmdir, "/shut") == errno.EACCES

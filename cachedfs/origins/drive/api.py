@@ -33,7 +33,7 @@ __all__ = [
     "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "ROOT", "SHARED",
     "SHARED_WITH_ME", "SHORTCUT", "DriveAbusiveFile", "DriveAnonymous", "DriveOutOfSight", "change_of", "child_query",
     "children_query", "failure", "folder_info", "is_folder", "is_native", "is_trashed", "item_info", "key_headers", "kind_of",
-    "looks_like", "rank", "resource_of", "shortcut_target", "shown", "takes_id", "title_of", "url_of",
+    "looks_like", "may_list", "rank", "resource_of", "shortcut_target", "shown", "takes_id", "title_of", "url_of",
 ]  # fmt: skip
 
 FOLDER = "application/vnd.google-apps.folder"
@@ -47,7 +47,7 @@ EVERYWHERE = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}  # where listing
 # Without `fields` an item is ten times as long.
 _FIELDS = (
     "id,name,mimeType,size,md5Checksum,headRevisionId,createdTime,modifiedTime,driveId,resourceKey,"
-    "parents,trashed,capabilities(canDownload,canReadRevisions),shortcutDetails"
+    "parents,trashed,capabilities(canDownload,canReadRevisions,canListChildren),shortcutDetails"
 )
 ITEM_FIELDS = f"kind,{_FIELDS}"
 LIST_FIELDS = f"kind,nextPageToken,incompleteSearch,files({_FIELDS})"
@@ -159,6 +159,15 @@ def is_trashed(item: Mapping[str, Any]) -> bool:
     return bool(item.get("trashed"))
 
 
+def may_list(item: Mapping[str, Any]) -> bool:
+    """Return False for a folder or shared drive that the account may see and not open.
+
+    Drive answers a search in such a folder with an empty list, and not with an error.
+    """
+    is_other = item.get("mimeType", FOLDER) != FOLDER  # and never has children
+    return is_other or bool(item.get("capabilities", {}).get("canListChildren", True))
+
+
 def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | None = None) -> ObjectInfo:
     """Return the object or folder that an item describes; `via` is the shortcut that led to it."""
     details: dict[str, Any] = {
@@ -171,9 +180,10 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
             details[name] = datetime.fromisoformat(item[at])
     if via is not None:
         details["shortcut"] = via["id"]
-    if item["mimeType"] == FOLDER:
-        return ObjectInfo(path, "directory", id=item["id"], details=details)
     may = item.get("capabilities", {})
+    if item["mimeType"] == FOLDER:
+        details["canListChildren"] = may_list(item)
+        return ObjectInfo(path, "directory", id=item["id"], details=details)
     details |= {name: may.get(name, name == "canDownload") for name in ("canDownload", "canReadRevisions")}
     size = size_of(item["size"]) if "size" in item and not is_native(item["mimeType"]) else None
     # Never `version`: it moves when a comment is written.

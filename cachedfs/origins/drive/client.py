@@ -324,7 +324,15 @@ class DriveAccount:
 
         A listing names the shared drive only if the path begins with it, and only members can list it so. A folder that
         was shared with others is listed like one outside any drive.
+
+        Raises AccessDenied for a folder that the account may see and not open: Drive would answer that it is empty.
         """
+        if not folder.details.get("canListChildren", True):
+            name = (await self.connection()).auth.name
+            raise AccessDenied(
+                f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
+                f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"
+            )
         params = {"q": query, "pageSize": "1000", "fields": api.LIST_FIELDS, **api.EVERYWHERE}
         request = self.request(self.address("files"), path, doing, params=params, headers=key_of(folder))
         drive_id = folder.details.get("driveId") if folder.path.startswith(api.SHARED) else None
@@ -337,7 +345,10 @@ class DriveAccount:
 
     async def drives(self) -> list[dict[str, Any]]:
         """Return the ids and names of the shared drives."""
-        params = {"pageSize": "100", "fields": "kind,nextPageToken,drives(id,name)"}
+        params = {
+            "pageSize": "100",
+            "fields": "kind,nextPageToken,drives(id,name,capabilities(canListChildren))",
+        }
         request = self.request(self.address("drives"), "", "listing the shared drives", params=params)
         drives = await self._all("drives", request, kind="drive#driveList")
         # One that is renamed meanwhile may be on two pages.

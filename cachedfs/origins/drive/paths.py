@@ -241,7 +241,7 @@ class PathResolver:
         return folder, await self.named(path, folder)
 
     async def _stands(self, path: str) -> bool:
-        """Return whether the remembered folder at `path`, and those above it, still have their names and places."""
+        """Return whether the remembered folder at `path`, and those above it, are where they were and can be listed."""
         asked: list[tuple[str, ObjectInfo, str, str | None]] = []
         while place_of(path).names:
             known, above = self.remembered(path), self.remembered(folder_of(path))
@@ -250,7 +250,8 @@ class PathResolver:
             id = known.details.get("shortcut") or str(known.id)
             asked.append((path, above, id, known.details.get("resourceKey")))
             path = folder_of(path)
-        return None not in await side_by_side(self._still_at(*each) for each in asked)
+        found = await side_by_side(self._still_at(*each) for each in asked)
+        return all(item is not None and api.may_list(item) for item in found)
 
     def now(self) -> float:
         """Return the present time of the clock that folders are remembered by."""
@@ -426,7 +427,7 @@ class PathResolver:
 
 
 def _shared_drive(path: str, drive: Mapping[str, Any]) -> ObjectInfo:
-    return api.folder_info(path, drive["id"], driveId=drive["id"])
+    return api.folder_info(path, drive["id"], driveId=drive["id"], canListChildren=api.may_list(drive))
 
 
 def _missing(path: str, why: str) -> ObjectNotFound:

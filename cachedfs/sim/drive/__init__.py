@@ -72,6 +72,16 @@ class DriveService(DriveApi):
         """Share an item, and everything in it, with the account."""
         self.do_edit(item_id, sharedWithMeTime=rfc3339(self.items.tick()))
 
+    def do_limit(self, folder_id: str, limited: bool = True) -> None:
+        """Limit the access to a folder, so that the account sees the folder but cannot open it, or stop doing so.
+
+        Items in it that are shared with the account stay visible.
+        """
+        folder = self._item(folder_id)
+        (self.items.limited.add if limited else self.items.limited.discard)(folder.id)
+        capabilities = dict.fromkeys(("canAddChildren", "canListChildren", "canRemoveChildren"), not limited)
+        self.do_edit(folder.id, capabilities=capabilities, inheritedPermissionsDisabled=limited or None)
+
     def do_publish(self, item_id: str, public: bool = True) -> None:
         """Share an item, and everything in it, with anyone who has the link, or stop doing so."""
         rows = self._item(item_id).fields.get("permissions") or []
@@ -243,6 +253,7 @@ class DriveServer(SimServer):
     document = command(DriveService.do_document)
     share_drive = command(DriveService.do_share_drive)
     share = command(DriveService.do_share)
+    limit = command(DriveService.do_limit)
     publish = command(DriveService.do_publish)
     shared_with_me = command(DriveService.do_shared_with_me)
     fill = command(DriveService.do_fill)

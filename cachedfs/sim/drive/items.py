@@ -117,6 +117,7 @@ class Items:
         self._changes: dict[str, ItemChange] = {}  # Invariant: in order of the change numbers
         self.drives: dict[str, str] = {}  # id -> name of shared drives
         self.foreign: set[str] = set()  # ids of shared drives of which the account is not a member
+        self.limited: set[str] = set()  # ids of folders that the account sees and cannot open
         self.root = "0A" + self.new_id()[:12] + "Uk9PVA"
         now = self.tick()
         self._insert(Item(self.root, "My Drive", FOLDER, [], now, now))
@@ -169,13 +170,20 @@ class Items:
     def is_visible(self, item: Item, *, is_reader: bool = False) -> bool:
         """Return True if the account sees an item, or with `is_reader` a caller without an account.
 
-        In a shared drive of which the account is not a member, it sees only items shared with it.
+        In a shared drive of which the account is not a member, and in a limited folder, it sees only items shared
+        with it.
         """
         if is_reader:
             return self.is_public(item)
-        return item.drive_id not in self.foreign or any(
-            self._items[id].fields.get("sharedWithMeTime") for id in self._above(item.id)
-        )
+        if item.drive_id in self.foreign:
+            return any(self._items[id].fields.get("sharedWithMeTime") for id in self._above(item.id))
+        return not self.limited or not self._is_shut_away(item)
+
+    def _is_shut_away(self, item: Item) -> bool:
+        """Return True if every way to an item leads through a limited folder."""
+        if item.fields.get("sharedWithMeTime") or not item.parents:
+            return False
+        return all(id in self.limited or self._is_shut_away(self._items[id]) for id in item.parents)
 
     def is_public(self, item: Item) -> bool:
         """Return True if an item, or a folder that contains it, is shared with anyone who has the link."""

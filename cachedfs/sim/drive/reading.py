@@ -24,6 +24,7 @@ _N_PAGES = 2000  # number of valid page tokens; older ones are rejected
 # Fields of a reply without the parameter `fields`.
 _FILE = parse_mask("kind,id,name,mimeType,resourceKey,driveId")
 _LIST = {**parse_mask("kind,incompleteSearch,nextPageToken"), "files": _FILE}
+_DRIVES = parse_mask("kind,nextPageToken,drives(kind,id,name)")
 _CHANGES = parse_mask(
     "kind,nextPageToken,newStartPageToken,changes(kind,type,changeType,time,removed,fileId)"
 )
@@ -261,8 +262,11 @@ class DriveReading(Access):
 
     def _drives(self, call: Call) -> dict[str, Any]:
         names = {id: name for id, name in self.items.drives.items() if id not in self.items.foreign}
-        rows = [{"kind": "drive#drive", "id": id, "name": name} for id, name in names.items()]
-        return project({"kind": "drive#driveList", "drives": rows}, _mask(call, {}))
+        can = {"canListChildren": True}
+        rows = [
+            {"kind": "drive#drive", "id": id, "name": name, "capabilities": can} for id, name in names.items()
+        ]
+        return project({"kind": "drive#driveList", "drives": rows}, _mask(call, _DRIVES))
 
     def _check_drive(self, call: Call) -> None:
         drive_id = call.query.get("driveId")
