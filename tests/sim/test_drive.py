@@ -560,6 +560,15 @@ def test_names_may_contain_quotes_backslashes_and_slashes(server: DriveServer) -
         assert (found["id"], found["name"]) == (item_id, name)
 
 
+@pytest.mark.parametrize("name", ["'", "''", "'a'"])
+def test_a_name_in_single_quotes_is_listed_and_not_found_by_its_name(server: DriveServer, name: str) -> None:
+    item_id = server.add(name, b"x")
+    [found] = ask_json(server, V3, q="'root' in parents")["files"]
+    assert (found["id"], found["name"]) == (item_id, name)
+    escaped = name.replace("'", "\\'")
+    assert ask_json(server, V3, q=f"'root' in parents and name='{escaped}'")["files"] == []
+
+
 @pytest.mark.parametrize(
     ("q", "expected"),
     [

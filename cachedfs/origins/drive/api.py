@@ -110,9 +110,10 @@ def child_query(folder_id: str, name: str) -> str:
     """Return the query for items of one name; Drive ignores case, so the caller must compare the names.
 
     Each "／" in the path may be a slash in the title, or itself. With more than one of them, this is the query for the
-    whole folder.
+    whole folder. So it is for a name in single quotes, which Drive does not find by its name.
     """
-    if name.count(_SLASH) > 1:
+    bare = name.strip()
+    if name.count(_SLASH) > 1 or (bare.startswith("'") and bare.endswith("'")):
         return children_query(folder_id)
     titles = (name, title_of(name))
     # macOS writes ö as two characters: the caller warns of a name that only looks the same.

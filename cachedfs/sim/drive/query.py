@@ -84,7 +84,8 @@ class _Parser:
         if token == "name":
             self._take("=")
             name = _text(self._take()).lower()  # the service ignores case
-            return Query(lambda items, item: item.name.lower() == name, name=name)
+            is_missed = name.startswith("'") and name.endswith("'")  # as rclone's issue 3262 shows
+            return Query(lambda items, item: item.name.lower() == name and not is_missed, name=name)
         value = not self._next_is("=") or self._take("true", "false") == "true"
         if token == "trashed":
             return Query(lambda items, item: items.is_trashed(item) is value)

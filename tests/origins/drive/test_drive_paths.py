@@ -212,6 +212,13 @@ async def test_many_children_are_listed_each_once(
 NAMES = [
     "it's",
     'say "x"',
+    "'",
+    "''",
+    "'a'",
+    "'a' and 'b'",
+    " 'a' ",
+    "'a",
+    "a'",
     "back\\slash",
     "\\'",
     "größe-日本-🎉",
@@ -232,6 +239,10 @@ async def test_awkward_names_are_found(
     assert (await origin.lookup(path)).path == path
     assert path in await listed(origin, root)
     assert (await read(origin, path))[0] == DATA
+    server.reset()
+    await origin.call("pipe_file", path, b"new")
+    assert "list" in kinds(server)
+    assert [item["size"] for item in server.find(f"{folder}/{name}")] == ["3"]  # no second file was made
 
 
 @pytest.mark.parametrize("order", [("NFC", "NFD"), ("NFD", "NFC")])
