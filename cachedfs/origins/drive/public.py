@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound, QuotaExceeded
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.drive.api import GOOGLE
+from cachedfs.origins.evidence import for_once, is_recent
 from cachedfs.origins.retry import RetryableError, RetryReason
 
 __all__ = ["GOOD", "download_url", "is_page", "item_of", "page_error", "params_of"]
@@ -69,7 +70,8 @@ def page_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -
 def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return the item of a file, as the API would, from the answer to a request for its first byte.
 
-    The time of the last change stands for the revision, which this address does not tell.
+    The time of the last change stands for the revision, which this address does not tell. It has no fraction: while it
+    is recent by the clock of the answer, another change may show it again, and the revision equals no other one.
     """
     try:
         size = content_range(headers["Content-Range"])[2] if status == 206 else _size_of(status, headers)
@@ -89,7 +91,9 @@ def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -
         item["resourceKey"] = key
     if (at := http_date(headers.get("Last-Modified", ""))) is not None:
         item["modifiedTime"] = at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        item["headRevisionId"] = f"modified-{at.timestamp():.0f}"
+        revision, now = f"modified-{at.timestamp():.0f}", http_date(headers.get("Date"))
+        is_settled = now is not None and not is_recent(at.timestamp(), now.timestamp())
+        item["headRevisionId"] = revision if is_settled else for_once(revision)
     return item
 
 

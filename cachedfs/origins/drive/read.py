@@ -21,6 +21,7 @@ from cachedfs.errors import (
 from cachedfs.origins.base import clipped, content_range, number
 from cachedfs.origins.drive import api, public
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
+from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.resumable_stream import WHOLE, RangeNotSatisfiable, ResumableRead
 from cachedfs.origins.retry import RetryableError, RetryReason
 
@@ -258,7 +259,7 @@ class DriveMediaRead(ResumableRead):
         key = self.info.details.get("resourceKey")
         item = await self._account.item(self.info.id, self._path, key=key, is_pinned=True)
         now = api.item_info(item, self._path)
-        if _evidence(now) != _evidence(self.info):
+        if not _is_same(now, self.info):
             self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
 
     async def _drop_look(self, look: asyncio.Task[None]) -> None:
@@ -270,10 +271,14 @@ class DriveMediaRead(ResumableRead):
         raise ObjectChanged(f"{self._url}: the file was replaced while it was read ({how}); open it again")
 
 
-def _evidence(info: ObjectInfo) -> tuple[object, ...]:
-    """Return what two lookups have in common only if nothing was written between them.
+def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
+    """Return whether two lookups of a file show that nothing was written between them.
 
     Not the checksum alone: a file that was replaced and restored has the same one, though the bytes between differed.
     """
-    written = info.details.get("headRevisionId") or info.details.get("modified")
-    return info.fingerprint, info.size, written
+    if (now.size, now.details.get("md5Checksum")) != (then.size, then.details.get("md5Checksum")):
+        return False
+    one, other = (each.details.get("headRevisionId") for each in (now, then))
+    if one or other:
+        return is_same_evidence(one, other)
+    return bool(now.details.get("modified") == then.details.get("modified"))

@@ -60,6 +60,7 @@ class PublicDownloads(DriveReading):
             "Content-Disposition": _attachment(item.name),
             "Accept-Ranges": "bytes",
             "Last-Modified": formatdate(item.modified_ms // 1000, usegmt=True),
+            "Date": formatdate(usegmt=True),
         }
         answer = self._sent(call, item, item.head, headers)
         return answer or _problem("Quota exceeded", _USED_UP)

@@ -9,8 +9,17 @@ from typing import Any
 import fsspec
 import pytest
 
-from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, QuotaExceeded, SignInRefused
-from cachedfs.origins.drive import accounts, auth
+from cachedfs.common.types import Range
+from cachedfs.errors import (
+    AccessDenied,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+    QuotaExceeded,
+    SignInRefused,
+)
+from cachedfs.origins.drive import accounts, auth, public
+from cachedfs.origins.drive.api import item_info
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
@@ -92,6 +101,52 @@ async def test_a_public_file_is_read_without_an_account(
     empty = published(server, f"{folder}/empty", b"")
     assert (await read(origin, f"id:{empty}"))[0] == b""
     server.scan_limit(100 << 20)
+
+
+@pytest.mark.parametrize(
+    ("date", "is_lasting"),
+    [
+        ("Sat, 03 Jan 2026 00:00:00 GMT", False),
+        ("Sat, 03 Jan 2026 00:00:01 GMT", False),
+        ("Sat, 03 Jan 2026 00:00:02 GMT", True),
+        ("Fri, 02 Jan 2026 23:59:00 GMT", False),
+        (None, False),
+    ],
+)
+def test_the_time_of_a_change_names_a_version_once_it_is_not_recent(
+    date: str | None, is_lasting: bool
+) -> None:
+    headers = {"Last-Modified": "Sat, 03 Jan 2026 00:00:00 GMT", "Content-Range": "bytes 0-0/3"}
+    headers |= {} if date is None else {"Date": date}
+    one, other = (item_info(public.item_of("1", None, 206, headers), "id:1") for _ in range(2))
+    assert (one.fingerprint == other.fingerprint) is is_lasting
+
+
+def test_a_file_that_is_replaced_within_its_second_is_seen_at_the_next_lookup(
+    server: DriveServer, folder: str, own_cache: Any, nobody: None
+) -> None:
+    id, recent = published(server, f"{folder}/a", b"old"), "2099-01-01T00:00:00Z"
+    server.edit(id, modifiedTime=recent)
+    drive = {"endpoint_url": server.endpoint_url}
+    fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive, max_age=0)
+    assert fs.cat_file(f"id:{id}") == b"old"
+    server.put(f"{folder}/a", b"new")
+    server.edit(id, modifiedTime=recent)
+    assert fs.cat_file(f"id:{id}") == b"new"
+
+
+async def test_a_recent_file_is_read_in_several_requests(
+    make: MakeOrigin, server: DriveServer, folder: str, nobody: None
+) -> None:
+    id = published(server, f"{folder}/a")
+    server.edit(id, modifiedTime="2099-01-01T00:00:00Z")
+    origin = make()
+    info = await origin.lookup(f"id:{id}")
+    for want in (Range(0, 10), Range(10, 3000)):
+        assert (await read(origin, f"id:{id}", want, info))[0] == DATA[want.start : want.stop]
+    server.edit(id, modifiedTime="2098-01-01T00:00:00Z")
+    with pytest.raises(ObjectChanged):
+        await read(origin, f"id:{id}", Range(0, 10), info)
 
 
 async def test_a_file_that_is_not_public_says_what_helps(
