@@ -20,7 +20,7 @@ from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
 from cachedfs.errors import AccessDenied, OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
-from cachedfs.origins.drive import api, public, quota
+from cachedfs.origins.drive import api, failures, public, quota
 from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
 from cachedfs.origins.inner_filesystem import AsyncOnce
@@ -294,7 +294,7 @@ class DriveAccount:
         if not self.is_public:
             try:
                 return await find()
-            except api.DriveAnonymous:
+            except failures.DriveAnonymous:
                 self.is_public = True
         was_missing = auth.is_missing
         try:
@@ -338,7 +338,7 @@ class DriveAccount:
         drive_id = folder.details.get("driveId") if folder.path.startswith(api.SHARED) else None
         if drive_id is not None and drive_id not in self._out_of_sight:
             of_drive = {**params, "corpora": "drive", "driveId": drive_id}
-            with suppress(api.DriveOutOfSight):  # a shortcut led to a folder of another drive
+            with suppress(failures.DriveOutOfSight):  # a shortcut led to a folder of another drive
                 return await self._all("files", dataclasses.replace(request, params=of_drive))
             self._out_of_sight.add(drive_id)
         return await self._all("files", request)
@@ -533,4 +533,6 @@ def _judge(
     auth: DriveAuth, request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
 ) -> RetryReason | Exception:
     who = f"the account that signs in ({auth.name})"
-    return api.failure(request, status, headers, body, now=datetime.now(UTC), account=who, remedy=auth.remedy)
+    return failures.failure(
+        request, status, headers, body, now=datetime.now(UTC), account=who, remedy=auth.remedy
+    )

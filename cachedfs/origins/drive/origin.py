@@ -12,7 +12,7 @@ from typing import Any
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
 from cachedfs.origins.base import Alone, subject_of
-from cachedfs.origins.drive import api
+from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place_of, plain_path, side_by_side
@@ -137,7 +137,7 @@ class DriveOrigin:
                 drive_id, _, page_token = token.partition("/")
                 after, entries = await self.account.changes(drive_id, page_token, part)
             # Forgotten, or of a drive that is out of sight.
-            except (ValueError, ObjectNotFound, api.DriveOutOfSight) as error:
+            except (ValueError, ObjectNotFound, failures.DriveOutOfSight) as error:
                 log.info("the changes of %s have to begin anew: %s", api.url_of(part), error)
                 return None
         return Changes(f"{drive_id}/{after}", tuple(map(api.change_of, entries)))

@@ -19,7 +19,7 @@ from cachedfs.errors import (
     RequestRejected,
 )
 from cachedfs.origins.base import clipped, content_range, number
-from cachedfs.origins.drive import api, public
+from cachedfs.origins.drive import api, failures, public
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
 from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.resumable_stream import WHOLE, RangeNotSatisfiable, ResumableRead
@@ -180,7 +180,7 @@ class DriveMediaRead(ResumableRead):
         request = await self._request(span)
         try:
             await self._send(request, span)
-        except api.DriveAbusiveFile as error:
+        except failures.DriveAbusiveFile as error:
             if not self._account.options.acknowledge_abuse:
                 raise AccessDenied(str(error)) from None
             params = {**request.params, "acknowledgeAbuse": "true"}

@@ -25,7 +25,7 @@ from cachedfs.errors import (
     OriginUnreachable,
     QuotaExceeded,
 )
-from cachedfs.origins.drive import api
+from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.http import HTTPRequest
@@ -51,7 +51,7 @@ def failure(
     status: int, body: bytes, headers: Mapping[str, str] = {}, *, pinned: bool = False
 ) -> Exception | RetryReason:
     request = HTTPRequest(url="", params={}, subject="drive://x", doing="reading", is_pinned=pinned)
-    return api.failure(request, status, headers, body, now=datetime(2026, 1, 1, tzinfo=UTC))
+    return failures.failure(request, status, headers, body, now=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 async def ask(origin: DriveOrigin, kind: str, path: str, pinned: ObjectInfo | None = None) -> Any:

@@ -1,0 +1,164 @@
+"""Error responses of the Drive API v3: which ones are retried, and the exceptions of the others, without I/O.
+
+Written from developers.google.com/workspace/drive/api/guides/handle-errors, and from recorded answers.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectChanged,
+    ObjectNotFound,
+    QuotaExceeded,
+    RequestRejected,
+    SignInRefused,
+)
+from cachedfs.origins.origin_errors import error_of, trouble_of
+from cachedfs.origins.retry import RetryReason
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import HTTPRequest
+
+__all__ = ["DriveAbusiveFile", "DriveAnonymous", "DriveFileExists", "DriveOutOfSight", "failure"]
+
+_NOT_DRIVE = (
+    "See whether a proxy or the sign-in page of a network answers in its place, and check endpoint_url"
+)
+
+
+class DriveFileExists(CachedFSError, FileExistsError):
+    """Drive has an item with this id already."""
+
+    code = errno.EEXIST
+
+
+class DriveOutOfSight(AccessDenied):
+    """The account is not a member of the shared drive; items of it that were shared with the account still exist."""
+
+
+class DriveAnonymous(AccessDenied):
+    """Google refuses requests without an account or an API key, even for public files."""
+
+
+class DriveAbusiveFile(AccessDenied):
+    """Google takes the file for malware; its owner may read it all the same."""
+
+
+def failure(
+    request: HTTPRequest,
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    now: datetime,
+    account: str = "the account that signs in",
+    remedy: str = "sign in again or pass another",
+) -> RetryReason | Exception:
+    """Return what an error response means: a reason to retry, or the exception to raise.
+
+    `account` is who signed in, and `remedy` what to do when the token is refused.
+
+    An error is Drive's own only if it has a reason: a 404 without one says nothing about the file. A 401 counts from
+    any server, because it never means that something is absent.
+    """
+    url, doing = request.subject, request.doing
+    text, reasons = error_of(body)
+    said = f"{status}: {text}" if text else str(status)
+    if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
+        return trouble
+    if 300 <= status < 400:
+        return RetryReason(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
+    if status != 401 and not reasons:
+        return RetryReason(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
+    what = f"{doing}: {said}"
+    if status == 404 and "notFound at driveId" in reasons:
+        return DriveOutOfSight(
+            f"{url}: this account is no member of the shared drive ({what}). Ask for that, or have a folder of it "
+            f"shared with {account}: it is under drive://Shared with me then"
+        )
+    if status == 404 and "notFound" in reasons:
+        if request.is_pinned:
+            return ObjectChanged(
+                f"{url}: the file was removed while it was read, or hidden from you ({doing}); open it again"
+            )
+        return ObjectNotFound(
+            f"{url}: not found ({what}). Check the name; Drive says the same of what this account may not see: ask the "
+            f"owner to share it with {account}; the file of a link with resourcekey= in it is drive://id:ID,resourcekey=KEY"
+        )
+    if status == 400 and "API key not valid" in text:
+        return SignInRefused(f"{url}: Google does not accept the API key ({what}): {remedy}")
+    if status == 400:
+        return RequestRejected(f"{url}: Drive did not accept the request ({what})")
+    if status == 409:
+        return DriveFileExists(f"{url}: exists already ({what})")
+    if status == 401:
+        return SignInRefused(
+            f"{url}: access denied; the token of {account} is not accepted ({what}): {remedy}"
+        )
+    if status == 403:
+        return _permanent_error(reasons, what, url, account, remedy)
+    return CachedFSError(f"{url}: Drive answered in a way that is not understood ({what})")
+
+
+def _permanent_error(reasons: set[str], what: str, url: str, account: str, remedy: str) -> CachedFSError:
+    """Return the error for a 403 that does not pass with time."""
+    if refused := [found for reason, found in _REFUSED.items() if reason in reasons]:
+        kind, why = refused[0]
+        return kind(f"{url}: {why} ({what})")
+    if "forbidden" in reasons and any(text in what for text in _ANONYMOUS):
+        return DriveAnonymous(f"{url}: Google answers no anonymous requests ({what}): {remedy}")
+    if "insufficientPermissions" in reasons and "scopes" in what:
+        return AccessDenied(
+            f"{url}: access denied; {account} may not do this, for example because the sign-in is for reading only "
+            f"({what}): sign in again for reading and writing (`cachedfs login drive` without --read-only)"
+        )
+    return AccessDenied(
+        f"{url}: access denied to {account}; check that the item is shared with it, and that the credentials cover "
+        f"the scope https://www.googleapis.com/auth/drive ({what})"
+    )
+
+
+_ANONYMOUS = ("unregistered callers", "missing a valid API key", "Unauthenticated")
+_FULL = "the storage of this account is full: empty the trash, or get more"
+_DOWNLOADS = (
+    "the download quota of this file is used up, for up to 24 hours. Cached data can still be read; a copy of the file in "
+    "your own Drive has its own quota"
+)
+_NO_BYTES = "this has no bytes to download; export it from Drive as a file"
+# Reasons of a 403; where an error has several, the first one here counts.
+_REFUSED: dict[str, tuple[type[CachedFSError], str]] = {
+    "downloadQuotaExceeded": (QuotaExceeded, _DOWNLOADS),
+    "quotaExceeded at quota.download": (QuotaExceeded, _DOWNLOADS),
+    "dailyLimitExceeded": (
+        QuotaExceeded,
+        "the project's requests of this day are used up; it ends at midnight, Pacific time",
+    ),
+    "dailyLimitExceededUnreg": (QuotaExceeded, "Google allows no anonymous requests: sign in"),
+    "sharingRateLimitExceeded": (QuotaExceeded, "the limit of sharing is reached; it ends within 24 hours"),
+    "quotaExceeded": (QuotaExceeded, _FULL),
+    "storageQuotaExceeded": (QuotaExceeded, _FULL),
+    "teamDriveFileLimitExceeded": (QuotaExceeded, "the shared drive holds as many items as it may"),
+    "numChildrenInNonRootLimitExceeded": (
+        QuotaExceeded,
+        "the folder holds 500,000 items, as many as it may: use several, or pack",
+    ),
+    "activeItemCreationLimitExceeded": (QuotaExceeded, "the account has created as many items as it may"),
+    "uploadLimitExceeded": (QuotaExceeded, "750 GB were uploaded within a day, as much as Drive takes"),
+    "cannotDownloadAbusiveFile": (
+        DriveAbusiveFile,
+        'Google takes this file for malware or spam. Its owner can read it with drive={"acknowledge_abuse": True}',
+    ),
+    "exportSizeLimitExceeded": (
+        NotDownloadable,
+        "Google does not export it, as it would be more than 10 MB; download it from its menu in Drive, and put it into Drive",
+    ),
+    "fileNotDownloadable": (NotDownloadable, _NO_BYTES),
+    "fileNotExportable": (NotDownloadable, _NO_BYTES),
+}
