@@ -27,6 +27,8 @@ from cachedfs.origins.base import number
 from cachedfs.origins.retry import RetryableError, RetryReason, foreign, retry_after_s
 
 __all__ = [
+    "OTHER_TIME",
+    "WRONG_CLOCK",
     "error_of",
     "failure_since",
     "handled_exceptions",
@@ -48,6 +50,8 @@ _RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may use the same quota"
 _DEEPEST = 32  # levels in the JSON of an answer; Google's have up to six
 _LONGEST_TEXT = 2048  # characters of a library's message, which may quote a whole answer
+OTHER_TIME = "short-lived token"  # in Google's refusal of a service account whose machine has another time
+WRONG_CLOCK = "the clock of this machine is wrong: set it (on Linux: `timedatectl set-ntp true`)"
 _IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -230,6 +234,7 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
         return error
     is_unsigned = type(cause).__name__ == "NoCredentialsError"
     advice = _NO_CREDENTIALS if is_unsigned else _ADVICE.get(kind, "the origin failed")
+    advice = WRONG_CLOCK if kind is SignInRefused and OTHER_TIME in str(cause) else advice
     translated = kind(f"{url}: {advice} ({doing}: {_text(cause)})")
     if kind is CachedFSError and isinstance(error, OSError) and error.errno:
         translated.errno = error.errno

@@ -490,4 +490,6 @@ def test_errors_of_http_libraries_are_recognized_by_name():
     assert isinstance(translate(aiohttp.ServerDisconnectedError(), "u", "d"), OriginUnavailable)
     auth = pytest.importorskip("google.auth.exceptions")
     assert isinstance(translate(auth.RefreshError("x"), "u", "d"), AccessDenied)
+    other_time = "invalid_grant: Invalid JWT: Token must be a short-lived token"
+    assert "the clock of this machine is wrong" in str(translate(auth.RefreshError(other_time), "u", "d"))
     assert isinstance(translate(auth.TransportError("x"), "u", "d"), OriginUnavailable)

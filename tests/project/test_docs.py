@@ -47,6 +47,8 @@ from cachedfs.origins.drive.credentials import SIGN_IN
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.rate_limit import RateLimit
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
+from cachedfs.sim.messages import Refusal
+from tests.origins.drive.certificates import private_key
 from tests.support import ROOT, noise, until
 
 PAGES = [
@@ -488,6 +490,19 @@ class Mishaps:
         for reason in ("insufficientPermissions", "dailyLimitExceededUnreg"):
             server.fail(Fault(status=403, reason=reason))
             self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
+        lacking = Refusal(403, "Request had insufficient authentication scopes.", "insufficientPermissions")
+        server.fail(Fault(status=403, body=lacking.to_json()))
+        self.attempt(lambda: self.fs(server).cat_file("My Drive/data/a.txt"))
+        said = {"error": "invalid_grant", "error_description": "Token must be a short-lived token"}
+        server.fail(Fault(kind="token", status=400, body=json.dumps(said), times=None))
+        key = {
+            "type": "service_account",
+            "client_email": "robot@example.com",
+            "private_key": private_key()[1],
+        }
+        key["token_uri"] = f"{server.endpoint_url}/token"
+        self.attempt(lambda: self.fs(server, token=key).ls("My Drive"))
+        server.heal()
         with self.monkeypatch.context() as patch:
             patch.setenv("https_proxy", "socks5://127.0.0.1:9")
             google = {"token": "anon", "endpoint_url": "https://www.googleapis.com"}
@@ -516,6 +531,8 @@ class Mishaps:
         server.edit(server.put("data/virus.bin", b"x"), abusive=True)
         for name in ("none.txt", "report", "locked.bin", "virus.bin", "twice.txt"):
             self.attempt(lambda name=name: self.fs(server).cat_file(f"My Drive/data/{name}"))
+        server.limit(server.folder("limited"))
+        self.attempt(lambda: self.fs(server).ls("My Drive/limited"))
         server.document("data/long", "x" * (10 << 20) + "x")
         self.attempt(
             lambda: self.fs(server, drive={"token": "anon", "export": "pdf"}).cat_file("My Drive/data/long")

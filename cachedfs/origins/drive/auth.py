@@ -21,7 +21,16 @@ import google.oauth2.service_account as google_services
 from cachedfs.common.atomic_files import write_private
 from cachedfs.common.optional_imports import preload
 from cachedfs.errors import AccessDenied, SignInRefused
-from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, HOW_TO_SIGN_IN, SCOPE, find, read_json
+from cachedfs.origins.drive.credentials import (
+    ANONYMOUS,
+    DEFAULT,
+    HOW_TO_SIGN_IN,
+    SCOPE,
+    find,
+    read_json,
+    scope_remedy,
+)
+from cachedfs.origins.drive.failures import token_remedy
 from cachedfs.origins.origin_errors import without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryPolicy
@@ -46,6 +55,7 @@ class SignIn(NamedTuple):
     path: str | None = None  # the file with its token, for all processes
     api_key: str | None = None  # names a project in place of an account
     is_missing: bool = False  # no credentials were named, and none found
+    for_scope: str = ""  # what to do when its tokens lack the scope of Drive
 
 
 class DriveAuth(TokenSource):
@@ -62,6 +72,7 @@ class DriveAuth(TokenSource):
     def _use(self, signed_in: SignIn) -> None:
         self._signed_in = signed_in
         self.name, self.remedy = signed_in.name, signed_in.remedy
+        self.for_scope = signed_in.for_scope or signed_in.remedy
         self.is_missing = signed_in.is_missing
         self.has_api_key = signed_in.api_key is not None  # which is sent in place of a token
 
@@ -119,8 +130,9 @@ def _refresh(signed_in: SignIn, policy: RetryPolicy) -> None:
         refresh(held, policy)
     except google.auth.exceptions.GoogleAuthError as error:
         # Not chained: a traceback would print the token server's whole answer.
+        said = message_of(error)
         raise SignInRefused(
-            f"Google Drive: no token for {signed_in.name} ({message_of(error)}): {signed_in.remedy}"
+            f"Google Drive: no token for {signed_in.name} ({said}): {token_remedy(said, signed_in.remedy)}"
         ) from None
     if path is not None:
         _save_token(path, held, refresh_token)
@@ -205,7 +217,7 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     elif found.kind == "token":
         held = google_users.Credentials(found.value)  # type: ignore[no-untyped-call]
     api_key = found.value if found.kind == "api_key" else None
-    return SignIn(held, found.name, found.remedy, found.path, api_key)
+    return SignIn(held, found.name, found.remedy, found.path, api_key, for_scope=found.for_scope)
 
 
 def _service_account(info: Mapping[str, Any], user: str | None) -> Any:
@@ -290,7 +302,11 @@ def _default() -> SignIn:
             is_missing=True,
         )
     name = f"application default credentials ({_name_of(credentials)})"
-    return SignIn(credentials, name, f"sign in again: {HOW_TO_SIGN_IN}")
+    from google.auth.compute_engine import Credentials  # which takes long to import, and is by now
+
+    is_machine = isinstance(credentials, Credentials)
+    for_scope = scope_remedy("machine" if is_machine else "gcloud")
+    return SignIn(credentials, name, f"sign in again: {HOW_TO_SIGN_IN}", for_scope=for_scope)
 
 
 def _from_object(live: Any) -> SignIn:
@@ -313,7 +329,7 @@ def _from_object(live: Any) -> SignIn:
                 f"{type(live).__name__}"
             )
     held = google.auth.credentials.with_scopes_if_required(live, [SCOPE])  # type: ignore[no-untyped-call]
-    return SignIn(held, _name_of(held), "make new credentials")
+    return SignIn(held, _name_of(held), "make new credentials", for_scope=scope_remedy("object"))
 
 
 def _name_of(credentials: Any) -> str:

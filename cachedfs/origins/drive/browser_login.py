@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,9 +21,10 @@ from oauthlib import oauth2
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
 from cachedfs.origins.drive import accounts, auth
 from cachedfs.origins.drive.credentials import read_json
+from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.origin_errors import error_of, without_secrets
 from cachedfs.origins.proxy import configure
-from cachedfs.origins.retry import RetryableError, RetryPolicy
+from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
 
 __all__ = ["about", "by_browser", "by_pasting", "checked_address", "read_client", "read_key", "revoke"]
 
@@ -189,9 +191,19 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
             f"Google Drive: the Drive API is not enabled in {project}: enable it at {API_PAGE}, wait a minute, and sign in "
             "again"
         )
-    if answer.status_code in (401, 403):
-        raise AccessDenied(f"Google Drive: the sign-in works, but Drive refuses it ({said})")
+    refusal = _meaning(signed_in, answer) if answer.status_code in (401, 403) else None
+    if isinstance(refusal, Exception):
+        raise refusal
     raise OriginUnavailable(f"Google Drive: no answer about the account ({said}): sign in again later")
+
+
+def _meaning(signed_in: auth.SignIn, answer: requests.Response) -> RetryReason | Exception:
+    """Return what an error response means: a reason to try again, or the exception to raise."""
+    from cachedfs.origins.http import HTTPRequest  # imports aiohttp, which a sign-in needs for nothing else
+
+    asked = HTTPRequest(url="", params={}, subject="Google Drive", doing="looking up the account")
+    who = {"account": signed_in.name, "remedy": signed_in.remedy, "for_scope": signed_in.for_scope}
+    return failure(asked, answer.status_code, answer.headers, answer.content, now=datetime.now(UTC), **who)
 
 
 def revoke(info: Mapping[str, Any]) -> None:

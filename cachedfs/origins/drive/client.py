@@ -343,13 +343,13 @@ class DriveAccount:
             self._out_of_sight.add(drive_id)
         return await self._all("files", request)
 
-    async def drives(self) -> list[dict[str, Any]]:
-        """Return the ids and names of the shared drives."""
+    async def drives(self, path: str) -> list[dict[str, Any]]:
+        """Return the ids and names of the shared drives, to find `path`."""
         params = {
             "pageSize": "100",
             "fields": "kind,nextPageToken,drives(id,name,capabilities(canListChildren))",
         }
-        request = self.request(self.address("drives"), "", "listing the shared drives", params=params)
+        request = self.request(self.address("drives"), path, "listing the shared drives", params=params)
         drives = await self._all("drives", request, kind="drive#driveList")
         # One that is renamed meanwhile may be on two pages.
         return list({drive["id"]: drive for drive in drives}.values())
@@ -408,13 +408,13 @@ class DriveAccount:
         raise RequestRejected(f"{api.url_of(path)}: too many changes to list")
 
     # Own changes
-    async def new_id(self) -> str:
-        """Return an unused id for a new item, so that a repeated create makes one item."""
+    async def new_id(self, path: str) -> str:
+        """Return an unused id for a new item at `path`, so that a repeated create makes one item."""
         async with self._asking_ids:
             if not self._ids:
                 params = {"count": str(_IDS), "space": "drive", "fields": "kind,ids"}
                 url = self.address("files", "generateIds")
-                request = self.request(url, "", "asking for ids", params=params)
+                request = self.request(url, path, "asking for an id", params=params)
                 self._ids += (await self.call(request, kind="drive#generatedIds"))["ids"]
             return self._ids.pop()
 
@@ -533,6 +533,5 @@ def _judge(
     auth: DriveAuth, request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
 ) -> RetryReason | Exception:
     who = f"the account that signs in ({auth.name})"
-    return failures.failure(
-        request, status, headers, body, now=datetime.now(UTC), account=who, remedy=auth.remedy
-    )
+    remedies = {"remedy": auth.remedy, "for_scope": auth.for_scope}
+    return failures.failure(request, status, headers, body, now=datetime.now(UTC), account=who, **remedies)

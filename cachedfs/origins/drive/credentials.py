@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -15,13 +16,21 @@ from cachedfs.common.user_folders import found_folder
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
 
-__all__ = ["ANONYMOUS", "DEFAULT", "HOW_TO_SIGN_IN", "SCOPE", "SIGN_IN", "find", "owner_of", "read_json"]
+__all__ = [
+    "ANONYMOUS", "DEFAULT", "GCLOUD_LOGIN", "HOW_TO_SIGN_IN", "SCOPE", "SIGN_IN", "find", "owner_of", "read_json",
+    "scope_remedy",
+]  # fmt: skip
 
 SCOPE = "https://www.googleapis.com/auth/drive"
 ANONYMOUS, DEFAULT = "anon", "google_default"  # the tokens that are names
 HOW_TO_SIGN_IN = (
     "run `cachedfs login drive` once; in Colab run `from google.colab import auth; auth.authenticate_user()` first; on a "
     "server pass the key file of a service account as token="
+)
+# With gcloud's own OAuth client, Google blocks the scope of Drive.
+GCLOUD_LOGIN = (
+    "gcloud auth application-default login --client-id-file=client.json "
+    f"--scopes={SCOPE},https://www.googleapis.com/auth/cloud-platform"
 )
 _TOKEN_FORMS = (
     "a token is 'google_default', 'anon', an access token, or a JSON file or dictionary (service account key, "
@@ -60,6 +69,25 @@ class Found(NamedTuple):
     secret: str | None = None  # a secret that belongs to one account
     acts_for: str | None = None  # the user that a service account acts for
     path: str | None = None  # the file that has the token for all processes
+    for_scope: str = ""  # what to do when its tokens lack the scope of Drive
+
+
+def scope_remedy(kind: str, name: str = "") -> str:
+    """Return what to do when the tokens of such credentials lack the scope of Drive; `name` is that of a saved account."""
+    saved = f"--account {shlex.quote(name)}` (without --read-only, if it is to change anything)"
+    return {
+        "account": f"sign in again with `cachedfs login drive {saved}",
+        "service account": f"save its key again with `cachedfs login drive --service-account FILE {saved}",
+        "key": 'remove "scopes" from the JSON of the key, which are asked for in place of the one for Drive',
+        "gcloud": f"sign in again with `{GCLOUD_LOGIN}` (client.json is your OAuth client), or run `cachedfs login drive`",
+        "machine": (
+            "a machine gets its scopes while it is stopped, by `gcloud compute instances set-service-account NAME "
+            f"--scopes={SCOPE}`; or run `cachedfs login drive`, or pass the key file of a service account as token="
+        ),
+        "token": "pass a token with this scope",
+        "client": f"sign in again with this scope; PyDrive2 asks for {SCOPE}",
+        "object": "make the credentials with this scope",
+    }[kind]
 
 
 def find(sign_in: Mapping[str, Any]) -> Found:
@@ -125,7 +153,7 @@ def _of_token(token: Any, given: Mapping[str, Any]) -> Found:
     if not token.isprintable() or " " in token:
         raise ValueError(f"drive option token=: this is no access token; {_TOKEN_FORMS}")
     remedy = "it has expired or was revoked: pass a new one"
-    return Found("token", token, "access token", remedy, secret=token)
+    return Found("token", token, "access token", remedy, secret=token, for_scope=scope_remedy("token"))
 
 
 def _token_file(token: Any) -> str | None:
@@ -189,8 +217,15 @@ def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: s
         user = given.get("client_user_email")
         account, _ = owner_of(info, user)
         remedy = "the key was deleted or may not do this: make a new key for the service account"
+        for_scope = scope_remedy("service account", where) if "account" in given else scope_remedy("key")
         return Found(
-            "service_account", info, f"service account {account}", remedy, account=account, acts_for=user
+            "service_account",
+            info,
+            f"service account {account}",
+            remedy,
+            account=account,
+            acts_for=user,
+            for_scope=for_scope,
         )
     if "installed" in info or "web" in info:
         raise ValueError(
@@ -206,19 +241,22 @@ def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: s
         )
     if "account" in given:
         name, remedy = f"account {where}", f"sign in again with `cachedfs login drive --account {where}`"
+        for_scope = scope_remedy("account", where)
     elif "access_token" not in info:
         name, remedy, path = (
             f"authorized user of client {info['client_id']}",
             f"sign in again: {HOW_TO_SIGN_IN}",
             None,
         )
+        for_scope = scope_remedy("gcloud")
     else:
         named = {"client_json_file_path": where} if path else {}
         name = f"saved OAuth credentials of client {info['client_id']}" + (f" ({where})" if path else "")
         remedy = _how_by_pydrive2({"client_id": info["client_id"], **given, **named})
         remedy = f"remove {where} and {remedy}" if path else remedy
+        for_scope = scope_remedy("client")
     account, secret = owner_of(info)
-    return Found("user", info, name, remedy, account=account, secret=secret, path=path)
+    return Found("user", info, name, remedy, account, secret, path=path, for_scope=for_scope)
 
 
 def _default() -> Found:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -20,14 +21,23 @@ from cachedfs.errors import (
     RequestRejected,
     SignInRefused,
 )
-from cachedfs.origins.origin_errors import error_of, trouble_of
+from cachedfs.origins.drive.credentials import GCLOUD_LOGIN, SCOPE
+from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, error_of, trouble_of
 from cachedfs.origins.retry import RetryReason
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPRequest
 
-__all__ = ["DriveAbusiveFile", "DriveAnonymous", "DriveFileExists", "DriveOutOfSight", "failure"]
+__all__ = [
+    "DriveAbusiveFile",
+    "DriveAnonymous",
+    "DriveFileExists",
+    "DriveOutOfSight",
+    "failure",
+    "token_remedy",
+]
 
+_CONSOLE = "https://console.cloud.google.com/apis"
 _NOT_DRIVE = (
     "See whether a proxy or the sign-in page of a network answers in its place, and check endpoint_url"
 )
@@ -60,10 +70,12 @@ def failure(
     now: datetime,
     account: str = "the account that signs in",
     remedy: str = "sign in again or pass another",
+    for_scope: str = "sign in again with this scope",
 ) -> RetryReason | Exception:
     """Return what an error response means: a reason to retry, or the exception to raise.
 
-    `account` is who signed in, and `remedy` what to do when the token is refused.
+    `account` is who signed in, `remedy` what to do when the token is refused, and `for_scope` what to do to get one with
+    a missing scope.
 
     An error is Drive's own only if it has a reason: a 404 without one says nothing about the file. A 401 counts from
     any server, because it never means that something is absent.
@@ -72,7 +84,8 @@ def failure(
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
-        return trouble
+        is_counted_by_day = "/upload/" in request.url or request.url.endswith("/copy")
+        return replace(trouble, remedy=_BY_DAY) if trouble.is_rate and is_counted_by_day else trouble
     if 300 <= status < 400:
         return RetryReason(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
     if status != 401 and not reasons:
@@ -103,21 +116,43 @@ def failure(
             f"{url}: access denied; the token of {account} is not accepted ({what}): {remedy}"
         )
     if status == 403:
-        return _permanent_error(reasons, what, url, account, remedy)
+        return _permanent_error(request, reasons, what, account, remedy, for_scope)
     return CachedFSError(f"{url}: Drive answered in a way that is not understood ({what})")
 
 
-def _permanent_error(reasons: set[str], what: str, url: str, account: str, remedy: str) -> CachedFSError:
+def _permanent_error(
+    request: HTTPRequest, reasons: set[str], what: str, account: str, remedy: str, for_scope: str
+) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
+    url, is_read = request.subject, request.method == "GET" and not request.url.endswith("/generateIds")
+    if "cannotDownloadAbusiveFile" in reasons and "acknowledgeAbuse" in request.params:
+        return AccessDenied(
+            f"{url}: Google takes this file for malware or spam, and gives it to its owner alone, also with acknowledge_abuse "
+            f"({what}): sign in as its owner in place of {account}, or ask the owner for another copy"
+        )
+    if "quota project" in what:
+        return AccessDenied(
+            f"{url}: access denied to {account}: Google wants to know the project of its requests ({what}): sign in with an "
+            f"OAuth client of your own, `{GCLOUD_LOGIN}`, or run `gcloud auth application-default set-quota-project PROJECT`"
+        )
     if refused := [found for reason, found in _REFUSED.items() if reason in reasons]:
         kind, why = refused[0]
         return kind(f"{url}: {why} ({what})")
     if "forbidden" in reasons and any(text in what for text in _ANONYMOUS):
         return DriveAnonymous(f"{url}: Google answers no anonymous requests ({what}): {remedy}")
-    if "insufficientPermissions" in reasons and "scopes" in what:
+    if ("insufficientPermissions" in reasons and "scopes" in what) or "appNotAuthorizedToFile" in reasons:
         return AccessDenied(
-            f"{url}: access denied; {account} may not do this, for example because the sign-in is for reading only "
-            f"({what}): sign in again for reading and writing (`cachedfs login drive` without --read-only)"
+            f"{url}: access denied; the token of {account} does not cover the scope {SCOPE}{'.readonly' if is_read else ''} "
+            f"({what}): {for_scope}"
+        )
+    if any(text in what for text in _KEY_LIMITS):
+        return AccessDenied(
+            f"{url}: access denied to {account}: the key is limited to other services or addresses ({what}): change that at "
+            f"{_CONSOLE}/credentials"
+        )
+    if not is_read and reasons & _NO_CHANGE:
+        return AccessDenied(
+            f"{url}: access denied to {account}, which may not change this ({what}): ask its owner for the right to edit"
         )
     return AccessDenied(
         f"{url}: access denied to {account}; check that the item is shared with it, and that the credentials cover "
@@ -125,6 +160,12 @@ def _permanent_error(reasons: set[str], what: str, url: str, account: str, remed
     )
 
 
+_KEY_LIMITS = ("are blocked", "IP address restriction")
+_NO_CHANGE = {"insufficientFilePermissions", "insufficientParentPermissions"}
+_BY_DAY = (
+    "Too many requests: lower concurrency=, or wait a minute. Google says the same when an account has copied or uploaded "
+    "as much as it may in a day (at most 750 GB): if it does not pass, wait until tomorrow"
+)
 _ANONYMOUS = ("unregistered callers", "missing a valid API key", "Unauthenticated")
 _FULL = "the storage of this account is full: empty the trash, or get more"
 _DOWNLOADS = (
@@ -140,6 +181,14 @@ _REFUSED: dict[str, tuple[type[CachedFSError], str]] = {
         QuotaExceeded,
         "the project's requests of this day are used up; it ends at midnight, Pacific time",
     ),
+    "accessNotConfigured": (
+        AccessDenied,
+        f"the Drive API is off in the project of the credentials: enable it at {_CONSOLE}/library/drive.googleapis.com",
+    ),
+    "domainPolicy": (
+        AccessDenied,
+        "the administrator of the account's domain does not allow this: ask the administrator to allow apps at Drive",
+    ),
     "dailyLimitExceededUnreg": (QuotaExceeded, "Google allows no anonymous requests: sign in"),
     "sharingRateLimitExceeded": (QuotaExceeded, "the limit of sharing is reached; it ends within 24 hours"),
     "quotaExceeded": (QuotaExceeded, _FULL),
@@ -149,11 +198,17 @@ _REFUSED: dict[str, tuple[type[CachedFSError], str]] = {
         QuotaExceeded,
         "the folder holds 500,000 items, as many as it may: use several, or pack",
     ),
+    "myDriveHierarchyDepthLimitExceeded": (QuotaExceeded, "a folder may be 100 levels deep, and no more"),
     "activeItemCreationLimitExceeded": (QuotaExceeded, "the account has created as many items as it may"),
     "uploadLimitExceeded": (QuotaExceeded, "750 GB were uploaded within a day, as much as Drive takes"),
     "cannotDownloadAbusiveFile": (
         DriveAbusiveFile,
         'Google takes this file for malware or spam. Its owner can read it with drive={"acknowledge_abuse": True}',
+    ),
+    "cannotDownloadFile": (AccessDenied, "its owner has switched off downloading for this account"),
+    "cannotCopyFile": (
+        AccessDenied,
+        "its owner has switched off copying, or it is of a kind that cannot be copied: ask the owner",
     ),
     "exportSizeLimitExceeded": (
         NotDownloadable,
@@ -162,3 +217,25 @@ _REFUSED: dict[str, tuple[type[CachedFSError], str]] = {
     "fileNotDownloadable": (NotDownloadable, _NO_BYTES),
     "fileNotExportable": (NotDownloadable, _NO_BYTES),
 }
+
+
+# Refused tokens
+_NEW_CLIENT = "the OAuth client was deleted, or its secret was changed: sign in with another (`cachedfs login drive --client FILE`)"
+# What the token server says, in lower case, and what to do.
+_TOKEN_REMEDIES = {
+    OTHER_TIME: WRONG_CLOCK,
+    "account not found": "the service account was deleted: use the key of another one",
+    "invalid email or user id": "client_user_email= names no user: check the address",
+    "client is unauthorized to retrieve": (
+        "the service account may not act for users: an administrator of their domain allows that for its client id and the "
+        f"scope {SCOPE}, at https://admin.google.com/ac/owl/domainwidedelegation"
+    ),
+    "deleted_client": _NEW_CLIENT,
+    "invalid_client": _NEW_CLIENT,
+    "admin_policy_enforced": "the administrator of the account's domain does not allow this app: ask for that",
+}
+
+
+def token_remedy(said: str, remedy: str) -> str:
+    """Return what to do when the token server refuses a token with these words; `remedy` where they are not known."""
+    return next((known for text, known in _TOKEN_REMEDIES.items() if text in said.lower()), remedy)

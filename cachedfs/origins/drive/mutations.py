@@ -264,14 +264,14 @@ class DriveWriter:
                 await change(source, target)
 
     # Items of a path
-    async def _items(self, path: str) -> tuple[ObjectInfo, list[dict[str, Any]]]:
-        """Return the folder of `path` and the items of that name in it."""
+    async def _items(self, path: str, *, is_write: bool = True) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+        """Return the folder of `path` and the items of that name in it, to write there or to remove or move one."""
         if place_of(path).names:
             try:
                 folder, items = await self._tree.at(path, sure=True)
             except ObjectNotFound as error:
                 raise _NoFolder(str(error)) from error
-            _must_be_real(path, folder)
+            _must_be_real(path, folder, is_write=is_write)
             return folder, items
         if not path.startswith("id:"):
             raise IsAFolder(
@@ -283,7 +283,7 @@ class DriveWriter:
 
     async def _visible(self, path: str) -> tuple[ObjectInfo, Mapping[str, Any]]:
         """Return the folder of `path` and the item in it that a read would give; warn of others of that name."""
-        folder, items = await self._items(path)
+        folder, items = await self._items(path, is_write=False)
         if not items:
             raise ObjectNotFound(f"{api.url_of(path)}: no such file or folder")
         if len(items) > 1:
@@ -298,7 +298,7 @@ class DriveWriter:
         """
         _must_be_real(path, folder)
         given = {"name": _title_of(path), "parents": [folder.id]}
-        return given | ({"id": await self._account.new_id()} if api.takes_id(mime) else {})
+        return given | ({"id": await self._account.new_id(path)} if api.takes_id(mime) else {})
 
     async def _discard(self, path: str, item: Mapping[str, Any], folder: ObjectInfo | None) -> None:
         """Remove an item from a folder, or entirely if `folder` is None."""
@@ -372,11 +372,13 @@ def _has_no_name(path: str) -> NoReturn:
     )
 
 
-def _must_be_real(path: str, folder: ObjectInfo) -> None:
+def _must_be_real(path: str, folder: ObjectInfo, *, is_write: bool = True) -> None:
     if folder.id == api.SHARED_WITH_ME:
+        to_do = "write to a folder in it, or to My Drive"
+        if not is_write:
+            to_do = "take the item out of it at drive.google.com, or remove or move it as drive://id:ID if it is yours"
         raise CachedFSError(
-            f"{api.url_of(path)}: 'Shared with me' is a view, and holds nothing of its own; write to a folder in it, "
-            "or to My Drive"
+            f"{api.url_of(path)}: 'Shared with me' is a view, and holds nothing of its own; {to_do}"
         )
 
 

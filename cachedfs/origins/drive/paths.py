@@ -353,7 +353,7 @@ class PathResolver:
 
     # Where paths start
     async def _tops(self) -> list[ObjectInfo]:
-        drives = await self._account.drives()
+        drives = await self._account.drives("")
         views = [await self._top(top, top) for top in (MY_DRIVE, SHARED_WITH_ME)]
         n_of = Counter(api.shown(drive["name"]) for drive in drives)
         # What has a name of its own is called by it, the others by their ids.
@@ -384,7 +384,7 @@ class PathResolver:
         return replace(info, details={**info.details, "title": item["name"]})
 
     async def _shared_drive(self, path: str, name: str) -> ObjectInfo:
-        drives = await self._account.drives()
+        drives = await self._account.drives(path)
         found = [drive for drive in drives if api.shown(drive["name"]) == name]
         if not found:
             names = ", ".join(sorted(drive["name"] for drive in drives)) or "none"

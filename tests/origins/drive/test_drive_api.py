@@ -92,7 +92,7 @@ REFUSED = [
     (403, "activeItemCreationLimitExceeded", QuotaExceeded, "as many items", errno.EDQUOT),
     (403, "uploadLimitExceeded", QuotaExceeded, "750 GB", errno.EDQUOT),
     (403, "quotaExceeded", QuotaExceeded, "storage of this account is full", errno.EDQUOT),
-    (403, "cannotDownloadFile", AccessDenied, "access denied", errno.EACCES),
+    (403, "cannotDownloadFile", AccessDenied, "switched off downloading", errno.EACCES),
     (403, "cannotDownloadAbusiveFile", AccessDenied, "malware.*acknowledge_abuse", errno.EACCES),
     (403, "fileNotDownloadable", NotDownloadable, "no bytes", errno.ENOTSUP),
     (403, "exportSizeLimitExceeded", NotDownloadable, "export it", errno.ENOTSUP),

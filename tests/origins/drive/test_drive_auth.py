@@ -461,6 +461,14 @@ class TestGoogleAuthCredentials:
         ):
             assert words in found.remedy
 
+    async def test_a_wrong_clock_is_named_and_no_new_key_is_asked_for(
+        self, google_server: Google, key: dict[str, Any]
+    ) -> None:
+        said = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
+        google_server.refusal = (400, {"error": "invalid_grant", "error_description": said})
+        with refused(AccessDenied, "short-lived token", "the clock of this machine is wrong"):
+            await sent_by(signed_in(token=key))
+
     async def test_revoked_credentials_are_access_denied(self, google_server: Google) -> None:
         google_server.refusal = (400, {"error": "invalid_grant", "refresh_token": "REFRESH"})
         with refused(AccessDenied, "invalid_grant", "sign in again", "cachedfs login drive"):

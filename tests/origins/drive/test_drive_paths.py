@@ -669,15 +669,19 @@ async def test_items_shared_by_others_are_read_only(origin: DriveOrigin, server:
         await listed(origin, "Shared with me")
     )
     n_before = server.count()
-    for method, *args in (
-        ("pipe_file", "Shared with me/new.bin", b""),
-        ("pipe_file", "Shared with me/theirs.bin", b""),
-        ("mkdir", "Shared with me/new"),
-        ("rm_file", "Shared with me/theirs.bin"),
-        ("mv", "Shared with me/theirs.bin", "My Drive/mine.bin"),
-        ("cp_file", "Shared with me/theirs.bin", "Shared with me/copy.bin"),
+    write, take = "write to a folder in it", r"drive.google.com, or remove or move it as drive://id:ID"
+    for to_do, method, *args in (
+        (write, "pipe_file", "Shared with me/new.bin", b""),
+        (write, "pipe_file", "Shared with me/theirs.bin", b""),
+        (write, "mkdir", "Shared with me/new"),
+        (take, "rm_file", "Shared with me/theirs.bin"),
+        (take, "rmdir", "Shared with me/their folder"),
+        (take, "mv", "Shared with me/theirs.bin", "My Drive/mine.bin"),
+        (write, "cp_file", "Shared with me/theirs.bin", "Shared with me/copy.bin"),
     ):
-        with pytest.raises(OSError, match="is a view"):
+        with pytest.raises(
+            OSError, match=f"drive://Shared with me/[^:]*: 'Shared with me' is a view.*{to_do}"
+        ):
             await origin.call(method, *args)
     assert {r.method for r in server.requests[n_before:]} == {"GET"}
     await origin.call("cp_file", "Shared with me/theirs.bin", "My Drive/copied.bin")

@@ -65,6 +65,17 @@ def md5(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
+async def test_a_refused_write_names_its_file(writer: DriveWriter, server: DriveServer, root: str) -> None:
+    server.fail(Fault(kind="ids", status=403, reason="insufficientFilePermissions"))
+    with pytest.raises(
+        AccessDenied, match=f"^drive://{root}/a: access denied.*ask its owner for the right to edit"
+    ):
+        await write(writer, f"{root}/a", b"x")
+    server.fail(Fault(kind="create", status=403, reason="insufficientFilePermissions"))
+    with pytest.raises(AccessDenied, match=f"^drive://{root}/b: access denied"):
+        await writer.make_folder(f"{root}/b", exist_ok=True)
+
+
 # Sending bytes
 @pytest.mark.parametrize("size", [0, 5 * MB])
 async def test_up_to_5_mb_is_one_request(
