@@ -541,6 +541,23 @@ def test_capabilities_are_enforced(server: DriveServer) -> None:
     assert server.item(item_id)["capabilities"]["canShare"] is True
 
 
+def test_a_limited_folder_is_seen_and_answers_with_an_empty_list(server: DriveServer) -> None:
+    inner, shared = server.put("d/sub/f", b"x"), server.put("d/sub/shared", b"x")
+    folder = server.folder("d")
+    server.share(shared)
+    server.limit(folder)
+    found = ask_json(server, f"{V3}/{folder}", fields="*")
+    assert (found["inheritedPermissionsDisabled"], found["capabilities"]["canListChildren"]) == (True, False)
+    assert names(server, "'root' in parents") == ["d"]
+    for query in (f"'{folder}' in parents", f"'{folder}' in parents and name = 'sub'", "name = 'f'"):
+        assert names(server, query) == []
+    assert ask_json(server, f"{V3}/{inner}")["status"] == 404
+    assert ask_json(server, f"{V3}/{shared}")["name"] == "shared"
+    assert ask_json(server, V3, "POST", {"name": "new", "parents": [folder]})["status"] == 403
+    server.limit(folder, limited=False)
+    assert names(server, f"'{folder}' in parents") == ["sub"]
+
+
 # Listings
 
 

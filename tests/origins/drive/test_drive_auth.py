@@ -18,6 +18,7 @@ from typing import Any
 
 import google.auth
 import google.auth._exponential_backoff
+import google.auth.compute_engine
 import google.auth.credentials
 import google.auth.exceptions
 import google.oauth2.credentials
@@ -460,6 +461,19 @@ class TestGoogleAuthCredentials:
             "service account",
         ):
             assert words in found.remedy
+
+    @pytest.mark.parametrize(
+        ("credentials", "says"),
+        [
+            (google.auth.compute_engine.Credentials(), "set-service-account NAME --scopes="),
+            (google.oauth2.credentials.Credentials("t"), "gcloud auth application-default login"),
+        ],
+    )
+    def test_default_credentials_without_the_scope_say_how_to_get_it(
+        self, monkeypatch: pytest.MonkeyPatch, credentials: Any, says: str
+    ) -> None:
+        monkeypatch.setattr(google.auth, "default", lambda scopes: (credentials, None))
+        assert says in signed_in(token="google_default").for_scope
 
     async def test_a_wrong_clock_is_named_and_no_new_key_is_asked_for(
         self, google_server: Google, key: dict[str, Any]
