@@ -84,7 +84,7 @@ class _Parser:
         if token == "name":
             self._take("=")
             name = _text(self._take()).lower()  # the service ignores case
-            is_missed = name.startswith("'") and name.endswith("'")  # as rclone's issue 3262 shows
+            is_missed = name.startswith("'") and name.endswith("'")  # as in Drive, says rclone's author
             return Query(lambda items, item: item.name.lower() == name and not is_missed, name=name)
         value = not self._next_is("=") or self._take("true", "false") == "true"
         if token == "trashed":
