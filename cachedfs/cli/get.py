@@ -16,8 +16,8 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag
 from cachedfs.cli.output import failure, progress, rate
-from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_target, locate
-from cachedfs.common.drive_links import is_drive_link
+from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_target, drive_url, locate
+from cachedfs.common.drive_links import is_bare_link, is_drive_link
 from cachedfs.common.text import counted
 
 # Files are copied concurrently in 128 slots of 4 MiB. A file takes as many slots as the filesystem holds of it in
@@ -42,13 +42,13 @@ def get(
     """Copy objects and folders to the local disk.
 
     As with cp, a copy goes into the target if that is an existing directory.
-    Links to Google Drive need no target: they are copied under their own names
-    into the current directory. A file appears only once it is complete. If one
+    Links to Google Drive, and ids of it, need no target: they are copied under
+    their own names into the current directory. A file appears only once it is complete. If one
     of several files cannot be read (a Google document has no bytes) or written
     under its name, it is reported, the others are copied, and the exit status
     is 1.
     """
-    if is_drive_link(target.removeprefix("cachedfs::")):
+    if is_drive_link(target.removeprefix("cachedfs::")) or is_another_link(target, urls or []):
         urls, target, recursive = [*(urls or ()), target], ".", True
     urls = before_target(urls)
     if "://" in target and not os.path.isdir(target):
@@ -69,6 +69,11 @@ def get(
             done.failed.append(failure(text, error))
     copy(without_duplicates(copies), done, common, is_only=len(urls) == 1)
     common.print_result(dataclasses.asdict(done), str(done), done.failed)
+
+
+def is_another_link(target: str, urls: list[str]) -> bool:
+    """Return whether TARGET is a link without `https://` or an id, like the URLs before it, and no local name."""
+    return is_bare_link(target) and all(map(drive_url, [*urls, target]))
 
 
 class Copy(NamedTuple):

@@ -13,7 +13,7 @@ import typer
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import print_json, progress, say
-from cachedfs.cli.urls import cached_url, is_at_colab, url_argument
+from cachedfs.cli.urls import cached_url, drive_url, url_argument
 from cachedfs.errors import CachedFSError
 
 __all__ = ["pack"]
@@ -151,7 +151,7 @@ def naming(target: str) -> Iterator[None]:
 
 def url_of(text: str) -> str:
     """Return the cachedfs URL. Local paths bypass the cache, since it would not be faster."""
-    is_local = "://" not in text and "::" not in text and not is_at_colab(text)
+    is_local = "://" not in text and "::" not in text and drive_url(text) is None
     return os.path.abspath(os.path.expanduser(text)) if is_local else cached_url(text)
 
 

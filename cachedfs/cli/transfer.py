@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.output import failure, progress, rate, say
-from cachedfs.cli.urls import Location, Urls, UrlsBeforeTarget, before_target, locate, url_argument
+from cachedfs.cli.urls import Location, Urls, UrlsBeforeTarget, before_target, drive_url, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CachedFSError, CacheError
 
@@ -160,6 +160,7 @@ def export(
         locate(target, common)  # raises an error for text that is neither a URL nor a local file
     except ValueError as error:
         raise ValueError(f"{error}, ./{target} for a new local folder") from error
+    target = drive_url(target) or target
     target_options = common.split()[1] if "://" in target else {}
     started = time.perf_counter()
     with progress(is_quiet=common.as_json) as callback:

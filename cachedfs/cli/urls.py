@@ -16,7 +16,7 @@ import typer
 
 from cachedfs.cli.arguments import CommonOptions, argument
 from cachedfs.cli.output import print_error
-from cachedfs.common.drive_links import canonical_path, is_drive_link
+from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_link
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
 
 if TYPE_CHECKING:
@@ -137,14 +137,12 @@ def cached_url(text: str) -> str:
     above, chained, last = text.rpartition("::")
     if found := re.match("(gs|gcs|drive|cgs|cdrive|https?):/(?!/)", last):
         raise ValueError(f"{text!r} is no URL: write {above}{chained}{found[1]}://{last[found.end() :]}")
-    if is_drive_link(last) and (not above or above in OURS):
-        return f"cachedfs::drive://{canonical_path(last)}"
+    if (at_drive := drive_url(text)) is not None:
+        return f"cachedfs::{at_drive}"
     if "://" in text or "::" in text:
         _refuse_unknown(text, last)
         first = re.split("::|://", text, maxsplit=1)[0]
         return text if first in OURS else f"cachedfs::{text}"
-    if is_at_colab(text):
-        return f"cachedfs::drive://{canonical_path(text)}"
     path = os.path.expanduser(text)
     if os.path.isabs(path) or text.startswith((".", "~")) or os.path.lexists(path):
         return f"cachedfs::file://{os.path.abspath(path)}"
@@ -158,7 +156,20 @@ def cached_url(text: str) -> str:
     )
 
 
-def is_at_colab(text: str) -> bool:
+def drive_url(text: str) -> str | None:
+    """Return the `drive://` URL that a link, an id alone or a path of Colab's mount stands for; else None.
+
+    Without a protocol, a local file of this name comes first.
+    """
+    above, _, last = text.rpartition("::")
+    if above and above not in OURS:
+        return None
+    is_bare = is_bare_link(last) and not os.path.lexists(last)
+    is_drive = is_drive_link(last) or is_bare or (not above and _is_at_colab(last))
+    return f"drive://{canonical_path(last)}" if is_drive else None
+
+
+def _is_at_colab(text: str) -> bool:
     """Return whether a path is one of Google Drive as Colab mounts it, and it is not mounted here."""
     mounted = "/".join(text.split("/")[:3])
     return text.startswith("/content/") and canonical_path(text) != text and not os.path.lexists(mounted)

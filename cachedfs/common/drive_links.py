@@ -9,20 +9,26 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs
 
-__all__ = ["canonical_path", "is_drive_link"]
+__all__ = ["canonical_path", "is_bare_link", "is_drive_link"]
 
 _CANONICAL = ("My Drive", "Shared with me", "shared:", "id:")
 # Google's ids, such as 1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ, and 0AFpK3Xx8AmgsUk9PVA of a shared drive. Names
 # that people choose rarely have this form.
 _BARE_ID = re.compile(r"(?=.*[0-9])(?=.*[A-Z])(?:[A-Za-z0-9_-]{25,44}|0A[A-Za-z0-9_-]{10,20}PVA)")
 _ID = r"[A-Za-z0-9_-]{8,}"  # or a resource key, such as 0-a8Xq1ZkPq2mC5hJ3wKfL0A
-_HOST = re.compile(r"(?:https?://)?(drive|drive\.usercontent|docs)\.google\.com(?=[/?#]|$)")
+_HOST = re.compile(
+    r"[\s<]*(?:https?://)?((?:drive|drive\.usercontent|docs)\.google\.com|www\.googleapis\.com(?=/drive/))(?=[/?#]|\\|$)",
+    re.IGNORECASE,
+)
 # A company's domain, and the number of an account.
-_PREFIX = r"(?:/a/[^/?\#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?"
+_PREFIX = r"(?:/a/[^/?\#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?(?:/mobile)?"
+# A link to a folder up to the names that follow it. Programs that add names do so behind the query.
+_UP_TO_NAMES = re.compile(r"[^?\#]*?/(?:folders/[^/?\#]+|my-drive|shared-with-me)(?:/?\?[^/\#]*)?(?=/[^?\#])")
+_LEFT_OVER = " \t\r\n;,.>"  # what shells, e-mail and chat programs leave behind a link
 _FOLDER = re.compile(
     rf"""
     {_PREFIX}/(?:folders/(?P<id>{_ID}) | (?P<view>my-drive|shared-with-me))
-    /?(?P<query>\?[^/\#]*)?(?:\#.* | (?P<names>/.*))?  # programs that add names to a link do so behind its query
+    /?(?P<query>\?[^\#]*)?(?:\#.*)?
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -31,12 +37,13 @@ _FILE = re.compile(
     {_PREFIX}/(?:
       (?:file|document|spreadsheets|presentation|drawings)(?:/u/[0-9]+)?/d/(?P<id>{_ID})
         (?:/(?:view|preview|edit|copy|present|mobilebasic|htmlview))?
-      | (?:open|uc|download|folderview|embeddedfolderview)(?=\?)
+      | (?:open|uc|download|folderview|embeddedfolderview|thumbnail)(?=\?)
     )
     /?(?P<query>\?[^\#]*)?(?:\#.*)?
     """,
     re.VERBOSE | re.DOTALL,
 )
+_API = re.compile(rf"(?:/download)?/drive/v[23]/files/(?P<id>{_ID})/?(?P<query>\?[^\#]*)?")
 # What Colab and Google's desktop program call the places of a mounted Drive.
 _MOUNTED = re.compile(
     r"/?(?:content/g?drive/)?(?:My ?Drive|Shared ?drives/(?P<shared>[^/]+))(?P<names>/.*)?", re.DOTALL
@@ -47,10 +54,21 @@ _VIEWS = {"my-drive": "My Drive", "shared-with-me": "Shared with me"}
 def is_drive_link(url: str) -> bool:
     """Return whether a URL is read by the API of Google Drive, and not by HTTP.
 
-    Other addresses at docs.google.com, such as those of exports and published pages, are plain URLs.
+    Other addresses at docs.google.com and googleapis.com, such as those of exports and published pages, are plain URLs.
     """
-    host = _HOST.match(url) if url.startswith("http") else None
-    return host is not None and (host[1] != "docs" or _FILE.fullmatch(url, host.end()) is not None)
+    found = _HOST.match(url)
+    if found is None or "://" not in found[0]:
+        return False
+    return found[1].lower().startswith("drive") or _parts_of(url, found) is not None
+
+
+def is_bare_link(text: str) -> bool:
+    """Return whether a text is a link to Google Drive without `https://`, or an id alone.
+
+    A local path may look the same.
+    """
+    found = _HOST.match(text)
+    return _BARE_ID.fullmatch(text) is not None if found is None else "://" not in found[0]
 
 
 def canonical_path(path: str) -> str:
@@ -61,17 +79,27 @@ def canonical_path(path: str) -> str:
     if path.startswith(_CANONICAL):
         return path
     if (host := _HOST.match(path)) is not None:
-        return _path_of_link(path, host.end())
+        return _path_of_link(path, host)
     if (mounted := _MOUNTED.fullmatch(path)) is not None:
         return (f"shared:{mounted['shared']}" if mounted["shared"] else "My Drive") + (mounted["names"] or "")
     return f"id:{path}" if _BARE_ID.fullmatch(path) else path
 
 
-def _path_of_link(link: str, at: int) -> str:
-    link = link.rstrip("/")
-    found = _FOLDER.fullmatch(link, at) or _FILE.fullmatch(link, at)
-    parts = found.groupdict() if found else {}
-    query = parse_qs((parts.get("query") or "?")[1:])
+def _parts_of(link: str, host: re.Match[str]) -> dict[str, str] | None:
+    """Return the parts of a link: "id" or "view", "query", and the "names" that follow a folder."""
+    head, names = link[host.end() :].rstrip("/"), ""
+    if (found := _UP_TO_NAMES.match(head)) is not None:
+        head, names = found[0], head[found.end() :]
+    head = head.replace("\\", "").rstrip(_LEFT_OVER).rstrip("/")  # no link has a backslash
+    at_api = host[1].lower().startswith("www.")
+    forms = (_API,) if at_api else (_FOLDER, _FILE)
+    match = next((match for form in forms if (match := form.fullmatch(head))), None)
+    return None if match is None else {"names": names, **{k: v for k, v in match.groupdict().items() if v}}
+
+
+def _path_of_link(link: str, host: re.Match[str]) -> str:
+    parts = _parts_of(link, host) or {}
+    query = parse_qs(parts.get("query", "?")[1:])
     id, key = (query.get(name, [""])[0] for name in ("id", "resourcekey"))
     if view := parts.get("view"):
         top = _VIEWS[view]
@@ -84,4 +112,4 @@ def _path_of_link(link: str, at: int) -> str:
             "https://docs.google.com/document/d/ID (or spreadsheets, presentation), which is read as the type in the "
             "option export, as in drive={'export': 'docx'}"
         )
-    return f"{top}{parts.get('names') or ''}"
+    return f"{top}{parts.get('names', '')}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachedfs.common.drive_links import canonical_path, is_drive_link
+from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_link
 from cachedfs.common.urls import strip
 
 ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
@@ -31,6 +31,23 @@ LINKS = {
     f"https://drive.google.com/drive/folders/{ID}?resourcekey={KEY}&usp=sharing/sub/a.csv": (
         f"id:{ID},resourcekey={KEY}/sub/a.csv"
     ),
+    f"https://drive.google.com/mobile/folders/{ID}": f"id:{ID}",
+    f"https://drive.google.com/drive/u/0/mobile/folders/{ID}?usp=sharing": f"id:{ID}",
+    f"https://drive.google.com/thumbnail?id={ID}&sz=w1000": f"id:{ID}",
+    f"https://www.googleapis.com/drive/v3/files/{ID}": f"id:{ID}",
+    f"https://www.googleapis.com/drive/v3/files/{ID}?alt=media&key=AIza": f"id:{ID}",
+    f"https://www.googleapis.com/drive/v2/files/{ID}?alt=media": f"id:{ID}",
+    f"HTTPS://Drive.Google.COM/file/d/{ID}/view": f"id:{ID}",
+    f" https://drive.google.com/file/d/{ID}/view ": f"id:{ID}",
+    f"<https://drive.google.com/file/d/{ID}/view>": f"id:{ID}",
+    f"https://drive.google.com/file/d/{ID}/view?usp=sharing;": f"id:{ID}",
+    f"https://drive.google.com/file/d/{ID};": f"id:{ID}",
+    f"https://drive.google.com/open?id={ID};": f"id:{ID}",
+    f"https://drive.google.com/file/d/{ID}/view\\": f"id:{ID}",
+    f"https://drive.google.com/uc\\?id\\={ID}\\&export\\=download": f"id:{ID}",
+    f"https://drive.google.com/drive/folders/{ID}\\?usp\\=sharing": f"id:{ID}",
+    f"https://drive.google.com/drive/folders/{ID}\\?resourcekey\\={KEY}/a\\b;": f"id:{ID},resourcekey={KEY}/a\\b;",
+    f"https://drive.google.com/drive/folders/{ID.replace('_', chr(92) + '_')}": f"id:{ID}",
     "https://drive.google.com/drive/my-drive": "My Drive",
     "https://drive.google.com/drive/u/0/my-drive?ths=true": "My Drive",
     "https://drive.google.com/drive/shared-with-me": "Shared with me",
@@ -43,6 +60,8 @@ LINKS = {
 }
 OTHER_PATHS = {
     f"drive.google.com/open?id={ID}": f"id:{ID}",
+    f" Drive.google.com/drive/folders/{ID}/a;": f"id:{ID}/a;",
+    f"www.googleapis.com/drive/v3/files/{ID}": f"id:{ID}",
     ID: f"id:{ID}",
     DRIVE: f"id:{DRIVE}",
     "/content/drive/MyDrive/a/b": "My Drive/a/b",
@@ -70,7 +89,9 @@ PLAIN_URLS = [
     f"https://docs.google.com/spreadsheets/d/{ID}/export?format=csv",
     f"https://docs.google.com/spreadsheets/d/{ID}/gviz/tq?tqx=out:csv",
     "https://docs.google.com/spreadsheets/d/e/2PACX-1vQx0/pub?output=csv",
+    f"https://www.googleapis.com/drive/v3/files/{ID}/export?mimeType=text/csv",
 ]
+ELSEWHERE = [f"https://www.googleapis.com/storage/v1/b/{ID}/o/a", "https://www.googleapis.com/"]
 PAGES = [
     "https://drive.google.com",
     "https://drive.google.com/drive/recent",
@@ -99,13 +120,22 @@ def test_a_link_needs_no_protocol_of_drive(link):
     assert strip("cachedfs", None, f"cachedfs::{link}") == LINKS[link]
 
 
-@pytest.mark.parametrize("url", PLAIN_URLS)
+@pytest.mark.parametrize("url", PLAIN_URLS + ELSEWHERE)
 def test_any_other_address_is_a_plain_url(url):
     assert not is_drive_link(url)
     assert strip("cachedfs", "https", f"cachedfs::{url}") == strip("cachedfs", None, url) == url
 
 
-@pytest.mark.parametrize("link", PAGES + PLAIN_URLS[-3:])
+@pytest.mark.parametrize(
+    ("text", "is_bare"),
+    [(ID, True), (f"drive.google.com/open?id={ID}", True), (f"https://drive.google.com/open?id={ID}", False)]
+    + [(path, False) for path in CANONICAL + NO_PATHS],
+)
+def test_a_link_without_https_and_an_id_may_be_local_paths_too(text, is_bare):
+    assert is_bare_link(text) == is_bare
+
+
+@pytest.mark.parametrize("link", PAGES + PLAIN_URLS[-4:])
 def test_a_link_that_names_no_file_is_an_error_that_lists_those_that_do(link):
     with pytest.raises(ValueError, match=r"file/d/ID.*open\?id=ID.*drive/folders/ID.*export"):
         canonical_path(link)

@@ -154,6 +154,21 @@ def test_a_mounted_drive_is_a_local_folder(monkeypatch):
     assert urls.cached_url(path) == f"cachedfs::file://{path}"
 
 
-def test_without_a_protocol_the_error_names_the_drive_path(here):
-    id = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
-    assert f"'drive://id:{id}' for Google Drive" in run("ls", id, status=1).output
+ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
+
+
+@pytest.mark.parametrize(
+    "text", [ID, f"drive.google.com/open?id={ID};", f" {SITE}/open?id={ID}", f"cachedfs::{ID}"]
+)
+def test_a_link_or_an_id_needs_no_protocol_where_no_local_file_has_its_name(text, monkeypatch):
+    assert urls.cached_url(text) == f"cachedfs::drive://id:{ID}"
+    monkeypatch.setattr("os.path.lexists", lambda path: path == ID)
+    assert (urls.drive_url(text) is None) == (text.endswith(f"::{ID}") or text == ID)
+
+
+def test_an_id_alone_is_copied_under_its_own_name(drive, file_id, here):
+    run("get", file_id)
+    assert (here / "a.csv").read_bytes() == b"1,2\n3,4\n"
+    run("get", f"drive://id:{file_id}", ID)  # after a URL it is the name of the copy
+    assert {path.name for path in here.iterdir()} == {"a.csv", ID}
+    assert "TARGET" in run("get", ID, status=2).output  # and so is what exists
