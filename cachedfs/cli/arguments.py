@@ -9,11 +9,14 @@ import functools
 import inspect
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 import cachedfs
 from cachedfs.cli.output import busy, log_in_lines, print_error, print_json, print_traceback, say
@@ -24,6 +27,9 @@ STATUS = "[bold]Exit status[/bold] 0: success, 1: failure, 2: wrong usage, 130: 
 PANEL = "Options of all commands"
 COMMON = ("as_json", "debug", "cache_dir", "options")
 F = TypeVar("F", bound=Callable[..., None])
+# Where a shell splits the start of a Drive path that is not quoted, and what the next words begin with.
+SPLIT = re.compile(r"(?:drive://|/content/g?drive/)(My|Shared)", re.IGNORECASE)
+NEXT_WORDS = {"my": [("Drive",)], "shared": [("with", "me"), ("drives",)]}
 
 app = typer.Typer(
     name="cachedfs",
@@ -47,6 +53,33 @@ def option(*names: str, metavar: str, help: str, default: bool | str = False, **
 def flag(*names: str, help: str, **settings: Any) -> Any:
     """Return a typer option without a value."""
     return typer.Option(*names, metavar="", help=help, **settings)
+
+
+class QuotedCommand(TyperCommand):
+    """A command that says which URL to quote, in place of taking its parts for several arguments."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own
+        if whole := unquoted(args):
+            raise not_quoted(whole)
+        return super().parse_args(ctx, args)
+
+
+def unquoted(words: Sequence[str]) -> str | None:
+    """Return the beginning of a Drive path that a shell split at its blanks; None where there is none."""
+    for at, word in enumerate(words):
+        begun = SPLIT.search(word)
+        for begins in NEXT_WORDS[begun[1].lower()] if begun and begun.end() == len(word) else ():
+            rest = words[at + 1 : at + 1 + len(begins)]
+            if len(rest) == len(begins) and all(map(str.startswith, rest, begins)):
+                return " ".join([word, *rest])
+    return None
+
+
+def not_quoted(whole: str) -> typer.BadParameter:
+    """Return the error for a URL with blanks that is not quoted."""
+    return typer.BadParameter(
+        f"a shell splits it at its blanks; quote it: {shlex.quote(whole)}", param_hint="URL"
+    )
 
 
 @dataclasses.dataclass
@@ -191,9 +224,12 @@ def command(
         parameters = [ctx, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # mypy knows none
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(name or function.__name__, epilog=epilog(*examples), context_settings=context_settings)(
-            run
-        )
+        app.command(
+            name or function.__name__,
+            cls=QuotedCommand,
+            epilog=epilog(*examples),
+            context_settings=context_settings,
+        )(run)
         return function
 
     return add

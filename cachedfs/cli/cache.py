@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from cachedfs.cli.arguments import CommonOptions, command, flag
 from cachedfs.cli.monitoring import cache_of
 from cachedfs.cli.output import busy, print_json, progress, say
-from cachedfs.cli.urls import Location, Urls, at_each, locate, url_argument
+from cachedfs.cli.urls import Location, Urls, at_each, check_quoted, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError, OriginUnavailable
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
-UrlsOrAll = Annotated[list[str] | None, url_argument("URL", "Objects, and folders with all below them.")]
+UrlsOrAll = Annotated[
+    list[str] | None, url_argument("URL", "Objects, and folders with all below them.", callback=check_quoted)
+]
 
 
 @command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cachedfs.cli.arguments import CommonOptions, argument
+from cachedfs.cli.arguments import CommonOptions, argument, not_quoted
 from cachedfs.cli.output import print_error
 from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_link
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
@@ -283,13 +284,25 @@ def names_in(location: Location) -> set[str]:
     return {first + slash for first, slash, _ in (name.partition("/") for name in names if name)}
 
 
-def url_argument(metavar: str, help: str) -> Any:
+def url_argument(metavar: str, help: str, **settings: Any) -> Any:
     """Return a typer argument for a URL, with completion."""
-    return argument(metavar, help, autocompletion=urls_known)
+    return argument(metavar, help, autocompletion=urls_known, **settings)
 
 
-Urls = Annotated[list[str], url_argument("URL", "What to read.")]
-UrlsBeforeTarget = Annotated[list[str] | None, url_argument("URL", "What to read.")]
+def check_quoted(urls: list[str] | None) -> list[str] | None:
+    """Return the URLs. Raises BadParameter for a word after a URL that is none, and no local file."""
+    for url, word in itertools.pairwise(urls or ()):
+        if "://" not in url or "://" in word or "::" in word:
+            continue
+        try:
+            cached_url(word)
+        except ValueError:
+            raise not_quoted(f"{url} {word}") from None
+    return urls
+
+
+Urls = Annotated[list[str], url_argument("URL", "What to read.", callback=check_quoted)]
+UrlsBeforeTarget = Annotated[list[str] | None, url_argument("URL", "What to read.", callback=check_quoted)]
 
 
 def before_target(urls: list[str] | None) -> list[str]:

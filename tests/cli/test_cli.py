@@ -1245,6 +1245,32 @@ def test_urls_that_cannot_be(url, said):
     assert said in run("ls", url, status=1).stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        (["ls", "drive://My", "Drive/x"], "drive://My Drive/x"),
+        (["get", "cachedfs::drive://My", "Drive"], "cachedfs::drive://My Drive"),
+        (["get", "-r", "cdrive://My", "Drive/x", "."], "cdrive://My Drive/x"),
+        (["mount", "drive://Shared", "with", "me/x", "mnt"], "drive://Shared with me/x"),
+        (["doctor", "drive://My", "Drive/x"], "drive://My Drive/x"),
+        (["pack", "/content/drive/Shared", "drives/x", "out"], "/content/drive/Shared drives/x"),
+        (["pin", "drive://shared:Team", "A/x"], "drive://shared:Team A/x"),
+        (["evict", "drive://My Drive/a", "b"], "drive://My Drive/a b"),
+        (["get", "gs://my-bucket/a", "b", "."], "gs://my-bucket/a b"),
+    ],
+)
+def test_a_url_that_is_not_quoted_is_wrong_usage(words, whole):
+    said = " ".join(run(*words, status=2).stderr.translate({ord("│"): " "}).split())
+    assert f"quote it: '{whole}'" in said
+
+
+def test_words_after_a_url_may_be_local_files_links_and_ids(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b").touch()
+    given = ["gs://my-bucket/a", "b", "./c", "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"]
+    assert urls.check_quoted(given) == given
+
+
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)  # any import of it fails
     monkeypatch.delitem(_registry, "s3", raising=False)  # imported by another test
