@@ -67,6 +67,9 @@ class FakeOrigin:
 
     requests_per_s = None
 
+    def lists_all(self, folder: str) -> bool:
+        return True
+
     def spare_s(self) -> float:
         return self.spare_in_s
 

@@ -20,7 +20,7 @@ from cachedfs.fetch.source import Source
 from cachedfs.metadata.change_feed import ChangeFeeds, is_covered
 from cachedfs.metadata.listings import Listings, by_folder, by_path, is_nameless
 from cachedfs.metadata.offline import StaleFallback
-from cachedfs.origins.registry import is_whole
+from cachedfs.origins.registry import is_whole, lookup_reads_names
 
 __all__ = ["MetadataResolver"]
 
@@ -243,7 +243,12 @@ class MetadataResolver:
         if not origin.by_parent or not folder:
             return await origin.lookup(path)
         before = self.source.last_known(folder)
-        if before is None or before.info is None or self.source.is_fresh(before):
+        if (
+            before is None
+            or before.info is None
+            or self.source.is_fresh(before)
+            or lookup_reads_names(before.info)
+        ):
             parents.append(await self.info(folder))
             return await origin.lookup(path, parents[0])
         # Look up expired parent folders in parallel with the path, assuming them unchanged: they rarely change.
@@ -410,6 +415,8 @@ class MetadataResolver:
         listings = by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
         kept: dict[str, int] = {}
+        if not origin.lists_all(folder):  # a stored listing would prove that other names are absent
+            return _for_once(sorted(found, key=by_path))
         if found or is_folder:  # an empty answer may also mean an object or an absence: needs a lookup
             entry = self.source.fresh(folder)
             # GCS may have an object and a folder of the same name: the object counts.

@@ -187,6 +187,10 @@ class Origin(Protocol):
         """
         ...
 
+    def lists_all(self, folder: str) -> bool:
+        """Return whether `list` gave all names in `folder`: then a name that it lacks is absent."""
+        ...
+
     @property
     def concurrency(self) -> int:
         """Most requests in flight now that callers wait for; `RequestSlots` allows speculative ones beside them."""

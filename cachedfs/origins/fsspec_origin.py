@@ -103,6 +103,10 @@ class FsspecOrigin:
     def requests_per_s(self) -> float | None:
         return None
 
+    def lists_all(self, folder: str) -> bool:
+        """Return True: a listing has all names."""
+        return True
+
     def spare_s(self) -> float:
         """Return 0: the limits of the service are unknown."""
         return 0.0

@@ -27,6 +27,7 @@ __all__ = [
     "identity_lasts_s",
     "identity_of",
     "is_whole",
+    "lookup_reads_names",
     "names_a_version",
     "open_origin",
     "with_known_details",
@@ -188,6 +189,11 @@ def is_whole(identity: str, info: ObjectInfo) -> bool:
     The headers of a GCS read have less.
     """
     return "bucket" in info.details or "generation" not in info.details or not identity.startswith("gs|")
+
+
+def lookup_reads_names(folder: ObjectInfo) -> bool:
+    """Return whether a lookup of the folder also reads the names in it, as that of a public folder at Drive does."""
+    return "page_read_at" in folder.details
 
 
 def with_known_details(info: ObjectInfo, known: ObjectInfo) -> ObjectInfo:

@@ -36,8 +36,8 @@ class Request:
     kind: str = "other"
     """Kind of the request.
 
-    "media" reads bytes, "list" lists and "upload" uploads. Other requests about an object are "metadata", or
-    "get" at Drive.
+    "media" reads bytes, "list" lists and "upload" uploads; "page" is the public page of a folder at Drive. Other
+    requests about an object are "metadata", or "get" at Drive.
     """
     key: str = ""
     """Name of the object, or id of the item at Drive."""

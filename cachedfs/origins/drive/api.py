@@ -16,10 +16,10 @@ from cachedfs.origins.origin_errors import object_of, size_of, well_formed
 from cachedfs.origins.retry import RetryableError, RetryReason, foreign
 
 __all__ = [
-    "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "ROOT", "SHARED",
-    "SHARED_WITH_ME", "SHORTCUT", "change_of", "child_query", "children_query", "folder_info", "is_folder", "is_native",
-    "is_trashed", "item_info", "key_headers", "kind_of", "looks_like", "may_list", "rank", "resource_of", "shortcut_target",
-    "shown", "takes_id", "title_of", "url_of",
+    "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "PAGE_READ_AT", "ROOT",
+    "SHARED", "SHARED_WITH_ME", "SHORTCUT", "change_of", "child_query", "children_query", "folder_info", "is_folder",
+    "is_native", "is_trashed", "item_info", "key_headers", "kind_of", "looks_like", "may_list", "rank", "resource_of",
+    "shortcut_target", "shown", "takes_id", "title_of", "url_of",
 ]  # fmt: skip
 
 FOLDER = "application/vnd.google-apps.folder"
@@ -28,6 +28,9 @@ ROOT = "root"  # the service's own name for the top of My Drive
 SHARED_WITH_ME = "sharedWithMe"  # stands for the id that this view does not have
 SHARED = "shared:"  # begins the paths of a shared drive, which its name follows
 GOOGLE = "https://www.googleapis.com"
+PAGE_READ_AT = (
+    "page_read_at"  # detail of a folder: when the public page that shows it was requested, as `time.time()`
+)
 ANY_DRIVE = {"supportsAllDrives": "true"}
 EVERYWHERE = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}  # where listings and changes look
 # Without `fields` an item is ten times as long.
@@ -156,7 +159,15 @@ def item_info(item: Mapping[str, Any], path: str, *, via: Mapping[str, Any] | No
     """Return the object or folder that an item describes; `via` is the shortcut that led to it."""
     details: dict[str, Any] = {
         name: item[name]
-        for name in ("id", "mimeType", "md5Checksum", "headRevisionId", "driveId", "resourceKey")
+        for name in (
+            "id",
+            "mimeType",
+            "md5Checksum",
+            "headRevisionId",
+            "driveId",
+            "resourceKey",
+            PAGE_READ_AT,
+        )
         if item.get(name)
     }
     for name, at in (("modified", "modifiedTime"), ("created", "createdTime")):

@@ -18,9 +18,9 @@ from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
-from cachedfs.errors import AccessDenied, OriginUnavailable, RequestRejected
+from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, OriginUnavailable, RequestRejected
 from cachedfs.origins.base import describe, range_header
-from cachedfs.origins.drive import api, failures, public, quota
+from cachedfs.origins.drive import api, failures, public, public_folder, quota
 from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
 from cachedfs.origins.inner_filesystem import AsyncOnce
@@ -88,6 +88,7 @@ class DriveAccount:
         self.media_slots = RequestSlots(concurrency)
         self.metadata_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
         self.is_public = False  # whether to read public files at their public address
+        self.public_folders = public_folder.FolderPages(self._folder_page)
         self.without_revisions: set[str] = set()  # ids of files whose revisions Google does not give
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
@@ -282,7 +283,7 @@ class DriveAccount:
     ) -> dict[str, Any]:
         """Return an item by its id; `key` is its resource key.
 
-        Without an account and an API key, Google tells only about single files, at the public address.
+        Without an account and an API key, Google tells only about files and folders that are public, at other addresses.
         """
         given = {"fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
         keys, url = api.key_headers(id, key), self.address("files", id)
@@ -305,13 +306,63 @@ class DriveAccount:
                 raise
             return await find()
 
+    # Without an account
+    async def uses_pages(self, path: str) -> bool:
+        """Return whether a folder is listed by its public page: nobody has signed in, and there is no API key."""
+        auth = (await self.connection()).auth
+        return (
+            self.is_public
+            and path.startswith("id:")
+            and (not auth.is_missing or await self._is_missing(auth))
+        )
+
     async def _public_item(self, id: str, path: str, key: str | None, is_pinned: bool) -> dict[str, Any]:
+        if is_pinned:
+            return await self._public_file(id, path, key, is_pinned=True)
+        if not self.public_folders.is_folder(id):
+            try:
+                return await self._public_file(id, path, key, tries=1)
+            except (AccessDenied, NotDownloadable, ObjectNotFound) as error:
+                not_a_file = error
+            with suppress(AccessDenied):
+                return await self.public_folders.folder(id, key, path)
+            if not isinstance(not_a_file, NotDownloadable):
+                raise not_a_file
+            return await self._public_file(id, path, key, tries=1)  # its trouble may have passed
+        return await self.public_folders.folder(id, key, path)
+
+    async def public_version(self, item: dict[str, Any], path: str) -> dict[str, Any]:
+        """Return an item of a folder's public page with the size and version that its own answer states."""
+        if api.is_native(item["mimeType"]):
+            return item
+        try:
+            found = await self._public_file(item["id"], path, item.get("resourceKey"))
+        except ObjectNotFound as error:  # the page shows it: it is no proof that there is no such file
+            raise AccessDenied(f"{error.message}; the public page of its folder shows it") from None
+        return {**found, "name": item["name"]}
+
+    async def _folder_page(self, id: str, key: str | None, path: str) -> tuple[int, bytes]:
+        url, params = public_folder.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
+        request = self.request(
+            url, path, "reading its public page", params=params, kind="download", good=public.GOOD
+        )
+
+        def page_of(answer: Answer) -> tuple[int, bytes]:
+            if answer.status == 500 and self.public_folders.is_folder(id):
+                raise RetryableError(RetryReason("the public page of the folder answered 500"))
+            return answer.status, answer.body
+
+        return await self.answered(request, page_of)
+
+    async def _public_file(
+        self, id: str, path: str, key: str | None, *, is_pinned: bool = False, tries: int = 2
+    ) -> dict[str, Any]:
         request = self._public_request(id, key, path, Range(0, 1), is_pinned)
-        n_failed = itertools.count()
+        n_failed = itertools.count(1)
 
         def item_of(answer: Answer) -> dict[str, Any]:
-            # The answer for a folder; but the first time it may be a passing trouble.
-            if answer.status == 500 and next(n_failed) == 0:
+            # The answer for a folder or a document, or a passing trouble.
+            if answer.status == 500 and next(n_failed) < tries:
                 raise RetryableError(RetryReason("the public address answered 500"))
             if public.is_page(answer.status, answer.headers):
                 raise public.page_error(answer.status, answer.headers, answer.body, request.subject)

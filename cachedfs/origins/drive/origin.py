@@ -123,6 +123,10 @@ class DriveOrigin:
                         return
                 yield below
 
+    def lists_all(self, folder: str) -> bool:
+        """Return False for a folder that was listed by its public page."""
+        return plain_path(folder) not in self.tree.partly_listed
+
     async def changes(self, path: str, token: str | None) -> Changes | None:
         """Return what changed in My Drive or in one shared drive; None for other parts, which have no change feed.
 

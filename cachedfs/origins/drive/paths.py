@@ -17,9 +17,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from cachedfs.common.drive_links import canonical_path
 from cachedfs.common.types import ObjectInfo
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, SignInRefused
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectNotFound,
+    QuotaExceeded,
+    SignInRefused,
+)
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
+from cachedfs.origins.drive.public_folder import not_listed
 
 __all__ = [
     "MY_DRIVE",
@@ -118,6 +126,7 @@ class PathResolver:
             str, tuple[str, float]
         ] = {}  # ids by path, with when they were created, oldest first
         self._my_drive: ObjectInfo | None = None  # always the same folder
+        self.partly_listed: set[str] = set()  # folders whose listing may lack names
         self._warned: set[str] = set()
 
     async def lookup(
@@ -174,6 +183,15 @@ class PathResolver:
     async def named(self, path: str, folder: ObjectInfo) -> list[dict[str, Any]]:
         """Return the items that `path` names in its folder: usually one or none."""
         name = path.rpartition("/")[2]
+        if await self._account.uses_pages(path):
+            same = [
+                item
+                for item in await self._account.public_folders.items(folder)
+                if api.shown(item["name"]) == name
+            ]
+            if not same:
+                raise not_listed(path)
+            return await side_by_side(self._account.public_version(item, path) for item in same)
         found = await self._found(api.child_query(str(folder.id), name), folder, path, "looking it up")
         # By id, because a listing of several pages may have an item twice.
         items = {item["id"]: item for item in found if api.shown(item["name"]) == name}
@@ -301,7 +319,11 @@ class PathResolver:
         """Return what is in a folder, each name once."""
         if not folder.path:
             return await self._tops()
-        items = await self._found(api.children_query(str(folder.id)), folder, folder.path, "listing it")
+        if await self._account.uses_pages(folder.path):
+            self.partly_listed.add(folder.path)
+            items = await self._account.public_folders.items(folder)
+        else:
+            items = await self._found(api.children_query(str(folder.id)), folder, folder.path, "listing it")
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():
             by_name.setdefault(api.shown(item["name"]), []).append(item)
@@ -310,12 +332,27 @@ class PathResolver:
             for name, same in by_name.items()
             if len(same) > 1 or api.shortcut_target(same[0]) is not None
         }
-        found = await side_by_side(self.chosen(same, f"{folder.path}/{name}") for name, same in asked.items())
+        found = await side_by_side(
+            self._chosen_of(same, f"{folder.path}/{name}") for name, same in asked.items()
+        )
         infos = dict(zip(asked, (info for _, info in found), strict=True))
         return [
             infos.get(name) or api.item_info(same[0], f"{folder.path}/{name}")
             for name, same in by_name.items()
         ]
+
+    async def _chosen_of(
+        self, items: Sequence[dict[str, Any]], path: str
+    ) -> tuple[Mapping[str, Any], ObjectInfo]:
+        """Return the item that counts among items of one name in a listing, and its metadata."""
+        if await self._account.uses_pages(path):  # a page does not say which one was modified last
+            items = await side_by_side(self._version_or_item(item, path) for item in items)
+        return await self.chosen(items, path)
+
+    async def _version_or_item(self, item: dict[str, Any], path: str) -> dict[str, Any]:
+        with suppress(AccessDenied, NotDownloadable, QuotaExceeded):  # one item hides no neighbor
+            return await self._account.public_version(item, path)
+        return item
 
     async def below(self, folder: ObjectInfo) -> AsyncGenerator[ObjectInfo, None]:
         """Yield everything below a folder; sibling folders are listed concurrently.

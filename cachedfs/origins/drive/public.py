@@ -60,7 +60,7 @@ def page_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -
         )
     if status == 500:
         return NotDownloadable(
-            f"{url}: without an account only files can be read, no folders or documents: {_ACCOUNT}"
+            f"{url}: without an account only files and folders can be read, no documents: {_ACCOUNT}"
         )
     if status == 403 or "nfected" in title:
         return AccessDenied(f"{url}: Google does not give this file to everybody ({title}): {_ACCOUNT}")

@@ -115,6 +115,10 @@ class GCSOrigin:
     def requests_per_s(self) -> float | None:
         return None
 
+    def lists_all(self, folder: str) -> bool:
+        """Return True: a listing has all names."""
+        return True
+
     def spare_s(self) -> float:
         """Return 0: the service accepts all that we can send."""
         return 0.0

@@ -180,6 +180,10 @@ class DriveService(DriveApi):
         """Warn before public downloads of files larger than this; the default is 100 MiB."""
         self.scan_limit = n_bytes
 
+    def do_page_limit(self, n: int | None) -> None:
+        """Show at most `n` names on the public page of a folder; None shows all."""
+        self.page_limit = n
+
     def do_expire_changes(self) -> None:
         """Reject all tokens of the changes feed issued so far. By the documentation they do not expire."""
         self.items.reject_tokens()
@@ -270,5 +274,6 @@ class DriveServer(SimServer):
     short_pages = command(DriveService.do_short_pages)
     delay_changes = command(DriveService.do_delay_changes)
     scan_limit = command(DriveService.do_scan_limit)
+    page_limit = command(DriveService.do_page_limit)
     expire_changes = command(DriveService.do_expire_changes)
     accept_only = command(DriveService.do_accept_only)

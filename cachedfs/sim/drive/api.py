@@ -15,9 +15,10 @@ What is not in the table below does not exist (404). Differences from the docume
   delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
   a listing has only the children of public folders that the query names, and everything but reading files is 401.
   A caller sees nothing of a folder that it cannot list but what is shared with it. Public downloads of folders, and
-  of files that are infected or may not be downloaded, have pages of ours.
+  of files that are infected or may not be downloaded, have pages of ours, and so has the public page of an item that
+  is no folder.
 - Undocumented, as recorded: a name in single quotes is not found by a query for it; errors of callers without an
-  account, and of `acknowledgeAbuse`; public downloads.
+  account, and of `acknowledgeAbuse`; public downloads; the public page of a folder.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _OF_V2 = ("list", "get", "media")
 
 
 class DriveApi(DriveWriting, PublicDownloads):
-    """Answers like www.googleapis.com/drive, oauth2.googleapis.com and drive.usercontent.google.com."""
+    """Answers like www.googleapis.com/drive, oauth2.googleapis.com and the public pages of Drive."""
 
     def route(self, call: Call) -> Route:
         if method := call.headers.get("x-http-method-override"):
@@ -73,6 +74,8 @@ class DriveApi(DriveWriting, PublicDownloads):
             return route
         if call.path == "/download":
             return Route("media", self._download, key=call.query.get("id", ""), style="html")
+        if call.path == "/embeddedfolderview":
+            return Route("page", self._folder_page, key=call.query.get("id", ""), style="html")
         for pattern in ("/upload/drive/v3/files", "/upload/drive/v3/files/{item_id}"):
             if (found := match_path(pattern, call.path)) is not None:
                 return self._upload_route(call, **found)

@@ -63,6 +63,14 @@ def root(folder: str) -> str:
 
 
 @pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A machine where nobody has signed in."""
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path / "home"))
+    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
+
+
+@pytest.fixture
 async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]:
     """A function that creates origins; they are closed at the end."""
     made: list[DriveOrigin] = []

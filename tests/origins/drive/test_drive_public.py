@@ -37,14 +37,6 @@ def server(server: DriveServer) -> Iterator[DriveServer]:
     server.require_no_token()
 
 
-@pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """A machine where nobody has signed in."""
-    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, "" if name.startswith("GOOGLE") else str(tmp_path / "home"))
-    monkeypatch.setattr("google.auth.compute_engine._metadata._NO_GCE_CHECK", True)
-
-
 def published(server: DriveServer, path: str, data: bytes = DATA) -> str:
     id = server.put(path, data)
     server.publish(id)
@@ -153,7 +145,7 @@ async def test_a_file_that_is_not_public_says_what_helps(
     make: MakeOrigin, server: DriveServer, folder: str, root: str, nobody: None
 ) -> None:
     private, public = server.put(f"{folder}/a", DATA), published(server, f"{folder}/b")
-    server.document(f"{folder}/doc", "text")
+    document = server.document(f"{folder}/doc", "text")
     origin = make()
     for path, kind, words in (
         (f"id:{private}", AccessDenied, "not public.*Anyone with the link.*sign in.*API key"),
@@ -164,8 +156,8 @@ async def test_a_file_that_is_not_public_says_what_helps(
         with pytest.raises(kind, match=words):
             await read(origin, path)
     server.publish(server.folder(folder))
-    with pytest.raises(NotDownloadable, match=r"no folders or documents.*sign in"):
-        await read(origin, f"id:{server.folder(folder)}")
+    with pytest.raises(NotDownloadable, match=r"no documents.*sign in"):
+        await read(origin, f"id:{document}")
     server.edit(public, capabilities={"canDownload": False})
     with pytest.raises(AccessDenied, match="does not give this file"):
         await read(origin, f"id:{public}")

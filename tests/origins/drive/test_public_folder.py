@@ -1,0 +1,355 @@
+"""Public folders of Google Drive without an account and without an API key, by their public page."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fsspec
+import pytest
+
+from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, OriginUnavailable
+from cachedfs.origins.drive import api
+from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.public_folder import page_of, page_url
+from cachedfs.sim import DriveServer, Fault
+from tests.origins.contract import read
+from tests.support import forget
+
+MakeOrigin = Callable[..., DriveOrigin]
+DATA = os.urandom(3000)
+ID = "1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ"
+DOCUMENT = "application/vnd.google-apps.document"
+
+
+# The page
+def entry(link: str, name: str, mime: str = "text/plain", id: str = "1AbCdEfGh") -> str:
+    """Return an entry of a page, in the markup of Google's pages in 2026."""
+    return (
+        f'<div class="flip-entry" id="entry-{id}" tabindex="0" role="link"><div class="flip-entry-info"><a href="{link}" '
+        'target="_blank"><div class="flip-entry-visual"><div class="flip-entry-thumb"><img src="https://lh3.google.com/u/0/d/x" '
+        'alt=""/></div></div><div class="flip-entry-list-icon"><img src="https://drive-thirdparty.googleusercontent.com/16/type/'
+        f'{mime}" alt=""/></div><div class="flip-entry-title">{name}</div></a></div><div class="flip-entry-last-modified">'
+        "<div>Oct 7, 2026</div></div></div>"
+    )
+
+
+def page(*entries: str) -> bytes:
+    text = "".join(entries)
+    title = "<title>A &amp; B</title>"
+    return f'<html><head>{title}</head><body><div class="flip-entries">{text}</div></body></html>'.encode()
+
+
+@pytest.mark.parametrize(
+    ("link", "mime", "found"),
+    [
+        (
+            "https://drive.google.com/file/d/1File-id_0/view?usp=drive_web",
+            "text/csv",
+            ("1File-id_0", "text/csv", None),
+        ),
+        (
+            "https://drive.google.com/file/d/1File-id_0/view?usp=drive_web&amp;resourcekey=0-a8Xq1ZkP",
+            "text/csv",
+            ("1File-id_0", "text/csv", "0-a8Xq1ZkP"),
+        ),
+        (
+            "https://drive.google.com/file/d/1File-id_0/view",
+            api.SHORTCUT,
+            ("1File-id_0", "application/octet-stream", None),
+        ),
+        ("https://drive.google.com/drive/folders/1Folder_0", "", ("1Folder_0", api.FOLDER, None)),
+        (
+            "https://docs.google.com/document/d/1AbCdEfGh/edit?usp=drive_web",
+            "",
+            ("1AbCdEfGh", DOCUMENT, None),
+        ),
+        (
+            "https://docs.google.com/spreadsheets/d/1AbCdEfGh/edit",
+            "",
+            ("1AbCdEfGh", f"{DOCUMENT[:-8]}spreadsheet", None),
+        ),
+        (
+            "https://docs.google.com/forms/d/e/1FAIpQL/viewform",
+            "",
+            ("1AbCdEfGh", f"{DOCUMENT[:-8]}form", None),
+        ),
+        (
+            "https://colab.research.google.com/drive/1AbCdEfGh",
+            "",
+            ("1AbCdEfGh", "application/octet-stream", None),
+        ),
+    ],
+)
+def test_an_entry_of_a_page_is_an_item(link: str, mime: str, found: tuple[Any, ...]) -> None:
+    shown = page_of(200, page(entry(link, "Größe &lt;1&gt; &amp; a&#39;b/c", mime)), ID, "drive://x", 7.0)
+    assert (shown.title, shown.at) == ("A & B", 7.0)
+    [item] = shown.items
+    assert item["name"] == "Größe <1> & a'b/c"
+    assert (item["id"], item["mimeType"], item.get("resourceKey")) == found
+    assert item.get(api.PAGE_READ_AT) == (7.0 if item["mimeType"] == api.FOLDER else None)
+
+
+def test_an_empty_folder_has_a_page_too() -> None:
+    assert page_of(200, page(), ID, "drive://x", 7.0).items == []
+    link = f'<a href="https://drive.google.com/drive/folders/{ID}">itself</a>'
+    assert page_of(200, page(link), ID, "drive://x", 7.0).items == []
+
+
+FILE = "https://drive.google.com/file/d/1File-id_0/view"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html><title>Sign in to the network</title><body>Welcome</body></html>",
+        page(entry(FILE, "a")).replace(b"flip-entries", b"list"),
+        page(entry(FILE, "a")).replace(b'"flip-entry"', b'"row"'),
+        page(entry(FILE, "a")).replace(b"flip-entry-title", b"name"),
+        page(entry(FILE, "a"), entry(FILE, "")),
+        page(entry(FILE, "a").replace("href", "data-href")),
+        page(entry("https://drive.google.com/new/form/1File-id_0", "a")),
+        page(entry("https://elsewhere.example/1File-id_0", "a", id="x")),
+    ],
+)
+def test_a_page_of_another_form_is_an_error_that_names_the_api_key(body: bytes) -> None:
+    with pytest.raises(CachedFSError, match=r"drive://x: .*another form than is known.*api_key") as caught:
+        page_of(200, body, ID, "drive://x", 7.0)
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+@pytest.mark.parametrize("status", [302, 403, 404, 500])
+def test_no_page_is_no_absence(status: int) -> None:
+    with pytest.raises(AccessDenied, match=r"no public page of this folder.*Anyone with the link.*api_key"):
+        page_of(status, b"", ID, "drive://x", 7.0)
+
+
+def test_the_pages_are_at_google_or_at_the_simulated_drive() -> None:
+    assert page_url(api.GOOGLE) == "https://drive.google.com/embeddedfolderview"
+    assert page_url("http://127.0.0.1:1") == "http://127.0.0.1:1/embeddedfolderview"
+
+
+# Reading
+@pytest.fixture
+def server(server: DriveServer) -> Iterator[DriveServer]:
+    """A Drive that answers no anonymous requests, as Google's does."""
+    server.require_token("of an account")
+    yield server
+    server.reset()  # the public pages are in no description of the API
+    server.page_limit(None)
+    server.require_no_token()
+
+
+@pytest.fixture
+def tree(server: DriveServer, folder: str) -> str:
+    """The id of a public folder with the files a, b and sub/c."""
+    for name in ("a", "b", "sub/c"):
+        server.put(f"{folder}/{name}", name.encode() * 1000)
+    server.publish(id := server.folder(folder))
+    server.reset()
+    return id
+
+
+@pytest.fixture
+def cached(server: DriveServer, own_cache: Any, nobody: None) -> Callable[..., Any]:
+    """A function that makes a filesystem over the cache."""
+
+    def make_filesystem(**options: Any) -> Any:
+        drive = {"endpoint_url": server.endpoint_url, **options.pop("drive", {})}
+        return fsspec.filesystem(
+            "cachedfs", target_protocol="drive", drive=drive, skip_instance_cache=True, **options
+        )
+
+    return make_filesystem
+
+
+def asked(server: DriveServer) -> dict[str, int]:
+    """Return the requests since the last call, by kind."""
+    found = Counter(request.kind for request in server.requests)
+    server.reset()
+    return dict(found)
+
+
+def test_a_public_folder_is_listed_by_its_page(cached: Any, server: DriveServer, tree: str) -> None:
+    fs = cached()
+    link = f"https://drive.google.com/drive/folders/{tree}?usp=sharing"
+    assert sorted(fs.ls(link, detail=False)) == [f"id:{tree}/{name}" for name in ("a", "b", "sub")]
+    assert asked(server) == {"media": 1, "page": 1}  # what is it? no file
+    found = {info["name"].rpartition("/")[2]: info for info in fs.ls(f"id:{tree}")}
+    assert {name: (info["type"], info["size"]) for name, info in found.items()} == {
+        "a": ("file", None),
+        "b": ("file", None),
+        "sub": ("directory", 0),
+    }
+    assert asked(server) == {}
+    assert fs.info(f"id:{tree}/a")["size"] == 1000  # its own answer states it
+    assert fs.info(f"id:{tree}/sub")["type"] == "directory"
+    assert asked(server) == {"media": 1}
+    assert fs.find(f"id:{tree}") == [f"id:{tree}/{name}" for name in ("a", "b", "sub/c")]
+    assert asked(server) == {"page": 1}
+    assert [(path, sorted(files)) for path, _, files in fs.walk(f"id:{tree}")] == [
+        (f"id:{tree}", ["a", "b"]),
+        (f"id:{tree}/sub", ["c"]),
+    ]
+    assert fs.glob(f"id:{tree}/*/c") == [f"id:{tree}/sub/c"]
+    assert asked(server) == {}
+
+
+def test_files_of_a_public_folder_are_read_and_cached(
+    cached: Any, server: DriveServer, tree: str, tmp_path: Any
+) -> None:
+    fs = cached()
+    assert fs.cat_file(f"id:{tree}/sub/c") == b"sub/c" * 1000
+    # What is the folder, its page, the page of the folder below, and the file: its version before, with and after the bytes.
+    assert asked(server) == {"media": 4, "page": 2}
+    fs.get(f"id:{tree}", str(tmp_path / "copy"), recursive=True)
+    assert (tmp_path / "copy" / "a").read_bytes() == b"a" * 1000
+    assert (tmp_path / "copy" / "sub" / "c").read_bytes() == b"sub/c" * 1000
+    assert asked(server) == {"media": 6}
+    forget()
+    with fs.open(f"id:{tree}/a") as file:
+        assert file.read() == b"a" * 1000
+    assert asked(server) == {}
+
+
+def test_a_prefetch_of_a_public_folder_fetches_each_file(cached: Any, server: DriveServer, tree: str) -> None:
+    fs = cached()
+    fs.prefetch([f"id:{tree}"]).wait()
+    assert asked(server) == {"media": 10, "page": 2}
+    assert [*fs.cat(fs.find(f"id:{tree}")).values()] == [b"a" * 1000, b"b" * 1000, b"sub/c" * 1000]
+    assert asked(server) == {}
+
+
+def test_a_page_is_as_new_as_the_folder(
+    cached: Any, clock: Any, server: DriveServer, folder: str, tree: str
+) -> None:
+    fs = cached(max_age=60)
+    assert fs.cat_file(f"id:{tree}/a") == b"a" * 1000
+    for path in fs.find(f"id:{tree}"):
+        fs.info(path)
+    asked(server)
+    server.trash(server.find(f"{folder}/a")[0]["id"])
+    server.put(f"{folder}/a", b"new")
+    clock(61)
+    assert fs.cat_file(f"id:{tree}/a") == b"new"
+    assert asked(server) == {"page": 1, "media": 3}
+    assert fs.cat_file(f"id:{tree}/sub/c") == b"sub/c" * 1000
+    assert asked(server) == {"page": 1, "media": 3}
+    fs = cached(max_age=0)
+    assert fs.ls(f"id:{tree}", detail=False) == [f"id:{tree}/{name}" for name in ("a", "b", "sub")]
+    server.put(f"{folder}/more", b"")
+    assert f"id:{tree}/more" in fs.ls(f"id:{tree}", detail=False)
+    assert asked(server) == {"page": 2}
+
+
+def test_a_name_that_the_page_lacks_is_never_absent(
+    cached: Any, clock: Any, server: DriveServer, tree: str
+) -> None:
+    server.page_limit(2)  # sub and a
+    fs = cached()
+    assert fs.ls(f"id:{tree}", detail=False) == [f"id:{tree}/a", f"id:{tree}/sub"]
+    for path in (f"id:{tree}/b", f"id:{tree}/sub/missing", f"id:{tree}/missing/below"):
+        for use in (fs.cat_file, fs.open, fs.info, fs.exists, fs.isfile, fs.ls):
+            with pytest.raises(AccessDenied, match=r"does not show this name.*may leave out names.*api_key"):
+                use(path)
+    offline = cached(offline=True)
+    with pytest.raises(OriginUnavailable):
+        offline.cat_file(f"id:{tree}/b")
+    clock(1e4)
+    server.fail(Fault(close_before=True, times=None))
+    with pytest.raises(OriginUnavailable):
+        fs.cat_file(f"id:{tree}/b")
+    server.heal()
+    # With the key it is there, and what it lists completely is complete for all.
+    key = cached(drive={"api_key": server.api_key()})
+    assert key.cat_file(f"id:{tree}/b") == b"b" * 1000
+
+
+@pytest.mark.parametrize("status", [302, 403, 404])
+def test_a_folder_or_file_that_cannot_be_seen_any_more_is_no_absence(
+    cached: Any, clock: Any, server: DriveServer, tree: str, status: int
+) -> None:
+    fs = cached()
+    assert fs.cat_file(f"id:{tree}/a") == b"a" * 1000
+    clock(61)
+    page = {"Location": "https://accounts.google.com/ServiceLogin", "Content-Type": "text/html"}
+    server.fail(Fault(kind="page", status=status, body="", headers=page, times=None))
+    for name in ("a", "missing"):
+        with pytest.raises(AccessDenied, match="api_key"):
+            fs.cat_file(f"id:{tree}/{name}")
+    server.heal()
+    server.fail(Fault(kind="media", status=status, body="", headers=page, times=None))
+    with pytest.raises(AccessDenied):
+        fs.cat_file(f"id:{tree}/b")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_zarr_array_raises_for_a_chunk_that_the_page_lacks(
+    cached: Any, server: DriveServer, folder: str, zarr_format: Any
+) -> None:
+    zarr = pytest.importorskip("zarr")
+    np = pytest.importorskip("numpy")
+    store = zarr.storage.MemoryStore()
+    array = zarr.create_array(
+        store, shape=(2,), chunks=(2,), dtype="i4", zarr_format=zarr_format, fill_value=0
+    )
+    array[:] = np.arange(1, 3)
+    for name, data in store._store_dict.items():
+        server.put(f"{folder}/{name}", data.to_bytes())
+    server.publish(id := server.folder(folder))
+    fs = cached(asynchronous=True)
+    opened = zarr.open_array(zarr.storage.FsspecStore(fs, path=f"id:{id}"), mode="r", zarr_format=zarr_format)
+    assert opened[:].tolist() == [1, 2]
+    chunk = {2: "0", 3: "c/0"}[zarr_format]
+    server.remove(server.find(f"{folder}/{chunk}")[0]["id"])
+    fs.invalidate_cache()
+    with pytest.raises(AccessDenied, match="api_key"):
+        opened[:]
+
+
+async def test_names_shortcuts_and_documents_of_a_public_folder(
+    make: MakeOrigin, server: DriveServer, folder: str
+) -> None:
+    old = server.add("x", b"old", parent=(id := server.folder(folder)), modifiedTime="2020-01-01T00:00:00Z")
+    newest = server.add("x", b"newest", parent=id, modifiedTime="2099-01-01T00:00:00Z")
+    older = server.add("x", b"older", parent=id, modifiedTime="2019-01-01T00:00:00Z")
+    server.add("a/<b>&amp;", DATA, parent=id)
+    server.document(f"{folder}/doc", "text")
+    server.publish(other := server.put("elsewhere", b"elsewhere"))
+    server.shortcut(f"{folder}/short", other)
+    server.edit(old, resourceKey="0-a8Xq1ZkP")
+    server.publish(id)
+    origin = make()
+    assert (await read(origin, f"id:{id}/x"))[0] == b"newest"  # as with an account
+    assert (await read(origin, f"id:{id}/a／<b>&amp;"))[0] == DATA
+    assert (await read(origin, f"id:{id}/short"))[0] == b"elsewhere"
+    with pytest.raises(NotDownloadable, match="document of Google's own"):
+        await read(origin, f"id:{id}/doc")
+    found = {info.path.rpartition("/")[2]: info async for info in origin.list(f"id:{id}")}
+    assert found.keys() == {"x", "a／<b>&amp;", "doc", "short"}
+    assert (found["x"].id, found["x"].details["same_name"].keys()) == (newest, {old, older})
+    assert not origin.lists_all(f"id:{id}")
+
+
+async def test_a_folder_needs_its_resource_key(
+    make: MakeOrigin, server: DriveServer, folder: str, tree: str
+) -> None:
+    server.edit(tree, resourceKey="0-a8Xq1ZkP")
+    with pytest.raises(AccessDenied, match="not public"):
+        await make().lookup(f"id:{tree}")
+    assert (await read(make(), f"id:{tree},resourcekey=0-a8Xq1ZkP/a"))[0] == b"a" * 1000
+
+
+async def test_many_readers_of_a_folder_share_its_page(
+    make: MakeOrigin, server: DriveServer, tree: str
+) -> None:
+    origin = make()
+    parent = await origin.lookup(f"id:{tree}")
+    sub = await origin.lookup(f"id:{tree}/sub", parent)
+    asked(server)
+    await asyncio.gather(*(origin.lookup(f"id:{tree}/sub/c", sub) for _ in range(20)))
+    assert asked(server) == {"page": 1, "media": 20}
