@@ -30,7 +30,6 @@ class FakeOrigin:
 
     identity = "fake|nowhere|anon"
     by_parent = False
-    lists_all = True
     piece_size = 64 << 10
 
     def __init__(self) -> None:

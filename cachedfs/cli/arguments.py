@@ -28,8 +28,8 @@ PANEL = "Options of all commands"
 COMMON = ("as_json", "debug", "cache_dir", "options")
 F = TypeVar("F", bound=Callable[..., None])
 # Where a shell splits the start of a Drive path that is not quoted, and what the next words begin with.
-SPLIT = re.compile(r"(?:drive://|/content/g?drive/)(My|Shared)", re.IGNORECASE)
-NEXT_WORDS = {"my": [("Drive",)], "shared": [("with", "me"), ("drives",)]}
+SPLIT = re.compile(r"(?:drive://|/content/g?drive/)(My|Shared)$", re.IGNORECASE)
+NEXT_WORDS: dict[str, list[tuple[str, ...]]] = {"my": [("Drive",)], "shared": [("with", "me"), ("drives",)]}
 
 app = typer.Typer(
     name="cachedfs",
@@ -68,7 +68,7 @@ def unquoted(words: Sequence[str]) -> str | None:
     """Return the beginning of a Drive path that a shell split at its blanks; None where there is none."""
     for at, word in enumerate(words):
         begun = SPLIT.search(word)
-        for begins in NEXT_WORDS[begun[1].lower()] if begun and begun.end() == len(word) else ():
+        for begins in NEXT_WORDS[begun[1].lower()] if begun else []:
             rest = words[at + 1 : at + 1 + len(begins)]
             if len(rest) == len(begins) and all(map(str.startswith, rest, begins)):
                 return " ".join([word, *rest])

@@ -251,8 +251,10 @@ def account_checks(origin: Any) -> Iterator[Check]:
     """Check which Google account is signed in, and which scopes its credentials have."""
     who = origin.identity()
     if who == NOBODY:
-        to_do = "Run `cachedfs login drive`, or give an API key for public folders"
-        yield Check("identity", "warn", "nobody is signed in: only single public files can be read", to_do)
+        to_do = "Run `cachedfs login drive`, or give an API key, which lists public folders completely"
+        yield Check(
+            "identity", "warn", "nobody is signed in: only public files and folders can be read", to_do
+        )
         return
     yield Check("identity", "ok", who)
     try:

@@ -495,7 +495,11 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         **kwargs: Any,
     ) -> Any:
         found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        sizes = {name: info["size"] or 0 for name, info in found.items()}  # None: unknown size
+        unknown = [
+            name for name, info in found.items() if info["size"] is None
+        ]  # a public folder's page has no sizes
+        found |= zip(unknown, await asyncio.gather(*map(self._info, unknown)), strict=True)
+        sizes = {name: info["size"] or 0 for name, info in found.items()}  # None: a document
         return sum(sizes.values()) if total else sizes
 
     async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:

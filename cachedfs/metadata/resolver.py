@@ -426,8 +426,7 @@ class MetadataResolver:
                 )
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
-            if origin.lists_all:
-                kept = await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
+            kept = await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
         named = (
             child for here, children in listings.items() for child in children if not is_nameless(child, here)
         )

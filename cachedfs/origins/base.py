@@ -150,12 +150,6 @@ class Origin(Protocol):
     Then a lookup is cheaper with the folder's metadata, a read cannot replace a lookup, and an absence is certain.
     """
 
-    lists_all: bool
-    """True where a listing has all objects of a folder, so that a name which it lacks does not exist.
-
-    False where it has what a page links to: such a listing is not kept.
-    """
-
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now; raise `ObjectNotFound` for neither.
 
@@ -188,7 +182,10 @@ class Origin(Protocol):
         ...
 
     def lists_all(self, folder: str) -> bool:
-        """Return whether `list` gave all names in `folder`: then a name that it lacks is absent."""
+        """Return whether `list` gave all names in `folder`: then a name that it lacks is absent.
+
+        A page of links or of a public folder may leave out names. Such a listing is not kept.
+        """
         ...
 
     @property

@@ -56,7 +56,6 @@ class FsspecOrigin:
     """An origin over any fsspec filesystem; `cachedfs.origins.base.Origin` describes its methods."""
 
     by_parent = False
-    lists_all = True
 
     def __init__(
         self,

@@ -32,8 +32,6 @@ _MOST_REDIRECTS = 10  # as in aiohttp
 class HTTPOrigin(FsspecOrigin):
     """Objects behind http:// and https:// URLs; the fingerprint is the ETag, or else the time of the last change."""
 
-    lists_all = False
-
     def __init__(
         self,
         protocol: str,
@@ -86,6 +84,10 @@ class HTTPOrigin(FsspecOrigin):
         """Return the object that `path` is now, by a read of its first byte; there are no folders."""
         with mapped(self.url(path), "looking it up", is_read=True):
             return await (await self._connection.get()).look(path)
+
+    def lists_all(self, folder: str) -> bool:
+        """Return False: a page need not link to everything."""
+        return False
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> HTTPRead:
         """Request bytes: one request, whose headers also have version and size."""

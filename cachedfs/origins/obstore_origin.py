@@ -112,7 +112,6 @@ class ObstoreOrigin:
     """An origin over an obstore store; `cachedfs.origins.base.Origin` describes its methods."""
 
     by_parent = False
-    lists_all = True
 
     def __init__(
         self,

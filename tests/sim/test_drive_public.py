@@ -1,6 +1,7 @@
 """Callers without an account: API keys, anonymous requests and public downloads of the simulated Drive."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
@@ -232,6 +233,49 @@ def test_downloads_that_fail_are_pages(server: DriveServer) -> None:
     assert get(item_id)[0] == 403
     server.trash(item_id)
     assert [get(id)[0] for id in (item_id, "nothing", folder, document)] == [404, 404, 500, 500]
+
+
+# The public page of a folder
+
+
+def folder_page(item_id: str, **more: str) -> str:
+    """Return the address of the page of a public folder."""
+    return f"/embeddedfolderview?{urlencode({'id': item_id, **more})}"
+
+
+def test_a_public_folder_has_a_page_with_names_and_links(server: DriveServer) -> None:
+    ids = [server.put("d/a<b", b"x"), server.folder("d/sub"), server.document("d/doc", "text")]
+    server.trash(server.put("d/old", b"x"))
+    server.publish(folder := server.folder("d"))
+    status, headers, page = ask(server, folder_page(folder))
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    text = page.decode()
+    assert "<title>d</title>" in text
+    assert re.findall('flip-entry-title">([^<]*)<', text) == ["sub", "a&lt;b", "doc"]
+    assert re.findall('<a href="([^"]*)"', text) == [
+        f"https://drive.google.com/drive/folders/{ids[1]}",
+        f"https://drive.google.com/file/d/{ids[0]}/view?usp=drive_web",
+        f"https://docs.google.com/document/d/{ids[2]}/edit?usp=drive_web",
+    ]
+    server.page_limit(1)
+    assert ask(server, folder_page(folder))[2].count(b'class="flip-entry"') == 1
+    assert [(entry.kind, entry.key, entry.units) for entry in server.requests] == [("page", folder, 0)] * 2
+
+
+def test_only_a_public_folder_has_a_page(server: DriveServer) -> None:
+    hidden, keyed, file = server.folder("h"), server.folder("k"), server.put("f", b"x")
+    for id in (keyed, file):
+        server.publish(id)
+    server.edit(keyed, resourceKey="rk")
+    assert [ask(server, folder_page(id))[0] for id in (hidden, keyed, file, "nothing")] == [
+        302,
+        302,
+        404,
+        404,
+    ]
+    assert ask(server, folder_page(keyed, resourcekey="rk"))[0] == 200
+    server.trash(keyed)
+    assert ask(server, folder_page(keyed, resourcekey="rk"))[0] == 404
 
 
 def test_a_server_without_sign_in_treats_keys_alike() -> None:

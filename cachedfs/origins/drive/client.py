@@ -18,11 +18,19 @@ from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
-from cachedfs.errors import AccessDenied, NotDownloadable, ObjectNotFound, OriginUnavailable, RequestRejected
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectNotFound,
+    OriginUnavailable,
+    RequestRejected,
+)
 from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api, failures, public, public_folder, quota
 from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
+from cachedfs.origins.drive.public_folder import NoFolderPage
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.rate_limit import RateLimiter
@@ -309,27 +317,34 @@ class DriveAccount:
     # Without an account
     async def uses_pages(self, path: str) -> bool:
         """Return whether a folder is listed by its public page: nobody has signed in, and there is no API key."""
+        await self.connection()
+        return self.is_public and path.startswith("id:")
+
+    async def has_new_sign_in(self) -> bool:
+        """Return whether somebody has signed in since nobody had; then folders are listed by the API."""
         auth = (await self.connection()).auth
-        return (
-            self.is_public
-            and path.startswith("id:")
-            and (not auth.is_missing or await self._is_missing(auth))
-        )
+        return auth.is_missing and not await self._is_missing(auth)
 
     async def _public_item(self, id: str, path: str, key: str | None, is_pinned: bool) -> dict[str, Any]:
         if is_pinned:
             return await self._public_file(id, path, key, is_pinned=True)
-        if not self.public_folders.is_folder(id):
-            try:
-                return await self._public_file(id, path, key, tries=1)
-            except (AccessDenied, NotDownloadable, ObjectNotFound) as error:
-                not_a_file = error
-            with suppress(AccessDenied):
-                return await self.public_folders.folder(id, key, path)
-            if not isinstance(not_a_file, NotDownloadable):
-                raise not_a_file
-            return await self._public_file(id, path, key, tries=1)  # its trouble may have passed
-        return await self.public_folders.folder(id, key, path)
+        if self.public_folders.is_folder(id):
+            return await self.public_folders.folder(id, key, path)
+        try:
+            return await self._public_file(id, path, key, tries=1)
+        except (AccessDenied, NotDownloadable, ObjectNotFound) as error:
+            not_a_file = error
+        try:
+            return await self.public_folders.folder(id, key, path)
+        except CachedFSError as error:
+            # Only a second 404 means that there is nothing.
+            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, NoFolderPage)
+            has_failed = isinstance(not_a_file, NotDownloadable) and not isinstance(error, AccessDenied)
+            if is_hidden or has_failed:
+                raise
+        if not isinstance(not_a_file, NotDownloadable):
+            raise not_a_file
+        return await self._public_file(id, path, key, tries=1)  # its trouble may have passed
 
     async def public_version(self, item: dict[str, Any], path: str) -> dict[str, Any]:
         """Return an item of a folder's public page with the size and version that its own answer states."""
@@ -341,14 +356,14 @@ class DriveAccount:
             raise AccessDenied(f"{error.message}; the public page of its folder shows it") from None
         return {**found, "name": item["name"]}
 
-    async def _folder_page(self, id: str, key: str | None, path: str) -> tuple[int, bytes]:
+    async def _folder_page(self, id: str, key: str | None, path: str, is_known: bool) -> tuple[int, bytes]:
         url, params = public_folder.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
         request = self.request(
             url, path, "reading its public page", params=params, kind="download", good=public.GOOD
         )
 
         def page_of(answer: Answer) -> tuple[int, bytes]:
-            if answer.status == 500 and self.public_folders.is_folder(id):
+            if answer.status == 500 and is_known:
                 raise RetryableError(RetryReason("the public page of the folder answered 500"))
             return answer.status, answer.body
 

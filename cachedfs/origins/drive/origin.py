@@ -29,7 +29,6 @@ class DriveOrigin:
     """Files of Google Drive; the fingerprint is id, content checksum and size."""
 
     by_parent = True
-    lists_all = True
 
     def __init__(
         self,

@@ -189,9 +189,10 @@ class PathResolver:
                 for item in await self._account.public_folders.items(folder)
                 if api.shown(item["name"]) == name
             ]
-            if not same:
+            if same:
+                return await side_by_side(self._account.public_version(item, path) for item in same)
+            if not await self._account.has_new_sign_in():
                 raise not_listed(path)
-            return await side_by_side(self._account.public_version(item, path) for item in same)
         found = await self._found(api.child_query(str(folder.id), name), folder, path, "looking it up")
         # By id, because a listing of several pages may have an item twice.
         items = {item["id"]: item for item in found if api.shown(item["name"]) == name}

@@ -20,7 +20,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError
 from cachedfs.origins.drive import api
 
-__all__ = ["FolderPage", "FolderPages", "not_listed", "page_of", "page_url"]
+__all__ = ["FolderPage", "FolderPages", "NoFolderPage", "not_listed", "page_of", "page_url"]
 
 _HOST = "https://drive.google.com"
 _ID_AND_KEY = re.compile(r"id:([^,/]+)(?:,resourcekey=(.+))?")
@@ -31,6 +31,10 @@ _NATIVE = "application/vnd.google-apps."  # begins the type of what an editor op
 _ANY = "application/octet-stream"
 _MOST_ITEMS = 200_000  # on all pages that are remembered
 _REMEDY = "an API key lists all of the folder, drive={'api_key': '...'}, and so does signing in (`cachedfs login drive`)"
+
+
+class NoFolderPage(AccessDenied):
+    """There is no folder of this id, or it is not public; never an absence of the names in it."""
 
 
 class FolderPage(NamedTuple):
@@ -56,7 +60,8 @@ def not_listed(path: str) -> AccessDenied:
 def page_of(status: int, body: bytes, id: str, url: str, at: float) -> FolderPage:
     """Return the page of the folder `id` from its answer; raise AccessDenied, or CachedFSError for a page of another form."""
     if status != 200:
-        raise AccessDenied(
+        kind = NoFolderPage if status == 404 else AccessDenied
+        raise kind(
             f"{url}: there is no public page of this folder (status {status}): ask its owner to share it with 'Anyone with "
             f"the link', or {_REMEDY}"
         )
@@ -79,8 +84,11 @@ def page_of(status: int, body: bytes, id: str, url: str, at: float) -> FolderPag
 class FolderPages:
     """The public pages that were read, the last ones in memory. Event loop thread only."""
 
-    def __init__(self, read: Callable[[str, str | None, str], Awaitable[tuple[int, bytes]]]) -> None:
-        """Create it; `read(id, resource key, path)` requests a page and returns its status and body."""
+    def __init__(self, read: Callable[[str, str | None, str, bool], Awaitable[tuple[int, bytes]]]) -> None:
+        """Create it; `read(id, resource key, path, is_known)` requests a page and returns its status and body.
+
+        A page of a folder that is known to be public (`is_known`) is requested again after a passing trouble.
+        """
         self._read = read
         self._reading: dict[str, tuple[float, asyncio.Task[FolderPage]]] = {}
         self._pages: OrderedDict[str, FolderPage] = OrderedDict()
@@ -91,7 +99,7 @@ class FolderPages:
 
     async def folder(self, id: str, key: str | None, path: str) -> dict[str, Any]:
         """Return the item of a folder, from its page as it is now."""
-        page = await self._request(id, key, path)
+        page = await self._request(id, key, path, self.is_folder(id))
         item = {
             "kind": "drive#file",
             "id": id,
@@ -113,14 +121,16 @@ class FolderPages:
             return known.items
         began, task = self._reading.get(id, (now, None))
         if task is None or not since <= began <= now:
-            task = asyncio.ensure_future(self._request(id, folder.details.get("resourceKey"), folder.path))
+            task = asyncio.ensure_future(
+                self._request(id, folder.details.get("resourceKey"), folder.path, True)
+            )
             self._reading[id] = now, task
             task.add_done_callback(lambda done: self._finished(id, done))
         return (await asyncio.shield(task)).items
 
-    async def _request(self, id: str, key: str | None, path: str) -> FolderPage:
+    async def _request(self, id: str, key: str | None, path: str, is_known: bool) -> FolderPage:
         at = time.time()
-        status, body = await self._read(id, key, path)
+        status, body = await self._read(id, key, path, is_known)
         page = await asyncio.to_thread(page_of, status, body, id, api.url_of(path), at)
         self._pages.pop(id, None)
         self._pages[id] = page

@@ -40,7 +40,6 @@ class GCSOrigin:
     """Objects of Google Cloud Storage; the fingerprint is the generation."""
 
     by_parent = False
-    lists_all = True
 
     def __init__(
         self,

@@ -65,8 +65,11 @@ class SourceFiles:
         else:  # a list may name a file twice
             paths = paths_of(self.fs, url_list)
             infos = infos_at(self.fs, paths)
-        for name, info in zip(paths, infos, strict=True):
+        unknown = [at for at, info in enumerate(infos) if info.get("size") is None]
+        for at, info in zip(unknown, infos_at(self.fs, [paths[at] for at in unknown]), strict=True):
+            infos[at] = info  # not every listing has sizes
             if info.get("size") is None:
+                name = paths[at]
                 raise ValueError(
                     f"{self.fs.unstrip_protocol(name)} has no bytes to pack, as a document of Google's own: leave it "
                     "out, or name a type to export it as"

@@ -10,8 +10,16 @@ from typing import Any
 
 import fsspec
 import pytest
+from typer.testing import CliRunner
 
-from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, OriginUnavailable
+from cachedfs.cli.app import app
+from cachedfs.errors import (
+    AccessDenied,
+    CachedFSError,
+    NotDownloadable,
+    ObjectNotFound,
+    OriginUnavailable,
+)
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.public_folder import page_of, page_url
@@ -197,6 +205,8 @@ def test_a_public_folder_is_listed_by_its_page(cached: Any, server: DriveServer,
     ]
     assert fs.glob(f"id:{tree}/*/c") == [f"id:{tree}/sub/c"]
     assert asked(server) == {}
+    assert fs.du(f"id:{tree}") == 1000 + 1000 + 5000
+    assert asked(server) == {"media": 2}
 
 
 def test_files_of_a_public_folder_are_read_and_cached(
@@ -214,6 +224,23 @@ def test_files_of_a_public_folder_are_read_and_cached(
     with fs.open(f"id:{tree}/a") as file:
         assert file.read() == b"a" * 1000
     assert asked(server) == {}
+
+
+def test_the_command_line_copies_a_link_to_a_public_folder(
+    server: DriveServer, folder: str, tree: str, own_cache: Any, nobody: None, tmp_path: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    link, options = (
+        f"https://drive.google.com/drive/folders/{tree}?usp=sharing",
+        ["-o", f"endpoint_url={server.endpoint_url}"],
+    )
+    done = CliRunner().invoke(app, ["get", link, *options])
+    assert done.exit_code == 0, done.output
+    copies = {
+        str(path.relative_to(tmp_path / "here")) for path in tmp_path.rglob("here/**/*") if path.is_file()
+    }
+    assert copies == {f"{folder}/{name}" for name in ("a", "b", "sub/c")}
 
 
 def test_a_prefetch_of_a_public_folder_fetches_each_file(cached: Any, server: DriveServer, tree: str) -> None:
@@ -333,6 +360,37 @@ async def test_names_shortcuts_and_documents_of_a_public_folder(
     assert found.keys() == {"x", "a／<b>&amp;", "doc", "short"}
     assert (found["x"].id, found["x"].details["same_name"].keys()) == (newest, {old, older})
     assert not origin.lists_all(f"id:{id}")
+
+
+@pytest.mark.parametrize(
+    ("page", "error"),
+    [
+        ({"status": 404}, ObjectNotFound),
+        ({"status": 302}, AccessDenied),
+        ({"status": 200, "body": "<title>New form</title>"}, CachedFSError),
+        ({"close_before": True}, OriginUnavailable),
+    ],
+)
+async def test_only_a_page_that_is_missing_too_makes_an_absence(
+    make: MakeOrigin, server: DriveServer, tree: str, page: dict[str, Any], error: type[Exception]
+) -> None:
+    html = {"Content-Type": "text/html"}
+    server.fail(Fault(kind="media", status=404, body="", headers=html, times=None))
+    server.fail(Fault(kind="page", headers=html, times=None, **page))
+    with pytest.raises(error) as caught:
+        await make().lookup(f"id:{tree}")
+    assert isinstance(caught.value, FileNotFoundError) == (error is ObjectNotFound)
+
+
+async def test_a_passing_trouble_of_the_page_is_retried(
+    make: MakeOrigin, server: DriveServer, tree: str
+) -> None:
+    origin = make()
+    await origin.lookup(f"id:{tree}")
+    page = {"Content-Type": "text/html"}
+    for path in (f"id:{tree}", f"id:{tree}/sub/c"):
+        server.fail(Fault(kind="page", status=500, body="<title>Error 500</title>", headers=page))
+        assert (await origin.lookup(path)).path == path
 
 
 async def test_a_folder_needs_its_resource_key(
