@@ -60,7 +60,8 @@ class QuotedCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own
         if whole := unquoted(args):
-            raise not_quoted(whole)
+            text = f"the shell split it at its blanks; quote it: {shlex.quote(whole)}"
+            raise typer.BadParameter(text, param_hint="URL")
         return super().parse_args(ctx, args)
 
 
@@ -73,13 +74,6 @@ def unquoted(words: Sequence[str]) -> str | None:
             if len(rest) == len(begins) and all(map(str.startswith, rest, begins)):
                 return " ".join([word, *rest])
     return None
-
-
-def not_quoted(whole: str) -> typer.BadParameter:
-    """Return the error for a URL with blanks that is not quoted."""
-    return typer.BadParameter(
-        f"a shell splits it at its blanks; quote it: {shlex.quote(whole)}", param_hint="URL"
-    )
 
 
 @dataclasses.dataclass

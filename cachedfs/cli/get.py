@@ -43,10 +43,10 @@ def get(
 
     As with cp, a copy goes into the target if that is an existing directory.
     Links to Google Drive, and ids of it, need no target: they are copied under
-    their own names into the current directory. A file appears only once it is complete. If one
-    of several files cannot be read (a Google document has no bytes) or written
-    under its name, it is reported, the others are copied, and the exit status
-    is 1.
+    their own names into the current directory. A file appears only once it is
+    complete. If one of several files cannot be read (a Google document has no
+    bytes) or written under its name, it is reported, the others are copied, and
+    the exit status is 1.
     """
     if is_drive_link(target.removeprefix("cachedfs::")) or is_another_link(target, urls or []):
         urls, target, recursive = [*(urls or ()), target], ".", True

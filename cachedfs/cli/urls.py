@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cachedfs.cli.arguments import CommonOptions, argument, not_quoted
+from cachedfs.cli.arguments import CommonOptions, argument
 from cachedfs.cli.output import print_error
 from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_link
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
@@ -290,14 +290,18 @@ def url_argument(metavar: str, help: str, **settings: Any) -> Any:
 
 
 def check_quoted(urls: list[str] | None) -> list[str] | None:
-    """Return the URLs. Raises BadParameter for a word after a URL that is none, and no local file."""
+    """Return the URLs. Raises BadParameter for a word after a URL that is neither a URL nor a local file."""
     for url, word in itertools.pairwise(urls or ()):
         if "://" not in url or "://" in word or "::" in word:
             continue
         try:
             cached_url(word)
         except ValueError:
-            raise not_quoted(f"{url} {word}") from None
+            whole = shlex.quote(f"{url} {word}")
+            raise typer.BadParameter(
+                f"{word!r} has no protocol. If it belongs to the URL before it, quote it: {whole}",
+                param_hint="URL",
+            ) from None
     return urls
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
-from fsspec.asyn import mirror_sync_methods
+from fsspec.asyn import _run_coros_in_chunks, mirror_sync_methods
 from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.spec import _Cached
@@ -495,10 +495,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         **kwargs: Any,
     ) -> Any:
         found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        unknown = [
-            name for name, info in found.items() if info["size"] is None
-        ]  # a public folder's page has no sizes
-        found |= zip(unknown, await asyncio.gather(*map(self._info, unknown)), strict=True)
+        # The listing of a public folder of Drive has no sizes.
+        unknown = [name for name, info in found.items() if info["size"] is None]
+        infos = await _run_coros_in_chunks(list(map(self._info, unknown)), batch_size=self.batch_size)
+        found |= zip(unknown, infos, strict=True)
         sizes = {name: info["size"] or 0 for name, info in found.items()}  # None: a document
         return sum(sizes.values()) if total else sizes
 

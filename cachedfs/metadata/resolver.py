@@ -415,8 +415,6 @@ class MetadataResolver:
         listings = by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
         kept: dict[str, int] = {}
-        if not origin.lists_all(folder):  # a stored listing would prove that other names are absent
-            return _for_once(sorted(found, key=by_path))
         if found or is_folder:  # an empty answer may also mean an object or an absence: needs a lookup
             entry = self.source.fresh(folder)
             # GCS may have an object and a folder of the same name: the object counts.
@@ -426,7 +424,8 @@ class MetadataResolver:
                 )
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
-            kept = await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
+            if origin.lists_all(folder):  # a stored listing proves that other names are absent
+                kept = await asyncio.to_thread(self._listings.store, listings, now, epoch, watch)
         named = (
             child for here, children in listings.items() for child in children if not is_nameless(child, here)
         )

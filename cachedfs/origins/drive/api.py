@@ -28,9 +28,8 @@ ROOT = "root"  # the service's own name for the top of My Drive
 SHARED_WITH_ME = "sharedWithMe"  # stands for the id that this view does not have
 SHARED = "shared:"  # begins the paths of a shared drive, which its name follows
 GOOGLE = "https://www.googleapis.com"
-PAGE_READ_AT = (
-    "page_read_at"  # detail of a folder: when the public page that shows it was requested, as `time.time()`
-)
+# Detail of a folder: when the public page that shows it was requested, in seconds since the epoch.
+PAGE_READ_AT = "page_read_at"
 ANY_DRIVE = {"supportsAllDrives": "true"}
 EVERYWHERE = {**ANY_DRIVE, "includeItemsFromAllDrives": "true"}  # where listings and changes look
 # Without `fields` an item is ten times as long.
