@@ -137,8 +137,7 @@ def copies_of(
     for info, name in named:
         parts, is_folder = PurePosixPath(name.lstrip("/")).parts, info["type"] == "directory"
         each = Copy(location, str(info["name"]), os.path.join(folder, *parts), info["size"], is_folder)
-        if ".." in parts or "\0" in name:
-            why = "contains a NUL character" if "\0" in name else f"leads out of {folder}"
+        if why := _why_not_local(name, is_folder=is_folder):
             error = no_local_name(each.url, f"its name {why}")
             if len(named) == 1:
                 raise error
@@ -149,6 +148,15 @@ def copies_of(
         else:
             copies.append(each)
     return copies
+
+
+def _why_not_local(name: str, *, is_folder: bool) -> str:
+    """Return why no local file can have this name in the target; "" if one can."""
+    if "\0" in name:
+        return "contains a NUL character"
+    if ".." in PurePosixPath(name).parts:
+        return "leads out of the target"
+    return "ends in a slash" if name.endswith("/") and not is_folder else ""
 
 
 def name_of(info: dict[str, Any], location: Location) -> str:

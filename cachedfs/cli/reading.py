@@ -141,7 +141,7 @@ def cat(
     is_quiet = common.as_json or sys.stdout.isatty()  # output on a terminal shows the progress by itself
 
     def write_one(location: Location) -> None:
-        paths = location.paths()
+        paths = location.paths() if location.is_pattern else [location.object_path]
         with progress(is_quiet=is_quiet) as bar:
             for done, path in enumerate(paths):
                 bar.files(done, len(paths))

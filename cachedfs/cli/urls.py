@@ -51,6 +51,12 @@ class Location:
         return url if "://" in self.text else url.removeprefix("file://")
 
     @property
+    def object_path(self) -> str:
+        """The path as that of an object, whose name may end in a slash."""
+        ends_in_slash = self.text.endswith("/") and not self.path.endswith("/")
+        return str(self.fs._strip_object(f"{self.path}/" if ends_in_slash else self.path))
+
+    @property
     def is_pattern(self) -> bool:
         return "*" in self.path
 
@@ -112,7 +118,7 @@ def locate(text: str, common: CommonOptions, **more: Any) -> Location:
         fs, path = url_to_fs(url, cachedfs=ours, **{target: theirs})
     else:
         fs, path = url_to_fs(url, target_options=theirs, **ours)
-    return Location(text, fs, path)
+    return Location(text, fs, fs._strip(path))
 
 
 def at_each(urls: Sequence[str], common: CommonOptions, do: Callable[[Location], T]) -> list[T]:

@@ -21,15 +21,18 @@ from cachedfs.common.logging import without_secrets
 __all__ = [
     "GCS_PROTOCOLS",
     "ORIGINS",
+    "SLASH_NAMES",
     "before_magic",
     "filesystem_class",
     "is_pattern",
     "is_url",
     "jsonable",
+    "object_name",
     "protocols_of",
     "stored_path",
     "strip",
     "target_of",
+    "without_slash",
 ]
 
 GCS_PROTOCOLS = ("gs", "gcs")
@@ -43,6 +46,7 @@ _SIGNED = re.compile(
 )
 # Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.
 _NOTHING = re.compile(r"(?:/\.?)+(?=/|$)")
+SLASH_NAMES = (*GCS_PROTOCOLS, "s3", "s3a")  # protocols where the name of an object may end in a slash
 _SLASHED = (*GCS_PROTOCOLS, "drive", "obstore")  # protocols whose paths are just names joined by slashes
 
 
@@ -104,7 +108,22 @@ def strip(own: str, target: str | None, path: Any) -> str:
     name = str(_rule_of(protocol)(text))
     if protocol in _LOCAL and ("//" in name or "/." in name):
         name = _NOTHING.sub("", name) or "/"
-    # Keep the trailing slash of a complete URL, and the root "/".
+    return without_slash(name)
+
+
+def object_name(own: str, target: str | None, path: Any) -> str:
+    """Return the target's path for an object: as `strip`, with the slashes that end the names of some objects.
+
+    In Google Cloud Storage and S3, "bucket/a" and "bucket/a/" may be two objects.
+    """
+    name = strip(own, target, path)
+    text: str = stringify_path(path)
+    has_key = target in SLASH_NAMES and "/" in name
+    return name + text[len(text.rstrip("/")) :] if has_key else name
+
+
+def without_slash(name: str) -> str:
+    """Return a path without the slash at its end, which a complete URL and the root "/" keep."""
     return name if is_url(name) else name.rstrip("/") or name
 
 

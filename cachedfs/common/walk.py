@@ -12,7 +12,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.local import LocalFileSystem, make_path_posix
 
 from cachedfs.common.text import counted
-from cachedfs.common.urls import is_pattern
+from cachedfs.common.urls import is_pattern, without_slash
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -101,6 +101,10 @@ class CycleSafeWalk(AsyncFileSystem):
         except ABSENT:
             return None
 
+    def _strip_object(self, path: Any) -> Any:
+        """Return the path of an object; unlike a folder's, it may end in a slash."""
+        return self._strip_protocol(path)
+
     def _exists_in_cache(self, path: str) -> bool:
         """Return whether the metadata cache shows that a path exists; send no request."""
         return False
@@ -112,10 +116,13 @@ class CycleSafeWalk(AsyncFileSystem):
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
         found: set[str] = set()
-        for each in self._strip_protocol([path] if isinstance(path, str | os.PathLike) else list(path)):
+        for name in [path] if isinstance(path, str | os.PathLike) else path:
+            each, folder = self._strip_object(name), self._strip_protocol(name)
+            if recursive:
+                each = folder
             roots, depth = [each], maxdepth
             if not assume_literal and is_pattern(each) and not await self._is_literal(each):
-                matched = await self._glob(each, maxdepth=maxdepth)
+                matched = await self._glob(folder, maxdepth=maxdepth)
                 if each not in matched:
                     found.update(matched)
                     roots, depth = matched, None if maxdepth is None else maxdepth - 1
@@ -193,9 +200,14 @@ class CycleSafeWalk(AsyncFileSystem):
     async def _names_of_literal(self, path: Any, recursive: bool, maxdepth: int | None) -> list[str]:
         """Return the paths to copy if `path` contains wildcards but is the name of something that exists; else [].
 
-        Without `recursive`, only the name of a file counts.
+        Without `recursive`, only the name of a file counts. The name of a file that ends in a slash, which fsspec would
+        take for a folder, is returned too.
         """
-        if not isinstance(path, str) or not is_pattern(name := self._strip_protocol(path)):
+        if not isinstance(path, str):
+            return []
+        if not recursive and (name := self._strip_object(path)) != without_slash(name):
+            return [name] if await self._isfile(name) else []
+        if not is_pattern(name := self._strip_protocol(path)):
             return []
         names = await self._expand_path(path, recursive, maxdepth)
         return names if name in names and (recursive or await self._isfile(name)) else []

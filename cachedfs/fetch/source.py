@@ -13,7 +13,7 @@ from fsspec.utils import tokenize
 
 from cachedfs.common.clock import clock
 from cachedfs.common.types import LinkStats, ObjectInfo, ObjectKey
-from cachedfs.common.urls import GCS_PROTOCOLS
+from cachedfs.common.urls import GCS_PROTOCOLS, without_slash
 from cachedfs.config import Config
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.fetch.metadata_cache import MetadataCache, MetadataEntry
@@ -150,10 +150,12 @@ class Source:
     def existing(self, path: str) -> MetadataEntry | None:
         """Return the fresh metadata entry of `path`, or None.
 
-        Raises ObjectNotFound if the path is known to be absent.
+        Raises ObjectNotFound if the path is known to be absent, without or with the slash that it ends in.
         """
         entry = self.fresh(path)
         if entry is not None and entry.info is None:
+            if path != without_slash(path):
+                return None
             raise self.not_found(path, entry)
         return entry
 
@@ -183,11 +185,15 @@ class Source:
             absence=entry.info is None and not entry.by_listing,
         )
 
-    def not_found(self, path: str, entry: MetadataEntry) -> ObjectNotFound:
+    def not_found(self, path: str, entry: MetadataEntry) -> CachedFSError:
         """Return the error for an absent path.
 
         It has the origin's error text if known, which may name a remedy.
         """
+        folder = without_slash(path)
+        known = None if folder == path else self.fresh(folder)
+        if known is not None and known.info is not None and known.info.kind == "directory":
+            return self.is_a_folder(path)
         if self.protocol == "file":
             reason = (
                 "no such file or folder on the local disk. For Google Cloud Storage write gs://BUCKET/KEY, "

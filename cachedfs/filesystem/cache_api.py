@@ -38,7 +38,7 @@ T = TypeVar("T")
 class CacheMethods(ChainedFileSystem):
     """Mixin with the methods of `CachedFileSystem` that no other filesystem has.
 
-    `CachedFileSystem` provides the attributes declared here, and `_strip`, `_object` and `_run`.
+    `CachedFileSystem` provides the attributes declared here, and `_strip`, `_strip_object`, `_object` and `_run`.
     """
 
     config: Config
@@ -48,6 +48,9 @@ class CacheMethods(ChainedFileSystem):
     _reader: Reader
 
     def _strip(self, path: Any) -> Any:
+        raise NotImplementedError
+
+    def _strip_object(self, path: Any) -> Any:
         raise NotImplementedError
 
     def _object(self, path: Any) -> ObjectInfo:
@@ -120,7 +123,7 @@ class CacheMethods(ChainedFileSystem):
 
     def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the cached byte ranges `(start, stop)` of the object's current version, merged."""
-        name: str = self._strip(path)
+        name: str = self._strip_object(path)
         self._source.runtime.drain()  # include blocks that are still being written
         info = self._object(name)
         entry = self._source.metadata.get(name)
@@ -135,11 +138,11 @@ class CacheMethods(ChainedFileSystem):
         This applies to all processes of the machine and survives restarts. Raises CacheError where nothing can be
         stored.
         """
-        self._source.runtime.cache.pin(self._source.identity, self._strip(path))
+        self._source.runtime.cache.pin(self._source.identity, self._strip_object(path))
 
     def unpin(self, path: AnyPath) -> None:
         """Allow the blocks of an object to be evicted again."""
-        self._source.runtime.cache.unpin(self._source.identity, self._strip(path))
+        self._source.runtime.cache.unpin(self._source.identity, self._strip_object(path))
 
     def evict(self, path: Any = None) -> int:
         """Drop the cached blocks of an object, a folder or this whole origin; return the bytes freed.
@@ -178,7 +181,7 @@ class CacheMethods(ChainedFileSystem):
         object (`.csv.gz`), since many libraries go by that. The file is deleted at the end; until then it counts toward the limit of the cache. Raises ObjectNotFound, IsAFolder, or CacheError if it does
         not fit.
         """
-        name: str = self._strip(path)
+        name: str = self._strip_object(path)
         info = self._object(name)
         if info.kind == "directory":
             raise self._source.is_a_folder(name)

@@ -20,14 +20,13 @@ from fsspec.asyn import _run_coros_in_chunks, mirror_sync_methods
 from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.spec import _Cached
-from fsspec.utils import stringify_path
 
 from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, is_pattern, is_url, jsonable, strip, target_of
+from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ChecksumMismatch, ObjectChanged
@@ -47,6 +46,12 @@ __all__ = ["CachedDriveFileSystem", "CachedFileSystem", "CachedGCSFileSystem"]
 
 T = TypeVar("T")
 _NO_LOOP = object()  # keeps fsspec from starting its own event loop thread; ours starts at the first miss
+
+
+class _ObjectName(str):
+    """The path of an object, from which `_strip_protocol` must not remove a slash at the end."""
+
+    __slots__ = ()
 
 
 class _DriveLinks(_Cached):
@@ -108,7 +113,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         if self.asynchronous and target_protocol == "drive":
             self._find_identity_first()
         # An instance knows the target's rules for bare paths; the class knows only URLs with a protocol.
-        self._strip_protocol = self._strip_object  # type: ignore[method-assign]
+        self._strip_protocol = self._strip_unless_named  # type: ignore[method-assign]
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the target and `stats`; sends no request."""
@@ -132,23 +137,21 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
-        return strip(cls.protocol, ORIGINS.get(cls.protocol), path)
+        return object_name(cls.protocol, ORIGINS.get(cls.protocol), path)  # as in gcsfs: it may be of an object
 
     def _strip(self, path: Any) -> Any:
         if isinstance(path, list):
             return [strip(self.protocol, self.target_protocol, p) for p in path]
         return strip(self.protocol, self.target_protocol, path)
 
+    def _strip_unless_named(self, path: Any) -> Any:
+        return path if isinstance(path, _ObjectName) else self._strip(path)
+
     def _strip_object(self, path: Any) -> Any:
-        """Return the target's path, with the slash that ends the name of some GCS objects, if one is known."""
+        """Return the target's path of an object, whose name may end in a slash; a folder's has none: `_strip`."""
         if isinstance(path, list):
             return [self._strip_object(each) for each in path]
-        name = self._strip(path)
-        if self.target_protocol in GCS_PROTOCOLS and stringify_path(path).endswith("/"):
-            entry = self._source.metadata.get(f"{name}/")
-            if entry is not None and entry.info is not None and entry.info.kind == "file":
-                return f"{name}/"
-        return name
+        return object_name(self.protocol, self.target_protocol, path)
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL that opens `name`, such as `cachedfs::gs://bucket/key`."""
@@ -169,13 +172,16 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         runtime = self._source.runtime
         return runtime.run(self._source.origin("").filesystem())
 
+    @overload
+    def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *args: Any, **kwargs: Any) -> CachedFile: ...
+    @overload
+    def open(self, path: AnyPath, mode: str, *args: Any, **kwargs: Any) -> IO[Any]: ...
+    def open(self, path: AnyPath, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
+        """Open an object for reading (`rb`, `r`) or writing (`wb`, `xb`), as fsspec does."""
+        return super().open(_ObjectName(self._strip_object(path)), mode, *args, **kwargs)
+
     if TYPE_CHECKING:  # fsspec has no types: these are for type checkers
 
-        @overload
-        def open(self, path: AnyPath, mode: Literal["rb"] = "rb", **kwargs: Any) -> CachedFile: ...
-        @overload
-        def open(self, path: AnyPath, mode: str, **kwargs: Any) -> IO[Any]: ...
-        def open(self, path: AnyPath, mode: str = "rb", **kwargs: Any) -> Any: ...
         @overload
         def ls(self, path: AnyPath, detail: Literal[False], **kwargs: Any) -> list[str]: ...
         @overload
@@ -226,19 +232,19 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     def exists(self, path: AnyPath, **kwargs: Any) -> bool:
         """Return whether an object or folder exists; raise an error if the origin cannot tell."""
-        return self._kind(path) is not None
+        return self._kind(self._strip(path)) is not None
 
     def isfile(self, path: AnyPath) -> bool:
         """Return whether an object exists; raise an error if the origin cannot tell."""
-        return self._kind(path) == "file"
+        return self._kind(self._strip_object(path)) == "file"
 
     def isdir(self, path: AnyPath) -> bool:
         """Return whether a folder exists; raise an error if the origin cannot tell."""
-        return self._kind(path) == "directory"
+        return self._kind(self._strip(path)) == "directory"
 
-    def _kind(self, path: Any) -> str | None:
+    def _kind(self, path: str) -> str | None:
         try:
-            return self._object(self._strip(path)).kind
+            return self._object(path).kind
         except ABSENT:
             return None
 
@@ -246,9 +252,15 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         entry = self._source.fresh(path)
         return entry is not None and entry.info is not None
 
+    async def _isfile(self, path: Any) -> bool:
+        return await self._kind_at(self._strip_object(path)) == "file"
+
     async def _kind_of(self, path: Any) -> str | None:
+        return await self._kind_at(self._strip(path))
+
+    async def _kind_at(self, path: str) -> str | None:
         try:
-            return (await self._object_at(self._strip(path))).kind
+            return (await self._object_at(path)).kind
         except ABSENT:
             return None
 
@@ -274,6 +286,11 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         except BlockingIOError:  # on disk but not in the page cache: do not block the caller's loop
             data = await asyncio.to_thread(reader.cached_reads.read, path, start, end)
         return data if data is not None else await self._hop(reader.read(path, start, end))
+
+    async def _cat(self, path: Any, recursive: bool = False, **kwargs: Any) -> Any:
+        if isinstance(path, str) and not recursive:
+            path = _ObjectName(self._strip_object(path))
+        return await super()._cat(path, recursive, **kwargs)
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
         """Return the bytes of one object, or a dictionary from path to bytes for several.
@@ -388,7 +405,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         An inner filesystem may notice that only at close.
         """
         self.invalidate_cache(path)
-        if self.exists(path):
+        if self._kind(path) is not None:
             raise FileExistsError(
                 errno.EEXIST, f"{self.unstrip_protocol(path)} exists; mode 'w' would replace it"
             )
@@ -536,7 +553,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         for name in names:
             if hasattr(details.get(name), "isoformat"):
                 return details[name]
-        path = self._strip(path)
+        path = self._strip_object(path)
         return self._run(self._source.origin(path).call(method, path))
 
     def _object(self, path: Any) -> ObjectInfo:
@@ -559,7 +576,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
         Raises NotImplementedError at Google Drive, AccessDenied for credentials that cannot sign.
         """
-        path = self._strip(path)
+        path = self._strip_object(path)
         return self._run(self._source.origin(path).call("sign", path, expiration=expiration, **kwargs))
 
     # The cache. Methods that fsspec does not have are in `cache_api`.

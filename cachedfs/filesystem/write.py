@@ -36,7 +36,7 @@ class WriteMethods(CycleSafeWalk):
     _reader: Reader
 
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        path = self._strip(path)
+        path = self._strip_object(path)
         if self._intrans:
             await asyncio.to_thread(
                 self._hold_back, path, mode, functools.partial(io.BytesIO, value), **kwargs
@@ -53,7 +53,7 @@ class WriteMethods(CycleSafeWalk):
     async def _put_file(
         self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
-        path = self._strip(rpath)
+        path = self._strip_object(rpath)
         about = os.stat(lpath)  # a missing local file is a plain FileNotFoundError, not an ObjectNotFound
         if self._intrans and not stat.S_ISDIR(about.st_mode):
             await asyncio.to_thread(
@@ -66,13 +66,13 @@ class WriteMethods(CycleSafeWalk):
         await self._write([path], "put_file", os.fspath(lpath), path, callback=callback, **options)
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
-        path = self._strip_protocol(path)
+        path = self._strip_object(path)
         await self._write([path], "rm_file", path, **kwargs)
 
     async def _rm(
         self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        path = (self._strip if recursive else self._strip_protocol)(_one_or_list(path))
+        path = (self._strip if recursive else self._strip_object)(_one_or_list(path))
         paths = path if isinstance(path, list) else [path]
         if any(map(is_pattern, paths)):
             await self._rm_matches(paths, recursive, maxdepth)
@@ -123,9 +123,7 @@ class WriteMethods(CycleSafeWalk):
         `tree` means the copy is part of a recursive one, so missing folders are created. `copied`, where given,
         receives the copy's source and target.
         """
-        source, target = self._strip_protocol(path1), self._strip(path2)
-        if source.endswith("/") and stringify_path(path2).endswith("/"):
-            target += "/"  # an object with such a name, not a folder
+        source, target = self._strip_object(path1), self._strip_object(path2)
         try:
             await self._write([target], "cp_file", source, target, **kwargs)
         except FileNotFoundError:
@@ -153,6 +151,8 @@ class WriteMethods(CycleSafeWalk):
         inner = type(self.origin_fs)
         copies = getattr(inner.mv, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and maxdepth is None
+        if single and not recursive and self._strip_object(path1).endswith("/"):  # others take it for a folder
+            copies = copies or self.isfile(path1)
         if single and is_pattern(self._strip(path1)):  # most filesystems would expand an existing name, too
             copies = copies or not (issubclass(inner, CycleSafeWalk) and self.exists(path1))
         if copies or not single:
@@ -195,6 +195,8 @@ class WriteMethods(CycleSafeWalk):
 
     async def _was_dir(self, path: str, since: float) -> bool:
         """Return whether `path` is a folder, from metadata checked after `since` or by asking the origin."""
+        if path.endswith("/"):
+            return False
         entry = self._reader.source.last_known(path)
         if entry is None or entry.info is None or entry.checked_at < since:
             return bool(await self._isdir(path))
@@ -230,7 +232,7 @@ class WriteMethods(CycleSafeWalk):
 
         With `truncate=False`, most inner filesystems raise NotImplementedError.
         """
-        path = self._strip(path)
+        path = self._strip_object(path)
         self._run(self._write([path], "touch", path, truncate=truncate, **kwargs))
 
     async def _write(

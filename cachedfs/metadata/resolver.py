@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
+from cachedfs.common.urls import without_slash
 from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound, OriginUnreachable
 from cachedfs.fetch.fetcher import Fetcher
 from cachedfs.fetch.inflight import InflightRequest
@@ -50,10 +51,12 @@ class MetadataResolver:
     async def info(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired.
 
-        Raises ObjectNotFound.
+        If no object has a name that ends in a slash, return that of the name without it. Raises ObjectNotFound.
         """
         entry = self.source.fresh(path) or await self.ask(path)
         if entry.info is None:
+            if (folder := without_slash(path)) != path:
+                return await self.info(folder)
             raise self.source.not_found(path, entry)
         return entry.info
 
@@ -63,6 +66,8 @@ class MetadataResolver:
         Metadata from the headers of a read has fewer details, so the origin is asked again then.
         """
         info = await self.info(path)
+        if info.path != path:
+            path = without_slash(path)
         if is_whole(self.source.identity, info):
             return info
         self.source.metadata.renewed(path)  # another process may have looked it up
@@ -160,6 +165,7 @@ class MetadataResolver:
 
     async def _request_entry(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
         now, mark = clock.now(), self.source.metadata.mark(path)
+        folder_mark = self.source.metadata.mark(without_slash(path))
         position = self._change_feeds.position(path)
         info, origin_error = None, ""
         parents: list[ObjectInfo] = []
@@ -172,6 +178,10 @@ class MetadataResolver:
         except OriginUnreachable as error:
             return self._stale_fallback.entry_after(error, old)
         at = self._checked_at(path, now)
+        if info is not None and info.kind == "directory" and path != without_slash(path):
+            # No object has this name, but there is a folder.
+            self.source.metadata.store(info.path, info, checked_at=at, mark=folder_mark)
+            info = None
         watch = None
         if info is None or is_covered(info):
             watch = self._change_feeds.snapshot(position, parents[0] if parents else None)
@@ -439,6 +449,7 @@ class MetadataResolver:
         """
         if self._by_parent(path):
             return False
+        path = without_slash(path)
         now, mark = clock.now(), self.source.metadata.mark(path)
         async for _ in self.source.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)

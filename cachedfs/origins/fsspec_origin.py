@@ -17,7 +17,7 @@ from typing import Any
 
 from cachedfs.common.logging import public_text, public_url
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
-from cachedfs.common.urls import stored_path
+from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, clipped, describe, range_header, subject_of
 from cachedfs.origins.conditional_read import etag_to_match, read_etag
@@ -47,9 +47,7 @@ def jsonable(value: Any) -> Any:
 
 def plain_path(inner: Any, path: str) -> str:
     """Return the canonical form of `path`: no protocol, no slash at the end."""
-    path = inner._strip_protocol(path)
-    # In a URL, the slash at the end is part of the name.
-    return path if "://" in path else path.rstrip("/") or path
+    return without_slash(inner._strip_protocol(path))
 
 
 class FsspecOrigin:
@@ -89,9 +87,7 @@ class FsspecOrigin:
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now, with one `info`."""
-        inner = await self.filesystem()
-        path = plain_path(inner, path)
-        now_s = time.time()
+        path, now_s = await self.object_path(path), time.time()
         with mapped(self.url(path), "looking it up", is_read=True):
             info = self._described(path, await self.ask("info", path), now_s)
         if info.kind == "file" and info.fingerprint is None:
@@ -128,11 +124,10 @@ class FsspecOrigin:
                 found = list((await self.ask("find", folder, detail=True, withdirs=True)).items())
             else:
                 found = [(info["name"], info) for info in await self.ask("ls", folder, detail=True)]
-            named = [(plain_path(inner, name), info) for name, info in found]
-            # fsspec lists an object as its own only child.
-            infos = [self._described(path, info, now_s) for path, info in named if path != folder]
+            infos = [self._described(await self.object_path(name), info, now_s) for name, info in found]
         for child in infos:
-            yield child
+            if child.path != folder:  # fsspec lists an object as its own only child
+                yield child
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
         """Return None: there is no change feed."""
@@ -179,10 +174,16 @@ class FsspecOrigin:
                 yield logged
             self._slots.finished(logged.size)
 
+    async def object_path(self, path: str) -> str:
+        """Return the canonical form of an object's path, with the slash that may end its name in S3."""
+        inner = await self.filesystem()
+        return str(inner._strip_protocol(path)) if self._protocol in SLASH_NAMES else plain_path(inner, path)
+
     def _described(self, path: str, info: Mapping[str, Any], now_s: float) -> ObjectInfo:
         details = jsonable({k: v for k, v in info.items() if k not in ("name", "size", "type")})
-        if info.get("type") == "directory":
-            return ObjectInfo(path, "directory", details=details)
+        is_marker = not info.get("size") and without_slash(path) != path  # an empty object that makes a folder
+        if info.get("type") == "directory" or is_marker:
+            return ObjectInfo(without_slash(path), "directory", details=details)
         version = fingerprint(info, now_s)
         size = info.get("size")
         if size is not None and size < 0:
@@ -234,8 +235,7 @@ class _Read:
         self._etag: str | None = None  # the one to read, where the filesystem has conditional reads
 
     async def __aenter__(self) -> Reply:
-        inner = await self._origin.filesystem()
-        self._path = plain_path(inner, self._path)
+        self._path = await self._origin.object_path(self._path)
         try:
             await self._begin()
         except ObjectChanged:

@@ -266,6 +266,15 @@ def test_cat_of_a_small_range_is_one_request(cloud):
     assert cloud.asked() == ["media"]
 
 
+def test_a_slash_at_the_end_is_part_of_the_name_of_an_object_and_not_of_a_folder(cloud):
+    cloud.put("d/", b"bytes")
+    cloud.put("d/x", b"1")
+    url = f"gs://{cloud.path('d/')}"
+    assert run("cat", url).stdout == "bytes"
+    assert run("ls", url).stdout == run("ls", cloud.url("d", "gs://")).stdout == f"{url}\n{url}x\n"
+    assert json.loads(run("prefetch", "--json", url).stdout)["files"] == 2
+
+
 def test_cat_ends_quietly_when_its_reader_does(cloud):
     cloud.put("key", noise(30 * MiB))
     process = start(cloud, "cat", cloud.url("key", "gs://"))
@@ -701,13 +710,19 @@ def test_get_writes_nowhere_but_below_its_target(cloud, tmp_path):
 
 def test_get_copies_the_others_where_one_name_cannot_be_local(cloud, tmp_path):
     long = "n" * 300
-    names = {"up": "d/../up", "nul": "d/a\0b", "long": f"d/{long}", "below": f"d/{'m' * 300}/x"}
+    names = {
+        "up": "d/../up",
+        "nul": "d/a\0b",
+        "long": f"d/{long}",
+        "below": f"d/{'m' * 300}/x",
+        "slash": "d/e/",
+    }
     for key in ("d/a", "d/e/b", *names.values()):
         cloud.put(key, b"1")
     result = run("get", "-r", cloud.url("d", "gs://"), str(tmp_path / "to"), status=1)
     *failed, done = result.stderr.splitlines()
     for key in names.values():
-        assert any(f"{cloud.url(key, 'gs://')} cannot be a local file: " in line for line in failed), key
+        assert any(f"gs://{cloud.path(key)} cannot be a local file: " in line for line in failed), key
     assert done.startswith("2 files, 2 bytes in ")
     found = [path.relative_to(tmp_path / "to") for path in (tmp_path / "to").rglob("*") if path.is_file()]
     assert sorted(map(str, found)) == ["a", "e/b"]

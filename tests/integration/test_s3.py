@@ -1,5 +1,7 @@
 """S3 through the whole stack: reads, lists, writes, requests."""
 
+from functools import partial
+
 import fsspec
 
 from tests.support import KiB, forget, noise
@@ -39,6 +41,34 @@ def test_the_bytes_of_a_listed_file_cost_one_request(s3):
     fs, path = fsspec.url_to_fs(s3.url("d"))
     assert fs.cat(fs.find(path)) == data
     assert s3.asked() == ["list"] + ["media"] * 20
+
+
+def test_an_object_whose_name_ends_in_a_slash_is_listed_read_copied_and_removed(s3):
+    s3.put("d/", b"")  # makes a folder
+    data = s3.put("d/lone/", b"bytes of lone")
+    s3.put("d/x", b"1")
+    name = s3.path("d/lone/")
+    make = partial(fsspec.filesystem, "cachedfs", target_protocol="s3")
+    fs = make()
+    assert fs.open(name).read() == data
+    assert s3.asked() == ["media", "metadata"]
+    assert fs.find(s3.path("d")) == fs.find(s3.path("d/")) == [name, s3.path("d/x")]
+    assert fs.ls(s3.path("d"), detail=False) == [s3.path("d/lone"), s3.path("d/x")]
+    assert fs.ls(s3.path("d/lone"), detail=False) == [name]
+    assert fs.info(s3.path("d/"))["name"] == s3.path("d")
+    assert fs.isdir(s3.path("d/lone"))
+    forget()
+    fs = make(max_age=0)
+    assert (fs.info(name)["name"], fs.size(name)) == (name, len(data))
+    fs.cp_file(name, s3.path("d/copy/"))
+    fs.copy(name, s3.path("d/file"))
+    fs.pipe_file(s3.path("d/new/"), b"new")
+    fs.mv(s3.path("d/new/"), s3.path("d/moved/"))
+    fs.rm(name)
+    found = [s3.path(f"d/{each}") for each in ("copy/", "file", "moved/", "x")]
+    assert fs.cat(fs.find(s3.path("d"))) == dict(zip(found, [data, data, b"new", b"1"], strict=True))
+    fs.rm(s3.path("d/"), recursive=True)
+    assert not fs.exists(s3.path("d"))
 
 
 def test_a_named_version_is_read_although_a_listing_is_known(s3):

@@ -144,7 +144,7 @@ def test_an_object_whose_name_ends_in_a_slash_is_read_by_the_name_that_listings_
     fs = fsspec.filesystem("cgs")
     assert asyncio.run(fs._cat(sorted(objects))) == objects
     assert asyncio.run(fs._cat_file(name)) == b"d/"
-    assert fsspec.url_to_fs(fs.unstrip_protocol(name))[1] == folder  # fsspec itself drops the slash
+    assert fsspec.open(fs.unstrip_protocol(name)).open().read() == b"d/"
     assert cloud.asked() == []
     fs.get_file(name, str(tmp_path / "got"))
     assert (tmp_path / "got").read_bytes() == b"d/"
@@ -157,6 +157,96 @@ def test_an_object_whose_name_ends_in_a_slash_is_read_by_the_name_that_listings_
     assert fs.info(name)["type"] == "directory"
     fs.rm(folder, recursive=True)
     assert not fs.exists(folder)
+
+
+LONE = {  # what is done with an object that nothing is known of -> its result, and its requests
+    "cat_file": (lambda fs, name: fs.cat_file(name), b"lone", ["media"]),
+    "cat": (lambda fs, name: fs.cat(name), b"lone", ["media"]),
+    "_cat": (lambda fs, name: asyncio.run(fs._cat(name)), b"lone", ["media"]),
+    "cat of several": (lambda fs, name: [*fs.cat([name]).values()], [b"lone"], ["media"]),
+    "open": (lambda fs, name: fs.open(name).read(), b"lone", ["media"]),
+    "open as text": (lambda fs, name: fs.open(name, "r").read(), "lone", ["media"]),
+    "read_block": (lambda fs, name: fs.read_block(name, 1, 2), b"on", ["media"]),
+    "open its URL": (lambda fs, name: fsspec.open(f"cgs://{name}").open().read(), b"lone", ["media"]),
+    "cached_extent": (lambda fs, name: fs.cat_file(name) and fs.cached_extent(name), [(0, 4)], ["media"]),
+    "info": (lambda fs, name: fs.info(name)["name"] == name, True, ["list"]),
+    "_info": (lambda fs, name: asyncio.run(fs._info(name))["type"], "file", ["list"]),
+    "size": (lambda fs, name: fs.size(name), 4, ["list"]),
+    "isfile": (lambda fs, name: fs.isfile(name), True, ["list"]),
+    "modified": (lambda fs, name: fs.modified(name).tzinfo is not None, True, ["list"]),
+    "rm": (lambda fs, name: fs.rm(name), None, ["delete"]),
+    "rm_file": (lambda fs, name: fs.rm_file(name), None, ["delete"]),
+    "cp_file": (lambda fs, name: fs.cp_file(name, f"{name}copy"), None, ["copy"]),
+    "copy": (lambda fs, name: fs.copy(name, f"{name}copy/"), None, ["copy", "list"]),
+    "mv": (lambda fs, name: fs.mv(name, f"{name}copy/"), None, ["copy", "delete", "list"]),
+}
+
+
+@pytest.mark.parametrize("done", LONE)
+def test_an_object_whose_name_ends_in_a_slash_is_used_by_its_name_before_anything_is_listed(cloud, fs, done):
+    act, expected, requests = LONE[done]
+    cloud.put("run/lone/", b"lone")
+    assert act(fs, cloud.path("run/lone/")) == expected
+    assert cloud.asked() == requests
+    remaining = fs.origin_fs.find(cloud.path("run"))
+    is_copied, is_removed = done in ("cp_file", "copy", "mv"), done in ("rm", "rm_file", "mv")
+    assert (cloud.path("run/lone/") in remaining) is not is_removed
+    copy = cloud.path("run/lone/copy") + ("" if done == "cp_file" else "/")
+    assert (copy in remaining) is is_copied
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda fs, name, local: fs.touch(name),
+        lambda fs, name, local: fs.pipe_file(name, b""),
+        lambda fs, name, local: fs.pipe(name, b""),
+        lambda fs, name, local: fs.put_file(local, name),
+        lambda fs, name, local: fs.cp_file(name[:-2] + "empty", name),
+        lambda fs, name, local: fs.open(name, "wb").close(),
+        lambda fs, name, local: fs.open(name, "xb").close(),
+    ],
+    ids=["touch", "pipe_file", "pipe", "put_file", "cp_file", "open", "open as new"],
+)
+def test_a_name_that_ends_in_a_slash_is_written_as_it_is_and_hides_no_folder(cloud, fs, tmp_path, write):
+    (tmp_path / "empty").touch()
+    cloud.put("empty", b"")
+    write(fs, cloud.path("d/"), tmp_path / "empty")
+    fs.touch(cloud.path("d/x"))
+    assert fs.origin_fs.find(cloud.path("d")) == [cloud.path("d/"), cloud.path("d/x")]
+    fs.invalidate_cache()
+    for name in ("d", "d/"):
+        assert (fs.info(cloud.path(name))["name"], fs.isdir(cloud.path(name))) == (cloud.path("d"), True)
+    with pytest.raises(IsADirectoryError):
+        fs.cat_file(cloud.path("d/"))
+
+
+def test_a_slash_at_the_end_of_a_folder_or_of_another_object_changes_no_result(cloud, fs, tmp_path):
+    for name in ("d/x", "d/y"):
+        cloud.put(name, b"1")
+    slashed, expected = cloud.path("d/"), [cloud.path("d/x"), cloud.path("d/y")]
+    assert fs.info(slashed)["name"] == fs.info(cloud.path("d"))["name"] == cloud.path("d")
+    assert cloud.asked() == ["list"]
+    assert not fs.isfile(slashed)
+    assert cloud.asked() == []
+    assert fs.find(slashed) == fs.ls(slashed, detail=False) == expected
+    assert [*fs.walk(slashed)] == [(cloud.path("d"), [], ["x", "y"])]
+    assert fs.glob(slashed) == fs.glob(cloud.path("*/")) == [cloud.path("d")]
+    assert fs.get_mapper(slashed)["x"] == fsspec.filesystem("dir", path=slashed, fs=fs).cat_file("y") == b"1"
+    assert cloud.asked() == ["list", "list", "media", "media"]
+    fs.get(slashed, str(tmp_path / "d"), recursive=True)
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["x", "y"]
+    fs.put(str(tmp_path / "d/x"), cloud.path("e/"))
+    fs.copy(cloud.path("d/x"), cloud.path("f/"))
+    fs.copy(slashed, cloud.path("g/"), recursive=True)
+    assert cloud.asked() == ["copy"] * 4 + ["upload"]  # also of the folder itself, which may be an object
+    fs.copy(slashed, cloud.path("none/"))
+    assert fs.find(cloud.bucket) == [*expected, *(cloud.path(name) for name in ("e/x", "f/x", "g/x", "g/y"))]
+    fs.rm(slashed, recursive=True)
+    assert not fs.exists(slashed)
+    assert fs.info(cloud.path("e/x/"))["name"] == cloud.path("e/x")
+    with pytest.raises(FileNotFoundError, match=cloud.path("e/x/")):
+        fs.cat_file(cloud.path("e/x/"))
 
 
 @pytest.mark.parametrize("listed", ["shallow", "deep"])

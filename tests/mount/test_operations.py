@@ -111,6 +111,16 @@ def test_names_that_a_file_system_refuses_are_encoded_or_left_out_with_a_warning
     assert "longlong: the name is too long for a file system" in caplog.text
 
 
+def test_an_object_that_no_file_can_show_disturbs_no_file_and_is_not_removed_with_its_folder(cloud, mounted):
+    cloud.put("d/", b"bytes")
+    cloud.put("d/x", b"1")
+    assert (mounted.names(), mounted.names("/d"), mounted.content("/d/x")) == (["d"], ["x"], b"1")
+    mounted.operations.unlink("/d/x")
+    assert mounted.names("/d") == []
+    assert code_of(mounted.operations.rmdir, "/d") == errno.ENOTEMPTY
+    assert mounted.fs.cat_file(cloud.path("d/")) == b"bytes"
+
+
 def test_a_listing_is_one_request_and_says_all_about_its_files(cloud, mounted, monkeypatch):
     for number in range(20):
         cloud.put(f"d/{number}", b"12")

@@ -73,9 +73,9 @@ def plain_path(path: str) -> str:
 
 
 def object_path(path: str) -> str:
-    """Return the same, with the slash that ends the name of some objects."""
+    """Return the same, with the slashes that end the names of some objects."""
     plain = plain_path(path)
-    return f"{plain}/" if path.endswith("/") and "/" in plain else plain
+    return plain + path[len(path.rstrip("/")) :] if "/" in plain else plain
 
 
 def url_of(path: str) -> str:

@@ -126,7 +126,7 @@ class GCSOrigin:
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is.
 
-        Takes one request for an object, two for a folder or for an absence.
+        Takes one request for an object, two for a folder or for an absence; one for a path that ends in a slash.
         """
         path = api.object_path(path)
         with mapped(api.url_of(path), "looking it up"):
@@ -136,28 +136,40 @@ class GCSOrigin:
             bucket, key, generation = connection.split(path)
             if not key:
                 return await self._lookup_bucket(connection, bucket)
+            if path.endswith("/"):
+                return await self._lookup_slash(connection, path, bucket, key)
             try:
                 return await connection.metadata(path, bucket, key, generation)
             except ObjectNotFound:
-                prefix = f"{key.rstrip('/')}/"
-                if generation is None and await self._has_children(connection, path, bucket, prefix):
-                    return api.folder_info(path.rstrip("/"))
-                raise
+                first = None if generation else await self._first_below(connection, path, bucket, f"{key}/")
+                if first is None:
+                    raise
+                return api.folder_info(path)
+
+    async def _lookup_slash(self, connection: GCSConnection, path: str, bucket: str, key: str) -> ObjectInfo:
+        """Return the object whose name ends in a slash, or the folder: of all names in it, this is the first one."""
+        first = await self._first_below(connection, path, bucket, key)
+        if first is None:
+            raise ObjectNotFound(f"{api.url_of(path)}: no object or folder has this name")
+        is_object = first.path == path and first.kind == "file"
+        return first if is_object else api.folder_info(path.rstrip("/"))
 
     async def _lookup_bucket(self, connection: GCSConnection, bucket: str) -> ObjectInfo:
         try:
             return await connection.bucket(bucket)
         except AccessDenied:
             # Permission to read objects does not include reading the bucket's metadata.
-            await self._has_children(connection, bucket, bucket, "")
+            await self._first_below(connection, bucket, bucket, "")
             return api.folder_info(bucket)
 
-    async def _has_children(self, connection: GCSConnection, path: str, bucket: str, prefix: str) -> bool:
+    async def _first_below(
+        self, connection: GCSConnection, path: str, bucket: str, prefix: str
+    ) -> ObjectInfo | None:
         async with aclosing(connection.pages(path, bucket, prefix, deep=True, limit=1)) as pages:
             async for infos in pages:
                 if infos:
-                    return True
-        return False
+                    return infos[0]
+        return None
 
     def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
         """Request bytes: one request, whose headers also have version and size."""
@@ -204,7 +216,7 @@ class GCSOrigin:
         inner = await self.filesystem()
         path = subject_of(method, args)
         self.on_request()
-        url = api.url_of(api.plain_path(path))
+        url = api.url_of(api.object_path(path))
         with mapped(url, f"calling {method}"), logged_request(method, url):
             return await invoke(inner, method, *args, **options)
 

@@ -88,6 +88,8 @@ class GCSMediaRead(ResumableRead):
         if pinned is None and head.generation is None:
             await self._open_unversioned()
             return
+        if not head.size and self._path.endswith("/"):  # as `api.children` has it
+            raise IsAFolder(f"{self._url}: this is a folder; list it, or read an object in it")
         self._settle(_merged(pinned, head.info(self._path)), head.span)
         stated = stated_of(head.details) or stated_of(self.info.details)
         if head.span.size == head.size and stated is not None:
