@@ -22,7 +22,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 
-__all__ = ["ABSENT", "CycleSafeWalk"]
+__all__ = ["ABSENT", "CycleSafeWalk", "begins_with"]
 
 ABSENT = (FileNotFoundError, NotADirectoryError)  # the errors that mean "no such file or folder"
 _MOST_NAMED = 20  # objects in the error of a copy that left some
@@ -81,6 +81,18 @@ class CycleSafeWalk(AsyncFileSystem):
                         yield deeper
             if not topdown:
                 yield level
+
+    async def _find_near(
+        self, path: str, prefix: str, maxdepth: int, withdirs: bool, **kwargs: Any
+    ) -> dict[str, dict[str, Any]]:
+        """Return what `find` returns with `maxdepth`, with the infos."""
+        near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
+        # For a file, fsspec's own `_find` returns an empty info.
+        return {
+            name: info or await self._info(name)
+            for name, info in near.items()
+            if begins_with(name, path, prefix)
+        }
 
     async def _exists(self, path: Any, **kwargs: Any) -> bool:
         return await self._kind_of(path) is not None
@@ -217,6 +229,11 @@ class CycleSafeWalk(AsyncFileSystem):
         levels = self._walk(path, *args, **options)
         while (level := sync(self.loop, anext, levels, None)) is not None:
             yield level
+
+
+def begins_with(name: str, folder: str, prefix: str) -> bool:
+    """Return whether `name`, relative to `folder`, begins with `prefix`; the folder itself has no name then."""
+    return not prefix or name.removeprefix(folder).removeprefix("/").startswith(prefix)
 
 
 def _not_copied(left: list[CachedFSError]) -> CachedFSError:

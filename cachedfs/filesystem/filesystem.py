@@ -27,7 +27,7 @@ from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
-from cachedfs.common.walk import ABSENT
+from cachedfs.common.walk import ABSENT, begins_with
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.errors import ChecksumMismatch, ObjectChanged
 from cachedfs.fetch.source import Source
@@ -467,7 +467,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         detail: bool = False,
         **kwargs: Any,
     ) -> Any:
-        prefix, path = kwargs.pop("prefix", ""), self._strip(path)
+        prefix, path = kwargs.pop("prefix", None) or "", self._strip(path)
         if kwargs.pop("refresh", False):
             self.invalidate_cache(path)
         if maxdepth is not None:
@@ -476,13 +476,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
                     *ABSENT
                 ):  # fsspec first asks whether `path` is a folder: the listing tells
                     await self._hop(self._reader.resolver.listing(path))
-            near = await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
-            # For a file, fsspec's own `_find` returns an empty info.
-            wanted = {
-                name: info or await self._info(name)
-                for name, info in near.items()
-                if _begins(name, path, prefix)
-            }
+            wanted = await self._find_near(path, prefix, maxdepth, withdirs, **kwargs)
             return wanted if detail else list(wanted)
         found = await self._hop(self._reader.resolver.find(path))
         if not found:
@@ -492,7 +486,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         wanted = {
             info.path: info.as_info()
             for info in found
-            if (withdirs or info.kind == "file") and _begins(info.path, path, prefix)
+            if (withdirs or info.kind == "file") and begins_with(info.path, path, prefix)
         }
         return wanted if detail else list(wanted)
 
@@ -685,11 +679,6 @@ class CachedDriveFileSystem(CachedFileSystem):
 
     def _url_prefix(self) -> str:
         return "cdrive://"
-
-
-def _begins(name: str, folder: str, prefix: str) -> bool:
-    """Return whether `name`, relative to `folder`, begins with `prefix`; True for the folder itself."""
-    return name == folder or name.removeprefix(folder).removeprefix("/").startswith(prefix)
 
 
 def _each(value: Any, paths: Any) -> list[Any]:

@@ -87,7 +87,7 @@ class FsspecOrigin:
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now, with one `info`."""
-        path, now_s = await self.object_path(path), time.time()
+        path, now_s = self.object_path(await self.filesystem(), path), time.time()
         with mapped(self.url(path), "looking it up", is_read=True):
             info = self._described(path, await self.ask("info", path), now_s)
         if info.kind == "file" and info.fingerprint is None:
@@ -124,9 +124,11 @@ class FsspecOrigin:
                 found = list((await self.ask("find", folder, detail=True, withdirs=True)).items())
             else:
                 found = [(info["name"], info) for info in await self.ask("ls", folder, detail=True)]
-            infos = [self._described(await self.object_path(name), info, now_s) for name, info in found]
+            named = [(self.object_path(inner, name), info) for name, info in found]
+            # fsspec lists an object as its own only child.
+            infos = [self._described(path, info, now_s) for path, info in named if path != folder]
         for child in infos:
-            if child.path != folder:  # fsspec lists an object as its own only child
+            if child.path != folder:  # an empty object that makes this folder
                 yield child
 
     async def changes(self, path: str, token: str | None) -> Changes | None:
@@ -174,9 +176,8 @@ class FsspecOrigin:
                 yield logged
             self._slots.finished(logged.size)
 
-    async def object_path(self, path: str) -> str:
+    def object_path(self, inner: Any, path: str) -> str:
         """Return the canonical form of an object's path, with the slash that may end its name in S3."""
-        inner = await self.filesystem()
         return str(inner._strip_protocol(path)) if self._protocol in SLASH_NAMES else plain_path(inner, path)
 
     def _described(self, path: str, info: Mapping[str, Any], now_s: float) -> ObjectInfo:
@@ -235,7 +236,7 @@ class _Read:
         self._etag: str | None = None  # the one to read, where the filesystem has conditional reads
 
     async def __aenter__(self) -> Reply:
-        self._path = await self._origin.object_path(self._path)
+        self._path = self._origin.object_path(await self._origin.filesystem(), self._path)
         try:
             await self._begin()
         except ObjectChanged:

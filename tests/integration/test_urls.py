@@ -183,6 +183,25 @@ def test_head_tail_and_read_block(cloud, fs):
     assert fs.read_bytes(cloud.path("a.txt"), start=4, end=7) == b"two"
 
 
+def test_find_with_a_prefix_finds_what_begins_with_it_in_the_folder_at_each_depth(base):
+    fs, root = fsspec.url_to_fs(base)
+    for name in ("pre_1/a", "pre_2/b", "pre_c", "other/pre_d"):
+        fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{root}/{name}", b"1")
+
+    def found(**options):
+        return [path.removeprefix(f"{root}/") for path in fs.find(root, **options)]
+
+    assert found(prefix="pre_") == ["pre_1/a", "pre_2/b", "pre_c"]
+    assert found(prefix="pre_", maxdepth=1) == ["pre_c"]
+    assert found(prefix="pre_", withdirs=True) == ["pre_1", "pre_1/a", "pre_2", "pre_2/b", "pre_c"]
+    assert found(prefix="pre_", withdirs=True, maxdepth=1) == ["pre_1", "pre_2", "pre_c"]
+    assert found(prefix=None) == found(prefix="") == ["other/pre_d", "pre_1/a", "pre_2/b", "pre_c"]
+    assert found(prefix=None, maxdepth=1) == ["pre_c"]
+    assert fs.find(f"{root}/pre_c", prefix="pre_") == []
+    assert fs.find(f"{root}/pre_c", maxdepth=1, detail=True)[f"{root}/pre_c"]["size"] == 1
+
+
 def test_a_mapper_is_a_mapping_of_the_objects(base):
     mapper = fsspec.get_mapper(f"{base}/m")
     mapper["a/b"] = b"1"

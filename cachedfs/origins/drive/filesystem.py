@@ -22,7 +22,7 @@ from cachedfs.common.atomic_files import filled
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
-from cachedfs.common.walk import CycleSafeWalk
+from cachedfs.common.walk import CycleSafeWalk, begins_with
 from cachedfs.errors import ObjectChanged
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import key_of
@@ -128,9 +128,10 @@ class DriveFileSystem(CycleSafeWalk):
         detail: bool = False,
         **kwargs: Any,
     ) -> Any:
+        path, prefix = self._strip_protocol(path), kwargs.pop("prefix", None) or ""
         if maxdepth is not None:
-            return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
-        path, prefix = self._strip_protocol(path), kwargs.pop("prefix", "")
+            near = await self._find_near(path, prefix, maxdepth, withdirs, **kwargs)
+            return near if detail else list(near)
         try:
             here = await self.origin.lookup(path)
         except FileNotFoundError:
@@ -141,8 +142,7 @@ class DriveFileSystem(CycleSafeWalk):
         wanted = {
             name: found[name].as_info()
             for name in sorted(found)
-            if (withdirs or found[name].kind == "file")
-            and (name == path or name.startswith(f"{path}/{prefix}" if path else prefix))
+            if (withdirs or found[name].kind == "file") and begins_with(name, path, prefix)
         }
         return wanted if detail else list(wanted)
 

@@ -209,6 +209,11 @@ def test_walk_find_glob_and_du(fs: DriveFileSystem, tree: None, root: str) -> No
     assert fs.find(root) == below("a.txt", "b.bin", "doc", "sub/c.txt", "sub/deep/d.txt")
     assert fs.find(root, maxdepth=1) == below("a.txt", "b.bin", "doc")
     assert fs.find(f"{root}/a.txt") == below("a.txt")
+    assert fs.find(f"{root}/a.txt", maxdepth=1, detail=True)[f"{root}/a.txt"]["size"] == 5
+    assert fs.find(root, prefix=None) == fs.find(root)
+    assert fs.find(root, prefix="s") == below("sub/c.txt", "sub/deep/d.txt")
+    assert fs.find(root, prefix="s", maxdepth=2, withdirs=True) == below("sub", "sub/c.txt", "sub/deep")
+    assert fs.find(root, prefix="a", withdirs=True) == fs.find(root, prefix="a", maxdepth=1) == below("a.txt")
     assert fs.find(f"{root}/none") == []
     everything = fs.find(root, withdirs=True, detail=True)
     assert set(everything) == {root, *fs.find(root), *below("sub", "sub/deep", "empty")}
