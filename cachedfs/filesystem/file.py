@@ -53,7 +53,12 @@ class CachedFile(SharedFile, io.BufferedReader):
         self.blocksize = reader.source.config.block_size
 
     _seek, _tell = io.BufferedReader.seek, io.BufferedReader.tell
-    read = at_own_seek(io.BufferedReader.read)
+
+    @at_own_seek
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return up to `size` bytes; all up to the end if it is None or negative, as fsspec's files do."""
+        return io.BufferedReader.read(self, -1 if size is None or size < 0 else size)
+
     read1 = at_own_seek(io.BufferedReader.read1)
     readinto = at_own_seek(io.BufferedReader.readinto)
     readinto1 = at_own_seek(io.BufferedReader.readinto1)
@@ -92,10 +97,6 @@ class CachedFile(SharedFile, io.BufferedReader):
                 now = self.fs._described(self.path)
                 info = now if now.fingerprint == info.fingerprint else info
         return info.as_info()
-
-    def getbuffer(self) -> memoryview:
-        """Raise UnsupportedOperation: the object is not in memory."""
-        raise io.UnsupportedOperation(f"{self.full_name}: not in memory; read() it")
 
     def __reduce_ex__(self, protocol: Any, /) -> tuple[Any, ...]:  # io's own raises from Python 3.12 on
         return _reopen, (self.fs, self.path, self.tell(), self._object().fingerprint)

@@ -134,7 +134,8 @@ class RawReader(io.RawIOBase):
 
     @property
     def name(self) -> str:
-        return self._entry.path
+        # A URL: libraries such as PIL open the local file of this name if one exists.
+        return self._reader.source.url(self._entry.path)
 
     @property
     def mode(self) -> str:
