@@ -28,6 +28,7 @@ __all__ = ["CachedStore", "NotFoundError", "PermissionDeniedError"]
 _OURS = ("cachedfs::", "cgs://", "cdrive://")
 _WITHOUT_BUCKET = ("file", "local", "memory", "LocalStore", "MemoryStore")
 _PIECE = 8 << 20  # bytes that iterating over a result gives at a time
+_COALESCE = 1 << 20  # obstore's default
 _ROWS = 1000  # objects that a listing gives at a time
 _E_TAGS = ("e_tag", "etag", "ETag")
 _TIMES = ("last_modified", "mtime", "updated", "modified", "LastModified", "created")
@@ -119,7 +120,11 @@ class CachedStore:
     # Bytes.
 
     def get(self, path: str, *, options: dict[str, Any] | None = None) -> GetResult:
-        """Return an object, of one version: metadata now, bytes as they are read. `options` may have a `range`."""
+        """Return an object, of one version: metadata now, bytes as they are read.
+
+        `options` may have a `range`: `(start, end)`, `{"offset": n}` for all from there, or `{"suffix": n}` for the last
+        n bytes. Raises ValueError for a range without bytes, except a suffix, and NotImplementedError for other options.
+        """
         with _named():
             entry = self._existing(path) or self.fs._run(self.fs._reader.open(self._full(path)))[0]
             return GetResult(self, entry, options)
@@ -157,8 +162,12 @@ class CachedStore:
         starts: Sequence[int],
         ends: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
+        coalesce: int = _COALESCE,
     ) -> list[bytes]:
-        """Return several ranges of an object; those that are not cached are requested together."""
+        """Return several ranges of an object; those that are not cached are requested together.
+
+        `coalesce` is accepted for obstore and has no effect: ranges of neighboring blocks are one request anyway.
+        """
         begins, stops = _spans(starts, ends, lengths)
         with _named():
             datas = self.fs.cat_ranges([self._full(path)] * len(stops), begins, stops, on_error="raise")
@@ -171,6 +180,7 @@ class CachedStore:
         starts: Sequence[int],
         ends: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
+        coalesce: int = _COALESCE,
     ) -> list[bytes]:
         """Do what `get_ranges` does, in any event loop."""
         begins, stops = _spans(starts, ends, lengths)
@@ -182,10 +192,7 @@ class CachedStore:
 
     def _not_empty(self, data: bytes, path: str, start: int) -> bytes:
         if not data:
-            raise ValueError(
-                f"{self.fs.unstrip_protocol(self._full(path))}: no bytes in a range from {start}: it is empty, or "
-                "begins after the end of the object"
-            )
+            raise _without_bytes(self.fs.unstrip_protocol(self._full(path)), start)
         return data
 
     # Metadata.
@@ -205,7 +212,7 @@ class CachedStore:
     ) -> Iterator[Sequence[dict[str, Any]]]:
         """Yield the metadata of all objects below `prefix`, a thousand at a time; after `offset`, if given."""
         with _named():
-            found = self.fs.find(self._full(prefix), detail=True)
+            found = self.fs.find(self._folder(prefix), detail=True)
         yield from self._pages(found, prefix, offset)
 
     async def list_async(
@@ -213,7 +220,7 @@ class CachedStore:
     ) -> AsyncIterator[Sequence[dict[str, Any]]]:
         """Do what `list` does, in any event loop."""
         with _named():
-            found = await self.fs._find(self._full(prefix), detail=True)
+            found = await self.fs._find(self._folder(prefix), detail=True)
         for page in self._pages(found, prefix, offset):
             yield page
 
@@ -221,7 +228,7 @@ class CachedStore:
         self, found: dict[str, dict[str, Any]], prefix: str | None, offset: str | None
     ) -> Iterator[Sequence[dict[str, Any]]]:
         # fsspec lists an object below itself, obspec does not.
-        rows = [self._meta(info) for path, info in found.items() if path != self._full(prefix)]
+        rows = [self._meta(info) for path, info in found.items() if path != self._folder(prefix)]
         rows = sorted((row for row in rows if offset is None or row["path"] > offset), key=_path_of)
         for start in range(0, len(rows), _ROWS):
             yield rows[start : start + _ROWS]
@@ -229,27 +236,32 @@ class CachedStore:
     def list_with_delimiter(self, prefix: str | None = None) -> dict[str, Any]:
         """Return `objects`, the metadata of those in a folder, and `common_prefixes`, the folders in it."""
         with _named(), contextlib.suppress(*ABSENT):
-            return self._level(self.fs.ls(self._full(prefix), detail=True), prefix)
+            return self._level(self.fs.ls(self._folder(prefix), detail=True), prefix)
         return {"common_prefixes": [], "objects": []}
 
     async def list_with_delimiter_async(self, prefix: str | None = None) -> dict[str, Any]:
         """Do what `list_with_delimiter` does, in any event loop."""
         with _named(), contextlib.suppress(*ABSENT):
-            return self._level(await self.fs._ls(self._full(prefix), detail=True), prefix)
+            return self._level(await self.fs._ls(self._folder(prefix), detail=True), prefix)
         return {"common_prefixes": [], "objects": []}
 
     def _level(self, infos: Iterable[dict[str, Any]], prefix: str | None) -> dict[str, Any]:
-        infos = [info for info in infos if info["name"] != self._full(prefix)]
+        infos = [info for info in infos if info["name"] != self._folder(prefix)]
         return {
-            "common_prefixes": sorted(self._short(each["name"]) for each in infos if _is_folder(each)),
+            "common_prefixes": sorted(self._short(each["name"]).rstrip("/") for each in infos if _is_folder(each)),
             "objects": sorted((self._meta(each) for each in infos if not _is_folder(each)), key=_path_of),
         }
 
-    def _full(self, path: str | None) -> str:
-        return _join(self.root, path or "")
+    def _full(self, path: str) -> str:
+        full = self._folder(path)
+        is_slashed = path.endswith("/") and not is_url(full)  # the name of an object in GCS or S3 may be
+        return str(self.fs._strip_object(f"{full}/")) if is_slashed else full
+
+    def _folder(self, prefix: str | None) -> str:
+        return _join(self.root, prefix or "")
 
     def _short(self, name: str) -> str:
-        return name.removeprefix(self.root).strip("/")
+        return name.removeprefix(self.root).lstrip("/")
 
     def _meta(self, found: ObjectInfo | dict[str, Any]) -> dict[str, Any]:
         info = found.as_info() if isinstance(found, ObjectInfo) else found
@@ -273,9 +285,11 @@ class GetResult:
         self.attributes: dict[str, str] = {}
         self.meta = store._meta(entry.object)
         given = {name: value for name, value in (options or {}).items() if value is not None}
-        self._start, self._stop = _slice_of(given.pop("range", None))
+        wanted = given.pop("range", None)
         if given:
             raise NotImplementedError(f"CachedStore.get has no option {', '.join(given)}: only range")
+        url = self._fs.unstrip_protocol(entry.path)
+        self._start, self._stop = _bounds(wanted, self.meta["size"], url)
 
     @property
     def range(self) -> tuple[int, int]:
@@ -313,17 +327,30 @@ def _join(folder: str, path: str) -> str:
     return f"{folder}/{path}" if folder and path else folder or path
 
 
-def _slice_of(given: Any) -> tuple[int | None, int | None]:
-    """Return start and stop of the slice that a range of obspec is."""
-    if given is None:
+def _bounds(wanted: Any, size: int | None, url: str) -> tuple[int | None, int | None]:
+    """Return start and stop of what a range of obspec selects in an object of `size` bytes; None: all of it.
+
+    Raises ValueError for a range without bytes. Only a suffix may have none.
+    """
+    if wanted is None:
         return None, None
-    if "suffix" in given:
-        size = operator.index(given["suffix"])
-        return -size, None if size else 0
-    if "offset" in given:
-        return operator.index(given["offset"]), None
-    start, stop = given
-    return operator.index(start), operator.index(stop)
+    if size is None:
+        raise ValueError(f"{url}: it has no known size, so get it without a range")
+    numbers = [operator.index(each) for each in (wanted.values() if isinstance(wanted, dict) else wanted)]
+    if min(numbers) < 0:
+        raise ValueError(f"{url}: the range {wanted!r} has a negative number")
+    if "suffix" in wanted:
+        return max(0, size - numbers[0]), size
+    start, stop = numbers if "offset" not in wanted else (numbers[0], size)
+    if start >= min(stop, size):
+        raise _without_bytes(url, start)
+    return start, stop
+
+
+def _without_bytes(url: str, start: int) -> ValueError:
+    return ValueError(
+        f"{url}: no bytes in a range from {start}: it is empty, or begins after the end of the object"
+    )
 
 
 def _span(start: int, end: int | None, length: int | None) -> tuple[int, int]:

@@ -118,12 +118,15 @@ def test_ranges(both):
     assert both.get_ranges("a/0.bin", starts=starts, lengths=[3] * 3) == expected
     assert both.get_ranges("a/0.bin", starts=starts, ends=[start + 3 for start in starts]) == expected
     assert both.get_ranges("a/0.bin", starts=[], ends=[]) == []
+    assert both.get_ranges("a/0.bin", starts=[0, 5], lengths=[2, 2], coalesce=0) == [DATA[:2], DATA[5:7]]
 
 
 @pytest.mark.parametrize(("start", "end"), [(len(DATA), len(DATA) + 1), (7, 7)])
 def test_a_range_without_bytes_is_an_error(store, start, end):
     with pytest.raises(ValueError, match=r"a/0\.bin: no bytes in a range from"):
         store.get_range("a/0.bin", start=start, end=end)
+    with pytest.raises(ValueError, match=r"a/0\.bin: no bytes in a range from"):
+        store.get("a/0.bin", options={"range": (start, end)})
     for wrong in ({"start": 0}, {"start": 0, "end": 1, "length": 1}, {"start": -1, "end": 5}):
         with pytest.raises(ValueError, match="either an end or a length"):
             store.get_range("a/0.bin", **wrong)
@@ -140,6 +143,7 @@ def test_a_range_without_bytes_is_an_error(store, start, end):
         ({"offset": 1 << 20}, 1 << 20, len(DATA)),
         ({"suffix": 10}, len(DATA) - 10, len(DATA)),
         ({"suffix": len(DATA) + 10}, 0, len(DATA)),
+        ({"suffix": 0}, len(DATA), len(DATA)),
     ],
 )
 def test_get_returns_metadata_and_bytes_of_a_range(store, wanted, start, stop):
@@ -158,6 +162,27 @@ def test_get_returns_metadata_and_bytes_of_a_range(store, wanted, start, stop):
 
 def test_an_empty_object_is_empty(store):
     assert (store.get("empty").buffer(), list(store.get("empty"))) == (b"", [])
+    assert store.get("empty", options={"range": {"suffix": 5}}).range == (0, 0)
+    for wanted in ((0, 5), {"offset": 0}):
+        with pytest.raises(ValueError, match="empty: no bytes in a range from 0"):
+            store.get("empty", options={"range": wanted})
+
+
+@pytest.mark.parametrize("wanted", [(-1, 3), (0, -3), {"offset": -1}, {"suffix": -1}])
+def test_a_negative_number_in_a_range_of_get_is_an_error(store, wanted):
+    with pytest.raises(ValueError, match="has a negative number"):
+        store.get("c.bin", options={"range": wanted})
+
+
+def test_an_object_whose_name_ends_in_a_slash_is_read_by_the_name_that_listings_give(cloud):
+    cloud.put("top/d/", b"bytes")
+    cloud.put("top/d/x", b"1")
+    store = CachedStore(f"gs://{cloud.bucket}/top", **cloud.options)
+    assert store.get("d/").buffer() == b"bytes"
+    assert [row["path"] for page in store.list("d/") for row in page] == ["d/", "d/x"]
+    assert [row["path"] for row in store.list_with_delimiter("d/")["objects"]] == ["d/", "d/x"]
+    assert store.list_with_delimiter()["common_prefixes"] == ["d"]
+    assert store.head("d/")["size"] == 5
 
 
 def test_an_option_that_would_be_ignored_is_an_error(store):
