@@ -248,7 +248,9 @@ class CachedStore:
     def _level(self, infos: Iterable[dict[str, Any]], prefix: str | None) -> dict[str, Any]:
         infos = [info for info in infos if info["name"] != self._folder(prefix)]
         return {
-            "common_prefixes": sorted(self._short(each["name"]).rstrip("/") for each in infos if _is_folder(each)),
+            "common_prefixes": sorted(
+                self._short(each["name"]).rstrip("/") for each in infos if _is_folder(each)
+            ),
             "objects": sorted((self._meta(each) for each in infos if not _is_folder(each)), key=_path_of),
         }
 

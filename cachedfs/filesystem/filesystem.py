@@ -99,6 +99,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     ) -> None:
         if self._cached:
             return  # fsspec returned an existing instance
+        # Some callers leave the options of each part of a chained URL in a dictionary, ours too.
+        for name in ("cachedfs", self.protocol):
+            if isinstance(options.get(name), Mapping):
+                options = {**options.pop(name), **options}
         own = {name: value for name, value in options.items() if name in FSSPEC_KEYWORDS}
         options = {name: value for name, value in options.items() if name not in FSSPEC_KEYWORDS}
         target_protocol, target_options, options = target_of(fo, target_protocol, target_options, options)
@@ -137,7 +141,9 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
-        return object_name(cls.protocol, ORIGINS.get(cls.protocol), path)  # as in gcsfs: it may be of an object
+        return object_name(
+            cls.protocol, ORIGINS.get(cls.protocol), path
+        )  # as in gcsfs: it may be of an object
 
     def _strip(self, path: Any) -> Any:
         if isinstance(path, list):

@@ -151,7 +151,9 @@ class WriteMethods(CycleSafeWalk):
         inner = type(self.origin_fs)
         copies = getattr(inner.mv, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and maxdepth is None
-        if single and not recursive and self._strip_object(path1).endswith("/"):  # others take it for a folder
+        if (
+            single and not recursive and self._strip_object(path1).endswith("/")
+        ):  # others take it for a folder
             copies = copies or self.isfile(path1)
         if single and is_pattern(self._strip(path1)):  # most filesystems would expand an existing name, too
             copies = copies or not (issubclass(inner, CycleSafeWalk) and self.exists(path1))

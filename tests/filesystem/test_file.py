@@ -74,7 +74,9 @@ def test_libraries_that_look_for_what_a_file_can_do_read_its_bytes(fs, cloud, tm
 
 
 @pytest.mark.parametrize("delimiter", [None, b"\n"])
-@pytest.mark.parametrize(("offset", "length"), [(0, 3), (2, 100), (9, 1), (10, 5), (50, 10), (3, None), (50, None)])
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 3), (2, 100), (9, 1), (10, 5), (50, 10), (3, None), (50, None)]
+)
 def test_read_block_is_that_of_fsspec_also_behind_the_end(fs, cloud, offset, length, delimiter):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/block", cloud.put("block", b"ab\ncd\nef\nx"))

@@ -607,6 +607,22 @@ def test_instances_are_shared_by_their_options(cloud, fs):
     assert fsspec.filesystem("cachedfs", target_protocol="gs", max_age=5) is not fs
 
 
+@pytest.mark.parametrize("protocol", ["cachedfs", "cgs"])
+def test_options_of_the_cache_may_be_in_a_dictionary_named_like_the_filesystem(own_cache, protocol):
+    fs = fsspec.filesystem(
+        protocol,
+        target_protocol="gs",
+        gs={"token": "anon"},
+        max_age=5,
+        **{protocol: {"max_age": 7, "read_ahead": 0}},
+    )
+    assert (fs.config.lifetime_s, fs.config.read_ahead, fs.target_options) == (5, 0, {"token": "anon"})
+    again = pickle.loads(pickle.dumps(fs))
+    assert again.config == fs.config
+    with pytest.raises(ValueError, match="no option 'max_agee'"):
+        fsspec.filesystem(protocol, target_protocol="gs", **{protocol: {"max_agee": 7}})
+
+
 def test_a_filesystem_survives_pickle_and_json(cloud, tmp_path):
     data = cloud.put("a", noise(1000))
     options = {

@@ -45,8 +45,6 @@ def test_numpy_cannot_read_raw_numbers_from_a_file(place):
     assert np.frombuffer(place.fs.cat_file(url), dtype=np.arange(1).dtype).sum() == 45
 
 
-# It has classes for some protocols, and warns about all others.
-@pytest.mark.filterwarnings("ignore:UPath .* filesystem not explicitly implemented")
 def test_universal_pathlib(place):
     upath = pytest.importorskip("upath")
     url = place.url("texts")
@@ -59,7 +57,8 @@ def test_universal_pathlib(place):
         assert sorted(each.name for each in folder.iterdir()) == ["a.txt", "deep"]
         assert [each.name for each in folder.glob("**/*.txt")] == ["a.txt", "b.txt"]
         assert (folder / "deep/b.txt").stat().st_size == 6
-        assert pickle.loads(pickle.dumps(folder)) == folder
+        assert pickle.loads(pickle.dumps(folder)) == folder == (folder / "a.txt").parent
+        assert (str(folder), str(folder / "a.txt")) == (url, f"{url}/a.txt")
     with fsspec.open(str(folder / "a.txt"), "rt") as file:
         assert file.read() == "first"
     (folder / "a.txt").rename(folder / "c.txt")
