@@ -186,7 +186,7 @@ class Source:
         )
 
     def not_found(self, path: str, entry: MetadataEntry) -> CachedFSError:
-        """Return the error for an absent path.
+        """Return the error for an absent path; for a known folder with a slash at its end, IsAFolder.
 
         It has the origin's error text if known, which may name a remedy.
         """

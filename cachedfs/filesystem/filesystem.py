@@ -141,9 +141,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
-        return object_name(
-            cls.protocol, ORIGINS.get(cls.protocol), path
-        )  # as in gcsfs: it may be of an object
+        # As in gcsfs: a slash at the end may be part of the name of an object.
+        return object_name(cls.protocol, ORIGINS.get(cls.protocol), path)
 
     def _strip(self, path: Any) -> Any:
         if isinstance(path, list):
@@ -390,6 +389,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         cache_type: Any = None,
         **kwargs: Any,
     ) -> CachedFile | WrittenFile:
+        path = str(path)  # not an `_ObjectName`
         # Libraries pass block_size, cache_type and cache_options to speed up other filesystems; a read ignores them.
         if mode in ("rb", "r"):
             entry = self._source.existing(path)

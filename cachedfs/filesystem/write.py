@@ -21,7 +21,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
 from cachedfs.common.clock import clock
-from cachedfs.common.urls import before_magic, is_pattern
+from cachedfs.common.urls import before_magic, is_pattern, without_slash
 from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.fetch.metadata_cache import folder_of
@@ -151,10 +151,8 @@ class WriteMethods(CycleSafeWalk):
         inner = type(self.origin_fs)
         copies = getattr(inner.mv, "__qualname__", "").startswith(("AbstractFileSystem.", "AsyncFileSystem."))
         single = not isinstance(path1, list) and maxdepth is None
-        if (
-            single and not recursive and self._strip_object(path1).endswith("/")
-        ):  # others take it for a folder
-            copies = copies or self.isfile(path1)
+        if single and not recursive and self._strip_object(path1) != self._strip(path1):
+            copies = copies or self.isfile(path1)  # most filesystems would take its name for a folder's
         if single and is_pattern(self._strip(path1)):  # most filesystems would expand an existing name, too
             copies = copies or not (issubclass(inner, CycleSafeWalk) and self.exists(path1))
         if copies or not single:
@@ -197,7 +195,7 @@ class WriteMethods(CycleSafeWalk):
 
     async def _was_dir(self, path: str, since: float) -> bool:
         """Return whether `path` is a folder, from metadata checked after `since` or by asking the origin."""
-        if path.endswith("/"):
+        if path != without_slash(path):
             return False
         entry = self._reader.source.last_known(path)
         if entry is None or entry.info is None or entry.checked_at < since:

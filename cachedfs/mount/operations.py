@@ -368,9 +368,8 @@ class MountOperations:
             self._fs.rmdir(name)
             # An object store's placeholder for a folder; at Drive it would be another folder of this name.
             if not self._has_ids and self._fs.exists(name):
-                if self._fs.find(
-                    name
-                ):  # an object that no file can show, such as one named as the folder and a slash
+                # An object that no file can show, such as one named as the folder and a slash, has bytes.
+                if self._fs.find(name):
                     raise OSError(errno.ENOTEMPTY, path)
                 self._fs.rm(name, recursive=True)
         self._changed(path)

@@ -182,9 +182,8 @@ class FsspecOrigin:
 
     def _described(self, path: str, info: Mapping[str, Any], now_s: float) -> ObjectInfo:
         details = jsonable({k: v for k, v in info.items() if k not in ("name", "size", "type")})
-        is_marker = (
-            not info.get("size") and without_slash(path) != path
-        )  # an empty object that makes a folder
+        # An empty object with such a name makes a folder.
+        is_marker = not info.get("size") and without_slash(path) != path
         if info.get("type") == "directory" or is_marker:
             return ObjectInfo(without_slash(path), "directory", details=details)
         version = fingerprint(info, now_s)
