@@ -200,9 +200,10 @@ class MetadataCache:
         if record is not None and record.mark == mark:
             at = self.confirmed_until(folder_of(path), record.checked_at, record.told)
             entry = MetadataEntry(path, record.info, at, mark, slots)
-        at = self._absent_at(path, listed)
-        is_newer = at is not None and (entry is None or entry.checked_at < at)
-        return MetadataEntry(path, None, at, mark, slots, by_listing=True) if is_newer else entry
+        absent_at = self._absent_at(path, listed)
+        if absent_at is None or (entry is not None and entry.checked_at >= absent_at):
+            return entry
+        return MetadataEntry(path, None, absent_at, mark, slots, by_listing=True)
 
     def unlisted_at(self, path: str) -> float | None:
         """Return the time of the valid, complete listing of the folder of `path` that lacks it; None without one."""

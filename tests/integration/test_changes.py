@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import logging
+import pathlib
 
 import fsspec
 import numpy as np
@@ -434,34 +435,27 @@ def test_many_files_are_read_while_the_origin_is_unreachable(own_cache, clock, c
 @pytest.mark.parametrize("cloud_name", ["gs", "drive"])
 @consolidating
 def test_a_cached_zarr_store_opens_while_the_origin_is_unreachable(
-    cloud_name, zarr_format, is_consolidated, clock, monkeypatch
+    cloud_name, zarr_format, is_consolidated, tmp_path, clock, monkeypatch
 ):
     at_once = functools.partial(RetryPolicy, connect_s=0.0)
     monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", at_once)
     monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", at_once)
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would look for gRPC
-    data = xr.Dataset({"t": (("x",), np.arange(20.0))}).chunk(x=5)
-    base = {"gs": "gs://far", "drive": "drive://My Drive"}[cloud_name]
+    data, local = xr.Dataset({"t": (("x",), np.arange(20.0))}).chunk(x=5), tmp_path / "s"
+    data.to_zarr(local, zarr_format=zarr_format, consolidated=is_consolidated)
+    url = {"gs": "cachedfs::gs://far/s", "drive": "cachedfs::drive://My Drive/s"}[cloud_name]
     with {"gs": GCSServer, "drive": DriveServer}[cloud_name](profile="off") as server:
-        if cloud_name == "gs":
-            server.make_bucket("far")
-        options = {cloud_name: {"token": "anon", "endpoint_url": server.endpoint_url}}
-        plain = options[cloud_name]
-        data.to_zarr(
-            f"{base}/s", zarr_format=zarr_format, consolidated=is_consolidated, storage_options=plain
-        )
+        bucket = ("far",) if cloud_name == "gs" else ()
+        for file in filter(pathlib.Path.is_file, local.rglob("*")):
+            server.put(*bucket, file.relative_to(tmp_path).as_posix(), file.read_bytes())
+        origin = {"token": "anon", "endpoint_url": server.endpoint_url}
 
         def read(**more):
-            storage = options | {"cachedfs": more}
-            group = zarr.open_group(
-                f"cachedfs::{base}/s", mode="r", use_consolidated=is_consolidated, storage_options=storage
-            )
-            opened = xr.open_zarr(
-                f"cachedfs::{base}/s", consolidated=is_consolidated, storage_options=storage
-            )
+            storage = {cloud_name: origin, "cachedfs": more}
+            group = zarr.open_group(url, mode="r", use_consolidated=is_consolidated, storage_options=storage)
+            opened = xr.open_zarr(url, consolidated=is_consolidated, storage_options=storage)
             return group["t"][:].tolist(), opened["t"].values.tolist()
 
-        expected = data["t"].values.tolist(), data["t"].values.tolist()
+        expected = (data["t"].values.tolist(),) * 2
         assert read() == expected
         runtimes._close_all()
     clock(61)
