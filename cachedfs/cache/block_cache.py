@@ -341,6 +341,10 @@ class BlockCache:
         self._own.locks.drop(hash64)
         self._complaints.slower(self._own.locks.trouble)
 
+    def lock_holder(self, hash64: int) -> int | None:
+        """Return the id of the process that holds a fetch lock; None if it is free, or held where we cannot see."""
+        return self._own.locks.holder(hash64)
+
     # The whole cache
 
     @property

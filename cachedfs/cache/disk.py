@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import stat
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,6 +29,7 @@ __all__ = [
     "is_alive",
     "is_network",
     "lock_byte",
+    "lock_holder",
     "make_folder",
     "map_file",
     "open_lockable",
@@ -260,6 +262,20 @@ def lock_byte(fd: int, offset: int) -> bool:
 
 def unlock_byte(fd: int, offset: int) -> None:
     fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
+
+
+def lock_holder(fd: int, offset: int) -> int | None:
+    """Return the id of the other process that locked one byte of a file; None if there is none, or it is unknown."""
+    on_mac = sys.platform == "darwin"  # the same fields of `struct flock`, in another order
+    layout = struct.Struct("qqihh" if on_mac else "hhqqi4x")
+    place = (offset, 1)
+    asked = (*place, 0, fcntl.F_WRLCK, os.SEEK_SET) if on_mac else (fcntl.F_WRLCK, os.SEEK_SET, *place, 0)
+    try:
+        found = layout.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, layout.pack(*asked)))
+    except OSError:
+        return None
+    kind, pid = (found[3], found[2]) if on_mac else (found[0], found[4])
+    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
 
 def is_alive(pid: int) -> bool:

@@ -83,6 +83,16 @@ class ByteRangeLocks:
         self.drop(hash64)
         return not self.works_across_processes
 
+    def holder(self, hash64: int) -> int | None:
+        """Return the id of the process that holds the lock.
+
+        None if it is free, or if its holder cannot be seen from here, as in another container.
+        """
+        byte, fd = hash64 & _BYTES, _DESCRIPTORS.get(self._own)
+        if byte in self._held().bytes:
+            return os.getpid()
+        return None if fd is None else disk.lock_holder(fd, byte)
+
     def try_again(self) -> None:
         """Try locking again if the filesystem had no locks before."""
         if self.trouble is not None:

@@ -6,11 +6,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
 from cachedfs.fetch.fetch_queue import FetchQueue
 from cachedfs.fetch.inflight import InflightRequest
 from cachedfs.fetch.metadata_cache import MetadataCache
+from cachedfs.fetch.path_locks import PathLocks
 from cachedfs.fetch.polling import OVERDUE_S, poll
 from cachedfs.fetch.statistics import StatisticsPublisher
 from cachedfs.origins.base import Origin
@@ -70,6 +70,7 @@ class Runtime(event_log.CounterSource):
         self.future_uses: list[FutureUses] = []
         self.fetch_queue = FetchQueue()
         self.lookups = SingleFlight(self.spawn)
+        self.path_locks = PathLocks(self.cache)
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._statistics = StatisticsPublisher(self, self.cache.counts)
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
@@ -180,27 +181,14 @@ class Runtime(event_log.CounterSource):
             loop=self.loop,
             on_request=self._count_request,
             concurrency=concurrency,
-            alone=partial(self.alone, identity),
+            alone=lambda path: self.path_locks.held(identity, path, f"{protocol}://{path}"),
             quota_meter=partial(self.quota_meter, identity),
         )
         return self._origins.setdefault(token, origin)
 
-    async def locked(self, hash64: int, *, within_s: float = math.inf) -> bool:
+    async def locked(self, hash64: int, *, within_s: float) -> bool:
         """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
         return await poll(partial(self.cache.take_lock, hash64), within_s=within_s)
-
-    @contextlib.asynccontextmanager
-    async def alone(self, identity: str, path: str) -> AsyncIterator[None]:
-        """Hold the machine-wide lock for changing `path`: one task of one process has it at a time.
-
-        The kernel releases it when the process ends.
-        """
-        fetch_lock = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
-        await self.locked(fetch_lock)
-        try:
-            yield
-        finally:
-            self.cache.release_lock(fetch_lock)
 
     async def wait_for_other_process(self, key: ObjectKey, indexes: Iterable[int]) -> bool:
         """Wait while another process fetches all of these blocks.

@@ -149,7 +149,8 @@ class Import:
     async def _import_bundle(self, bundle: Bundle, info: ObjectInfo) -> None:
         """Import the missing blocks of one bundle, as long as there is room. Invalid blocks are left out."""
         # Two simultaneous imports fetch each bundle once.
-        async with self._bundles, self._runtime.alone(self._identity, bundle.name):
+        name, url = bundle.name, self._folder.url(bundle.name)
+        async with self._bundles, self._runtime.path_locks.held(self._identity, name, url):
             with self._recording_errors(bundle.name):
                 ranges = list(runs(self._select(await self._entries_of(bundle, info))))
                 self._callback.relative_update(bundle.size - sum(span.size for span, _ in ranges))

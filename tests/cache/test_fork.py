@@ -25,6 +25,7 @@ for n in range(1, 3):
     pid = os.fork()
     if pid == 0:
         assert not cache.take_lock(7)
+        assert cache.lock_holder(7) == os.getppid()
         assert cache.take_lock(100 + n)
         used(cache, n)
         sys.exit(0)
@@ -33,6 +34,7 @@ for n in range(1, 3):
 for pid in children:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 assert not cache.take_lock(7) and cache.take_lock(101)
+assert (cache.lock_holder(7), cache.lock_holder(8)) == (os.getpid(), None)
 used(cache, 20)
 print(cache.usage()[0], cache.check().ok)
 """
