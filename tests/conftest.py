@@ -18,7 +18,7 @@ import pytest
 
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.fetch import runtimes
-from cachedfs.origins import http
+from cachedfs.origins import http, rate_limit
 from cachedfs.origins.drive import quota
 from cachedfs.origins.rate_limit import RateLimit
 from cachedfs.origins.retry import RetryPolicy
@@ -28,6 +28,7 @@ from tests.fork_server import ForkServer
 from tests.support import NAMES, OURS, S3, Cloud, Drive, item_threads, tallied, tally, until
 
 _numbers = itertools.count()
+PAUSE_S = rate_limit._PAUSE_S
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
 
 # The time of an example depends on the machine. The suite runs the same examples each time, `make stress` others.
@@ -103,7 +104,8 @@ def no_home(tmp_path, monkeypatch):
 def no_rate_limits(monkeypatch):
     """Remove the rate limits of Drive, except where a test uses `default_rate_limits`: tests send thousands of requests."""
     for ladder in LADDERS:
-        monkeypatch.setattr(quota, ladder, (RateLimit(1e6), RateLimit(1e6)))
+        monkeypatch.setattr(quota, ladder, (RateLimit(1e9, 60.0), RateLimit(1e9, 60.0)))
+    monkeypatch.setattr(rate_limit, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +140,7 @@ def default_rate_limits(no_rate_limits, monkeypatch):
     """Use the default rate limits of Drive."""
     for ladder, limits in LADDERS.items():
         monkeypatch.setattr(quota, ladder, limits)
+    monkeypatch.setattr(rate_limit, "_PAUSE_S", PAUSE_S)
 
 
 @pytest.fixture(scope="session")

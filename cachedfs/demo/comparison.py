@@ -286,7 +286,7 @@ def describe(cloud: str, profile: Profile) -> str:
     )
     budget = "any number of requests"
     if (quota := profile.quota).requests_per_user < math.inf:
-        budget = f"at most {quota.requests_per_user / 60:.0f} requests and {quota.creates_per_s:.0f} new files a second"
+        budget = f"at most {quota.requests_per_user:,.0f} requests a minute and {quota.creates_per_s:.0f} new files a second"
     errors = f"{profile.error_rate:.1%} of them fail" if profile.error_rate else "none fails"
     text = (
         f'{cloud} is SIMULATED: profile "{profile.name}"{without_stalls}, seed 0. Milliseconds to the '

@@ -22,6 +22,7 @@ from cachedfs.metadata.change_feed import ChangeFeeds, is_covered
 from cachedfs.metadata.listings import Listings, by_folder, by_path, is_nameless
 from cachedfs.metadata.offline import StaleFallback
 from cachedfs.origins.registry import is_whole, lookup_reads_names
+from cachedfs.origins.request_slots import is_speculative
 
 __all__ = ["MetadataResolver"]
 
@@ -373,6 +374,7 @@ class MetadataResolver:
             async with gate:
                 listing = await asyncio.to_thread(self._listings.of, here)
                 if listing is None:
+                    await self._wait_for_spare_rate(here)
                     # A folder that is missing, or was removed during the walk, counts as empty.
                     with contextlib.suppress(ObjectNotFound):
                         listing = await self._list(here, deep=False)
@@ -393,6 +395,12 @@ class MetadataResolver:
                 failure = failure.exceptions[0]
             raise failure from None
         return sorted(found, key=by_path)
+
+    async def _wait_for_spare_rate(self, folder: str) -> None:
+        """Wait until a request that no caller waits for delays no other."""
+        if is_speculative():
+            origin = self.source.origin(folder)
+            await poll(lambda: not origin.spare_s())
 
     async def _list(self, folder: str, *, deep: bool) -> ListingRecord:
         """Request a listing of one level, or of all levels if `deep`, and store it.

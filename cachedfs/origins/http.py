@@ -33,7 +33,7 @@ from cachedfs.origins.retry import (
 )
 
 if TYPE_CHECKING:
-    from cachedfs.origins.rate_limit import RateLimiter
+    from cachedfs.origins.rate_limit import RateLimiter, SentRequest
     from cachedfs.origins.request_slots import RequestSlots
 
 __all__ = [
@@ -250,7 +250,7 @@ class HTTPClient:
     async def _send(self, request: HTTPRequest, within_s: float | None) -> HTTPResponse:
         """Return a successful response; after a 401, renew the credentials and send again."""
         auth_headers, began_at = await self._auth.headers(), self._slots.now()
-        sent_at, response = await self._request_at_rate(request, auth_headers, within_s)
+        sent, response = await self._request_at_rate(request, auth_headers, within_s)
         n_renewed = 0
         while (
             response.status == 401
@@ -259,7 +259,7 @@ class HTTPClient:
         ):
             self._count(request, response)
             n_renewed, auth_headers = n_renewed + 1, await self._auth.headers()
-            sent_at, response = await self._request_at_rate(request, auth_headers, within_s)
+            sent, response = await self._request_at_rate(request, auth_headers, within_s)
         is_good = response.status in request.good
         # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
         is_trusted = request.trusts_redirects or (is_good and request.as_stored)
@@ -269,7 +269,7 @@ class HTTPClient:
                 foreign(f"redirected to {response.other_host}, which answered {response.status}")
             )
         if is_good:
-            self._report_answer(request, sent_at, refused=False)
+            self._report_answer(sent, refused=False)
             return response
         try:
             body = await response.read_error()
@@ -279,10 +279,12 @@ class HTTPClient:
                 response.log_refusal()
         finally:
             response.close()
-        self._report_answer(request, sent_at, refused=is_refused)
+        self._report_answer(sent, refused=is_refused)
         if not is_refused:
             self._count(request, response)
-        if isinstance(outcome, RetryReason) and (outcome.is_rate or response.status == _OVERLOADED):
+        # A rate is the rate limiter's concern: after a full minute, as many requests as before are allowed at a time.
+        is_overload = is_refused and self._rate_limiter is None
+        if isinstance(outcome, RetryReason) and (is_overload or response.status == _OVERLOADED):
             self._slots.refused(began_at)
         raise RetryableError(outcome) if isinstance(outcome, RetryReason) else outcome
 
@@ -298,23 +300,23 @@ class HTTPClient:
 
     async def _request_at_rate(
         self, request: HTTPRequest, auth_headers: Mapping[str, str], within_s: float | None
-    ) -> tuple[float, HTTPResponse]:
-        """Return when `request` was sent, and its response."""
+    ) -> tuple[tuple[SentRequest, ...], HTTPResponse]:
+        """Return what the rate limiter counted for `request`, and its response."""
         if self._meter is not None:
             self._meter.check(request)
-        sent_at = 0.0 if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
+        sent = () if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
         answer = self._request(request, auth_headers)
         if within_s is None:
-            return sent_at, await answer
+            return sent, await answer
         began = time.monotonic()
         response = await answered_within(max(within_s, _LATE * self._wait_s), answer)
         wait_s = time.monotonic() - began
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
-        return sent_at, response
+        return sent, response
 
-    def _report_answer(self, request: HTTPRequest, sent_at: float, *, refused: bool) -> None:
+    def _report_answer(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
         if self._rate_limiter is not None:
-            self._rate_limiter.answered(request.kind, sent_at, refused=refused)
+            self._rate_limiter.answered(sent, refused=refused)
 
     def _count(self, request: HTTPRequest, response: HTTPResponse) -> None:
         if self._meter is not None:

@@ -1,9 +1,10 @@
 """Adaptive rate limits: when this process may send a request, and what the answers say about the limit.
 
-The service does not state its limit, so we try a ladder of known limits, the highest first. Many refusals in a short
-time mean that a lower limit applies. Below the last one, the rate is halved, and grows again with time (additive
-increase, multiplicative decrease). So processes that share a limit find their shares of it. A single refusal means
-nothing: services refuse some requests of every client.
+A limit is a count: so many units in any minute. A request is sent when it fits in, together with all that were sent in
+the last minute. The service does not state its limit, so we try a ladder of known limits, the highest first. Many
+refusals in a short time mean that the minute is full: a lower limit applies, or others use a part of it. Then we keep
+to about what the service accepted from us in the last minute, and try more as it accepts more. So processes that share
+a limit find their shares of it. A single refusal means nothing: services refuse some requests of every client.
 
 Times are seconds of a monotonic clock.
 """
@@ -13,130 +14,162 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "RETRY_HIGHER_S",
-    "LimitState",
-    "RateLimit",
-    "RateLimiter",
-    "answered",
-    "per_s",
-    "spare_s",
-    "taken",
-]
+__all__ = ["RETRY_HIGHER_S", "RateLimit", "RateLimiter", "SentRequest", "SentRequests"]
 
 # Seconds until a higher limit is tried again. A wrong low limit costs an hour; a try costs some 20 refusals.
 RETRY_HIGHER_S = 3600.0
-_MARGIN = 0.95  # of a limit; requests under way make our count differ from the service's
-_BURST_S = 0.5  # of the rate, sent at once; we assume that the service allows at least twice as much
 _WEIGHT = 1 / 32  # of the newest answer in the moving average of refusals
-# Share of refusals that means a lower limit: 6 in a row, or 1 in 7 for a while. Otherwise the worst days have 1 in 70.
+# Share of refusals that means a full minute: 6 in a row, or 1 in 7 for a while. Otherwise the worst days have 1 in 70.
 _MAX_REFUSED = 0.15
 _MIN_SHARE = 1 / 32  # share of a limit that we always use
-_GROWTH = 0.005  # of the limit per second: from a half to all of it in 100 s
+_KEPT = 0.9  # of what was accepted in the last minute: the rest lets others in
+_DOUBLES_S = 60.0  # the least time in which our share doubles
+_PAUSE_S = 4.0  # between single requests in a full minute, until one is accepted
+# Share of what we may use that speculative requests use up. With those that are just being started, it is less than 80 %.
+_SPECULATIVE = 0.75
+_RECHECK_S = 0.05  # seconds until the next check while requests wait for their turn
+_MOST_S = 1.0  # seconds until the next check while the first one waits: the share may change
 
 logger = logging.getLogger("cachedfs.origins")
 _CREATE = "create"
-_RECHECK_S = 0.05  # seconds until the next check while requests wait for their turn
 
 
 class RateLimit(NamedTuple):
-    """A service's limit per second, in requests or in units.
+    """A service's limit: at most `units` in any `window_s` seconds.
 
-    It is in units if `costs` has the units of each kind of request.
+    A request is one unit, or what `costs` says for its kind.
     """
 
-    per_s: float
+    units: float
+    window_s: float
     costs: Mapping[str, float] = {}
 
     def cost(self, kind: str) -> float:
         return self.costs.get(kind, self.costs.get("other", 1.0))
 
 
-class LimitState(NamedTuple):
-    """The state of one limit."""
+class SentRequest(NamedTuple):
+    """One request that was sent."""
 
-    rung: int = 0  # index of the limit in its ladder
-    share: float = 1.0  # share of the limit in use at `cut_at`
-    refused: float = 0.0  # moving average of answers that say "too many requests"
-    free_at: float = 0.0  # when the next request may be sent
-    cut_at: float = 0.0  # when the rate was last lowered; answers to earlier requests are ignored
+    kind: str
+    at: float
+    number: int  # makes it differ from others of the same time
 
 
-def taken(state: LimitState, ladder: Sequence[RateLimit], kind: str, now: float) -> tuple[LimitState, float]:
-    """Return the state after sending a request now, and 0.
+class SentRequests:
+    """The requests sent under one limit, and how much of the limit this process uses. It reads no clock."""
 
-    If it must wait first: the same state, and the seconds to wait.
-    """
-    if state.rung and now > state.cut_at + RETRY_HIGHER_S:
-        state = LimitState(free_at=state.free_at)
-    if state.free_at > now:
-        return state, state.free_at - now
-    cost_s = ladder[state.rung].cost(kind) / per_s(state, ladder, now)
-    return state._replace(free_at=max(state.free_at, now - _BURST_S) + cost_s), 0.0
+    def __init__(self, ladder: Sequence[RateLimit]) -> None:
+        self._ladder = ladder
+        self.rung = 0  # index of the limit in its ladder
+        self.share = 1.0  # share of the limit that we use
+        self.refused = 0.0  # moving average of answers that say "too many requests"
+        self._cut_at = 0.0  # when the share was last lowered; answers to earlier requests are ignored
+        self._open_at = 0.0  # nothing is sent before
+        self._is_full = False  # single requests are sent after pauses until one is accepted
+        self._sent: deque[SentRequest] = (
+            deque()
+        )  # in the last window, without the refused ones, which cost nothing
+        self._used = 0.0  # their units
+        self._n = 0
 
+    @property
+    def limit(self) -> RateLimit:
+        return self._ladder[self.rung]
 
-def answered(
-    state: LimitState, ladder: Sequence[RateLimit], *, sent_at: float, refused: bool, now: float
-) -> LimitState:
-    """Return the state after an answer; `refused` means it said "too many requests"."""
-    if sent_at < state.cut_at:
-        return state
-    part = state.refused + (refused - state.refused) * _WEIGHT
-    if not refused or part < _MAX_REFUSED:
-        return state._replace(refused=part)
-    if state.rung < len(ladder) - 1:
-        return LimitState(state.rung + 1, free_at=now, cut_at=now)
-    return LimitState(state.rung, max(_share(state, now) / 2, _MIN_SHARE), free_at=now, cut_at=now)
+    def wait_s(self, kind: str, now: float, *, part: float = 1.0) -> float:
+        """Return in how many seconds to check again whether a request may be sent; 0: now.
 
+        `part` is the part of our share that may be used up with it.
+        """
+        if self.rung and now > self._cut_at + RETRY_HIGHER_S:
+            self._use(0, 1.0)
+        cost, allowed = self.limit.cost(kind), self.limit.units * self.share * part
+        # Where a window has no room for one request, it is sent in a longer time.
+        window_s = self.limit.window_s * max(1.0, cost / allowed)
+        while self._sent and self._sent[0].at + window_s <= now:
+            self._used -= self.limit.cost(self._sent.popleft().kind)
+        is_free = not self._sent or self._used + cost <= allowed
+        return max(0.0, self._open_at - now, 0.0 if is_free else self._sent[0].at + window_s - now)
 
-def spare_s(state: LimitState, now: float) -> float:
-    """Return in how many seconds half of the burst is free; the other half is for waiting callers."""
-    return max(0.0, state.free_at - (now - _BURST_S / 2))
+    def send(self, kind: str, now: float) -> SentRequest:
+        """Count a request as sent."""
+        self._n += 1
+        sent = SentRequest(kind, now, self._n)
+        self._sent.append(sent)
+        self._used += self.limit.cost(kind)
+        if self._is_full:
+            self._open_at = now + _PAUSE_S
+        return sent
 
+    def answered(self, sent: SentRequest, now: float, *, refused: bool) -> bool:
+        """Adjust the share to an answer; return whether it was lowered. `refused`: it said "too many requests"."""
+        limit, cost = self.limit, self.limit.cost(sent.kind)
+        if refused and sent in self._sent:
+            self._sent.remove(sent)
+            self._used -= cost
+        if sent.at < self._cut_at:
+            return False
+        self.refused += (refused - self.refused) * _WEIGHT
+        if not refused:
+            self._is_full, self._open_at = False, 0.0
+            self.share = min(1.0, self.share + cost / limit.units * limit.window_s / _DOUBLES_S)
+        elif self._is_full:
+            self._open_at = now + _PAUSE_S
+        elif self.refused >= _MAX_REFUSED:
+            self._cut(now)
+        return self._cut_at == now
 
-def per_s(state: LimitState, ladder: Sequence[RateLimit], now: float) -> float:
-    """Return the present rate per second, in requests or units."""
-    return ladder[state.rung].per_s * _MARGIN * _share(state, now)
+    def _cut(self, now: float) -> None:
+        half = self.share / 2
+        self._use(min(self.rung + 1, len(self._ladder) - 1), 1.0)
+        self.share = min(1.0, max(half, _KEPT * self._used / self.limit.units, _MIN_SHARE))
+        self._is_full, self._cut_at, self._open_at = True, now, now + _PAUSE_S
 
+    def _use(self, rung: int, share: float) -> None:
+        self.rung, self.share, self.refused = rung, share, 0.0
+        self._used = sum(self.limit.cost(sent.kind) for sent in self._sent)
 
-def _share(state: LimitState, now: float) -> float:
-    return min(1.0, state.share + _GROWTH * (now - state.cut_at))
+    def per_s(self, kind: str) -> float:
+        """Return how many requests of a kind may be sent each second in the long run."""
+        return self.limit.units * self.share / self.limit.window_s / self.limit.cost(kind)
 
 
 class _Lane:
     """One rate limit; requests that wait for it are sent in the order of their calls."""
 
     def __init__(self, ladder: Sequence[RateLimit], clock: Callable[[], float], *, mostly: str) -> None:
-        self.state = LimitState()
-        self._ladder, self._clock, self._mostly = ladder, clock, mostly
+        self.requests = SentRequests(ladder)
+        self._clock, self._mostly = clock, mostly
         self._order = asyncio.Lock()
 
-    async def spend(self, kind: str) -> float:
+    async def spend(self, kind: str) -> SentRequest:
         async with self._order:
-            while True:
-                self.state, wait_s = taken(self.state, self._ladder, kind, now := self._clock())
-                if not wait_s:
-                    return now
-                await asyncio.sleep(wait_s)
+            now = self._clock()
+            while wait_s := self.requests.wait_s(kind, now):
+                await asyncio.sleep(min(wait_s, _MOST_S))
+                now = self._clock()
+            return self.requests.send(kind, now)
 
-    def answered(self, sent_at: float, refused: bool) -> None:
-        before, now = self.state, self._clock()
-        self.state = answered(before, self._ladder, sent_at=sent_at, refused=refused, now=now)
-        if self.state.cut_at != before.cut_at:
+    def answered(self, sent: SentRequest, refused: bool) -> None:
+        if self.requests.answered(sent, self._clock(), refused=refused):
             logger.info(
-                "the service refuses requests as too many; the rate is lowered to %.1f per second",
-                self.per_s(now),
+                "the service refuses requests as too many; the rate is lowered to %.1f per second", self.per_s
             )
 
-    def per_s(self, now: float) -> float:
-        """Return the present rate of the requests that are sent most."""
-        return per_s(self.state, self._ladder, now) / self._ladder[self.state.rung].cost(self._mostly)
+    @property
+    def per_s(self) -> float:
+        """The present rate of the requests that are sent most."""
+        return self.requests.per_s(self._mostly)
 
     def spare_s(self) -> float:
-        return _RECHECK_S if self._order.locked() else spare_s(self.state, self._clock())
+        if self._order.locked():
+            return _RECHECK_S
+        return min(self.requests.wait_s(self._mostly, self._clock(), part=_SPECULATIVE), _MOST_S)
 
 
 class RateLimiter:
@@ -153,31 +186,30 @@ class RateLimiter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create them with the known limits of both, the highest first."""
-        self._clock = clock
         self.requests = _Lane(requests, clock, mostly="download")
         self.creates = _Lane(creates, clock, mostly=_CREATE)
 
-    async def spend(self, kind: str) -> float:
+    async def spend(self, kind: str) -> tuple[SentRequest, ...]:
         """Wait until a request of this kind may be sent, and count it as sent.
 
-        Return the time for `answered`.
+        Return what `answered` needs.
         """
-        if kind == _CREATE:
-            await self.creates.spend(kind)
-        return await self.requests.spend(kind)
+        created = (await self.creates.spend(kind),) if kind == _CREATE else ()
+        return (await self.requests.spend(kind), *created)
 
-    def answered(self, kind: str, sent_at: float, *, refused: bool) -> None:
+    def answered(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
         """Adjust the limits to an answer; `refused` means it said "too many requests"."""
-        if kind == _CREATE:
-            self.creates.answered(sent_at, refused)
+        request, *created = sent
+        for each in created:
+            self.creates.answered(each, refused)
         # A refused create counts for new items only: their limit is far lower, and the error is the same.
-        if kind != _CREATE or not refused:
-            self.requests.answered(sent_at, refused)
+        if not (created and refused):
+            self.requests.answered(request, refused)
 
     @property
     def per_s(self) -> float:
         """The present rate of downloads, in requests per second."""
-        return self.requests.per_s(self._clock())
+        return self.requests.per_s
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request delays no caller.

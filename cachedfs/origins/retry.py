@@ -28,6 +28,9 @@ __all__ = [
 T = TypeVar("T")
 
 _RATE_OVER_S = 60.0
+# Least waits after refusals of one request for its rate, in multiples of `base_s`: more than a minute in all, because
+# limits are counts per minute, and others may have used one up.
+_AFTER_REFUSALS = (0.0, 2.0, 6.0, 16.0, 36.0)
 _LEAST_BYTES_PER_S = 1024
 
 
@@ -168,7 +171,11 @@ class RetryAttempts:
         policy, now = self._policy, self._clock()
         wait_s = 0.0
         if not trouble.is_late:
-            wait_s = delay(self.n_failed, policy, self._rng, at_least_s=trouble.retry_after_s or 0.0)
+            at_least_s = trouble.retry_after_s or 0.0
+            if trouble.is_rate:
+                number = min(self.n_failed, len(_AFTER_REFUSALS))
+                at_least_s = max(at_least_s, policy.base_s * _AFTER_REFUSALS[number - 1])
+            wait_s = delay(self.n_failed, policy, self._rng, at_least_s=at_least_s)
         if not trouble.is_unreachable:
             self._unreachable_since = None
         elif self._unreachable_since is None:

@@ -1,19 +1,21 @@
 """Quota of the simulated Drive: limits per user, project and file, and their current use.
 
-The published limits are counts per minute. Here they are token buckets that hold `burst_s` of their rate, by
-default one second, which is stricter than the documentation. In two ways the simulation is more lenient:
-refused requests cost nothing, and of the daily limits only the one per file is enforced (not 1 TB, 400
-million units, 750 GB of uploads).
+The published limits are counts per minute; whether of any 60 s or of each minute of the clock is not published,
+so a `Quota` says it. Limits on new items and on the bytes of a file are token buckets. In two ways the
+simulation is more lenient than the documentation: refused requests cost nothing, and of the daily limits only
+the one per file is enforced (not 1 TB, 400 million units, 750 GB of uploads).
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Literal
 
-__all__ = ["QUOTAS", "Budget", "Meter", "Quota"]
+__all__ = ["QUOTAS", "Budget", "Meter", "Minute", "Quota"]
 
-_DEAREST = 200  # units of the dearest request
+_MINUTE_S = 60.0
 _DAY_S = 86400.0
 
 
@@ -33,8 +35,8 @@ class Quota:
     """New items per second for one user. Undocumented, but generally observed."""
     file_bytes: float = math.inf
     """Bytes of one file per day, for all users. Counts the bytes requested, not the bytes sent."""
-    burst_s: float = 1.0
-    """Capacity of each bucket, in seconds of its rate."""
+    minute: Literal["sliding", "fixed"] = "sliding"
+    """A minute is any 60 s, or each minute of the clock."""
     status: int = 403
     """HTTP status of a refusal: Drive answers with 403 or 429."""
 
@@ -77,27 +79,49 @@ class Budget:
         self._left -= n
 
 
+class Minute:
+    """A count of units in a minute, of at most `limit`."""
+
+    def __init__(self, limit: float, *, is_fixed: bool) -> None:
+        self._limit, self._is_fixed = limit, is_fixed
+        self._taken: deque[tuple[float, float]] = deque()  # time and units
+        self._used = 0.0
+
+    def has(self, n: float, now: float) -> bool:
+        """Return True if `n` units are left at time `now`."""
+        since = now // _MINUTE_S * _MINUTE_S if self._is_fixed else now - _MINUTE_S
+        while self._taken and self._taken[0][0] < since:
+            self._used -= self._taken.popleft()[1]
+        return self._used + n <= self._limit
+
+    def take(self, n: float, now: float) -> None:
+        if self._limit < math.inf:
+            self._taken.append((now, n))
+            self._used += n
+
+
 @dataclass(slots=True)
 class Meter:
     """Use of a quota by users, projects and files. Times are in simulated seconds."""
 
     quota: Quota
+    _minutes: dict[tuple[str, ...], Minute] = field(default_factory=dict)
     _budgets: dict[tuple[str, ...], Budget] = field(default_factory=dict)
 
     def charge(self, user: str, project: str, units: float, now: float) -> str | None:
         """Charge a request and return None; if it exceeds a limit, return "user" or "project" instead."""
         quota = self.quota
         wants = [
-            (self._minute(quota.units_per_user, _DEAREST, "units", project, user), units),
-            (self._minute(quota.requests_per_user, 1, "requests", project, user), 1),
-            (self._minute(quota.units_per_project, _DEAREST, "units", project), units),
-            (self._minute(quota.requests_per_project, 1, "requests", project), 1),
+            (self._minute(quota.units_per_user, "units", project, user), units),
+            (self._minute(quota.requests_per_user, "requests", project, user), 1),
+            (self._minute(quota.units_per_project, "units", project), units),
+            (self._minute(quota.requests_per_project, "requests", project), 1),
         ]
-        for i, (budget, n) in enumerate(wants):
-            if not budget.has(n, now):
+        for i, (minute, n) in enumerate(wants):
+            if not minute.has(n, now):
                 return "user" if i < 2 else "project"
-        for budget, n in wants:
-            budget.take(n)
+        for minute, n in wants:
+            minute.take(n, now)
         return None
 
     def create(self, user: str, now: float) -> bool:
@@ -110,8 +134,10 @@ class Meter:
         size = self.quota.file_bytes
         return _taken(self._budget(size / _DAY_S, size, "file", file_id), n_bytes, now)
 
-    def _minute(self, limit: float, least: float, *name: str) -> Budget:
-        return self._budget(limit / 60, max(limit / 60 * self.quota.burst_s, least), *name)
+    def _minute(self, limit: float, *name: str) -> Minute:
+        if name not in self._minutes:
+            self._minutes[name] = Minute(limit, is_fixed=self.quota.minute == "fixed")
+        return self._minutes[name]
 
     def _budget(self, rate: float, size: float, *name: str) -> Budget:
         if name not in self._budgets:

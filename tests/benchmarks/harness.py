@@ -44,7 +44,7 @@ class Result:
     contender: str
     # cold, second, new; beside: local, alternating with the second; over_ideal: cold over the ideal schedule;
     # cpu: seconds of all cores in the cold pass; floor_cpu: of a raw client that writes the same bytes to new files;
-    # refused_late: requests refused as too many, later than ten seconds after the first
+    # refused_late: requests refused as too many, later than 30 simulated seconds after the first
     figures: dict[str, Figure] = field(default_factory=dict)
     requests: dict[str, float] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)  # requests of the preparation: not scaled
@@ -186,7 +186,7 @@ def _measure_passes(service: Service, server: Server, folder: Path, plan: Plan, 
                 cold.append(session.once(**order))
                 if plan.in_flight and server.count("media"):
                     over_ideal.append(cold[-1]["seconds"] / _ideal_s(server, plan.in_flight))
-                refused_late.append(_n_refused(server, after_s=10.0))
+                refused_late.append(_n_refused(server, after_s=30.0))
                 if number == 0:
                     for _ in range(plan.n_second):
                         second.append(session.once(**order))
@@ -226,7 +226,7 @@ def _ideal_s(server: Server, in_flight: int) -> float:
 
 
 def _n_refused(server: Server, *, after_s: float) -> float:
-    """Return how many requests of the last pass were refused as too many, later than `s` after its first."""
+    """Return how many requests of the last pass were refused as too many, later than `after_s` after its first."""
     found = server.requests
     began_s = min((entry.started_s for entry in found), default=0.0)
     return float(sum(e.status in (403, 429) and e.started_s > began_s + after_s for e in found))

@@ -42,6 +42,8 @@ from tests.benchmarks.services import (
     DRIVE_CALM,
     DRIVE_DAY,
     DRIVE_EVEN,
+    DRIVE_FIXED,
+    DRIVE_HALF,
     DRIVE_OLD,
     DRIVE_TYPICAL,
     DRIVE_UNITS,
@@ -445,6 +447,7 @@ def long(place: Place, n: int) -> Run:
 
 
 _EVEN = f"at an even latency of {DRIVE_EVEN.media.median_s * 1e3:.0f} ms, without errors and stalls"
+_MINUTE = "at typical latencies, without errors and stalls; 325,000 units a minute, which nobody tells"
 _TYPICAL = "at typical latencies and errors, without stalls"
 _EVERY = f"every answer {EVEN.media.median_s * 1e3:.0f} ms late"
 _ZARR = ("zarr",)
@@ -470,8 +473,10 @@ _LIST = [
     Workload("drive_one_by_one", "64 listed files of Drive one by one", f"of the same, all of them, `with fsspec.open(url) as f: json.load(f)`; {_TYPICAL}", N_LISTED, listed_one_by_one, service="drive", profile=DRIVE_TYPICAL),
     Workload("drive_many", "1,000 listed files of Drive, 200 requests a second", "36 kB each: one `fs.cat(paths, batch_size=64)`; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_OLD),
     Workload("drive_many_bad", "the same on a bad day", "the same at the latencies, errors (2 %) and stalls (0.5 %, 30 s) of a bad day, 12,000 requests a minute", 1000, in_batches(MANY), service="drive", profile=DRIVE_BAD),
-    Workload("drive_many_units", "the same, 27 downloads a second", "the same at typical latencies without errors and stalls, 325,000 quota units a minute, which nobody tells", 1000, in_batches(MANY), service="drive", profile=DRIVE_UNITS),
-    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
+    Workload("drive_minute", "3,000 listed files of Drive, 325,000 quota units a minute", f"2 KB each: one `fs.cat(paths, batch_size=64)`; {_MINUTE}, in any 60 s", 3000, in_batches(DAY), service="drive", profile=DRIVE_UNITS),
+    Workload("drive_minute_fixed", "the same, counted in minutes of the clock", f"the same; {_MINUTE}, counted anew each minute", 3000, in_batches(DAY), service="drive", profile=DRIVE_FIXED),
+    Workload("drive_minute_half", "the same, beside a program that uses half of the quota", f"the same; {_MINUTE}, in any 60 s, of which 162,500 are left", 3000, in_batches(DAY), service="drive", profile=DRIVE_HALF),
+    Workload("drive_day", "10,000 listed files of Drive on a bad day", "2 KB each, in ten folders: one `fs.cat(paths, batch_size=64)`; at the latencies, errors, stalls and quota of a bad day, all ten times faster, and our minute too", 10_000, in_batches(DAY), service="drive", profile=DRIVE_DAY, time_scale=10.0),
     Workload("drive_many_known", "1,000 listed files of Drive in known order", "the same 36 kB each, listed before: `fs.prefetch(paths)`, and `fs.cat(paths, batch_size=64)` beside it; at typical latencies, errors and stalls, 12,000 requests a minute", 1000, prefetched_many, service="drive", profile=DRIVE_OLD),
     Workload("drive_list", "10,000 files of Drive listed", f"`fs.ls` of one folder, ten pages; {_EVEN}", N_CROWD, crowd, service="drive", profile=DRIVE_EVEN),
     Workload("drive_big", "64 MiB of Drive in sequence", f"one file of random bytes, listed before, opened by `fsspec.open(url)`, read 1 MiB at a time to its end; {_TYPICAL}", 64, large, service="drive", profile=DRIVE_TYPICAL),

@@ -1,6 +1,7 @@
 """Quotas of Google Drive: errors, cached data, bounded ranges, request pacing, reading ahead, daily use."""
 
 import errno
+import threading
 
 import fsspec
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cachedfs.common.types import Range
 from cachedfs.errors import QuotaExceeded
 from cachedfs.fetch import runtime
+from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.quota import UNITS_A_DAY
 from cachedfs.sim import Fault
 from tests.fakes import FakeOrigin
@@ -66,7 +68,7 @@ def test_the_rate_that_drive_allows_is_told(drive):
     drive.put("a", b"1")
     assert fs.link_stats().requests_per_s is None
     fs.cat_file(drive.path("a"))
-    assert fs.link_stats().requests_per_s == pytest.approx(0.95 * 12_000 / 60)
+    assert fs.link_stats().requests_per_s == pytest.approx(12_000 / 61)
 
 
 # Readahead
@@ -89,6 +91,26 @@ def test_readahead_is_requested_once_while_requests_are_scarce(monkeypatch):
     origin.spare_in_s = 0.0
     wait_until_idle(fs)
     assert [(path, want) for _, path, want in origin.log] == ahead
+
+
+def test_a_plan_lists_folders_only_while_that_delays_no_caller(drive, monkeypatch):
+    for name in ("a", "b"):
+        drive.put(f"{name}/x", b"x")
+    spare, asked = [0.001], threading.Event()
+
+    def spare_s(origin):
+        asked.set()
+        return spare[0]
+
+    monkeypatch.setattr(DriveOrigin, "spare_s", spare_s)
+    fs = fsspec.filesystem("cdrive")
+    drive.asked()
+    plan = fs.prefetch(drive.path(""))
+    assert asked.wait(60)
+    assert "list" not in drive.asked()
+    assert fs.ls(drive.path("a"), detail=False) == [drive.path("a/x")]  # a caller does not wait
+    spare[0] = 0.0
+    plan.wait()
 
 
 # Daily use

@@ -583,7 +583,7 @@ class Mishaps:
         server.fail(Fault(kind="copy", lose=True))
         self.attempt(lambda: self.fs(server).cp_file("My Drive/data/report", "My Drive/data/copied"))
         with self.monkeypatch.context() as patch:
-            patch.setattr(quota, "CREATES", (RateLimit(10.0),))
+            patch.setattr(quota, "CREATES", (RateLimit(1, 0.1),))
             fs = self.fs(server, concurrency=15)  # a new filesystem, which uses that rate
             fs.pipe({f"My Drive/data/new/{number}.txt": b"x" for number in range(30)})
 

@@ -1024,25 +1024,34 @@ def test_a_rate_limit_allows_its_rate_and_no_more() -> None:
 
 
 def test_a_quota_in_units_is_per_user_and_per_project() -> None:
-    meter = Meter(QUOTAS["units"])  # 5,416 units a second for a user, 16,666 for a project
+    meter = Meter(QUOTAS["units"])  # 325,000 units a minute for a user, 1,000,000 for a project
 
     def downloads(user: str, at: float) -> int:
-        return sum(meter.charge(user, "p", 200, at) is None for _ in range(100))
+        return sum(meter.charge(user, "p", 200, at) is None for _ in range(2000))
 
-    assert [downloads(user, 0.0) for user in "abcd"] == [27, 27, 27, 2]
-    assert meter.charge("a", "p", 5, 0.0) is None  # 16 units are left
-    assert meter.charge("a", "p", 20, 0.0) == "user"
-    assert meter.charge("d", "p", 200, 0.0) == "project"
-    assert meter.charge("d", "another", 200, 0.0) is None
-    assert 26 <= downloads("a", 1.0) <= 27
+    assert [downloads(user, 0.0) for user in "abcd"] == [1625, 1625, 1625, 125]
+    assert meter.charge("a", "p", 5, 59.0) == "user"
+    assert meter.charge("d", "p", 200, 59.0) == "project"
+    assert meter.charge("d", "another", 200, 59.0) is None
+    assert downloads("a", 61.0) == 1625
 
 
 def test_a_quota_in_requests_is_per_user_and_per_project() -> None:
-    meter = Meter(QUOTAS["requests"])  # 200 a second
-    assert [meter.charge("a", "p", 200, 0.0) for _ in range(201)] == [None] * 200 + ["user"]
+    meter = Meter(QUOTAS["requests"])  # 12,000 a minute
+    assert {meter.charge("a", "p", 200, 0.0) for _ in range(12_000)} == {None}
+    assert meter.charge("a", "p", 200, 0.0) == "user"
     assert meter.charge("b", "p", 5, 0.0) == "project"
-    assert [meter.charge("b", "p", 5, 0.5) for _ in range(101)] == [None] * 100 + ["project"]
-    assert Meter(Quota(requests_per_user=60, burst_s=60)).charge("a", "p", 5, 0.0) is None
+    assert meter.charge("b", "p", 5, 61.0) is None
+
+
+@pytest.mark.parametrize(
+    ("minute", "refused"),
+    [("sliding", [False, True, True, False, True]), ("fixed", [False, True, False, True, True])],
+)
+def test_a_minute_is_any_60_seconds_or_one_of_the_clock(minute: Any, refused: list[bool]) -> None:
+    meter = Meter(Quota(requests_per_user=1, minute=minute))
+    times = [50.0, 59.0, 61.0, 111.0, 119.0]
+    assert [meter.charge("a", "p", 5, at) == "user" for at in times] == refused
 
 
 def test_profiles_have_the_published_quotas() -> None:

@@ -4,13 +4,14 @@ Written from the published reference (developers.google.com/drive/api: files, ch
 resumable uploads, error codes, limits). The tests validate every reply against the API's discovery documents.
 What is not in the table below does not exist (404). Differences from the documentation:
 
-- Stricter: the quota per minute is a bucket of one second (`quota.py`). Requests put an item into one folder only.
+- Stricter: requests put an item into one folder only.
   Queries have only the terms in `query.py`. A page token is valid only for the same query.
 - More lenient: unknown parameters are ignored, as the service does. Every caller may do what an item's
   `capabilities` do not deny, and needs no token unless the server requires one. An API key, which is ignored
   beside a token, always makes a caller a mere reader of what is public. The storage quota is never used up. Tokens
   by default do not expire. Items are owned by the account or by somebody else, and public or not.
-- Undocumented, chosen here: `alt=media` costs as much as a download. Each request of an upload is charged, but only
+- Undocumented, chosen here: `alt=media` costs as much as a download. A minute of the quota is any 60 s, or one
+  of the clock (`quota.py`). Each request of an upload is charged, but only
   the first as an edit. An open-ended range is charged to a file's quota as the whole file. The changes feed has no
   delay and its tokens never expire, unless a test sets that. Media is never compressed with gzip. Without an account
   a listing has only the children of public folders that the query names, and everything but reading files is 401.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import types
 from collections.abc import Callable
 
 import pytest
 
 from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.origins import rate_limit
 from cachedfs.origins.drive import api, quota
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.rate_limit import LimitState, RateLimit, RateLimiter
+from cachedfs.origins.rate_limit import RateLimit, RateLimiter, SentRequest
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
@@ -53,12 +54,12 @@ class RecordingRateLimiter(RateLimiter):
         self.asked: list[str] = []
         self.refused: list[str] = []
 
-    async def spend(self, kind: str) -> float:
+    async def spend(self, kind: str) -> tuple[SentRequest, ...]:
         self.asked.append(kind)
-        return 0.0
+        return (SentRequest(kind, 0.0, 0),)
 
-    def answered(self, kind: str, sent_at: float, *, refused: bool) -> None:
-        self.refused += [kind] * refused
+    def answered(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
+        self.refused += [sent[0].kind] * refused
 
 
 async def test_every_request_takes_a_turn_and_reports_refusals(
@@ -85,68 +86,94 @@ async def test_every_request_takes_a_turn_and_reports_refusals(
 
 
 # Rates
-async def test_requests_wait_for_a_used_up_budget(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str
+async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
+    make: MakeOrigin, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A lookup costs 100 of 1,000 units a minute."""
+    monkeypatch.setattr(quota, "REQUESTS", (RateLimit(1000, 61.0, quota.UNITS),))
     server.put(f"{folder}/a", b"a")
-    info = await origin.lookup(f"{root}/a")
-    server.reset()
-    loop, requests = asyncio.get_running_loop(), origin.account.rate_limiter.requests
-    now = time.monotonic()
-    requests.state = LimitState(rung=1, share=1 / 8, free_at=now + 0.3, cut_at=now)
-    began = loop.time()
-    await read(origin, f"{root}/a", None, info)
-    assert loop.time() - began >= 0.3
-    assert server.count("media") == 1
+    origin = make()
+    now, slept = 0.0, list[float]()
+
+    async def sleep(pause_s: float) -> None:
+        nonlocal now
+        now += pause_s
+        slept.append(pause_s)
+
+    monkeypatch.setattr(rate_limit, "asyncio", types.SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
+    origin.account.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES, clock=lambda: now)
+    above = await origin.lookup(root)
+    while origin.spare_s() == 0:
+        await origin.lookup(f"{root}/a", above)
+    assert server.count("list") == 6  # the next download would exceed three quarters of the minute
+    while not slept:
+        await origin.lookup(f"{root}/a", above)
+    assert server.count("list") == 10  # one waited, as looking up the root cost 5 units
+    assert now == 61.0
 
 
 async def test_refusals_in_bulk_lower_the_rate(
-    origin: DriveOrigin, server: DriveServer, folder: str, root: str, caplog: pytest.LogCaptureFixture
+    make: MakeOrigin,
+    server: DriveServer,
+    folder: str,
+    root: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(rate_limit, "_PAUSE_S", 0.0)
     caplog.set_level("INFO", "cachedfs.origins")
+    origin = make()
     server.put(f"{folder}/a", b"a")
     info = await origin.lookup(f"{root}/a")
-    assert origin.account.rate_limiter.requests.state.rung == 0
+    assert origin.account.rate_limiter.requests.requests.rung == 0
     server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", times=8))
     assert (await asyncio.gather(*(read(origin, f"{root}/a", None, info) for _ in range(4))))[3][0] == b"a"
-    assert origin.account.rate_limiter.requests.state.rung == 1
+    assert origin.account.rate_limiter.requests.requests.rung == 1
     assert caplog.messages == [
-        "the service refuses requests as too many; the rate is lowered to 25.7 per second"
+        "the service refuses requests as too many; the rate is lowered to 13.3 per second"
     ]
 
 
 async def test_refused_creations_slow_down_only_creations(
     make: MakeOrigin, server: DriveServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota, "CREATES", (RateLimit(300.0), RateLimit(200.0)))
+    monkeypatch.setattr(quota, "CREATES", (RateLimit(1, 1 / 300), RateLimit(1, 1 / 200)))
     origin = make()
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
     await origin.call("pipe_file", f"{root}/a", b"a")
-    assert origin.account.rate_limiter.creates.state.refused > 0.1
-    assert origin.account.rate_limiter.requests.state.refused == 0
+    assert origin.account.rate_limiter.creates.requests.refused > 0.1
+    assert origin.account.rate_limiter.requests.requests.refused == 0
 
 
 async def test_items_are_created_at_three_a_second(
-    origin: DriveOrigin, server: DriveServer, root: str
+    make: MakeOrigin, server: DriveServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    now = 0.0
+
+    async def sleep(pause_s: float) -> None:
+        nonlocal now
+        now += pause_s
+
+    monkeypatch.setattr(rate_limit, "asyncio", types.SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
+    origin = make()
+    origin.account.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES, clock=lambda: now)
     for i in range(4):
         await origin.call("pipe_file", f"{root}/{i}", b"x")
-    assert loop.time() - began >= 0.5  # two at once, then 2.85 a second
+    assert now == pytest.approx(3 / 2.85)
     assert server.count("upload") == 4
 
 
 async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
-    rate_limiter, now = RateLimiter(quota.REQUESTS, quota.CREATES), time.monotonic()
-    rate_limiter.requests.state = LimitState(rung=1, share=1 / 32, free_at=now + 1, cut_at=now)
+    now = 0.0
+    rate_limiter = RateLimiter((RateLimit(1, 60.0),), quota.CREATES, clock=lambda: now)
+    await rate_limiter.spend("get")
     waiting = [asyncio.ensure_future(rate_limiter.spend("get")) for _ in range(3)]
     await asyncio.sleep(0)
     assert rate_limiter.spare_s() > 0
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
-    rate_limiter.requests.state = LimitState()
+    now = 60.0
     assert await asyncio.wait_for(rate_limiter.spend("get"), 60)
 
 
