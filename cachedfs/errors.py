@@ -20,6 +20,7 @@ __all__ = [
     "NoSuchBucket",
     "NotDownloadable",
     "ObjectChanged",
+    "ObjectExists",
     "ObjectNotFound",
     "OriginUnavailable",
     "OriginUnreachable",
@@ -118,6 +119,12 @@ class RequestRejected(CachedFSError, ValueError):
     """The origin rejected the request as invalid (400), such as a name that it does not allow. `errno` is EINVAL."""
 
     code = _errno.EINVAL
+
+
+class ObjectExists(CachedFSError, FileExistsError):
+    """An object or folder has this name already, and was to be new (EEXIST)."""
+
+    code = _errno.EEXIST
 
 
 class ObjectChanged(CachedFSError):

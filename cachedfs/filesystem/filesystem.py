@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import inspect
 import operator
@@ -29,7 +28,7 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
 from cachedfs.common.walk import ABSENT, begins_with
 from cachedfs.config import FSSPEC_KEYWORDS, Config
-from cachedfs.errors import ChecksumMismatch, ObjectChanged
+from cachedfs.errors import ChecksumMismatch, ObjectChanged, ObjectExists
 from cachedfs.fetch.source import Source
 from cachedfs.filesystem.cache_api import WINDOW, AnyPath, CacheMethods
 from cachedfs.filesystem.file import CachedFile
@@ -406,15 +405,13 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
 
     def _must_be_new(self, path: str) -> None:
-        """Raise FileExistsError if `path` exists at the origin now.
+        """Raise ObjectExists if `path` exists at the origin now.
 
         An inner filesystem may notice that only at close.
         """
         self.invalidate_cache(path)
         if self._kind(path) is not None:
-            raise FileExistsError(
-                errno.EEXIST, f"{self.unstrip_protocol(path)} exists; mode 'w' would replace it"
-            )
+            raise ObjectExists(f"{self.unstrip_protocol(path)}: exists already; mode 'w' would replace it")
 
     async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         path = self._strip_object(rpath)

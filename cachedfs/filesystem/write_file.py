@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import logging
 import posixpath
@@ -16,7 +15,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from cachedfs.common.atomic_files import PartFile
 from cachedfs.common.urls import GCS_PROTOCOLS
-from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
+from cachedfs.errors import CachedFSError, CacheError, ObjectExists, OriginUnavailable
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure, mapped
 
 __all__ = ["WrittenFile"]
@@ -182,8 +181,8 @@ class WrittenFile(io.IOBase):
                 act()
         except FileExistsError as error:
             url = self.fs.unstrip_protocol(self.path)
-            raise FileExistsError(
-                errno.EEXIST, f"{url} exists already, and mode {self.mode!r} does not replace objects"
+            raise ObjectExists(
+                f"{url}: exists already, and mode {self.mode!r} does not replace objects"
             ) from error
         finally:
             if "+" in self.mode or "a" in self.mode:

@@ -6,7 +6,7 @@ import errno
 import json
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -17,6 +17,7 @@ from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
     IsAFolder,
+    ObjectExists,
     ObjectNotFound,
     OriginUnavailable,
     OriginUnreachable,
@@ -29,6 +30,7 @@ from cachedfs.origins.retry import RetryableError, RetryReason, foreign, retry_a
 __all__ = [
     "OTHER_TIME",
     "WRONG_CLOCK",
+    "denial",
     "error_of",
     "failure_since",
     "handled_exceptions",
@@ -148,6 +150,7 @@ def size_of(value: Any) -> int:
 
 _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], type[CachedFSError]], ...] = (
     ((FileNotFoundError, NotADirectoryError), ObjectNotFound),
+    ((FileExistsError,), ObjectExists),
     ((PermissionError,), AccessDenied),
     ((IsADirectoryError,), IsAFolder),
     ((ConnectionError, socket.gaierror), OriginUnreachable),
@@ -175,17 +178,62 @@ _BY_STATUS: dict[int, type[CachedFSError]] = {
 }
 _ADVICE: dict[type[CachedFSError], str] = {
     ObjectNotFound: "no object or folder has this name",
+    ObjectExists: "an object or folder has this name already",
     IsAFolder: "this is a folder; list it, or name an object in it",
     AccessDenied: "access denied; check the credentials and what they are allowed to do",
     SignInRefused: "access denied; check the credentials and what they are allowed to do",
     OriginUnreachable: "the origin cannot be reached; check the network and the endpoint",
     OriginUnavailable: "no usable answer from the origin; check the network, or try again later",
 }
+# What Google's text of a 403 says, in lower case, and what to do: no credentials would help.
+_DENIALS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("retention policy", "object retention", "retentionpolicynotmet"),
+        (
+            "a retention policy protects the object from being replaced, moved or deleted; write to another name, or wait until "
+            "the time that the service states"
+        ),
+    ),
+    (
+        ("active temporary hold", "active event-based hold", "objectunderactivehold"),
+        (
+            "a hold protects the object from being replaced, moved or deleted; write to another name, or ask the owner to "
+            "release the hold"
+        ),
+    ),
+    (
+        ("cloud kms", "cloudkms."),
+        (
+            "the key of Cloud KMS that encrypts the object cannot be used; ask the owner to give the Cloud Storage service agent "
+            "of the bucket's project roles/cloudkms.cryptoKeyEncrypterDecrypter on the key, and to see that the key is enabled"
+        ),
+    ),
+    (
+        ("vpcservicecontrols", "prohibited by organization's policy", "security_policy_violated"),
+        (
+            "VPC Service Controls of the organization forbid access from this network or account; run this inside the perimeter, "
+            "or ask the administrator for an ingress rule, with the identifier that the service states"
+        ),
+    ),
+    (
+        ("violates constraint", "constraints/"),
+        "a policy of the organization forbids this; ask its administrator, with the constraint that the service states",
+    ),
+)
 # For botocore's NoCredentialsError.
 _NO_CREDENTIALS = (
     "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass "
     's3={"key": ..., "secret": ...}, or s3={"anon": True} for public data'
 )
+
+
+def denial(text: str, reasons: Collection[str] = ()) -> str | None:
+    """Return what to do about a refusal of Google that no other credentials would change; None for any other refusal.
+
+    `text` and `reasons` are those of the answer.
+    """
+    said = " ".join((text, *reasons)).lower()
+    return next((advice for signs, advice in _DENIALS if any(sign in said for sign in signs)), None)
 
 
 @contextmanager
@@ -200,7 +248,7 @@ def mapped(url: str, doing: str, *, is_read: bool = False) -> Iterator[None]:
         translated = translate(error, url, doing)
         is_impossible = isinstance(error, _IMPOSSIBLE) and not isinstance(error, OSError)
         # gcsfs takes any answer of 412 for a file that exists.
-        if translated is error and is_read and (is_impossible or isinstance(error, FileExistsError)):
+        if is_read and (isinstance(translated, ObjectExists) or (translated is error and is_impossible)):
             translated = CachedFSError(f"{url}: the origin failed ({doing}: {_text(error)})")
         if translated is error:
             raise
@@ -221,12 +269,9 @@ def _has_secrets(error: BaseException | None) -> bool:
 def translate(error: Exception, url: str, doing: str) -> Exception:
     """Return the error of cachedfs for `error`, or `error` itself where that is clear enough.
 
-    FileExistsError, NotImplementedError, ValueError and other errors about the call itself are returned as they are.
+    NotImplementedError, ValueError and other errors about the call itself are returned as they are.
     """
-    if (
-        isinstance(error, (CachedFSError, FileExistsError))
-        or getattr(error, "errno", None) == errno.ENOTEMPTY
-    ):
+    if isinstance(error, CachedFSError) or getattr(error, "errno", None) == errno.ENOTEMPTY:
         return error
     cause = _real_error(error)
     kind = _kind_of(cause)
@@ -234,7 +279,10 @@ def translate(error: Exception, url: str, doing: str) -> Exception:
         return error
     is_unsigned = type(cause).__name__ == "NoCredentialsError"
     advice = _NO_CREDENTIALS if is_unsigned else _ADVICE.get(kind, "the origin failed")
-    advice = WRONG_CLOCK if kind is SignInRefused and OTHER_TIME in str(cause) else advice
+    if kind is SignInRefused and OTHER_TIME in str(cause):
+        advice = WRONG_CLOCK
+    elif kind is AccessDenied:
+        advice = denial(_text(cause)) or advice
     translated = kind(f"{url}: {advice} ({doing}: {_text(cause)})")
     if kind is CachedFSError and isinstance(error, OSError) and error.errno:
         translated.errno = error.errno

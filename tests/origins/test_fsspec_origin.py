@@ -463,6 +463,7 @@ class _HttpError(Exception):
     [
         (FileNotFoundError("x"), FileNotFoundError), (NotADirectoryError("x"), FileNotFoundError),
         (PermissionError("x"), AccessDenied), (OSError("Forbidden: b/k"), AccessDenied),
+        (FileExistsError("x"), FileExistsError),
         (IsADirectoryError("x"), IsADirectoryError), (ConnectionRefusedError("x"), OriginUnavailable),
         (TimeoutError(), OriginUnavailable), (_HttpError(401), AccessDenied), (_HttpError(404), FileNotFoundError),
         (_HttpError(503), OriginUnavailable), (_HttpError(418), CachedFSError),
@@ -478,9 +479,7 @@ def test_errors_become_cachedfs_errors(error, kind):
     assert ours.errno == (error.errno if isinstance(error, OSError) and error.errno else type(ours).code)
 
 
-@pytest.mark.parametrize(
-    "error", [FileExistsError("x"), NotImplementedError(), ValueError("x"), TypeError("x")]
-)
+@pytest.mark.parametrize("error", [NotImplementedError(), ValueError("x"), TypeError("x")])
 def test_errors_about_the_call_are_not_converted(error):
     assert translate(error, "s3://b/k", "writing") is error
 

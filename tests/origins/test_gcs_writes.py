@@ -1,6 +1,7 @@
 """Writes to Google Cloud Storage: which answers prove an upload, and no part of a file is published."""
 
 import contextlib
+import errno
 import itertools
 import json
 import sys
@@ -10,7 +11,7 @@ import fsspec
 import gcsfs.retry
 import pytest
 
-from cachedfs.errors import CachedFSError, OriginUnavailable
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectExists, OriginUnavailable
 from cachedfs.sim import Fault, GCSServer
 from tests.support import KiB, MiB, noise
 
@@ -241,3 +242,34 @@ def test_closing_a_file_again_after_an_exception_raises_it_again(cloud, fs):
     assert f"{cloud.path('k')}: its file was closed because of this exception" in raised.value.__notes__[0]
     assert file.closed
     assert not fs.exists(cloud.path("k"))
+
+
+def test_a_write_of_what_exists_is_an_error_that_names_the_object(cloud, fs):
+    cloud.put("k", OLD)
+    with pytest.raises(ObjectExists) as caught:
+        fs.pipe_file(cloud.path("k"), NEW, mode="create")
+    assert isinstance(caught.value, FileExistsError)
+    assert caught.value.errno == errno.EEXIST
+    assert str(caught.value).startswith(
+        f"gs://{cloud.path('k')}: an object or folder has this name already (calling pipe_file: "
+    )
+    assert "412: " in str(caught.value)
+    assert fs.cat_file(cloud.path("k")) == OLD
+
+
+def test_a_write_that_a_policy_forbids_is_no_existing_object(cloud, fs):
+    message = "'projects/p' violates constraint 'constraints/storage.retentionPolicySeconds'"
+    body = json.dumps({"error": {"code": 412, "message": message, "errors": [{"reason": "conditionNotMet"}]}})
+    cloud.server.fail(Fault(kind="upload", status=412, body=body))
+    with pytest.raises(
+        AccessDenied, match=f"gs://{cloud.path('k')}: a policy of the organization .*{message}"
+    ):
+        fs.pipe_file(cloud.path("k"), NEW)
+
+
+def test_reading_with_a_key_that_may_not_be_used_names_the_key(cloud, fs):
+    cloud.put("k", OLD)
+    text = "Permission denied on Cloud KMS key."
+    cloud.server.fail(Fault(kind="media", status=403, body=text))
+    with pytest.raises(AccessDenied, match=f"gs://{cloud.path('k')}: the key of Cloud KMS .*403: {text}"):
+        fs.cat_file(cloud.path("k"))

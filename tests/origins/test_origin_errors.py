@@ -4,6 +4,7 @@ import asyncio
 import functools
 import http.server
 import json
+import re
 import traceback
 import types
 from typing import ClassVar
@@ -21,7 +22,7 @@ from cachedfs.errors import (
     OriginUnreachable,
     SignInRefused,
 )
-from cachedfs.origins.origin_errors import error_of, mapped, object_of, translate, without_secrets
+from cachedfs.origins.origin_errors import denial, error_of, mapped, object_of, translate, without_secrets
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 from tests.support import WebServer
 
@@ -168,3 +169,43 @@ def test_json_that_is_nested_too_deeply_is_a_broken_answer():
     assert error_of(deep) == ("[" * 500, set())
     with pytest.raises(RetryableError, match="not JSON"):
         object_of(deep)
+
+
+RETENTION = "Object 'b/k' is subject to bucket's retention policy and cannot be deleted, overwritten or archived until 2031-09-20"
+HOLD = "Object 'b/k' is under active Temporary hold and cannot be deleted, overwritten or archived until hold is removed."
+KMS = "Permission denied on Cloud KMS key. Please ensure that your Cloud Storage service account has been authorized to use it."
+KMS_USE = "Permission 'cloudkms.cryptoKeyVersions.useToDecrypt' denied on resource 'projects/p/locations/global/keyRings/r/cryptoKeys/k'"
+PERIMETER = "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: eYhDkf"
+CONSTRAINT = "'projects/p' violates constraint 'constraints/gcp.restrictNonCmekServices'"
+NO_RIGHT = "a@b.c does not have storage.objects.get access to the Google Cloud Storage object."
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons", "advice"),
+    [
+        (RETENTION, {"forbidden"}, "a retention policy protects the object .* wait until"),
+        ("", {"retentionPolicyNotMet"}, "a retention policy protects"),
+        (HOLD, {"forbidden"}, "ask the owner to release the hold"),
+        ("", {"objectUnderActiveHold"}, "a hold protects"),
+        (KMS, {"forbidden"}, "service agent .* roles/cloudkms.cryptoKeyEncrypterDecrypter"),
+        (KMS_USE, set(), "the key of Cloud KMS .* cannot be used"),
+        (PERIMETER, {"vpcServiceControls"}, "run this inside the perimeter, or ask the administrator"),
+        ("", {"SECURITY_POLICY_VIOLATED"}, "VPC Service Controls"),
+        (CONSTRAINT, {"conditionNotMet"}, "a policy of the organization forbids this"),
+        (NO_RIGHT, {"forbidden"}, None),
+        ("", set(), None),
+    ],
+)
+def test_a_refusal_that_no_credentials_change_names_its_cause(text, reasons, advice):
+    found = denial(text, reasons)
+    assert (found is None) if advice is None else re.search(advice, str(found))
+
+
+@pytest.mark.parametrize(("text", "is_about_credentials"), [(RETENTION, False), (NO_RIGHT, True)])
+def test_a_refused_write_names_the_same_cause(text, is_about_credentials):
+    ours = translate(
+        OSError(f"Forbidden: https://storage.googleapis.com/b/o/k\n{text}"), "gs://b/k", "writing"
+    )
+    assert isinstance(ours, AccessDenied)
+    assert text in str(ours)
+    assert ("check the credentials" in str(ours)) == is_about_credentials

@@ -5,7 +5,6 @@ Written from developers.google.com/workspace/drive/api/guides/handle-errors, and
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -16,6 +15,7 @@ from cachedfs.errors import (
     CachedFSError,
     NotDownloadable,
     ObjectChanged,
+    ObjectExists,
     ObjectNotFound,
     QuotaExceeded,
     RequestRejected,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DriveAbusiveFile",
     "DriveAnonymous",
-    "DriveFileExists",
     "DriveOutOfSight",
     "failure",
     "token_remedy",
@@ -41,12 +40,6 @@ _CONSOLE = "https://console.cloud.google.com/apis"
 _NOT_DRIVE = (
     "See whether a proxy or the sign-in page of a network answers in its place, and check endpoint_url"
 )
-
-
-class DriveFileExists(CachedFSError, FileExistsError):
-    """Drive has an item with this id already."""
-
-    code = errno.EEXIST
 
 
 class DriveOutOfSight(AccessDenied):
@@ -110,7 +103,7 @@ def failure(
     if status == 400:
         return RequestRejected(f"{url}: Drive did not accept the request ({what})")
     if status == 409:
-        return DriveFileExists(f"{url}: exists already ({what})")
+        return ObjectExists(f"{url}: exists already ({what})")
     if status == 401:
         return SignInRefused(
             f"{url}: access denied; the token of {account} is not accepted ({what}): {remedy}"

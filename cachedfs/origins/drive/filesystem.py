@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import io
 import os
 import tempfile
@@ -23,7 +22,7 @@ from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import is_pattern
 from cachedfs.common.walk import CycleSafeWalk, begins_with
-from cachedfs.errors import ObjectChanged
+from cachedfs.errors import ObjectChanged, ObjectExists
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import key_of
 from cachedfs.origins.drive.options import DriveOptions, refuse_live
@@ -207,7 +206,7 @@ class DriveFileSystem(CycleSafeWalk):
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"drive://{path}: mode {mode!r} is none of rb, wb, xb and ab")
         if mode == "xb" and self.exists(path):
-            raise FileExistsError(errno.EEXIST, f"drive://{path}: exists already; mode 'w' would replace it")
+            raise ObjectExists(f"drive://{path}: exists already; mode 'w' would replace it")
         spool: Any = tempfile.SpooledTemporaryFile(_SPOOL)  # noqa: SIM115 - the file's, which closes it
         onto: str | None = None
         try:

@@ -17,6 +17,7 @@ from cachedfs.errors import (
     IsAFolder,
     NotDownloadable,
     ObjectChanged,
+    ObjectExists,
     ObjectNotFound,
     RequestRejected,
 )
@@ -48,7 +49,7 @@ class DriveWriter:
     ) -> None:
         """Write `content` to the file at `path`: as a new revision if it exists, else as a new file.
 
-        Missing folders are created. `exclusive`: raise FileExistsError if the file exists. `onto`: raise ObjectChanged
+        Missing folders are created. `exclusive`: raise ObjectExists if the file exists. `onto`: raise ObjectChanged
         if its fingerprint is another, where "" means no file.
         """
         async with self._alone(path):
@@ -58,7 +59,7 @@ class DriveWriter:
                 folder = await self.make_folder(folder_of(path), exist_ok=True)
                 items = await self._tree.named(path, folder)
             if items and exclusive:
-                raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already, and was to be new")
+                raise ObjectExists(f"{api.url_of(path)}: exists already, and was to be new")
             before = await self._written_into(path, items) if items else None
             if onto is not None and onto != _fingerprint_of(before, path):
                 raise ObjectChanged(
@@ -389,4 +390,4 @@ def _must_be_there(path: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _already_exists(path: str) -> NoReturn:
-    raise FileExistsError(errno.EEXIST, f"{api.url_of(path)}: exists already")
+    raise ObjectExists(f"{api.url_of(path)}: exists already")

@@ -22,7 +22,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.base import clipped, content_range, http_date, number, range_header
-from cachedfs.origins.origin_errors import error_of, size_of, text_of, trouble_of
+from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, trouble_of
 from cachedfs.origins.retry import RetryReason, foreign
 
 __all__ = [
@@ -305,7 +305,8 @@ def failure(
     if status in (401, 403):
         # An anonymous request also gets a 401, for objects that are not public.
         kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
-        return kind(f"{url}: access denied; {_HINT_403} ({doing}: {answer})")
+        advice = denial(text, reasons) or f"access denied; {_HINT_403}"
+        return kind(f"{url}: {advice} ({doing}: {answer})")
     if status == 400:
         return RequestRejected(f"{url}: the service did not accept the request ({doing}: {answer})")
     return CachedFSError(f"{url}: the service gave an unexpected answer ({doing}: {answer})")

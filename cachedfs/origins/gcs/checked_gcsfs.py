@@ -18,7 +18,7 @@ from requests.exceptions import ProxyError
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum, has_crc32c, stated_of
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http import other_host
-from cachedfs.origins.origin_errors import size_of, text_of, well_formed
+from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
 __all__ = ["CheckedGCSFileSystem", "ForeignResponse"]
@@ -98,6 +98,8 @@ class _CheckedSession:
                     _refuse(f"somebody answered {answer.status}, not in the words of the service")
             elif answer.status >= 400:
                 _check_error(await answer.read())
+                if answer.status == 412:
+                    _raise_unmet_condition(await answer.read())
             elif not _is_media(url, options):
                 self._check(method, url, answer, await answer.read(), options)
             yield answer
@@ -201,6 +203,18 @@ def _check_error(body: bytes) -> None:
         code, message = error.get("code", 0), error.get("message", "")
         if not (isinstance(code, (int, str)) and isinstance(message, str)):
             _refuse("an error was answered without code and message")
+
+
+def _raise_unmet_condition(body: bytes) -> NoReturn:
+    """Raise what a 412 means, with the words of the service: gcsfs drops them.
+
+    The condition of gcsfs's own is that an object does not exist. The service also refuses so what a policy of the
+    organization forbids.
+    """
+    text, reasons = error_of(body)
+    if denial(text, reasons):
+        raise OSError(f"Forbidden: {text}")
+    raise FileExistsError(f"412: {text}")
 
 
 def _is_media(url: str, options: Mapping[str, Any]) -> bool:
