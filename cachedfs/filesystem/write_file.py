@@ -228,7 +228,7 @@ def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool, *
     if autocommit and protocol != "memory":
         return opened()
     if autocommit and "x" in mode and inner.exists(path):
-        raise FileExistsError(errno.EEXIST, "it exists already", path)
+        raise ObjectExists(f"{fs.unstrip_protocol(path)}: exists already; mode 'wb' would replace it")
     return _DelayedFile(opened, autocommit=autocommit)
 
 

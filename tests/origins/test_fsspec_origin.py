@@ -24,6 +24,7 @@ from cachedfs.origins.fsspec_origin import FsspecOrigin, jsonable
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, make_private
 from cachedfs.origins.origin_errors import translate
 from cachedfs.origins.registry import identity_of, open_origin
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, read
 from tests.support import make_old
@@ -319,7 +320,7 @@ async def test_an_error_of_a_shared_attempt_is_freed_with_its_callers(kind):
     credentials = SimpleNamespace(token=None, expiry=None)
     attempt = {
         "filesystem": AsyncOnce(partial(asyncio.to_thread, fail)).get,
-        "token": TokenSource(lambda: credentials, fail).headers,
+        "token": TokenSource(lambda: credentials, fail, RetryPolicy()).headers,
     }[kind]
 
     async def failed():
