@@ -8,12 +8,13 @@ import hashlib
 import logging
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from cachedfs.cache.block_file import BadBlock, file_size, unpack
-from cachedfs.common.types import BlockKey, Imported, ObjectInfo, Range
+from cachedfs.common.types import BlockKey, Imported, ObjectInfo, ObjectKey, Range
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
+from cachedfs.fetch.polling import OVERDUE_S
 from cachedfs.origins.base import Reply
 from cachedfs.read.reader import Reader
 from cachedfs.snapshot import manifest
@@ -148,13 +149,22 @@ class Import:
 
     async def _import_bundle(self, bundle: Bundle, info: ObjectInfo) -> None:
         """Import the missing blocks of one bundle, as long as there is room. Invalid blocks are left out."""
-        # Two simultaneous imports fetch each bundle once.
-        name, url = bundle.name, self._folder.url(bundle.name)
-        async with self._bundles, self._runtime.path_locks.held(self._identity, name, url):
+        async with self._bundles, self._import_lock(bundle.name):
             with self._recording_errors(bundle.name):
                 ranges = list(runs(self._select(await self._entries_of(bundle, info))))
                 self._callback.relative_update(bundle.size - sum(span.size for span, _ in ranges))
                 await gathered(self._run(bundle.name, info, span, inside) for span, inside in ranges)
+
+    @contextlib.asynccontextmanager
+    async def _import_lock(self, name: str) -> AsyncIterator[None]:
+        """Let two simultaneous imports fetch each bundle once; go on if the other one takes long, as it may be stopped."""
+        lock = ObjectKey(self._identity, name, "who imports it?", 0).hash64(0)
+        is_ours = await self._runtime.locked(lock, within_s=OVERDUE_S)
+        try:
+            yield
+        finally:
+            if is_ours:
+                self._cache.release_lock(lock)
 
     def _select(self, found: Iterable[tuple[BundleEntry, bool]]) -> Iterator[tuple[BundleEntry, bool]]:
         """Yield for each entry whether to fetch it: if it is missing, and there is room for it."""

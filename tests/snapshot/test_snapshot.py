@@ -270,6 +270,17 @@ def test_one_wrong_byte_loses_one_block(cloud, machine, exported):
     assert cloud.asked() == ["media"]
 
 
+def test_an_import_beside_one_that_is_stopped_goes_on(cloud, machine, exported, monkeypatch):
+    data, target = exported
+    monkeypatch.setattr(import_, "OVERDUE_S", 0.0)
+    fs = machine("b", cloud)
+    identity, cache = fs._source.identity, fs._source.runtime.cache
+    locks = {ObjectKey(identity, path.name, "who imports it?", 0).hash64(0) for path in target.iterdir()}
+    assert all(map(cache.take_lock, locks))
+    assert fs.import_cache(str(target)).blocks == len(data)
+    assert not any(map(cache.take_lock, locks))  # the other one still has them
+
+
 @pytest.mark.parametrize("harm", ["cut off", "gone", "index"])
 def test_a_damaged_bundle_is_named_and_the_others_are_imported(cloud, machine, exported, harm):
     data, folder = exported
