@@ -12,6 +12,7 @@ CASES = [
     (errors.IsAFolder, IsADirectoryError, errno.EISDIR),
     (errors.AccessDenied, PermissionError, errno.EACCES),
     (errors.NotDownloadable, OSError, errno.ENOTSUP),
+    (errors.ObjectExists, FileExistsError, errno.EEXIST),
     (errors.ObjectChanged, OSError, errno.ESTALE),
     (errors.OriginUnavailable, OSError, errno.EHOSTUNREACH),
     (errors.SignInRefused, PermissionError, errno.EACCES),

@@ -90,17 +90,22 @@ class TokenSource:
             if not self._is_renewing() or self._renewal is None:
                 self._renewal = asyncio.ensure_future(asyncio.to_thread(self._refresh))
                 self._renewal.add_done_callback(self._end_renewal)
-            await self._end_of(self._renewal)
+            await self._end_of_renewal()
         return self.current() != refused
 
-    async def _end_of(self, renewal: asyncio.Future[object]) -> None:
-        """Wait for a renewal, which goes on in its thread if it takes longer than a request may."""
-        policy = self._policy
-        within_s = policy.reach_stale_s if has_stale_answer.get() else policy.reach_s
-        done, _ = await asyncio.wait([renewal], timeout=within_s)
-        if not done:
-            raise RetryableError(RetryReason(f"no token came within {within_s:g} s", is_unreachable=True))
-        renewal.result()
+    async def _end_of_renewal(self) -> None:
+        """Wait for the renewal, which goes on in its thread if it takes longer than a request may."""
+        assert self._renewal is not None
+        within_s = self._policy.reach_stale_s if has_stale_answer.get() else self._policy.reach_s
+        try:
+            # No variable holds the future: its error would hold this frame, and so itself.
+            async with asyncio.timeout(within_s) as timeout:
+                await asyncio.shield(self._renewal)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            reason = RetryReason(f"no token came within {within_s:g} s", is_unreachable=True)
+            raise RetryableError(reason) from None
 
     def _end_renewal(self, done: asyncio.Future[object]) -> None:
         """Forget a renewal: its error has the frames of all that waited for it."""

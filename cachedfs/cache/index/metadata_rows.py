@@ -42,7 +42,7 @@ _OLDEST_FACT_S = 7 * 86400.0
 # Children of one listing that are files, and not equal in another one; the first 8 characters are checksums.
 _NEW_FILES = """SELECT 1 FROM children AS new WHERE listing = ? AND substr(info, 9, 7) = '["file"' AND NOT EXISTS (
     SELECT 1 FROM children AS old WHERE old.listing = ? AND old.path = new.path
-    AND substr(old.info, 9) = substr(new.info, 9))"""
+    AND substr(old.info, 9) = substr(new.info, 9)) LIMIT 1"""
 _MOST_FACTS = 1_000_000
 _LISTING_TAKES_S = 3600.0  # at most, from its first request until it is stored
 _FEW = 512  # entries deleted per write, besides twice the number added
@@ -251,7 +251,7 @@ class MetadataRows(FeedRows):
         if found is None:
             made = (new_version_at(info, None, checked_at, is_first=True) for info in infos)
             return max((at for at in made if at is not None), default=None)
-        has_new = self._run(f"{_NEW_FILES} LIMIT 1", (listing, found[0])).fetchone()
+        has_new = self._run(_NEW_FILES, (listing, found[0])).fetchone()
         return checked_at if has_new else None
 
     def keep_versions(self, known_at: Mapping[tuple[str, str], float], now_s: float) -> None:
@@ -277,16 +277,15 @@ class MetadataRows(FeedRows):
 
         It is 0 if all of them are older than every listing.
         """
-        folders = [folder]
-        while folder:
-            folder = folder_of(folder)
-            folders.append(folder)
-        marks = ", ".join("?" * len(folders))
-        (known_at,) = self._run(
-            f"SELECT max(known_at) FROM versions WHERE origin = ? AND folder IN ({marks})",
-            (origin_of(identity), *map(blob_of, folders)),
-        ).fetchone()
-        return known_at or 0.0
+        newest, is_top = 0.0, False
+        while not is_top:
+            found = self._run(
+                "SELECT known_at FROM versions WHERE origin = ? AND folder = ?",
+                (origin_of(identity), blob_of(folder)),
+            ).fetchone()
+            newest = max(newest, found[0] if found else 0.0)
+            folder, is_top = folder_of(folder), not folder
+        return newest
 
     def forget_old(self, now_s: float, *, added: int, sweep: SweepPosition) -> SweepPosition:
         """Delete some old or surplus entries, and children of deleted listings; examine more rows than were `added`.
