@@ -79,6 +79,14 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def own_memory_folder(monkeypatch):
+    """Keep change counters that have no place on disk out of the memory folder of the machine; return the folder."""
+    with tempfile.TemporaryDirectory(prefix="cachedfs-") as folder:
+        monkeypatch.setattr("cachedfs.cache.shared_files.MEMORY_FOLDER", folder)
+        yield pathlib.Path(folder)
+
+
+@pytest.fixture(autouse=True)
 def no_saved_accounts(tmp_path, monkeypatch):
     """Hide the sign-ins that the user of this machine saved."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -13,7 +13,7 @@ from cachedfs.cache import block_file
 from cachedfs.cache.block_file import OpenBlock
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.counters import SharedCounters
-from cachedfs.cache.directory import layer_roots
+from cachedfs.cache.directory import layer_roots, root_in
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import likely_allowance
@@ -21,9 +21,9 @@ from cachedfs.cache.fsck import CheckReport
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.local_copies import LocalCopy
-from cachedfs.cache.mapped_files import MappedFiles
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.cache.quota_store import QuotaStore
+from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
@@ -48,16 +48,16 @@ class BlockCache:
         self._layers = CacheLayers(
             layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._complaints
         )
-        self._mapped = MappedFiles(self._complaints)
+        self._shared = SharedFiles(root_in(cache_dirs[0]), self._complaints)
         self._own = WritableDirectory(
             cache_dirs[0],
             explicit=explicit,
             handles=self._handles,
             layers=self._layers,
-            mapped=self._mapped,
+            shared=self._shared,
             complaints=self._complaints,
         )
-        self.metadata = MetadataStore(self._own, self._mapped)
+        self.metadata = MetadataStore(self._own, self._shared)
         self.quota = QuotaStore(self._own)
         self.counts = SharedCounters(lambda: self._own.directory, lambda: self._own.locks)
 
@@ -105,7 +105,7 @@ class BlockCache:
             return None
         handles.give(key, index, handle)
         if touch:
-            (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
+            (self._shared.touches or self._shared.open_touches()).touch(key.hash64(index))
         return data
 
     def read_into(
@@ -135,7 +135,7 @@ class BlockCache:
             return -1
         handles.give(key, index, handle)
         if touch:
-            (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
+            (self._shared.touches or self._shared.open_touches()).touch(key.hash64(index))
         return size
 
     def borrow(
@@ -151,7 +151,7 @@ class BlockCache:
             handles.give(key, *instead)
         handle = handles.take(key, index) or self._layers.open(key, index, nowait=False)
         if handle is not None:
-            (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
+            (self._shared.touches or self._shared.open_touches()).touch(key.hash64(index))
         return handle
 
     def give_back(
@@ -169,18 +169,18 @@ class BlockCache:
 
     def touch(self, key: ObjectKey, index: int) -> None:
         """Record the access to a block whose bytes came from a request and not from the cache."""
-        (self._mapped.touches or self._mapped.open_touches()).touch(key.hash64(index))
+        (self._shared.touches or self._shared.open_touches()).touch(key.hash64(index))
 
     def last_use(self, key: ObjectKey, index: int) -> int | None:
         """Return the access clock at the last access to a block by any process; None without a record."""
-        return (self._mapped.touches or self._mapped.open_touches()).last_use_of(key.hash64(index))
+        return (self._shared.touches or self._shared.open_touches()).last_use_of(key.hash64(index))
 
     def clock(self, bounds: CacheBounds) -> int:
         """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
-        touches = self._mapped.touches
+        touches = self._shared.touches
         if touches is None:
             # Use the final size at once: records made in a smaller file are lost when it grows.
-            touches = self._mapped.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
+            touches = self._shared.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
         return touches.now
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
@@ -193,7 +193,7 @@ class BlockCache:
         `of` is the object's size in bytes. The first pass over an object larger than the cache evicts no other block.
         """
         most = self.allowed or likely_allowance(self.root, bounds)
-        touches = self._mapped.touches or self._mapped.open_touches(size=most)
+        touches = self._shared.touches or self._shared.open_touches(size=most)
         touches.missed(key.hash64(index), passes=None not in (of, most) and (of or 0) > (most or 0))
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:

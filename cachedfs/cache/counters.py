@@ -1,4 +1,4 @@
-"""Statistics that all processes of a machine share: one record of a few numbers in a mapped file.
+"""Statistics that all processes of a machine share: one record of a few numbers in a file.
 
 It is changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for. A killed
 or overtaken process may leave any mixture of two states, so any numbers are accepted.
@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import math
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.locks import ByteRangeLocks
-from cachedfs.cache.shared_memory import SharedSlots
+from cachedfs.cache.shared_slots import HEADER_SIZE, SharedSlots
 from cachedfs.common.types import Counted
 
 __all__ = ["SharedCounters"]
@@ -25,9 +26,10 @@ _N_NUMBERS = len(Counted._fields)
 _RECORD = _N_NUMBERS + 1
 _N_SLOTS = 64 * _RECORD
 _NAME = int.from_bytes(hashlib.blake2b(b"what all processes counted", digest_size=8).digest(), "little")
-_AT = _NAME % 64 * _RECORD
-_LOOK_S = 1.0  # interval between checks that the mapped file is still the one at the path
-_AGAIN_S = 60.0  # delay before a file that could not be mapped is tried again
+_OFFSET = HEADER_SIZE + 8 * (_NAME % 64 * _RECORD)
+_NUMBERS = struct.Struct(f"<Q{_N_NUMBERS}d")
+_LOOK_S = 1.0  # interval between checks that the file is still the one at the path
+_AGAIN_S = 60.0  # delay before a file that could not be shared is tried again
 _TURNS, _TURN_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy
 
 _MOST = 2.0**53  # doubles represent integers exactly up to here
@@ -38,24 +40,21 @@ class _File(SharedSlots):
 
     def __init__(self, path: str | None, temp: str) -> None:
         super().__init__(path, temp, _N_SLOTS)
-        self._numbers = self.slots.cast("B").cast("d")
 
     @classmethod
     def may_have(cls, n_slots: int) -> bool:
         return n_slots == _N_SLOTS
 
-    def read(self) -> Counted:
-        """Return the record; zeros if it does not exist, or if its numbers are no valid counts."""
-        numbers = self._numbers[_AT + 1 : _AT + _RECORD].tolist()
-        is_sane = self.slots[_AT] == _NAME and all(math.isfinite(n) and 0 <= n < _MOST for n in numbers)
+    def counted(self) -> Counted:
+        """Return the record; zeros if it does not exist, or if its numbers are no valid counts. Raises OSError."""
+        name, *numbers = _NUMBERS.unpack(self.read(_NUMBERS.size, _OFFSET))
+        is_sane = name == _NAME and all(math.isfinite(n) and 0 <= n < _MOST for n in numbers)
         *sums, since = numbers if is_sane else [0.0] * _N_NUMBERS
         return Counted._make([*map(int, sums), since])
 
-    def write(self, counted: Counted) -> None:
-        for i, number in enumerate(counted, _AT + 1):
-            self._numbers[i] = number
-        # A crash here leaves a new record without a name, and its numbers are lost.
-        self.slots[_AT] = _NAME
+    def record(self, counted: Counted) -> None:
+        """Replace the record. Raises OSError."""
+        self.write([(_OFFSET, _NUMBERS.pack(_NAME, *counted))])
 
 
 class SharedCounters:
@@ -76,11 +75,11 @@ class SharedCounters:
         if not any(more):
             return
         begun = time.time()
-        with contextlib.suppress(OSError, ValueError), self._alone():
+        with contextlib.suppress(OSError), self._alone():
             file = self._current()
-            *sums, since = file.read()
+            *sums, since = file.counted()
             added = [n + m for n, m in zip(sums, more, strict=True)]
-            file.write(Counted._make([*added, since or begun]))
+            file.record(Counted._make([*added, since or begun]))
 
     def total(self) -> Counted:
         """Return the sums; zeros if nothing was counted yet, or if they cannot be read."""
@@ -88,17 +87,17 @@ class SharedCounters:
         if self._file is None and not (directory is not None and os.path.exists(directory.budgets)):
             return Counted()  # do not create the file
         try:
-            return self._current().read()
-        except (OSError, ValueError):
+            return self._current().counted()
+        except OSError:
             return Counted()
 
     def close(self) -> None:
-        """Release the mapped file; the next use maps it again. Counts in private memory are kept."""
+        """Close the file; the next use opens it again. Counts in private memory are kept."""
         if self._file is not None and not self._file.is_private:
             self._file = None
 
     def _current(self) -> _File:
-        """Return the mapped file that the processes of the machine use now."""
+        """Return the file that the processes of the machine use now."""
         now, file = time.monotonic(), self._file  # a local copy: another thread may reset the attribute
         if file is None:
             file = self._file = self._opened(now)
@@ -114,12 +113,12 @@ class SharedCounters:
         return _File(directory.budgets, directory.temp()) if directory else _File(None, "")
 
     def _look(self, file: _File, now: float) -> None:
-        """Remap a deleted file, so that all processes map the same one; retry a file that could not be shared."""
+        """Replace a deleted file, so that all processes use the same one; retry a file that could not be shared."""
         if file.is_private and now >= self._again_at:
             found = self._opened(now)
             # The numbers of this process are better than none.
             self._file = file if found.is_private else found
-        with contextlib.suppress(OSError):  # cannot check: keep the current mapping
+        with contextlib.suppress(OSError):  # cannot check: keep the current file
             if not file.is_current():
                 self._file = self._opened(now)
 

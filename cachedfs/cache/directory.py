@@ -13,7 +13,7 @@ from cachedfs.cache import disk
 from cachedfs.cache.block_file import FORMAT
 from cachedfs.common.user_folders import why_unsafe
 
-__all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root"]
+__all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root", "root_in"]
 
 
 DELETION_S = 10.0  # longest wait for the end of a deletion
@@ -25,7 +25,7 @@ _LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
 
 
 class CacheDirectory:
-    """The root folder on disk: `blocks/`, `leases/` (local copies), `tmp/`, the index and the mapped files."""
+    """The root folder on disk: `blocks/`, `leases/` (local copies), `tmp/`, the index and the shared files."""
 
     def __init__(self, root: str, *, is_network: bool) -> None:
         self.root = root
@@ -35,8 +35,8 @@ class CacheDirectory:
         self.touches = f"{root}/touches"
         self.marks = f"{root}/marks"
         self.budgets = f"{root}/budgets"
-        self.bookkeeping = [self.index, self.index + "-wal", self.index + "-shm", self.touches, self.marks]
-        self.bookkeeping += [self.budgets]
+        logs = [f"{self.index}-{log}" for log in ("wal", "shm", "journal")]
+        self.bookkeeping = [self.index, *logs, self.touches, self.marks, self.budgets]
         self.had_index = False  # when it was opened, or used by this process
 
     def make(self) -> None:
@@ -181,12 +181,17 @@ def _absolute(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
+def root_in(cache_dir: str) -> str:
+    """Return the path of this user's subdirectory of `cache_dir`, which need not exist."""
+    return f"{_absolute(cache_dir)}/cachedfs-{FORMAT}-{os.geteuid()}"
+
+
 def _root_in(path: str, *, is_network: bool) -> str:
     """Return this user's root in a cache directory.
 
-    On a network filesystem it is a folder per host, because locks and mapped files work within one host only.
+    On a network filesystem it is a folder per host, because locks and shared files work within one host only.
     """
-    root = f"{path}/cachedfs-{FORMAT}-{os.geteuid()}"
+    root = root_in(path)
     return f"{root}/host-{os.uname().nodename}" if is_network else root
 
 

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import io
 import math
-import mmap
 import os
 import stat
 import struct
@@ -31,16 +30,18 @@ __all__ = [
     "lock_byte",
     "lock_holder",
     "make_folder",
-    "map_file",
+    "maps_safely",
+    "memory_file",
     "open_lockable",
-    "open_mappable",
     "open_to_read",
+    "open_to_update",
     "read_cached",
     "read_cached_into",
     "scan",
     "size_of",
     "space",
     "state",
+    "truncate",
     "unlink",
     "unlock_byte",
     "write_all",
@@ -59,6 +60,7 @@ _NETWORK_TYPES = {
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
     "panfs", "smb3", "smbfs", "virtiofs",
 }  # fmt: skip
+_TYPES_WITHOUT_COPIES = {"ext2", "ext3", "ext4", "ramfs", "tmpfs"}  # they write a page where it is
 
 
 class DiskSpace(NamedTuple):
@@ -84,8 +86,16 @@ def open_to_read(path: str) -> int:
     return os.open(path, _READ)
 
 
-def open_mappable(path: str) -> int:
-    return os.open(path, _UPDATE)
+def open_to_update(path: str) -> int:
+    return _without_readahead(os.open(path, _UPDATE))
+
+
+def _without_readahead(fd: int) -> int:
+    """Tell the system that access is random: readahead around a record, megabytes on some, takes milliseconds."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # a filesystem without support for the advice
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return fd
 
 
 def open_lockable(path: str) -> int:
@@ -150,7 +160,7 @@ def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Allocate disk space for `size` bytes, so that writing to a mapping of the file cannot hit a full disk."""
+    """Allocate disk space for `size` bytes, so that writing these bytes cannot hit a full disk."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
         return
@@ -159,12 +169,21 @@ def allocate(fd: int, size: int) -> None:
         write_all(fd, [bytes(size - have)], have)
 
 
-def map_file(fd: int, size: int) -> mmap.mmap:
-    mapped = mmap.mmap(fd, size, mmap.MAP_SHARED)
-    # Access is random: readahead around a record, megabytes on some systems, takes milliseconds.
-    with contextlib.suppress(OSError):  # a system without support for the advice
-        mapped.madvise(mmap.MADV_RANDOM)
-    return mapped
+def memory_file(size: int) -> int:
+    """Return the descriptor of a file of `size` zeros in memory, shared with forked children. Raises OSError."""
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    fd = os.memfd_create("cachedfs", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:  # an interrupt too: no other code would close the descriptor
+        os.close(fd)
+        raise
+    return fd
+
+
+def truncate(fd: int) -> None:
+    os.ftruncate(fd, 0)
 
 
 def unlink(path: str) -> bool:
@@ -228,14 +247,28 @@ def space(path: str) -> DiskSpace:
 
 def is_network(path: str) -> bool:
     """Return whether `path` (it need not exist) is on a network or FUSE filesystem. Linux only; else False."""
+    return _filesystem_type(path) in _NETWORK_TYPES
+
+
+def maps_safely(path: str) -> bool:
+    """Return whether a mapped file below `path`, with its space allocated, can be written when the disk is full.
+
+    Elsewhere (btrfs, an overlay that may be on it, reflinked files of XFS, FUSE) the kernel may end a process that
+    writes to a mapped page. True on other systems than Linux.
+    """
+    return not sys.platform.startswith("linux") or _filesystem_type(path) in _TYPES_WITHOUT_COPIES
+
+
+def _filesystem_type(path: str) -> str | None:
+    """Return the type of the filesystem of `path`; None if it is unknown, as on other systems than Linux."""
     if not sys.platform.startswith("linux"):
-        return False
+        return None
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
             lines = mounts.read().splitlines()
     except OSError:
-        return False
-    return _type_of_mount(os.path.realpath(path), lines) in _NETWORK_TYPES
+        return None
+    return _type_of_mount(os.path.realpath(path), lines)
 
 
 def _type_of_mount(path: str, lines: Sequence[str]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
 from cachedfs.cache.index.metadata_records import (
     FeedPosition,
     FeedSnapshot,
@@ -19,8 +21,7 @@ from cachedfs.cache.index.metadata_records import (
 )
 from cachedfs.cache.index.metadata_rows import MetadataRows, SweepPosition
 from cachedfs.cache.index.transaction import IndexRows
-from cachedfs.cache.mapped_files import MappedFiles
-from cachedfs.cache.shared_memory import ChangeCounters
+from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.clock import boot_number, clock
 from cachedfs.common.types import Changes, ObjectInfo
@@ -28,6 +29,7 @@ from cachedfs.common.urls import is_url, stored_path
 
 __all__ = ["MetadataStore", "follow", "overtaken"]
 
+_N_TRIES = 3  # a file that is replaced while it is read
 _SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written
 
 
@@ -112,6 +114,11 @@ def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     return record._replace(path=path, info=record.info and replace(record.info, path=path))
 
 
+def _number_of_its_own() -> int:
+    """Return a change counter that equals no other: what is stored with it is not used again."""
+    return secrets.randbits(63)
+
+
 def _share_clock(rows: IndexRows, *, is_writing: bool = False) -> None:
     """Learn the clock of other processes in this boot of the machine; when writing, store ours if it is ahead."""
     boot = boot_number()
@@ -128,14 +135,14 @@ def _share_clock(rows: IndexRows, *, is_writing: bool = False) -> None:
 
 
 class MetadataStore:
-    """The shared metadata: rows of the SQLite index, and change counters in shared memory.
+    """The shared metadata: rows of the SQLite index, and change counters in shared files.
 
     A query returns None if the index cannot be read. A failed store raises CacheError.
     """
 
-    def __init__(self, own: WritableDirectory, mapped: MappedFiles) -> None:
+    def __init__(self, own: WritableDirectory, shared: SharedFiles) -> None:
         self._own = own
-        self._mapped = mapped
+        self._shared = shared
         self._sweep = SweepPosition()
         self._has_clock = False
 
@@ -234,7 +241,7 @@ class MetadataStore:
     def feed(self, identity: str, part: str) -> FeedPosition | None:
         """Return the stored position of the change feed of `part` of an origin; None without one."""
         self._look()
-        if self._mapped.open_marks().is_private:
+        if not self.sees_other_processes:
             return None  # the rows are shared, but other processes would not see our change counters
         return self._own.asked(lambda rows: rows.feed(identity, part), None)
 
@@ -264,17 +271,20 @@ class MetadataStore:
         with self._writing("a feed cannot be dropped") as rows:
             rows.drop_feed(feed)
 
-    # Change counters: shared memory, no SQLite
+    # Change counters: no SQLite
+
+    @property
+    def sees_other_processes(self) -> bool:
+        """Whether changes by other processes are noticed: the change counters are in a file, not in private memory."""
+        return not (self._shared.marks or self._shared.open_marks()).is_private
 
     def mark(self, identity: str, path: str) -> int:
         """Return the change counter of `path`: it differs after a change of the path by any process."""
-        marks = self._mapped.open_marks()
-        return marks.at(marks.slots_of(identity, path))
+        return self._read(lambda marks: marks.at(marks.slots_of(identity, path)))
 
     def listing_mark(self, identity: str, folder: str) -> int:
         """Return the change counter of the listing of `folder`: it differs after any change below the folder."""
-        marks = self._mapped.open_marks()
-        return marks.at(marks.listing_slots_of(identity, folder))
+        return self._read(lambda marks: marks.at(marks.listing_slots_of(identity, folder)))
 
     def changed_at(self, identity: str, path: str) -> int:
         """Return the Unix second of the last change of `path` that this cache recorded; 0 without one.
@@ -282,12 +292,21 @@ class MetadataStore:
         A folder's name with a trailing "/" means its listing. Paths may share a slot, so the result may be too late,
         but never too early.
         """
-        marks = self._mapped.open_marks()
-        return marks.changed_at(marks.slots_of(identity, path))
+        return self._read(lambda marks: marks.changed_at(marks.slots_of(identity, path)))
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
-        return self._mapped.open_marks().epoch(identity)
+        return self._read(lambda marks: marks.epoch(identity))
+
+    def _read(self, question: Callable[[ChangeCounters], int]) -> int:
+        """Return a number read from the change counters: from others, if these were truncated or cannot be read."""
+        for _ in range(_N_TRIES):
+            marks = self._shared.open_marks()
+            try:
+                return question(marks)
+            except OSError:
+                self._shared.release_unreadable(marks)
+        return _number_of_its_own()
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
         """Change the counters of `paths` and everything above them; with `tree`, also of everything below them."""
@@ -302,21 +321,25 @@ class MetadataStore:
         paths, folders = list(paths), list(folders)
         self._change(lambda marks: marks.change_alone(identity, paths, folders))
 
-    def _change(self, change: Callable[[ChangeCounters], None]) -> None:
-        before = self._mapped.open_marks()
-        change(before)
-        # The mapped file may have been deleted, and other processes may use a new one already.
+    def _change(self, change: Callable[[ChangeCounters], Sequence[ChangeTable]]) -> None:
+        before = self._shared.open_marks()
+        self._shared.release_unwritable(before, change(before))
+        # The file may have been deleted, and other processes may use a new one already.
         self._own.look_now()
-        if self._mapped.open_marks() is not before:
-            change(self._mapped.open_marks())
+        now = self._shared.open_marks()
+        if now is not before:
+            self._shared.release_unwritable(now, change(now))
 
     def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
         """Return the slots to pass to `mark_at`, the same in every process and forever.
 
         A folder's name with a trailing "/" means its listing.
         """
-        return self._mapped.open_marks().slots_of(identity, path)
+        return self._shared.open_marks().slots_of(identity, path)
 
     def mark_at(self, slots: tuple[int, ...]) -> int:
         """Return the change counter stored in these slots."""
-        return (self._mapped.marks or self._mapped.open_marks()).at(slots)
+        try:
+            return (self._shared.marks or self._shared.open_marks()).at(slots)
+        except OSError:
+            return self._read(lambda marks: marks.at(slots))

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from cachedfs.cache import fsck
+from cachedfs.cache import disk, fsck
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.directory import CacheDirectory, open_directory, readable_root
 from cachedfs.cache.index.transaction import TROUBLE, CacheIndex, IndexRows
 from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.locks import ByteRangeLocks
-from cachedfs.cache.mapped_files import MappedFiles
+from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.writer import BlockWriter
 from cachedfs.common.logging import WarnOnce
 from cachedfs.errors import CacheError
@@ -28,8 +28,8 @@ log = logging.getLogger("cachedfs.cache")
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # interval between checks that the mapped files are still the ones at their paths
-_AGAIN_S = 60.0  # delay before a retry: each one maps new change counters, 2 MB
+_LOOK_S = 1.0  # interval between checks that the shared files are still the ones at their paths
+_AGAIN_S = 60.0  # delay before a retry: each one creates new change counters, 2 MB
 
 
 class WritableDirectory:
@@ -46,13 +46,13 @@ class WritableDirectory:
         explicit: bool,
         handles: BlockPool,
         layers: CacheLayers,
-        mapped: MappedFiles,
+        shared: SharedFiles,
         complaints: WarnOnce,
     ) -> None:
         self._cache_dir = cache_dir
         self._handles = handles
         self._layers = layers
-        self._mapped = mapped
+        self._shared = shared
         self._complaints = complaints
         self._look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
@@ -93,7 +93,7 @@ class WritableDirectory:
             raise CacheError(f"{what} in {self.path}: {error}") from error
 
     def look(self) -> None:
-        """Once a second, release mapped files that were deleted, so that all processes map the same ones.
+        """Once a second, release shared files that were deleted, so that all processes use the same ones.
 
         Once a minute, try again what failed before. Two threads may do this at the same time without harm.
         """
@@ -104,9 +104,9 @@ class WritableDirectory:
         if now >= self._again_at:
             self._again_at = now + _AGAIN_S
             self._try_again()
-        with contextlib.suppress(OSError):  # cannot check: keep the current mappings
+        with contextlib.suppress(OSError):  # cannot check: keep the current files
             self.locks.look_again()
-            self._mapped.let_go_of_deleted()
+            self._shared.release_deleted()
 
     def look_now(self) -> None:
         """Run the checks of `look`, however recent the last ones are."""
@@ -120,7 +120,7 @@ class WritableDirectory:
             if self.directory is None:
                 return
         self.locks.try_again()
-        self._mapped.try_again()
+        self._shared.try_again()
 
     def _open(self, *, explicit: bool) -> None:
         """Open the directory, for writing if possible, else for reading."""
@@ -130,7 +130,7 @@ class WritableDirectory:
         self._layers.begin_with(self.path or readable_root(self._cache_dir), self.path)
         if directory is not None:
             self._open_store(directory)
-            self._mapped.move_to(directory)
+            self._shared.move_to(directory, self.locks)
         elif self.cannot_store:
             self._complaints.not_stored(self.cannot_store)
 
@@ -140,12 +140,15 @@ class WritableDirectory:
         with contextlib.suppress(OSError):
             fsck.clear_away(directory, self.locks, time.time())
         self.index = CacheIndex(
-            directory.index, is_network=directory.is_network, locks=self.locks, temp=directory.temp
+            directory.index,
+            has_wal=disk.maps_safely(directory.root),
+            locks=self.locks,
+            temp=directory.temp,
         )
         self.store = BlockWriter(
             directory,
             index=self.index,
             handles=self._handles,
             locks=self.locks,
-            touches=self._mapped.open_touches,
+            touches=self._shared.open_touches,
         )

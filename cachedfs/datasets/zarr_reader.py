@@ -239,7 +239,7 @@ class ChunkReader:
         known = fs._source.fresh(path)
         if known is not None:
             return None if known.info is None else known.info.fingerprint
-        return fs._source.metadata.mark(path) if fs.config.lifetime_s > 0 else None
+        return fs._source.metadata.mark(path) if fs._source.lifetime_s > 0 else None
 
     def _ukey(self, path: str) -> str | None:
         """Return the version of an object in a local filesystem without cachedfs; None for a remote one."""

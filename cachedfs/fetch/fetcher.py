@@ -328,7 +328,7 @@ class Fetcher:
             async for data in reply:
                 while key is not None and counted * size < inflight.filled + len(data):
                     # Record the miss before feed() lets a reader use the block. One block at a time: each record may
-                    # cause a page fault in a mapped file, and many at once would delay the first byte.
+                    # have to be read from disk, and many at once would delay the first byte.
                     if runtime.inflight_requests.get(key.name(counted)) is inflight:
                         runtime.cache.missed(key, counted, self.source.config.bounds, of=info.size)
                     counted += 1

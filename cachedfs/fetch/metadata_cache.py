@@ -89,6 +89,11 @@ class MetadataCache:
         # A plain dict would search from its start for the oldest entry, past all the deleted ones.
         self._memory: OrderedDict[str, MetadataEntry] = OrderedDict()
 
+    @property
+    def sees_other_processes(self) -> bool:
+        """Whether changes by other processes of the machine are noticed."""
+        return self._shared.sees_other_processes
+
     def get(self, path: str) -> MetadataEntry | None:
         """Return the valid entry of `path`, of any age; None if there is none."""
         entry = self._memory.get(path)

@@ -144,7 +144,10 @@ class Source:
 
     def fresh(self, path: str) -> MetadataEntry | None:
         """Return the fresh metadata entry of `path`; None if there is none."""
-        entry = self.last_known(path)
+        entry = self.metadata.get(path)
+        if entry is None or self.is_fresh(entry):
+            return entry
+        entry = self.metadata.renewed(path)
         return entry if entry is not None and self.is_fresh(entry) else None
 
     def existing(self, path: str) -> MetadataEntry | None:
@@ -171,6 +174,13 @@ class Source:
         """Return the key of this version's blocks; None if it cannot be cached."""
         return entry.key(self.identity, self.config.block_size)
 
+    @property
+    def lifetime_s(self) -> float:
+        """Seconds until metadata expires: as configured, or 0 if changes by other processes cannot be noticed."""
+        lifetime_s = self.config.lifetime_s
+        metadata = self._metadata or self.metadata
+        return lifetime_s if math.isinf(lifetime_s) or metadata.sees_other_processes else 0.0
+
     def is_fresh(self, entry: MetadataEntry) -> bool:
         """Return whether `entry` can be used without asking the origin.
 
@@ -181,7 +191,7 @@ class Source:
         return is_fresh(
             entry.checked_at,
             clock.now(),
-            lifetime_s=self.config.lifetime_s,
+            lifetime_s=self.lifetime_s,
             absence=entry.info is None and not entry.by_listing,
         )
 

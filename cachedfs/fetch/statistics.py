@@ -1,4 +1,4 @@
-"""Publish this process's statistics to shared memory.
+"""Publish this process's statistics to all processes of the machine.
 
 About once a second while it reads, and at exit.
 """

@@ -87,7 +87,7 @@ class ChangeFeeds:
         return FeedSnapshot(position.id, position.number, tuple(parents))
 
     def _may_follow(self, path: str) -> bool:
-        source, lifetime_s = self._source, self._source.config.lifetime_s
+        source, lifetime_s = self._source, self._source.lifetime_s
         return (
             0 < lifetime_s < math.inf
             and source.origin(path).by_parent
@@ -99,7 +99,7 @@ class ChangeFeeds:
         return self._source.runtime.cache.metadata.feed(self._source.identity, _part_of(path))
 
     def _is_fresh(self, feed: FeedPosition) -> bool:
-        return is_fresh(feed.checked_at, clock.now(), lifetime_s=self._source.config.lifetime_s)
+        return is_fresh(feed.checked_at, clock.now(), lifetime_s=self._source.lifetime_s)
 
     async def _once(
         self,
@@ -122,7 +122,7 @@ class ChangeFeeds:
                 self._source.runtime.mark_unreachable(self._source.identity)
             except CachedFSError as error:  # a feed only saves requests: go on without it
                 logger.info("%s: the change feed failed: %s", self._source.url(part), error)
-                self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._source.config.lifetime_s)
+                self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._source.lifetime_s)
             finally:
                 cache.release_lock(poll_lock)
 

@@ -75,7 +75,7 @@ class Listings:
 
     def is_current(self, folder: str, listing: ListingRecord, lifetime_s: float | None = None) -> bool:
         """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""
-        lifetime_s = self._source.config.lifetime_s if lifetime_s is None else lifetime_s
+        lifetime_s = self._source.lifetime_s if lifetime_s is None else lifetime_s
         mark = self._source.runtime.cache.metadata.listing_mark(self._source.identity, folder)
         return mark == listing.mark and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
 

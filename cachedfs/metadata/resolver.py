@@ -111,7 +111,7 @@ class MetadataResolver:
 
     def _is_running(self, path: str) -> bool:
         """Return whether a valid lookup of `path` is in flight in this process."""
-        if self.source.config.lifetime_s == 0:
+        if self.source.lifetime_s == 0:
             return False
         slot = (self.source.caller_key, path)
         return self.source.runtime.lookups.is_running(slot, self.source.metadata.mark(path))
@@ -134,7 +134,7 @@ class MetadataResolver:
         A lookup in flight is not shared if the path was written since it began, and never with `max_age=0`: its answer
         may be older than this call.
         """
-        if self.source.config.lifetime_s == 0:
+        if self.source.lifetime_s == 0:
             return await ask()
         slot, mark = (self.source.caller_key, path), self.source.metadata.mark(path)
         return await self.source.runtime.lookups.run(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
@@ -215,7 +215,7 @@ class MetadataResolver:
         neighbors. An epoch over known files then costs one request per folder instead of one per file.
         """
         folder = path.rpartition("/")[0]
-        if not folder or not self.source.origin(path).by_parent or self.source.config.lifetime_s == 0:
+        if not folder or not self.source.origin(path).by_parent or self.source.lifetime_s == 0:
             return None
         shared, identity = self.source.runtime.cache.metadata, self.source.identity
         _, listed = shared.find(identity, path)
@@ -286,7 +286,7 @@ class MetadataResolver:
         """
         lookup_lock = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
         cache = self.source.runtime.cache
-        if self.source.config.lifetime_s > 0:
+        if self.source.lifetime_s > 0:
             known = await poll(
                 lambda: cache.take_lock(lookup_lock) or self.source.fresh(path), within_s=OVERDUE_S
             )
@@ -320,7 +320,7 @@ class MetadataResolver:
                 return self._stale_fallback.entry_after(error, old), None
             return learned[0], inflight
         finally:
-            if self.source.config.lifetime_s > 0:
+            if self.source.lifetime_s > 0:
                 self.source.runtime.cache_writer.after_metadata(lambda: cache.release_lock(lookup_lock))
 
     async def listing(self, folder: str) -> ListingRecord:

@@ -125,7 +125,7 @@ class ChunkPrefetch:
     def _is_on(self) -> bool:
         """Return whether readahead is useful: its results are stored, and still fresh when they are read."""
         config, cannot_store = self._source.config, self._source.runtime.cache.cannot_store
-        is_kept = config.lifetime_s > 0 and cannot_store is None
+        is_kept = self._source.lifetime_s > 0 and cannot_store is None
         return config.read_ahead > 0 and is_kept and not config.offline
 
     def _look_back(self, series: _Series) -> None:

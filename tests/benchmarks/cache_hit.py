@@ -73,7 +73,7 @@ def main(folder: str) -> None:
     per_op("read 4 KiB, first touch (64 KiB checked)", first, 3000)
     per_op("read of an absent block", lambda i: cache.read(key, 99, 0, 4096), 5000)
     per_op("has", lambda i: cache.has(key, 0), 20000)
-    touches = cache._mapped.open_touches()
+    touches = cache._shared.open_touches()
     per_op("touch", lambda i: touches.touch(key.hash64(0)), 50000, target_us=0.5)
     now = time.time()
     info = ObjectInfo("b/x", size=7, fingerprint="1", details={"etag": "x", "generation": "1"})

@@ -96,8 +96,8 @@ def use_as(cache_dir, user, umask, kind):
     assert [whole(cache, key, index) for index in (0, 1)] == blocks
     cache.pin("gs://test", "b/x")
     cache.metadata.mark("gs://test", "b/x")
-    assert not cache._mapped.marks.is_private
-    assert not cache._mapped.touches.is_private
+    assert not cache._shared.marks.is_private
+    assert not cache._shared.touches.is_private
     assert cache.take_lock(7)
     assert cache._own.locks.works_across_processes
     with cache.lease(1000, AMPLE) as lease:

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache import disk
+from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
+from cachedfs.cache.eviction import access_stats
 from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, touch_slots
-from cachedfs.cache.shared_memory import ChangeCounters
+from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.types import CacheBounds
-from tests.cache.helpers import finish, key_of, put, start
+from tests.cache.faults import replace_call
+from tests.cache.helpers import content, finish, key_of, put, start, whole
 
 ORIGIN = "gs://test"
 
@@ -51,7 +55,7 @@ def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache)
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
 @settings(max_examples=50, deadline=None)
 def test_every_name_above_a_changed_path_moves(paths, path):
-    marks = ChangeCounters(None, "")
+    marks = ChangeCounters(ChangeTable(None, ""))
     above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
     before = {
         each: (marks.at(marks.slots_of("i", each)), marks.at(marks.listing_slots_of("i", each)))
@@ -78,8 +82,8 @@ def test_another_process_sees_a_change_at_once(cache):
 def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
     """A writer never reads a slot: whichever of two wins, the mark is neither the old one nor a repeated one."""
     first, second = (
-        ChangeCounters(str(tmp_path / "m"), str(tmp_path / "t1")),
-        ChangeCounters(str(tmp_path / "m"), str(tmp_path / "t2")),
+        ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t1"))),
+        ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t2"))),
     )
     slots, seen = first.slots_of("i", "p"), set()
     for _ in range(100):
@@ -130,7 +134,7 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
     before = cache.metadata.mark(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])
     assert cache.metadata.mark(ORIGIN, "b/x") != before
-    assert cache._mapped.marks.is_private
+    assert not cache.metadata.sees_other_processes
     assert not Path(cache.root, "marks").exists()
     assert list(Path(cache.root, "tmp").iterdir()) == []
     assert len([record for record in caplog.records if "cannot be shared" in record.message]) == 1
@@ -146,6 +150,15 @@ def block(number):
     return number << 48 | number << 2
 
 
+def place_of(touches, hash64):
+    """Return the offset in the file of the first slot of a block."""
+    return HEADER_SIZE + 8 * (hash64 & touches.n_slots - 1)
+
+
+def record_of(touches, hash64):
+    return int.from_bytes(touches.read(8, place_of(touches, hash64)), "little")
+
+
 def test_a_use_is_remembered_with_its_clock():
     touches = touches_of()
     assert touches.use_of(block(5)) is None
@@ -154,7 +167,7 @@ def test_a_use_is_remembered_with_its_clock():
     assert touches.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=True)
     assert touches.use_of(block(6)) == BlockAccess(clock=2, uses=1, is_new=True)
     assert touches.now == 3
-    assert touches.slots[block(5) & 0xFFF] == 5 << 48 | 2 << 32 | 3
+    assert record_of(touches, block(5)) == 5 << 48 | 2 << 32 | 3
 
 
 def test_a_long_use_of_one_block_is_one_use():
@@ -208,7 +221,8 @@ def test_counts_stop_at_their_limit_and_the_clock_goes_round():
     assert touches.now == 1
     assert touches.age((1 << 32) - 1) == 2
     assert touches.use_of(block(7)).uses == 1, "a round is one of the times when counts are halved"
-    touches.slots[block(7) & 0xFFF] |= 0xFF << 32
+    full = record_of(touches, block(7)) | 0xFF << 32
+    touches.write([(place_of(touches, block(7)), full.to_bytes(8, "little"))])
     touches.touch(block(8))
     touches.touch(block(7))
     assert touches.use_of(block(7)).uses == 255
@@ -257,9 +271,9 @@ def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
 def test_touches_are_shared(cache, open_cache):
     key, other = key_of(), open_cache()
     put(cache, key, 0)
-    before = cache._mapped.open_touches().now
+    before = cache._shared.open_touches().now
     assert other.read(key, 0, 0, 10) is not None
-    assert cache._mapped.open_touches().now == before + 1
+    assert cache._shared.open_touches().now == before + 1
 
 
 def test_the_number_of_touch_records_follows_the_bound():
@@ -276,15 +290,15 @@ def test_the_number_of_touch_records_follows_the_bound():
 def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):
     key = key_of()
     cache.touch(key, 0)
-    assert cache._mapped.open_touches().n_slots == 1 << 16
+    assert cache._shared.open_touches().n_slots == 1 << 16
     other = open_cache()
     assert other.read(key, 0, 0, 10) is None
     put(cache, key, 0, bounds=CacheBounds(size=1 << 30, keep_free=0))
-    assert cache._mapped.open_touches().n_slots == 1 << 19
-    assert cache._mapped.open_touches().now == 1, "the clock goes on"
+    assert cache._shared.open_touches().n_slots == 1 << 19
+    assert cache._shared.open_touches().now == 1, "the clock goes on"
     put(other, key, 1, bounds=CacheBounds(size=1 << 24, keep_free=0))
-    assert other._mapped.open_touches().n_slots == 1 << 19
-    assert not other._mapped.open_touches().is_private
+    assert other._shared.open_touches().n_slots == 1 << 19
+    assert not other._shared.open_touches().is_private
 
 
 # Claims
@@ -338,21 +352,157 @@ def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
     assert len([record for record in caplog.records if "do not work here" in record.message]) == 1
 
 
-def test_mapped_files_that_were_cut_off_are_let_go_of_when_it_is_noticed():
-    """Whoever touches one before is ended by the kernel: so this runs in a process of its own."""
-    code = (
-        "import tempfile\n"
-        "with tempfile.TemporaryDirectory() as folder:\n"
-        "    cache = BlockCache([folder], explicit=True)\n"
-        "    key = key_of()\n"
-        "    put(cache, key, 0)\n"
-        "    before = cache.metadata.mark('gs://test', 'b/x')\n"
-        "    for name in ('marks', 'touches'): os.truncate(f'{cache.root}/{name}', 100)\n"
-        "    cache._own._look_at = 0.0  # a second later\n"
-        "    cache.metadata.lookup('gs://test', 'b/x')\n"
-        "    assert cache.metadata.mark('gs://test', 'b/x') != before\n"
-        "    assert whole(cache, key, 0) == content(key, 0)\n"
-        "    assert not cache._mapped.marks.is_private\n"
-        "    cache.close()\n"
-    )
-    finish(start(code))
+def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
+    key = key_of()
+    put(cache, key, 0)
+    assert whole(cache, key, 0) == content(key, 0)
+    before = cache.metadata.mark(ORIGIN, "b/x")
+    for name in ("marks", "touches"):
+        os.truncate(f"{cache.root}/{name}", 0)
+    assert whole(cache, key, 0) == content(key, 0)
+    assert cache.metadata.mark(ORIGIN, "b/x") != before
+    cache._own.look_now()
+    assert cache.last_use(key, 0) is None
+    assert whole(cache, key, 0) == content(key, 0)
+    assert cache.last_use(key, 0) is not None
+    assert cache._shared.marks.paths == [f"{cache.root}/marks"]
+
+
+def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
+    cache, open_cache, monkeypatch, own_memory_folder
+):
+    """The counters on disk are then invalid, and those in memory are used too."""
+    other, at_first = open_cache(), cache.metadata.mark(ORIGIN, "b/x")
+    assert other.metadata.mark(ORIGIN, "b/x") == at_first
+    real = {"os.pwrite": os.pwrite, "allocate": disk.allocate}
+
+    def full_disk(call, fd, *args):
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith(str(own_memory_folder)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real[call](fd, *args)
+
+    with monkeypatch.context() as patch:
+        for call in real:
+            replace_call(patch, call, partial(full_disk, call))
+        cache.metadata.changed(ORIGIN, ["b/x"])
+        changed = other.metadata.mark(ORIGIN, "b/x")
+        assert cache.metadata.mark(ORIGIN, "b/x") == changed != at_first
+        assert cache._shared.marks.paths == other._shared.marks.paths == [cache._shared._in_memory]
+        cache.metadata.changed(ORIGIN, ["b/x"])
+        assert other.metadata.mark(ORIGIN, "b/x") != changed
+    for each in (cache, other):  # there is space again, a minute later
+        each._own._again_at = 0.0
+        each._own.look_now()
+    changed = other.metadata.mark(ORIGIN, "b/x")
+    assert len(other._shared.marks.paths) == 2
+    cache.metadata.changed(ORIGIN, ["b/x"])
+    assert other.metadata.mark(ORIGIN, "b/x") == cache.metadata.mark(ORIGIN, "b/x") != changed
+
+
+def without_disk(open_cache, tmp_path, n=2):
+    """Open caches on a directory that cannot be made."""
+    (tmp_path / "file").write_bytes(b"")
+    return [open_cache(tmp_path / "file" / "c", explicit=False) for _ in range(n)]
+
+
+def test_without_a_directory_processes_see_the_changes_of_each_other(open_cache, tmp_path, own_memory_folder):
+    one, other = without_disk(open_cache, tmp_path)
+    before = other.metadata.mark(ORIGIN, "b/x")
+    assert one.metadata.mark(ORIGIN, "b/x") == before
+    one.metadata.changed(ORIGIN, ["b/x"])
+    assert other.metadata.mark(ORIGIN, "b/x") == one.metadata.mark(ORIGIN, "b/x") != before
+    assert one.metadata.sees_other_processes
+    path = Path(one._shared.marks.paths[0])
+    assert path.parent == own_memory_folder
+    assert (path.stat().st_mode & 0o777, path.stat().st_blocks * 512 >= 2 << 20) == (0o600, True)
+
+
+def test_who_has_the_directory_notices_who_has_not(cache, open_cache):
+    """Such as a container that has the directory read-only: within a second, and at once when anything is changed."""
+    other = open_cache()
+    before = other.metadata.mark(ORIGIN, "b/x")
+    cache._shared._directory = None
+    cache._shared._release("marks")
+    cache.metadata.changed(ORIGIN, ["b/x"])
+    other._own.look_now()
+    assert other.metadata.mark(ORIGIN, "b/x") != before
+    seen = cache.metadata.mark(ORIGIN, "b/x")
+    other.metadata.changed(ORIGIN, ["b/x"])
+    assert cache.metadata.mark(ORIGIN, "b/x") != seen
+
+
+@pytest.mark.parametrize("harm", [lambda path: path.symlink_to("/etc/passwd"), lambda path: path.mkdir()])
+def test_what_another_user_may_have_put_in_the_memory_folder_is_not_used(
+    open_cache, tmp_path, own_memory_folder, monkeypatch, harm
+):
+    (cache,) = without_disk(open_cache, tmp_path, 1)
+    harm(Path(cache._shared._in_memory))
+    monkeypatch.setattr(disk, "unlink", lambda path: failing_unlink())
+    assert not cache.metadata.sees_other_processes
+
+
+def failing_unlink():
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_a_program_that_closes_all_descriptors_gets_nothing_written_into_its_files(cache, tmp_path):
+    key = key_of()
+    put(cache, key, 0)
+    mark = cache.metadata.mark(ORIGIN, "b/x")
+    shared = [cache._shared.marks.tables[0], cache._shared.open_touches()]
+    mine, copies = os.open(tmp_path / "mine", os.O_RDWR | os.O_CREAT), []
+    for table in shared:
+        copies.append(os.dup(table._fd))
+        os.dup2(mine, table._fd)  # closed, and the number used again
+    cache.touch(key, 0)
+    cache._shared.touches.flush()
+    cache.metadata.changed(ORIGIN, ["b/x"])
+    assert cache.metadata.mark(ORIGIN, "b/x") != mark
+    assert os.fstat(mine).st_size == 0
+    for fd in [mine, *copies, *(table._fd for table in shared)]:
+        os.close(fd)
+
+
+# Accesses that wait
+
+
+def test_accesses_are_written_together(cache, open_cache, monkeypatch):
+    key, other = key_of(), open_cache()
+    put(cache, key, 0)
+    monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
+    before = other._shared.open_touches().now
+    cache.touch(key, 1)  # the first one is written at once
+    assert other.last_use(key, 1) is not None
+    for index in range(2, 2 + access_stats._FLUSH_N - 1):
+        cache.touch(key, index)
+    assert other._shared.touches.now == before + 1
+    cache.touch(key, 99)
+    assert other._shared.touches.now == before + 1 + access_stats._FLUSH_N
+    cache.touch(key, 0)
+    assert cache.last_use(key, 0) == before + 2 + access_stats._FLUSH_N, "this process sees its own at once"
+
+
+def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cache, monkeypatch):
+    """Two that add to it at once would each count on from the same number."""
+    key, other = key_of(), open_cache()
+    touches, held = cache._shared.open_touches(), other._own.locks
+    assert held.take(access_stats._FLUSH_LOCK)
+    monkeypatch.setattr(access_stats, "_MOST_PENDING", 8)
+    for index in range(7):
+        cache.touch(key, index)
+    assert touches.now == 0
+    cache.touch(key, 7)  # the other one was stopped in the middle
+    assert touches.now == 8
+    held.drop(access_stats._FLUSH_LOCK)
+
+
+def test_a_forked_child_leaves_the_accesses_that_wait_to_its_parent(cache, monkeypatch):
+    key = key_of()
+    monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
+    cache.touch(key, 0)
+    cache.touch(key, 1)
+    pid = os.fork()
+    if not pid:
+        os._exit(cache._shared.touches.now)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert cache._shared.touches.now == 2

@@ -954,6 +954,33 @@ def test_max_age_zero_checks_at_every_open(cloud):
     assert not fs.exists(path)
 
 
+@pytest.mark.parametrize(("max_age", "asked"), [(60, 3 * ["metadata"]), ("immutable", [])])
+def test_where_changes_of_other_processes_cannot_be_noticed_metadata_is_checked_at_each_use(
+    cloud, own_memory_folder, own_cache, monkeypatch, caplog, max_age, asked
+):
+    """Neither the directory nor the folder in memory can hold the change counters."""
+    monkeypatch.setattr("cachedfs.cache.shared_files.MEMORY_FOLDER", str(own_memory_folder / "none"))
+
+    def full(fd, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cachedfs.cache.disk.allocate", full)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=max_age)
+    path = cloud.path("a")
+    cloud.put("a", b"data")
+    assert fs.cat_file(path) == b"data"
+    fs._source.runtime.drain(120)
+    cloud.asked()
+    for _ in range(3):
+        assert fs.cat_file(path) == b"data"
+    assert cloud.asked() == asked
+    warnings = [
+        record.getMessage() for record in caplog.records if "as with max_age=0" in record.getMessage()
+    ]
+    assert len(warnings) == 1
+    assert str(own_cache) in warnings[0]
+
+
 def test_immutable_never_checks(cloud, clock):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
     path = cloud.path("a")

@@ -33,7 +33,7 @@ LAYERS = [
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 ONLY_IMPORTERS = {
     "torch": {"datasets"}, "zarr": {"datasets", "demo", "packing"}, "h5py": {"datasets", "packing"}, "gcsfs": {"origins"},
-    "google": {"origins"}, "pydrive2": {"origins", "demo"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": {"cache"},
+    "google": {"origins"}, "pydrive2": {"origins", "demo"}, "sqlite3": {"cache"}, "fcntl": {"cache"}, "mmap": set(),
     "matplotlib": {"report"}, "mfusepy": {"mount"},
 }  # fmt: skip
 PRINTING = {"cli", "demo", "sim"}
@@ -145,8 +145,7 @@ def test_every_system_call_of_the_cache_can_be_replaced_by_a_test():
     for module, tree in modules().items():
         if not module.startswith("cachedfs.cache.") or module == "cachedfs.cache.disk":
             continue
-        allowed = {"mmap"} if module == "cachedfs.cache.shared_memory" else set()  # for memory without a file
-        assert not {name.split(".")[0] for name in imports(tree)} & system - allowed, module
+        assert not {name.split(".")[0] for name in imports(tree)} & system, module
         assert "open" not in {node.func.id for node in ast.walk(tree) if is_plain_call(node)}, module
         used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         calls = {name for name in used if re.fullmatch(r"(os|shutil)(\.path)?\.[a-z_]+", name)} - {"os.path"}

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import os
+import struct
+import time
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cachedfs.cache.shared_memory import CLOCK_AT, MASK32, SharedSlots
+from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
 
 __all__ = ["AccessStats", "BlockAccess", "touch_slots"]
 
@@ -14,16 +20,27 @@ _FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 22
 # and about 20 in a cache of 200 GB, where `_MOST_TOUCHES` applies.
 _BYTES_A_TOUCH = 2048
 
-# 32-bit words of the header: longest reuse gap in this window and in the previous one, window length minus one in
-# accesses, and the shift of the clock that yields the number of the current aging period.
-_GAP, _GAP_BEFORE, _WINDOW, _AGING = 5, 6, 7, 8
+_FLUSH_LOCK = 0x0DB5_70C4_C0DE_0002  # the lock number for adding accesses to the file
+FLUSH_S = 0.005  # accesses are written to the file after this time, or
+_FLUSH_N = 32  # after so many, whichever comes first
+_MOST_PENDING = 1024  # accesses that wait while another process holds the lock
 
-# Position of each part of a 64-bit record: the clock among its two 32-bit words, count and tag among four of 16 bits.
-_CLOCK_IN, _COUNT_IN, _TAG_IN = (0, 2, 3) if sys.byteorder == "little" else (1, 1, 0)
-# Bits of the 16-bit count field.
+# From offset `_CLOCK_AT` of the header on, 32 bits each: clock; longest reuse gap in this window and in the previous
+# one; window length minus one in accesses; and the shift of the clock that yields the number of the aging period.
+_NUMBERS = struct.Struct("<5I")
+_CLOCK = struct.Struct("<I")
+_CLOCK_AND_GAPS = struct.Struct("<3I")
+_FIT = struct.Struct("<2I")
+_CLOCK_AT, _FIT_AT = 16, 28
+_BUCKET = struct.Struct("<4Q")
+_RECORD = struct.Struct("<Q")
+
+# Positions in a 64-bit record: clock (32 bits), access count (8), flags (8), tag (16).
 _COUNT = 0xFF  # the access count
 _CAME_BACK = 0x100  # the block was fetched again after an earlier access
 _PASSES = 0x200  # the block's object is larger than the cache
+_FLAGS = 0xFFFF_FF00_0000_0000  # everything but count and clock
+_FUTURE = 1 << 31  # an age above this is one of a record that is newer than the clock
 
 
 class BlockAccess(NamedTuple):
@@ -39,85 +56,125 @@ class BlockAccess(NamedTuple):
     passes: bool = False
 
 
+class _Numbers(NamedTuple):
+    """The numbers in the header."""
+
+    clock: int = 0
+    gap: int = 0
+    gap_before: int = 0
+    window: int = 31
+    aging: int = 31
+
+
 class AccessStats(SharedSlots):
     """A shared hash table of access records: clock (32 bits), flags (8), count (8) and tag (16, never 0).
 
     The clock counts accesses, not seconds. A block's record can be in any of the four slots of its bucket and is found
     by its tag. In a full bucket a new record replaces the one with the oldest access. Blocks that are not cached keep
     their records, so a block that comes back can be distinguished from a new one.
+
+    Accesses wait in the memory of the process for up to `FLUSH_S` and are then written together. A killed process
+    loses them. No method raises OSError: a file that cannot be read has no records, one that cannot be written gets none.
     """
 
     magic = b"cfstouc2"
 
     def __init__(
-        self, path: str | None, temp: str, n_slots: int, *, at_least: int = 1, clock: int = 0
+        self,
+        path: str | None,
+        temp: str,
+        n_slots: int,
+        *,
+        at_least: int = 1,
+        clock: int = 0,
+        locks: ByteRangeLocks | None = None,
     ) -> None:
-        super().__init__(path, temp, n_slots, at_least=at_least, clock=clock)
-        if not self.words[_WINDOW]:
-            self.fit(window=5, aging=31)
-        self._halves = self.slots.cast("B").cast("H")
-        self._clocks = self.slots.cast("B").cast("I")
+        header = _NUMBERS.pack(*_Numbers(clock))
+        super().__init__(path, temp, n_slots, at_least=at_least, header=header)
+        self._locks = locks or ByteRangeLocks(None)
+        self._pending: list[int] = []
+        self._flush_at = 0.0
         self._mask = self.n_slots - 1
+        _TABLES.add(self)
 
     @property
     def now(self) -> int:
         """The current value of the access clock."""
-        return self.words[CLOCK_AT]
+        self.flush()
+        return self._numbers().clock
 
     @property
     def longest_gap(self) -> int:
         """The largest recent reuse gap: accesses between two uses of one block; 0 if no block was used twice."""
-        return max(self.words[_GAP], self.words[_GAP_BEFORE])
+        self.flush()
+        numbers = self._numbers()
+        return max(numbers.gap, numbers.gap_before)
 
     def fit(self, *, window: int, aging: int) -> None:
         """Set the window of `longest_gap` to `1 << window` accesses and halve counts every `1 << aging` accesses."""
-        self.words[_WINDOW], self.words[_AGING] = (1 << window) - 1, aging
+        self.flush()
+        numbers, fitted = self._numbers(), ((1 << window) - 1, aging)
+        if (numbers.window, numbers.aging) != fitted:
+            with contextlib.suppress(OSError):
+                self.write([(_FIT_AT, _FIT.pack(*fitted))])
 
     def touch(self, hash64: int) -> None:
-        """Record one access to a block. Concurrent updates may be lost, which is harmless."""
-        words, halves = self.words, self._halves
-        at, tag = hash64 & self._mask, hash64 >> 48 or 1
-        if halves[4 * at + _TAG_IN] != tag:
-            at, record = self._place(at, tag)
-            if not record:
-                words[CLOCK_AT] = clock = words[CLOCK_AT] + 1 & MASK32
-                self.slots[at] = tag << 48 | 1 << 32 | clock
-                return
-        clock, clocks = words[CLOCK_AT], self._clocks
-        old = clocks[2 * at + _CLOCK_IN]
-        if clock == old:
-            return  # repeated reads of the block accessed last count as one access
-        words[CLOCK_AT] = clocks[2 * at + _CLOCK_IN] = clock = clock + 1 & MASK32
-        count = halves[4 * at + _COUNT_IN]
-        if clock - old & MASK32 > words[_GAP] and count & _COUNT:
-            words[_GAP] = clock - old & MASK32
-        if (clock ^ old) >> words[_AGING]:
-            count = count & ~_COUNT | self._aged(count & _COUNT, old, clock)
-        if count & _COUNT != _COUNT:
-            halves[4 * at + _COUNT_IN] = count + 1
-        if not clock & words[_WINDOW] and words[_GAP]:
-            words[_GAP_BEFORE], words[_GAP] = words[_GAP], 0
+        """Record one access to a block. Repeated accesses to the block accessed last count as one."""
+        pending = self._pending
+        if not pending or pending[-1] != hash64:
+            pending.append(hash64)
+        if len(pending) >= _FLUSH_N or time.monotonic() >= self._flush_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the accesses of this process to the file, in order, unless another thread or process is doing that.
+
+        One at a time, or the clock could go back. A process that was stopped in the middle is not waited for.
+        """
+        if not self._pending:
+            return
+        self._flush_at = time.monotonic() + FLUSH_S
+        is_alone = self._locks.take(_FLUSH_LOCK)
+        try:
+            if is_alone or len(self._pending) >= _MOST_PENDING:
+                pending, self._pending = self._pending, []
+                with contextlib.suppress(OSError):
+                    self._add(pending)
+        finally:
+            if is_alone:
+                self._locks.drop(_FLUSH_LOCK)
+
+    def leave_to_parent(self) -> None:
+        """Drop the accesses that were waiting at a fork, in the child."""
+        self._pending = []
 
     def missed(self, hash64: int, *, passes: bool = False) -> None:
         """Record a cache miss. The block counts as new unless an access to it is on record.
 
         `passes`: the block's object is larger than the cache.
         """
+        self.flush()
         tag = hash64 >> 48 or 1
-        at, record = self._place(hash64 & self._mask, tag)
+        numbers, at = self._numbers(), hash64 & self._mask
+        place, record = _place(numbers.clock, self._bucket(at), at, tag)
         if record >> 32 & _COUNT:
-            self.slots[at] = record | _CAME_BACK << 32
+            changed = {place: record | _CAME_BACK << 32}
         elif passes or record:
             # The clock is one behind so that `touch` counts the first access. The latest `passes` wins.
-            self.slots[at] = tag << 48 | passes * _PASSES << 32 | self.now - 1 & MASK32
+            changed = {place: tag << 48 | passes * _PASSES << 32 | numbers.clock - 1 & MASK32}
+        else:
+            return
+        with contextlib.suppress(OSError):
+            self.write(_pieces(changed))
 
     def use_of(self, hash64: int) -> BlockAccess | None:
         """Return the recorded accesses of a block; None without a record."""
-        _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
+        record = self._record(hash64)
         if not record:
             return None
         clock, is_new = record & MASK32, not record >> 32 & _CAME_BACK
-        uses = self._aged(record >> 32 & _COUNT, clock, self.now)
+        numbers = self._numbers()
+        uses = _aged(record >> 32 & _COUNT, clock, numbers.clock, numbers.aging)
         return BlockAccess(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
     def is_new(self, hash64: int) -> bool:
@@ -127,28 +184,91 @@ class AccessStats(SharedSlots):
 
     def last_use_of(self, hash64: int) -> int | None:
         """Return the clock of a block's last access; None if no access is on record."""
-        _, record = self._place(hash64 & self._mask, hash64 >> 48 or 1)
+        record = self._record(hash64)
         return record & MASK32 if record >> 32 & _COUNT else None
 
     def age(self, clock: int) -> int:
         """Return how many accesses ago `clock` was. The clock wraps around at 32 bits."""
-        return self.now - clock & MASK32
+        return _age(clock, self._numbers().clock)
 
-    def _aged(self, count: int, old: int, now: int) -> int:
-        shift = self.words[_AGING]
-        return count >> min(8, (now >> shift) - (old >> shift) & MASK32 >> shift)
+    def _record(self, hash64: int) -> int:
+        """Return the record of a block; 0 without one."""
+        self.flush()
+        at, tag = hash64 & self._mask, hash64 >> 48 or 1
+        return next((record for record in self._bucket(at) if record >> 48 == tag), 0)
 
-    def _place(self, at: int, tag: int) -> tuple[int, int]:
-        """Return slot and record of `tag` in the bucket of `at`; without a record, a free or the oldest slot and 0."""
-        oldest, most = at, -1
-        for place in (at, at ^ 1, at ^ 2, at ^ 3):
-            record = self.slots[place]
-            if record >> 48 == tag:
-                return place, record
-            age = self.age(record & MASK32) if record else MASK32 + 1
-            if age > most:
-                oldest, most = place, age
-        return oldest, 0
+    def _add(self, pending: Sequence[int]) -> None:
+        """Add accesses to the file. Raises OSError."""
+        mask, read, unpack = self._mask, self.read, _BUCKET.unpack
+        clock, gap, gap_before, window, aging = self._numbers()
+        buckets: dict[int, list[int]] = {}
+        changed: dict[int, int] = {}
+        for hash64 in pending:
+            at, tag = hash64 & mask, hash64 >> 48 or 1
+            bucket = buckets.get(at >> 2)
+            if bucket is None:
+                bucket = buckets[at >> 2] = [*unpack(read(32, HEADER_SIZE + 8 * (at & ~3)))]
+            place, record = at, bucket[at & 3]
+            if record >> 48 != tag:
+                place, record = _place(clock, bucket, at, tag)
+            old, count = record & MASK32, record >> 32 & _COUNT
+            if record and old == clock:
+                continue  # repeated reads of the block accessed last count as one access
+            clock = clock + 1 & MASK32
+            if count:
+                age = clock - old & MASK32
+                if gap < age < _FUTURE:
+                    gap = age
+                if (clock ^ old) >> aging:
+                    count = _aged(count, old, clock, aging)
+            if record and gap and not clock & window:
+                gap_before, gap = gap, 0
+            flags = record & _FLAGS if record else tag << 48
+            changed[place] = bucket[place & 3] = flags | min(count + 1, _COUNT) << 32 | clock
+        # The clock first: if the process dies here, no record is newer than the clock.
+        head = _CLOCK_AND_GAPS.pack(clock, gap, gap_before)
+        self.write([(_CLOCK_AT, head), *_pieces(changed)])
+
+    def _numbers(self) -> _Numbers:
+        try:
+            return _Numbers._make(_NUMBERS.unpack(self.read(_NUMBERS.size, _CLOCK_AT)))
+        except OSError:
+            return _Numbers()
+
+    def _bucket(self, at: int) -> list[int]:
+        """Return the four records of the bucket with slot `at`."""
+        try:
+            return list(_BUCKET.unpack(self.read(_BUCKET.size, HEADER_SIZE + 8 * (at & ~3))))
+        except OSError:
+            return [0, 0, 0, 0]
+
+
+def _pieces(records: Mapping[int, int]) -> list[tuple[int, bytes]]:
+    return [(HEADER_SIZE + 8 * place, _RECORD.pack(record)) for place, record in records.items()]
+
+
+def _age(clock: int, now: int) -> int:
+    """Return how many accesses ago `clock` was; 0 if another process has written it since `now` was read."""
+    age = now - clock & MASK32
+    return age if age < _FUTURE else 0
+
+
+def _aged(count: int, old: int, now: int, aging: int) -> int:
+    """Return an access count from clock `old`, halved for each aging period since."""
+    return count >> min(8, (now >> aging) - (old >> aging) & MASK32 >> aging)
+
+
+def _place(now: int, bucket: Sequence[int], at: int, tag: int) -> tuple[int, int]:
+    """Return slot and record of `tag` in the bucket of `at`; without a record, a free or the oldest slot and 0."""
+    oldest, most = at, -1
+    for place in (at, at ^ 1, at ^ 2, at ^ 3):
+        record = bucket[place & 3]
+        if record >> 48 == tag:
+            return place, record
+        age = _age(record & MASK32, now) if record else MASK32 + 1
+        if age > most:
+            oldest, most = place, age
+    return oldest, 0
 
 
 def touch_slots(size: int | None) -> int:
@@ -160,3 +280,12 @@ def touch_slots(size: int | None) -> int:
         return _DEFAULT_TOUCHES
     wanted = size // _BYTES_A_TOUCH
     return min(max(1 << max(wanted - 1, 0).bit_length(), _FEWEST_TOUCHES), _MOST_TOUCHES)
+
+
+def _after_fork_in_child() -> None:
+    for table in list(_TABLES):
+        table.leave_to_parent()
+
+
+_TABLES: weakref.WeakSet[AccessStats] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork_in_child)

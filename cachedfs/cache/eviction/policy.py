@@ -146,7 +146,7 @@ class EvictionPolicy:
         return now_s < block.since + UNWRITTEN_S and self._locks.is_held(block.writer)
 
     def _overhead(self, wal_limit: int) -> tuple[int, int]:
-        """Return the bytes of index, mapped files and untracked temporary files, and by how many bytes they may grow.
+        """Return the bytes of index, shared files and untracked temporary files, and by how many bytes they may grow.
 
         The write-ahead log always counts as twice its limit, the size at which it is restarted. Counting its real size
         would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored.

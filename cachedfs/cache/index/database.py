@@ -1,5 +1,8 @@
 """SQLite connections of this process to the index: when they are opened, replaced and abandoned.
 
+SQLite maps the file `-shm` of its write-ahead log into memory. Where writing to a mapped page may end the process
+(`disk.maps_safely`), the index has a rollback journal instead: slower to write, and it locks readers out for that time.
+
 Two hazards shape this module. We must never open or close a database file ourselves, because closing any descriptor
 of it drops SQLite's locks. And a connection must not cross a fork: SQLite remembers file locks in process memory, so
 even a *new* connection in the child would assume locks that only the parent holds. Therefore connections are closed
@@ -81,14 +84,14 @@ class Database:
         *,
         schema: str,
         version: int,
-        is_network: bool,
+        has_wal: bool,
         locks: ByteRangeLocks,
         temp: Callable[[], str],
     ) -> None:
         self._path = path
         self._schema = schema
         self._version = version
-        self._journal = "DELETE" if is_network else "WAL"
+        self._has_wal = has_wal
         self._locks = locks
         self._temp = temp
         self._reader = _Connection()
@@ -240,7 +243,13 @@ class Database:
             raise
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        connection.execute(f"PRAGMA journal_mode={self._journal}")
+        if self._has_wal:
+            connection.execute("PRAGMA journal_mode=WAL")
+        else:
+            # An index with a write-ahead log, copied from another disk: with this lock, SQLite maps no file.
+            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode=PERSIST")
+            connection.execute("PRAGMA locking_mode=NORMAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint={self.wal_pages}")
         connection.execute(f"PRAGMA journal_size_limit={self.wal_pages * 4096}")

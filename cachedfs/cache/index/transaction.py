@@ -35,11 +35,9 @@ TROUBLE = (
 class CacheIndex:
     """The index of one cache: `reading` and `writing` provide its rows; `writing` is one transaction."""
 
-    def __init__(
-        self, path: str, *, is_network: bool, locks: ByteRangeLocks, temp: Callable[[], str]
-    ) -> None:
+    def __init__(self, path: str, *, has_wal: bool, locks: ByteRangeLocks, temp: Callable[[], str]) -> None:
         self.database = Database(
-            path, schema=SCHEMA.strip(), version=VERSION, is_network=is_network, locks=locks, temp=temp
+            path, schema=SCHEMA.strip(), version=VERSION, has_wal=has_wal, locks=locks, temp=temp
         )
 
     @contextlib.contextmanager

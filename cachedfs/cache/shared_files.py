@@ -1,0 +1,156 @@
+"""The files of records that all processes share: change counters and access records, opened when first needed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+
+from cachedfs.cache import disk
+from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
+from cachedfs.cache.directory import CacheDirectory
+from cachedfs.cache.eviction.access_stats import AccessStats, touch_slots
+from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.common.logging import WarnOnce
+
+__all__ = ["SharedFiles"]
+
+log = logging.getLogger("cachedfs.cache")
+
+MEMORY_FOLDER = "/dev/shm"
+"""Where the change counters are if the cache directory cannot hold them: a folder in memory (Linux)."""
+
+
+class SharedFiles:
+    """The change counters and the access records of one cache directory.
+
+    The change counters are in the directory. As soon as a process cannot write them there, they are also in
+    `MEMORY_FOLDER`, for all processes of the machine and until it restarts: containers that share the directory have
+    memory of their own, so the directory comes first.
+
+    `marks` (change counters) and `touches` (access records) are None until first used, and after they were released.
+    """
+
+    def __init__(self, root: str, complaints: WarnOnce) -> None:
+        self.marks: ChangeCounters | None = None
+        self.touches: AccessStats | None = None
+        self._opened: dict[
+            str, ChangeCounters | AccessStats
+        ] = {}  # of two threads that open one, the first wins
+        self._directory: CacheDirectory | None = None
+        self._locks = ByteRangeLocks(None)
+        self._in_memory = _path_in_memory(root)
+        self._complaints = complaints
+
+    def move_to(self, directory: CacheDirectory, locks: ByteRangeLocks) -> None:
+        """Use the files in `directory` from now on."""
+        self._directory, self._locks = directory, locks
+        self._release("marks")
+        self._release("touches")
+
+    def open_marks(self) -> ChangeCounters:
+        marks = self.marks
+        if marks is None:
+            # If two threads create them, the first wins; a third may release them again.
+            found = self._opened.setdefault("marks", self._open_tables())
+            assert isinstance(found, ChangeCounters)
+            marks = self.marks = found
+            if marks.is_private:
+                self._complaints.slower(
+                    f"{marks.tables[0].trouble}: changes by other processes cannot be noticed, so metadata is checked "
+                    'at each use, as with max_age=0, except with max_age="immutable"'
+                )
+        return marks
+
+    def open_touches(self, *, size: int | None = None, clock: int = 0) -> AccessStats:
+        """Return the access records, enough for a cache of `size` bytes; new ones start at access clock `clock`."""
+        found, slots = self.touches, touch_slots(size)
+        if found is not None and (size is None or found.n_slots >= slots):
+            return found
+        if found is not None:
+            self._opened.pop("touches", None)
+            clock = found.now
+        path, temp = self._place("touches")
+        at_least = 1 if size is None else slots
+        made = AccessStats(path, temp, slots, at_least=at_least, clock=clock, locks=self._locks)
+        touches = self._opened.setdefault("touches", made)  # the first of two threads wins
+        assert isinstance(touches, AccessStats)
+        self.touches = touches
+        if touches.trouble:  # no warning: eviction only sees the accesses of this process then
+            log.info("%s", touches.trouble)
+        return touches
+
+    def release_unreadable(self, marks: ChangeCounters) -> None:
+        """Release change counters that cannot be read: the next use opens those that other processes use now."""
+        if self.marks is marks:
+            self._release("marks")
+
+    def release_unwritable(self, marks: ChangeCounters, failed: Sequence[ChangeTable]) -> None:
+        """Release change counters of which some could not be written, and tell all processes.
+
+        First make those in memory: a process that finds the others invalid then finds these.
+        """
+        if failed:
+            if self._in_memory not in marks.paths:
+                ChangeTable(self._in_memory, self._temp_in_memory())
+            for table in failed:
+                table.spoil()
+            self.release_unreadable(marks)
+
+    def release_deleted(self) -> None:
+        """Release files that were deleted or replaced, so that all processes use the same ones.
+
+        Raises OSError if that cannot be checked.
+        """
+        touches, marks = self.touches, self.marks
+        if touches is not None and not touches.is_current():
+            self._release("touches")
+        if marks is not None and not (
+            all(table.is_current() for table in marks.tables) and self._has_all_tables(marks)
+        ):
+            self._release("marks")
+
+    def try_again(self) -> None:
+        """Release files that could not be shared, so that their next use tries again."""
+        touches, marks = self.touches, self.marks
+        if touches is not None and touches.trouble:
+            self._release("touches")
+        # Replace change counters only by ones that more processes see: new ones invalidate all metadata.
+        wanted = self._in_memory if self._directory is None else self._directory.marks
+        if marks is not None and wanted not in marks.paths and wanted in self._open_tables().paths:
+            self._release("marks")
+
+    def _has_all_tables(self, marks: ChangeCounters) -> bool:
+        """Return whether change counters include those in memory if another process has made some."""
+        return self._in_memory in marks.paths or disk.state(self._in_memory) is None
+
+    def _open_tables(self) -> ChangeCounters:
+        path, temp = self._place("marks")
+        table = ChangeTable(path, temp)
+        if not table.is_private and disk.size_of(self._in_memory) == 0:
+            return ChangeCounters(table)
+        in_memory = ChangeTable(self._in_memory, self._temp_in_memory())
+        shared = [each for each in (table, in_memory) if not each.is_private]
+        return ChangeCounters(*(shared or [table if table.trouble else in_memory]))
+
+    def _place(self, name: str) -> tuple[str | None, str]:
+        """Return the path of a file in the directory, and a temporary path to create it at."""
+        if self._directory is None:
+            return None, ""
+        return getattr(self._directory, name), self._directory.temp()
+
+    def _temp_in_memory(self) -> str:
+        return f"{self._in_memory}.{os.urandom(8).hex()}"
+
+    def _release(self, name: str) -> None:
+        self._opened.pop(name, None)
+        if name == "marks":
+            self.marks = None
+        else:
+            self.touches = None
+
+
+def _path_in_memory(root: str) -> str:
+    name = hashlib.blake2b(root.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return f"{MEMORY_FOLDER}/cachedfs-{os.geteuid()}-{name}"

@@ -1,0 +1,195 @@
+"""Small files of 64-bit slots that all processes of the machine read and write.
+
+They are arrays of slots indexed by hash, written without a lock. This is safe because no important slot is read,
+modified and written back. A change counter is replaced by a random number, so a lost update is still an update. A lost
+access record costs a cache hit at most.
+
+They are not mapped into memory: the kernel ends a process (SIGBUS) that touches a mapped page for which the disk has
+no space, or that it cannot read. A failed pread or pwrite is an error.
+
+A file is completed under a temporary name and then linked into place. If it cannot be used, the slots are memory of
+this process and its forked children, and `trouble` gives the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterable
+
+from cachedfs.cache import disk
+
+__all__ = ["HEADER_SIZE", "MASK32", "SharedSlots"]
+
+_HEADER = struct.Struct("<8sQ")  # magic, number of slots
+HEADER_SIZE = 4096
+_FEWEST_SLOTS = 4  # one bucket of access records
+MASK32 = (1 << 32) - 1
+
+
+class SharedSlots:
+    """One file of 64-bit slots behind a header.
+
+    `is_private`: the slots are memory of this process. `trouble` is the reason why the file at `path` is not used; None
+    if it is, or if none is wanted.
+    """
+
+    magic = b""
+
+    def __init__(
+        self, path: str | None, temp: str, n_slots: int, *, at_least: int = 1, header: bytes = b""
+    ) -> None:
+        """Open the file at `path`, created by way of `temp` if needed; `path` None means memory.
+
+        A new file has `n_slots` slots and replaces one with fewer than `at_least`. Its header ends with `header`.
+        """
+        self.path = path
+        self.n_slots = n_slots
+        self.trouble: str | None = None
+        self._fd = -1
+        self._identity = 0, 0  # device and inode of the file behind the descriptor
+        header = _HEADER.pack(self.magic, n_slots) + header
+        if path is not None:
+            try:
+                if not self._open(path, at_least):
+                    self._make(path, temp, header)
+            except OSError as error:
+                self.trouble = f"{path} cannot be shared with other processes: {error}"
+        self.is_private = self._fd < 0
+        self._memory = bytearray()
+        if self.is_private:
+            self.n_slots = n_slots
+            self._use_memory(header)
+
+    def __del__(self) -> None:
+        # Closed when no thread uses it any more. A program that closed all descriptors may have another file there.
+        if getattr(self, "_fd", -1) >= 0:
+            with contextlib.suppress(OSError):
+                if self._is_ours():
+                    os.close(self._fd)
+
+    @property
+    def size(self) -> int:
+        """The size of the file in bytes."""
+        return HEADER_SIZE + 8 * self.n_slots
+
+    @classmethod
+    def may_have(cls, n_slots: int) -> bool:
+        """Return whether a valid file may have this many slots: a power of two (indexes are masked), whole buckets."""
+        return n_slots >= _FEWEST_SLOTS and n_slots & (n_slots - 1) == 0
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Return `size` bytes from `offset`. Raises OSError, also if the file was truncated."""
+        if self._fd < 0:
+            return bytes(self._memory[offset : offset + size])
+        data = os.pread(self._fd, size, offset)
+        if len(data) != size:
+            raise OSError(errno.EIO, "the file was truncated", self.path)
+        return data
+
+    def write(self, pieces: Iterable[tuple[int, bytes]]) -> None:
+        """Write all (offset, bytes), in order. Raises OSError; the pieces before the failed one are then written."""
+        if self._fd < 0:
+            for offset, data in pieces:
+                self._memory[offset : offset + len(data)] = data
+            return
+        if not self._is_ours():  # never write into a file that somebody else has opened since
+            raise OSError(errno.EBADF, "its descriptor was closed by other code", self.path)
+        fd, pwrite = self._fd, os.pwrite
+        for offset, data in pieces:
+            if pwrite(fd, data, offset) != len(data):
+                raise OSError(errno.ENOSPC, "it was written in part", self.path)
+
+    def is_current(self) -> bool:
+        """Return whether other processes would open this same file; always True for memory.
+
+        Raises OSError if that cannot be checked.
+        """
+        if self.is_private or self.path is None:
+            return True
+        status = disk.state(self.path)
+        is_there = status is not None and _identity(status) == self._identity and status.st_size == self.size
+        return is_there and self._is_ours()
+
+    def spoil(self) -> None:
+        """Make the file invalid for all processes, as far as possible: they notice at their next read."""
+        if self.is_private or self.path is None:
+            return
+        try:
+            if self._is_ours():
+                disk.truncate(self._fd)
+        except OSError:
+            with contextlib.suppress(OSError):  # read-only: others notice when they write, or in a second
+                disk.unlink(self.path)
+
+    def _is_ours(self) -> bool:
+        """Return whether the descriptor is still that of our file. Raises OSError if it is closed."""
+        return _identity(os.fstat(self._fd)) == self._identity
+
+    def _open(self, path: str, at_least: int) -> bool:
+        """Open a valid file at `path`; return False if there is none. Remove an invalid file."""
+        status = disk.state(path)
+        if status is None:
+            return False
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            disk.unlink(path)
+            return False
+        try:
+            fd = disk.open_to_update(path)
+        except FileNotFoundError:  # deleted meanwhile: create it
+            return False
+        is_valid = False
+        try:
+            status = os.fstat(fd)
+            magic, n_slots = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+            is_valid = magic == self.magic and self.may_have(n_slots) and n_slots >= at_least
+            is_valid = is_valid and status.st_size == HEADER_SIZE + 8 * n_slots
+            if is_valid:
+                self.n_slots, self._identity, self._fd = n_slots, _identity(status), fd
+            elif (now := disk.state(path)) is not None and _identity(now) == _identity(status):
+                disk.unlink(path)
+        finally:
+            if not is_valid:
+                os.close(fd)
+        return is_valid
+
+    def _make(self, path: str, temp: str, header: bytes) -> None:
+        """Create the complete file and open it, or open the one that another process created first."""
+        fd = disk.create(temp)
+        try:
+            try:
+                disk.allocate(fd, self.size)
+                disk.write_all(fd, [header], 0)
+            finally:
+                os.close(fd)
+            _publish(temp, path)
+        finally:
+            with contextlib.suppress(OSError):
+                disk.unlink(temp)
+        if not self._open(path, 1):
+            raise OSError(errno.ESTALE, "it vanished or was replaced while it was opened")
+
+    def _use_memory(self, header: bytes) -> None:
+        try:
+            self._fd = disk.memory_file(self.size)
+            self._identity = _identity(os.fstat(self._fd))
+            disk.write_all(self._fd, [header], 0)
+        except OSError:  # no descriptor is free, or not on this system: not shared with forked children
+            self._fd, self._memory = -1, bytearray(self.size)
+            self._memory[: len(header)] = header
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _publish(temp: str, path: str) -> None:
+    try:
+        os.link(temp, path)  # fails if another process was first: its file is used
+    except FileExistsError:
+        return
+    except OSError:  # a filesystem without hard links
+        os.rename(temp, path)
