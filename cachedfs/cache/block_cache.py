@@ -211,7 +211,7 @@ class BlockCache:
     # Writing blocks
 
     def wait_for_deletion(self) -> None:
-        """If somebody is deleting the cache directory, wait for the end, at most about 10 s; for background threads.
+        """Wait for the end of a deletion of the cache directory, at most about 10 s; for background threads.
 
         Raises OSError if that cannot be checked.
         """

@@ -55,7 +55,7 @@ class CacheDirectory:
             self.make()
 
     def wait_for_deletion(self) -> None:
-        """If somebody is deleting the cache, wait for the end: no file may appear in folders that were just emptied.
+        """Wait for the end of a deletion of the cache: no file may appear in folders that were just emptied.
 
         A deletion is noticed when a folder or the index is missing, and ends when the root is. The wait takes at most
         `DELETION_S` seconds, once for each deletion, as only a part may have been deleted.

@@ -275,7 +275,7 @@ class MetadataStore:
 
     @property
     def sees_other_processes(self) -> bool:
-        """Whether changes by other processes are noticed: the change counters are in a file, not in private memory."""
+        """True if changes by other processes are noticed: the change counters are in a shared file."""
         return not (self._shared.marks or self._shared.open_marks()).is_private
 
     def mark(self, identity: str, path: str) -> int:

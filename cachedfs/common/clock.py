@@ -1,4 +1,4 @@
-"""The clock for the age of metadata: it goes on while the machine sleeps, and does not go back with the wall clock."""
+"""Clock for the age of metadata: counts suspended time, and does not go back with the wall clock."""
 
 from __future__ import annotations
 

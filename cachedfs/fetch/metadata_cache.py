@@ -91,7 +91,7 @@ class MetadataCache:
 
     @property
     def sees_other_processes(self) -> bool:
-        """Whether changes by other processes of the machine are noticed."""
+        """True if changes by other processes of the machine are noticed."""
         return self._shared.sees_other_processes
 
     def get(self, path: str) -> MetadataEntry | None:

@@ -321,7 +321,7 @@ class DriveAccount:
         return self.is_public and path.startswith("id:")
 
     async def has_new_sign_in(self) -> bool:
-        """Return whether somebody has signed in since nobody had; then folders are listed by the API."""
+        """Return whether there is a new sign-in, where there was none: then folders are listed by the API."""
         auth = (await self.connection()).auth
         return auth.is_missing and not await self._is_missing(auth)
 
