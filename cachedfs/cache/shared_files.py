@@ -35,9 +35,8 @@ class SharedFiles:
     def __init__(self, root: str, complaints: WarnOnce) -> None:
         self.marks: ChangeCounters | None = None
         self.touches: AccessStats | None = None
-        self._opened: dict[
-            str, ChangeCounters | AccessStats
-        ] = {}  # of two threads that open one, the first wins
+        # If two threads open one, the first wins.
+        self._opened: dict[str, ChangeCounters | AccessStats] = {}
         self._directory: CacheDirectory | None = None
         self._locks = ByteRangeLocks(None)
         self._in_memory = _path_in_memory(root)
@@ -106,9 +105,8 @@ class SharedFiles:
         touches, marks = self.touches, self.marks
         if touches is not None and not touches.is_current():
             self._release("touches")
-        if marks is not None and not (
-            all(table.is_current() for table in marks.tables) and self._has_all_tables(marks)
-        ):
+        is_current = marks is None or all(table.is_current() for table in marks.tables)
+        if not is_current or self._is_new_in_memory(marks):
             self._release("marks")
 
     def try_again(self) -> None:
@@ -121,9 +119,11 @@ class SharedFiles:
         if marks is not None and wanted not in marks.paths and wanted in self._open_tables().paths:
             self._release("marks")
 
-    def _has_all_tables(self, marks: ChangeCounters) -> bool:
-        """Return whether change counters include those in memory if another process has made some."""
-        return self._in_memory in marks.paths or disk.state(self._in_memory) is None
+    def _is_new_in_memory(self, marks: ChangeCounters | None) -> bool:
+        """Return whether another process has made change counters in memory that are not in use here."""
+        if marks is None or self._in_memory in marks.paths or disk.state(self._in_memory) is None:
+            return False
+        return self._in_memory in self._open_tables().paths  # False for a file of somebody else
 
     def _open_tables(self) -> ChangeCounters:
         path, temp = self._place("marks")

@@ -439,6 +439,11 @@ def test_what_another_user_may_have_put_in_the_memory_folder_is_not_used(
     harm(Path(cache._shared._in_memory))
     monkeypatch.setattr(disk, "unlink", lambda path: failing_unlink())
     assert not cache.metadata.sees_other_processes
+    before = cache.metadata.mark(ORIGIN, "b/x")
+    cache._own.look_now()
+    assert cache.metadata.mark(ORIGIN, "b/x") == before, (
+        "or immutable metadata would be asked for each second"
+    )
 
 
 def failing_unlink():

@@ -28,7 +28,6 @@ _MOST_PENDING = 1024  # accesses that wait while another process holds the lock
 # From offset `_CLOCK_AT` of the header on, 32 bits each: clock; longest reuse gap in this window and in the previous
 # one; window length minus one in accesses; and the shift of the clock that yields the number of the aging period.
 _NUMBERS = struct.Struct("<5I")
-_CLOCK = struct.Struct("<I")
 _CLOCK_AND_GAPS = struct.Struct("<3I")
 _FIT = struct.Struct("<2I")
 _CLOCK_AT, _FIT_AT = 16, 28
