@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from cachedfs.errors import (
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.public_folder import page_of, page_url
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 from tests.support import forget
@@ -274,8 +276,10 @@ def test_a_page_is_as_new_as_the_folder(
 
 
 def test_a_name_that_the_page_lacks_is_never_absent(
-    cached: Any, clock: Any, server: DriveServer, tree: str
+    cached: Any, clock: Any, server: DriveServer, tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    at_once = functools.partial(RetryPolicy, base_s=0.0, media_s=3600.0, metadata_s=3600.0)
+    monkeypatch.setattr("cachedfs.origins.drive.client.RetryPolicy", at_once)
     server.page_limit(2)  # sub and a
     fs = cached()
     assert fs.ls(f"id:{tree}", detail=False) == [f"id:{tree}/a", f"id:{tree}/sub"]
