@@ -11,12 +11,13 @@ from functools import lru_cache
 
 from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
 
-__all__ = ["ChangeCounters", "ChangeTable"]
+__all__ = ["TABLE_SIZE", "ChangeCounters", "ChangeTable"]
 
 # Names use one half of the slots, trees and origins the other. A name that shares a slot with a changed name
 # is revalidated (1 in 65 names after 1,000 changes). In a single table, a whole tree could be.
 _N_SLOTS = 1 << 18
 _HALF = _N_SLOTS // 2
+TABLE_SIZE = HEADER_SIZE + 8 * _N_SLOTS  # bytes of each table
 _SECONDS = 32  # bit position in a slot of the second of its last change, which is 0 in a new file
 _MASK63 = (1 << 63) - 1  # change counters are stored in SQLite, whose integers are signed
 _MOST_KNOWN = 50_000  # counters in memory

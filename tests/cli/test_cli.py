@@ -394,10 +394,10 @@ def test_prefetch_of_one_url_does_not_drive_out_that_of_another(cloud):
         for i in range(n):
             cloud.put(f"{name}/{i:02}", noise(MiB, i))
     urls = [cloud.url(name, "gs://") for name in "ab"]
-    result = run("prefetch", "-o", "cache_size=20992KiB", *urls, status=1)
+    result = run("prefetch", "-o", "cache_size=20MiB", *urls, status=1)
     found = re.search(r"a and 1 more: (\d+) of 32 objects are here, and more would drive out", result.stderr)
     forget()
-    listed = run("ls", "-l", "-o", "cache_size=20992KiB", *urls).stdout.splitlines()
+    listed = run("ls", "-l", "-o", "cache_size=20MiB", *urls).stdout.splitlines()
     here = [line.split("\t")[-1] for line in listed if line.split("\t")[2] == str(MiB)]
     assert len(here) == int(found[1]) > 8
     assert {cloud.url(f"a/{i:02}", "gs://") for i in range(8)} < set(here)
@@ -775,7 +775,7 @@ def test_stats_say_how_much_may_be_held(cloud):
         json_of("stats", *option) for option in ([], ["-o", "cache_size=64MiB", "-o", "keep_free=0"])
     )
     assert 0 <= auto["may_hold"] <= auto["disk_size"] // 2
-    assert 60 * MiB < bound["may_hold"] <= 64 * MiB, "what the index takes is in the bound"
+    assert 58 * MiB < bound["may_hold"] <= 64 * MiB, "what the index takes is in the bound"
 
 
 def test_evict_drops_objects_and_asks_nobody(cloud):

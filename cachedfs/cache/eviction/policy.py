@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.block_pool import BlockPool
+from cachedfs.cache.change_counters import TABLE_SIZE
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction import admission
 from cachedfs.cache.eviction.access_stats import AccessStats
@@ -149,10 +150,12 @@ class EvictionPolicy:
         """Return the bytes of index, shared files and untracked temporary files, and by how many bytes they may grow.
 
         The write-ahead log always counts as twice its limit, the size at which it is restarted. Counting its real size
-        would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored.
+        would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored. Change
+        counters count before their first use: a plan that began without them would fetch more than may stay.
         """
         index, wal, *others = (disk.size_of(path) for path in self._directory.bookkeeping)
-        return index + wal + sum(others) + self.set_aside, max(0, 2 * wal_limit - wal) + _SLACK
+        counters = max(0, TABLE_SIZE - disk.size_of(self._directory.marks))
+        return index + wal + sum(others) + counters + self.set_aside, max(0, 2 * wal_limit - wal) + _SLACK
 
     def _evict(self, rows: BlockRows, block: BlockRow, now_s: float) -> int:
         size = self.remove(rows, block, now_s)
