@@ -1,8 +1,8 @@
 """Fixtures for every test: its own cache directory, fsspec configuration and simulated clouds."""
 
+import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import pathlib
@@ -10,6 +10,7 @@ import pwd
 import signal
 import tempfile
 import time
+import zlib
 
 import fsspec
 import fsspec.config
@@ -27,7 +28,7 @@ from tests.fakes import FakeOrigin
 from tests.fork_server import ForkServer
 from tests.support import NAMES, OURS, S3, Cloud, Drive, item_threads, tallied, tally, until
 
-_numbers = itertools.count()
+FIRST_PORT = 21000  # below those that the system gives to whoever asks for any
 PAUSE_S = rate_limit._PAUSE_S
 LADDERS = {name: getattr(quota, name) for name in ("CREATES", "REQUESTS")}
 
@@ -190,19 +191,37 @@ def origin(own_cache, monkeypatch):
     return fake
 
 
+def simulated(kind, number):
+    """Return a simulated cloud, on a port of this worker unless that is taken.
+
+    Ports and names are the same in each run. They are part of what change counters are chosen by, and two paths that
+    share one cost a request more.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    try:
+        return kind(profile="off", port=FIRST_PORT + 10 * worker + number).start()
+    except OSError:  # another run of the tests has it
+        return kind(profile="off").start()
+
+
+def own_name(request):
+    """Return a name for a bucket or a folder of this test."""
+    return f"test-{zlib.crc32(request.node.nodeid.encode())}"
+
+
 @pytest.fixture(scope="session")
 def gcs_server():
-    with GCSServer(profile="off") as server:
+    with contextlib.closing(simulated(GCSServer, 0)) as server:
         yield server
 
 
 @pytest.fixture
-def cloud(gcs_server, own_cache, monkeypatch):
+def cloud(gcs_server, own_cache, monkeypatch, request):
     """A simulated GCS with an empty bucket for this test; `gs` is configured to use it."""
     monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon", "endpoint_url": gcs_server.endpoint_url})
     monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)
     gcs_server.heal()
-    bucket = f"bucket-{next(_numbers)}"
+    bucket = own_name(request)
     gcs_server.make_bucket(bucket)
     gcs_server.reset()
     yield Cloud(gcs_server, bucket, own_cache)
@@ -217,18 +236,18 @@ def fs(cloud):
 
 @pytest.fixture(scope="session")
 def drive_server():
-    with DriveServer(profile="off") as server:
+    with contextlib.closing(simulated(DriveServer, 1)) as server:
         yield server
 
 
 @pytest.fixture
-def drive(drive_server, own_cache, monkeypatch):
+def drive(drive_server, own_cache, monkeypatch, request):
     """A simulated Drive with an empty folder for this test; `drive` is configured to use it."""
     monkeypatch.setitem(
         fsspec.config.conf, "drive", {"token": "anon", "endpoint_url": drive_server.endpoint_url}
     )
     drive_server.heal()
-    folder = f"folder-{next(_numbers)}"
+    folder = own_name(request)
     drive_server.folder(folder)
     drive_server.reset()
     yield Drive(drive_server, folder, own_cache)
@@ -241,14 +260,14 @@ def s3_server():
         pytest.importorskip(package)
     from tests.s3_server import S3Server
 
-    with S3Server() as server:
+    with contextlib.closing(simulated(S3Server, 2)) as server:
         yield server
 
 
 @pytest.fixture
-def s3(s3_server, own_cache, monkeypatch):
+def s3(s3_server, own_cache, monkeypatch, request):
     """A simulated S3 with an empty bucket for this test; `s3` is configured to use it."""
-    machine = S3(s3_server, f"bucket-{next(_numbers)}", own_cache)
+    machine = S3(s3_server, own_name(request), own_cache)
     monkeypatch.setitem(fsspec.config.conf, "s3", machine.options["s3"])
     s3_server.make_bucket(machine.name)
     s3_server.reset()
