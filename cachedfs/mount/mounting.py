@@ -20,7 +20,13 @@ _ENDED = 8  # what libfuse returns after a signal
 
 
 def check_folder(folder: str) -> None:
-    """Raise OSError unless there is an empty local folder on which nothing is mounted."""
+    """Raise OSError unless there is an empty local folder on which nothing is mounted.
+
+    Unmounts what is left of a mount whose process was killed.
+    """
+    if _is_dead(folder):
+        with contextlib.suppress(OSError):  # libfuse may be doing it, too
+            unmount(folder)
     if _is_mounted(folder):
         raise FileExistsError(f"{folder}: something is mounted there; cachedfs unmount {folder}")
     if not os.path.isdir(folder):
@@ -35,11 +41,16 @@ def check_folder(folder: str) -> None:
 
 
 def _is_mounted(folder: str) -> bool:
+    return os.path.ismount(folder) or _is_dead(folder)
+
+
+def _is_dead(folder: str) -> bool:
+    """Return whether a mount is there whose process is gone."""
     try:
         os.stat(folder)
     except OSError as error:
-        return error.errno == errno.ENOTCONN  # a mount whose process is gone
-    return os.path.ismount(folder)
+        return error.errno == errno.ENOTCONN
+    return False
 
 
 def serve(
@@ -82,7 +93,7 @@ def serve(
             ro=not is_writable,
             allow_other=allow_other,
             default_permissions=True,
-            auto_unmount=sys.platform == "linux",  # also if this process is killed
+            auto_unmount=sys.platform == "linux",  # also if this process is killed, unless libfuse is too early
             hard_remove=True,  # or libfuse renames an open file in place of deleting it
             attr_timeout=kept_s,
             entry_timeout=kept_s,

@@ -72,8 +72,8 @@ class _Thread:
     """A service running in a daemon thread of this process."""
 
     def __init__(self, service: Service, port: int) -> None:
-        self._service, self._loop, self._stop = service, new_loop(), asyncio.Event()
         sock = socket.create_server(("127.0.0.1", port))
+        self._service, self._loop, self._stop = service, new_loop(), asyncio.Event()
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, args=(sock,), name="sim", daemon=True)
         self._thread.start()

@@ -61,6 +61,14 @@ def is_empty(folder):
         return False
 
 
+def is_alive(folder):
+    """Return whether a folder is mounted, and its process is there."""
+    try:
+        return os.listdir(folder) != []
+    except OSError as error:
+        return error.errno != errno.ENOTCONN
+
+
 def rsync(source, target):
     """Copy a folder, and return the names of the files that were sent."""
     command = ["rsync", "-a", "--update", "--out-format=%n", f"{source}/", f"{target}/"]
@@ -108,15 +116,22 @@ def test_programs_read_and_write_a_mounted_folder(cloud, fs, cachedfs, folder, t
     assert os.listdir(folder) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_mount_is_read_only_and_ends_with_its_process(cloud, cachedfs, folder, number):
+def test_a_mount_is_read_only_and_ends_with_its_process(cloud, cachedfs, folder):
     cloud.put("a", b"1")
     pid = mount(cachedfs, cloud.url("", "gs://"), folder)
     with pytest.raises(OSError) as raised:
         (folder / "new").touch()
     assert raised.value.errno == errno.EROFS
-    os.kill(pid, number)
+    os.kill(pid, signal.SIGTERM)
     until(lambda: is_empty(folder))
+
+
+def test_a_folder_can_be_mounted_again_after_its_mount_was_killed(cloud, cachedfs, folder):
+    cloud.put("a", b"1")
+    os.kill(mount(cachedfs, cloud.url("", "gs://"), folder), signal.SIGKILL)
+    until(lambda: not is_alive(folder))
+    mount(cachedfs, cloud.url("", "gs://"), folder)
+    assert os.listdir(folder) == ["a"]
 
 
 def test_a_mount_in_the_background_keeps_its_options_and_its_log_to_its_user(
