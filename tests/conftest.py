@@ -258,9 +258,13 @@ def drive(drive_server, own_cache, monkeypatch, request):
 def s3_server():
     for package in ("s3fs", "moto"):
         pytest.importorskip(package)
+    from botocore.loaders import JSONFileLoader
+
     from tests.s3_server import S3Server
 
-    with contextlib.closing(simulated(S3Server, 2)) as server:
+    load = functools.cache(JSONFileLoader().load_file)  # each client reads the description of S3, for 0.2 s
+    with contextlib.closing(simulated(S3Server, 2)) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda self, path: load(path))
         yield server
 
 

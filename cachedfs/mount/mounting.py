@@ -93,7 +93,8 @@ def serve(
             ro=not is_writable,
             allow_other=allow_other,
             default_permissions=True,
-            auto_unmount=sys.platform == "linux",  # also if this process is killed, unless libfuse is too early
+            auto_unmount=sys.platform
+            == "linux",  # also if this process is killed, unless libfuse is too early
             hard_remove=True,  # or libfuse renames an open file in place of deleting it
             attr_timeout=kept_s,
             entry_timeout=kept_s,
