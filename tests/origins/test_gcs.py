@@ -44,9 +44,9 @@ from cachedfs.errors import (
     OriginUnreachable,
     SignInRefused,
 )
-from cachedfs.origins.base import range_header
+from cachedfs.origins.base import has_stale_answer, range_header
 from cachedfs.origins.gcs import api
-from cachedfs.origins.gcs.auth import GCSAuth
+from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
 from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.origins.registry import identity_of, open_origin
 from cachedfs.origins.request_slots import speculative
@@ -151,6 +151,26 @@ class TestGenericOverGCS(OriginContract):
         )
         yield origin
         await origin.aclose()
+
+
+async def test_credentials_that_are_found_late_are_used_by_the_next_request(make, monkeypatch):
+    may_go_on, made = threading.Event(), []
+
+    def make_late(options, loop):
+        may_go_on.wait(120)
+        made.append(make_gcsfs(options, loop))
+        return made[-1]
+
+    monkeypatch.setattr("cachedfs.origins.gcs.origin.make_gcsfs", make_late)
+    origin = make(RetryPolicy(reach_stale_s=0.01))
+    has_stale_answer.set(True)
+    with pytest.raises(OriginUnreachable, match=r"gs://: no credentials were found within 0\.01 s"):
+        await origin.lookup("b/a")
+    may_go_on.set()
+    has_stale_answer.set(False)
+    with pytest.raises(ObjectNotFound):
+        await origin.lookup("b/a")
+    assert len(made) == 1
 
 
 async def test_generic_over_http(server, world):
