@@ -26,6 +26,7 @@ from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.clock import boot_number, clock
 from cachedfs.common.types import Changes, ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
+from cachedfs.errors import CacheError
 
 __all__ = ["MetadataStore", "follow", "overtaken"]
 
@@ -99,12 +100,16 @@ def follow(
 
 def _keep_versions(rows: MetadataRows, new: Iterable[tuple[str, str, float | None]]) -> None:
     """Record (identity, folder, time) of objects in versions that were not known before; None: it was known."""
+    if known_at := _newest(new):
+        rows.keep_versions(known_at, clock.now())
+
+
+def _newest(new: Iterable[tuple[str, str, float | None]]) -> dict[tuple[str, str], float]:
     known_at: dict[tuple[str, str], float] = {}
     for identity, folder, at in new:
         if at is not None:
             known_at[identity, folder] = max(at, known_at.get((identity, folder), at))
-    if known_at:
-        rows.keep_versions(known_at, clock.now())
+    return known_at
 
 
 def _at(path: str, record: MetadataRecord) -> MetadataRecord:
@@ -112,6 +117,10 @@ def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     if path == record.path:
         return record
     return record._replace(path=path, info=record.info and replace(record.info, path=path))
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return not folder or f"{path}/".startswith(f"{folder}/")
 
 
 def _number_of_its_own() -> int:
@@ -145,6 +154,9 @@ class MetadataStore:
         self._shared = shared
         self._sweep = SweepPosition()
         self._has_clock = False
+        self._unstored: dict[
+            tuple[str, str], float
+        ] = {}  # as the table `versions`, of what could not be stored
 
     def _look(self) -> None:
         self._own.look()
@@ -181,9 +193,10 @@ class MetadataStore:
         if not facts:
             return
         facts = [_at(stored_path(fact.path), fact) for fact in facts]
-        with self._writing("metadata cannot be stored") as rows:
+        new = [(fact.identity, folder_of(fact.path), fact.new_at) for fact in facts]
+        with self._remembering(new), self._writing("metadata cannot be stored") as rows:
             rows.keep_records(facts)
-            _keep_versions(rows, ((fact.identity, folder_of(fact.path), fact.new_at) for fact in facts))
+            _keep_versions(rows, new)
             self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
@@ -215,7 +228,8 @@ class MetadataStore:
         `watch` is given for a single listing only.
         """
         new: list[tuple[str, str, float | None]] = []
-        with self._writing("listings cannot be kept") as rows:
+        unknown = [(identity, folder, clock.now()) for folder in listings]
+        with self._remembering(unknown), self._writing("listings cannot be kept") as rows:
             for folder, infos in listings.items():
                 if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
                     continue  # names in it contain secrets
@@ -234,7 +248,20 @@ class MetadataStore:
         An older listing of `folder` may lack objects that belong to that version.
         """
         stored = stored_path(folder)
-        return self._own.asked(lambda rows: rows.newest_version(identity, stored), math.inf)
+        newest = self._own.asked(lambda rows: rows.newest_version(identity, stored), math.inf)
+        unstored = list(self._unstored.items())
+        above = (at for (origin, each), at in unstored if origin == identity and _is_within(stored, each))
+        return max([newest, *above])
+
+    @contextlib.contextmanager
+    def _remembering(self, new: Iterable[tuple[str, str, float | None]]) -> Iterator[None]:
+        """Keep the times of new versions in memory if the block cannot store them: older listings may lack objects."""
+        try:
+            yield
+        except CacheError:
+            for key, at in _newest(new).items():
+                self._unstored[key] = max(at, self._unstored.get(key, at))
+            raise
 
     # Change feeds: the origin's own list of what changed
 
@@ -339,6 +366,7 @@ class MetadataStore:
 
     def mark_at(self, slots: tuple[int, ...]) -> int:
         """Return the change counter stored in these slots."""
+        self._own.look()  # a process that reads only cached data must see that the file was replaced
         try:
             return (self._shared.marks or self._shared.open_marks()).at(slots)
         except OSError:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import OriginUnreachable
 from cachedfs.fetch.metadata_cache import MetadataEntry, folder_of
@@ -100,13 +101,15 @@ class StaleFallback:
         """
         if old.info is not None:
             return True
-        metadata = self._source.metadata
+        metadata, now = self._source.metadata, clock.now()
         newest_at = metadata.newest_version_at(folder_of(old.path))
         unlisted_at = metadata.unlisted_at(old.path)
-        if unlisted_at is not None and newest_at <= unlisted_at:
+        # A time to come is that of a clock that was wrong, and proves nothing.
+        if unlisted_at is not None and newest_at <= unlisted_at <= now:
             return True
         # Requests of one open overlap, so its 404 may be a little older than what it was used with.
-        return newest_at <= old.checked_at + ABSENCE_S and self._is_zarr_node(old.path)
+        is_newest = newest_at <= old.checked_at + ABSENCE_S and old.checked_at <= now
+        return is_newest and self._is_zarr_node(old.path)
 
     def _is_zarr_node(self, path: str) -> bool:
         """Return whether `path` is a metadata file of a Zarr node of which another one is known."""

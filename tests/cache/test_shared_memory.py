@@ -405,6 +405,15 @@ def without_disk(open_cache, tmp_path, n=2):
     return [open_cache(tmp_path / "file" / "c", explicit=False) for _ in range(n)]
 
 
+def test_a_process_that_only_reads_notices_that_change_counters_were_replaced(cache, open_cache, monkeypatch):
+    monkeypatch.setattr("cachedfs.cache.writable_directory._LOOK_S", 0.0)
+    other, slots = open_cache(), cache.metadata.mark_slots("gs://test", "b/x")
+    before = cache.metadata.mark_at(slots)
+    os.unlink(f"{cache.root}/marks")
+    other.metadata.changed("gs://test", ["b/x"])
+    assert cache.metadata.mark_at(slots) != before
+
+
 def test_without_a_directory_processes_see_the_changes_of_each_other(open_cache, tmp_path, own_memory_folder):
     one, other = without_disk(open_cache, tmp_path)
     before = other.metadata.mark(ORIGIN, "b/x")

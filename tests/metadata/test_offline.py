@@ -2,9 +2,13 @@
 
 import dataclasses
 import datetime
+import math
+import sqlite3
 
 import pytest
 
+from cachedfs.cache.index.transaction import CacheIndex
+from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.origins.base import has_stale_answer
@@ -132,6 +136,33 @@ def test_an_absence_that_is_not_proven_is_an_error(far, way, known, monkeypatch)
     for read in (closed.exists, closed.cat_file, closed.open):
         with pytest.raises(OriginUnavailable):
             read("b/d/sub/missing")
+
+
+@pytest.mark.parametrize("newer", [lambda far: far.read("b/d/meta"), lambda far: far.list("b/d")])
+def test_a_new_version_counts_also_if_the_disk_is_full(far, newer, monkeypatch):
+    far.find("b/d")
+    far.fs._source.runtime.drain(120)
+
+    def full(index):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CacheIndex, "writing", full)
+        far.put("b/d/meta")
+        newer(far)
+        far.fs._source.runtime.drain(120)
+    with pytest.raises(OriginUnreachable):
+        far.close("outage", monkeypatch).exists("b/d/sub/missing")
+
+
+@pytest.mark.parametrize("way", ["offline", "outage"])
+def test_a_listing_from_a_time_to_come_proves_no_absence(far, way, monkeypatch):
+    far.find("b/d")
+    closed = far.close(way, monkeypatch)
+    far.clock(-2000)
+    monkeypatch.setattr(metadata_clock, "offset", -math.inf)  # as after a restart of the machine
+    with pytest.raises(OriginUnavailable):
+        closed.exists("b/d/sub/missing")
 
 
 @pytest.mark.parametrize("way", ["offline", "outage"])
