@@ -19,7 +19,7 @@ from yarl import URL
 
 from cachedfs.errors import OriginUnavailable, OriginUnreachable, QuotaExceeded
 from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.origin_errors import object_of, well_formed
+from cachedfs.origins.origin_errors import has_secrets, object_of, well_formed
 from cachedfs.origins.request_log import LoggedRequest
 from cachedfs.origins.retry import (
     BodyRate,
@@ -223,10 +223,11 @@ class HTTPClient:
         wait_s = tries.next_wait_s(failed.trouble)
         if wait_s is None:
             kind = OriginUnreachable if failed.trouble.is_unreachable else OriginUnavailable
+            cause = failed.__cause__ or failed
             raise kind(
                 f"{request.subject}: {request.doing} failed after {tries.summary()}; the last time: {failed}. "
                 f"{failed.trouble.remedy}"
-            ) from (failed.__cause__ or failed)
+            ) from (None if has_secrets(cause) else cause)  # a traceback prints it, too
         await asyncio.sleep(wait_s)
 
     @asynccontextmanager
@@ -445,13 +446,24 @@ def is_on_time(timeout: aiohttp.ClientTimeout, waited_s: float) -> bool:
     return timeout.connect is not None and timeout.connect <= waited_s < latest_s(timeout.connect)
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Tries the addresses of a host once: after a timeout, aiohttp tries those again that it tried at the same time."""
+
+    async def _wrap_create_connection(self, *args: Any, addr_infos: list[Any], **options: Any) -> Any:
+        try:
+            return await super()._wrap_create_connection(*args, addr_infos=addr_infos, **options)
+        except TimeoutError:
+            addr_infos.clear()
+            raise
+
+
 def new_connector(**options: Any) -> aiohttp.TCPConnector:
     """Return a connector without a limit of its own: our request slots are the limit.
 
     aiohttp completes a lookup of an address whose request timed out. The address is kept for longer than an origin
     counts as unreachable, so that the next try has it.
     """
-    return aiohttp.TCPConnector(limit=0, ttl_dns_cache=_ADDRESS_S, **options)
+    return _Connector(limit=0, ttl_dns_cache=_ADDRESS_S, **options)
 
 
 @contextmanager

@@ -253,10 +253,11 @@ def mapped(url: str, doing: str, *, is_read: bool = False) -> Iterator[None]:
         if translated is error:
             raise
         # A traceback prints the causes too: drop them if a message contains a secret.
-        raise translated from (None if _has_secrets(error) else error)
+        raise translated from (None if has_secrets(error) else error)
 
 
-def _has_secrets(error: BaseException | None) -> bool:
+def has_secrets(error: BaseException | None) -> bool:
+    """Return whether the text of an error, or of one that caused it, contains a secret."""
     seen: list[BaseException] = []
     while error is not None and not any(error is known for known in seen):
         if str(error) != without_secrets(str(error)):

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import threading
 import time
+import traceback
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -16,7 +17,7 @@ import aiohttp
 import pytest
 from google.oauth2.credentials import Credentials
 
-from cachedfs.errors import OriginUnreachable
+from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins import http
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http import HTTPClient, HTTPRequest, is_on_time, new_connector
@@ -107,22 +108,14 @@ class NameServer:
 
     def __init__(self, monkeypatch):
         self.asked, self.may_answer = 0, asyncio.Event()
-        self.answer = lambda: None
+        self.answer, self.hosts = lambda: None, ["127.0.0.1"]
 
         async def resolve(resolver, host, port=0, family=0):
             self.asked += 1
             await self.may_answer.wait()
             self.answer()
-            return [
-                {
-                    "hostname": host,
-                    "host": "127.0.0.1",
-                    "port": port,
-                    "family": family,
-                    "proto": 0,
-                    "flags": 0,
-                }
-            ]
+            known = {"hostname": host, "port": port, "family": family, "proto": 0, "flags": 0}
+            return [{**known, "host": address} for address in self.hosts]
 
         monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
 
@@ -175,6 +168,43 @@ async def test_a_name_that_cannot_be_found_is_unreachable_however_late_that_is_k
     async with asking_by_name(RetryPolicy(base_s=0.0, connect_s=0.0)) as ask:
         with pytest.raises(OriginUnreachable, match="after 1 try"):
             await ask()
+
+
+async def test_all_addresses_of_a_host_are_tried_within_one_timeout(monkeypatch):
+    server, tried = NameServer(monkeypatch), []
+    server.hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    server.may_answer.set()
+
+    async def never(addr_infos, **options):
+        tried.append([address[0] for *_, address in addr_infos])
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(aiohttp.connector.aiohappyeyeballs, "start_connection", never)
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=FakeClock()))
+    async with asking_by_name(RetryPolicy(tries=1, connect_s=0.01)) as ask:
+        with pytest.raises(OriginUnreachable):
+            await ask()
+    assert tried == [server.hosts]
+
+
+async def test_a_traceback_has_no_signature_of_a_url():
+    async def elsewhere(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 302 Found\r\nLocation: ftp://x/y?X-Amz-Signature=SECRET\r\nContent-Length: 0\r\n\r\n"
+        )
+
+    async with serving(elsewhere) as url, aiohttp.ClientSession() as session:
+        client = client_of(session, RetryPolicy(tries=1))
+        request = HTTPRequest(url=url, params={}, subject="x://y", doing="reading")
+
+        async def attempt():
+            async with client.exchange(request) as response:
+                return await response.read_all()
+
+        with pytest.raises(OriginUnavailable) as raised:
+            await client.retried(attempt, request, client.new_tries())
+    assert "SECRET" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(("is_stale", "expected"), [(True, 3.0), (False, 20.0)])
