@@ -6,21 +6,38 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.origin_errors import token_server_away, without_secrets
 from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason, untrusted
 
-__all__ = ["TokenSource", "is_expired", "left_s", "message_of", "refresh"]
+__all__ = ["TokenSource", "finding_credentials", "is_expired", "left_s", "message_of", "refresh"]
 
 _EXPIRES_SOON_S = 300  # as in gcsfs: a token that lasts less is renewed before it is used
 _EXPIRED_S = 10  # a token that lasts less may be refused when it arrives
 _SOON_AGAIN_S = 30  # a metadata server returns the same token until it expires: do not ask for every request
+
+
+@asynccontextmanager
+async def finding_credentials(subject: str, policy: RetryPolicy) -> AsyncIterator[None]:
+    """Let the block wait for credentials; where a stale answer can be served, raise OriginUnreachable after some seconds.
+
+    Without a network, Google's library looks for default credentials for 15 s.
+    """
+    within_s = policy.reach_stale_s if has_stale_answer.get() else None
+    try:
+        async with asyncio.timeout(within_s) as timeout:
+            yield
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise OriginUnreachable(f"{subject}: no credentials were found within {within_s:g} s") from None
 
 
 def left_s(token: str | None, expiry: datetime | None) -> float:

@@ -36,6 +36,7 @@ from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.rate_limit import RateLimiter
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.tokens import finding_credentials
 
 if TYPE_CHECKING:
     from cachedfs.common.types import ObjectInfo
@@ -110,7 +111,8 @@ class DriveAccount:
     # Signing in
     async def connection(self) -> _Connection:
         """Return the connection, made at the first call; raise AccessDenied or ValueError without a way to sign in."""
-        return await self._connection.get()
+        async with finding_credentials("drive://", self._policy):
+            return await self._connection.get()
 
     async def _connect(self) -> _Connection:
         with importing():
@@ -323,7 +325,7 @@ class DriveAccount:
     async def has_new_sign_in(self) -> bool:
         """Return whether there is a new sign-in, where there was none: then folders are listed by the API."""
         auth = (await self.connection()).auth
-        return auth.is_missing and not await self._is_missing(auth)
+        return not self.is_public or (auth.is_missing and not await self._is_missing(auth))
 
     async def _public_item(self, id: str, path: str, key: str | None, is_pinned: bool) -> dict[str, Any]:
         if is_pinned:

@@ -325,6 +325,7 @@ class PathResolver:
             items = await self._account.public_folders.items(folder)
         else:
             items = await self._found(api.children_query(str(folder.id)), folder, folder.path, "listing it")
+            self.partly_listed.discard(folder.path)
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in {item["id"]: item for item in items}.values():
             by_name.setdefault(api.shown(item["name"]), []).append(item)

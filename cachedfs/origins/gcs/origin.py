@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
-from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound, OriginUnreachable
-from cachedfs.origins.base import has_stale_answer, subject_of
+from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
+from cachedfs.origins.base import subject_of
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
@@ -29,6 +29,7 @@ from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_log import logged_request
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.tokens import finding_credentials
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPRequest
@@ -93,20 +94,10 @@ class GCSOrigin:
         return GCSConnection(inner, session, client)
 
     async def connection(self) -> GCSConnection:
-        """Return the connection, created at the first call.
-
-        Without a network, Google's library looks for default credentials for 15 s. Where a stale answer can be served,
-        this raises OriginUnreachable before; the search goes on.
-        """
-        within_s = self._policy.reach_stale_s if has_stale_answer.get() else None
-        with mapped("gs://", "looking for credentials"):
-            try:
-                async with asyncio.timeout(within_s) as timeout:
-                    return await self._connection.get()
-            except TimeoutError:
-                if not timeout.expired():
-                    raise
-                raise OriginUnreachable(f"gs://: no credentials were found within {within_s:g} s") from None
+        """Return the connection, created at the first call."""
+        async with finding_credentials("gs://", self._policy):
+            with mapped("gs://", "looking for credentials"):
+                return await self._connection.get()
 
     async def filesystem(self) -> Any:
         """Return the inner `gcsfs.core.GCSFileSystem`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,12 +17,15 @@ from cachedfs.errors import (
     NotDownloadable,
     ObjectChanged,
     ObjectNotFound,
+    OriginUnreachable,
     QuotaExceeded,
     SignInRefused,
 )
-from cachedfs.origins.drive import accounts, auth, public
+from cachedfs.origins.base import has_stale_answer
+from cachedfs.origins.drive import accounts, auth, client, public
 from cachedfs.origins.drive.api import item_info
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
 
@@ -199,6 +204,46 @@ async def test_who_signs_in_later_uses_the_same_origin(
     )
     assert (await read(origin, f"id:{id}"))[0] == DATA
     assert (await read(origin, f"{root}/a"))[0] == DATA
+
+
+async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
+    make: MakeOrigin, server: DriveServer, folder: str, nobody: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
+    origin, path = make(token=None), f"id:{server.folder(folder)}"
+    server.put(f"{folder}/a", DATA)
+    server.publish(server.folder(folder))
+    assert [info.path async for info in origin.list(path)] == [f"{path}/a"]
+    assert not origin.lists_all(path)
+    program = server.client_json()["installed"]
+    accounts.save(
+        "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **program}
+    )
+    found = await asyncio.gather(*(origin.lookup(f"{path}/{name}") for name in "xyz"), return_exceptions=True)
+    assert [type(error) for error in found] == [ObjectNotFound] * 3
+    assert [info.path async for info in origin.list(path)] == [f"{path}/a"]
+    assert origin.lists_all(path)
+
+
+async def test_credentials_that_are_found_late_are_used_by_the_next_request(
+    make: MakeOrigin, server: DriveServer, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, sign_in, made = threading.Event(), client._signed_in, []
+
+    def sign_in_late(*arguments: Any) -> Any:
+        may_go_on.wait(120)
+        made.append(1)
+        return sign_in(*arguments)
+
+    monkeypatch.setattr(client, "_signed_in", sign_in_late)
+    origin, id = make(RetryPolicy(reach_stale_s=0.01)), published(server, f"{folder}/a")
+    has_stale_answer.set(True)
+    with pytest.raises(OriginUnreachable, match="drive://: no credentials were found within"):
+        await origin.lookup(f"id:{id}")
+    may_go_on.set()
+    has_stale_answer.set(False)
+    assert (await read(origin, f"id:{id}"))[0] == DATA
+    assert len(made) == 1
 
 
 def test_a_link_is_opened_without_an_account_and_cached(
