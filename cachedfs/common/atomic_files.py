@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from fsspec.utils import isfilelike
@@ -37,12 +37,13 @@ def write_private(path: str, text: str) -> None:
 class PartFile:
     """A local file open for writing beside its place, where it is put when it is closed.
 
-    `discard`, or an exception in its `with` block, removes it.
+    `discard`, an exception in its `with` block, or a failed write removes it.
     """
 
     def __init__(self, path: str, temporary: str, file: Any, mode: int | None, *, is_new: bool) -> None:
         """Take `file`, which is open at `temporary`; `is_new`: there may be no other file at `path` in the end."""
         self._path, self._temporary, self._file, self._is_new = path, temporary, file, is_new
+        self._failed_with: int | None = None  # errno of a failed write
         if mode is not None:  # before the first byte, so that private data is never readable by others
             os.chmod(temporary, mode & 0o777)
 
@@ -62,8 +63,27 @@ class PartFile:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
+    def write(self, data: Any) -> int:
+        with self._discard_on_error():
+            return int(self._file.write(data))
+
+    def flush(self) -> None:
+        with self._discard_on_error():
+            self._file.flush()
+
+    @contextlib.contextmanager
+    def _discard_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed_with = error.errno or errno.EIO
+            self.discard()
+            raise
+
     def close(self) -> None:
-        """Put the file in its place; remove it if that fails."""
+        """Put the file in its place; remove it if that fails. Raises OSError after a failed write."""
+        if self._failed_with is not None:  # the caller may have ignored that error
+            raise OSError(self._failed_with, os.strerror(self._failed_with), self._path)
         if self._file.closed:
             return
         try:

@@ -20,6 +20,7 @@ from cachedfs.common.logging import without_secrets
 
 __all__ = [
     "GCS_PROTOCOLS",
+    "LOCAL_PROTOCOLS",
     "ORIGINS",
     "SLASH_NAMES",
     "before_magic",
@@ -36,9 +37,9 @@ __all__ = [
 ]
 
 GCS_PROTOCOLS = ("gs", "gcs")
+LOCAL_PROTOCOLS = ("file", "local")
 ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short protocols
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
-_LOCAL = ("file", "local")
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # what to install for a protocol
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
 _SIGNED = re.compile(
@@ -106,7 +107,7 @@ def strip(own: str, target: str | None, path: Any) -> str:
     if protocol in _SLASHED or not protocol:
         return rest.strip("/") if protocol else rest.rstrip("/")
     name = str(_rule_of(protocol)(text))
-    if protocol in _LOCAL and ("//" in name or "/." in name):
+    if protocol in LOCAL_PROTOCOLS and ("//" in name or "/." in name):
         name = _NOTHING.sub("", name) or "/"
     return without_slash(name)
 

@@ -21,10 +21,11 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
 from cachedfs.common.clock import clock
-from cachedfs.common.urls import before_magic, is_pattern, without_slash
+from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, is_pattern, without_slash
 from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.fetch.metadata_cache import folder_of
+from cachedfs.origins.origin_errors import mapped
 from cachedfs.read.reader import Reader
 
 __all__ = ["WriteMethods"]
@@ -37,28 +38,37 @@ class WriteMethods(CycleSafeWalk):
 
     async def _pipe_file(self, path: Any, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         path = self._strip_object(path)
-        if self._intrans:
-            await asyncio.to_thread(
-                self._hold_back, path, mode, functools.partial(io.BytesIO, value), **kwargs
-            )
+        if self._intrans or self._is_local:
+            await self._write_by_open(path, mode, functools.partial(io.BytesIO, value), **kwargs)
             return
         options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
         await self._write([path], "pipe_file", path, value, **options)
 
-    def _hold_back(self, path: str, mode: str, opened: Callable[[], IO[bytes]], **kwargs: Any) -> None:
-        """Write data that the transaction sends to the origin when it ends."""
-        with opened() as data, self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
-            shutil.copyfileobj(data, file)
+    @property
+    def _is_local(self) -> bool:
+        return self.target_protocol in LOCAL_PROTOCOLS
+
+    async def _write_by_open(
+        self, path: str, mode: str, opened: Callable[[], IO[bytes]], **kwargs: Any
+    ) -> None:
+        """Write data through `open`: it delays a write in a transaction, and replaces a local file only by a whole one."""
+
+        def write() -> None:
+            with opened() as data, self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
+                shutil.copyfileobj(data, file)
+
+        # Made first: making it takes a thread, and many writes at once may take them all.
+        await self._hop(self._reader.source.origin(path).filesystem())
+        await asyncio.to_thread(write)
 
     async def _put_file(
         self, lpath: Any, rpath: Any, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
         path = self._strip_object(rpath)
         about = os.stat(lpath)  # a missing local file is a plain FileNotFoundError, not an ObjectNotFound
-        if self._intrans and not stat.S_ISDIR(about.st_mode):
-            await asyncio.to_thread(
-                self._hold_back, path, mode, functools.partial(io.FileIO, lpath), **kwargs
-            )
+        is_directory = stat.S_ISDIR(about.st_mode)
+        if (self._intrans and not is_directory) or (self._is_local and _is_other_file(lpath, path)):
+            await self._write_by_open(path, mode, functools.partial(io.FileIO, lpath), **kwargs)
             callback.set_size(about.st_size)
             callback.relative_update(about.st_size)
             return
@@ -125,7 +135,7 @@ class WriteMethods(CycleSafeWalk):
         """
         source, target = self._strip_object(path1), self._strip_object(path2)
         try:
-            await self._write([target], "cp_file", source, target, **kwargs)
+            await self._copy_object(source, target, **kwargs)
         except FileNotFoundError:
             if await self._isdir(source):
                 # fsspec copies a folder by creating it.
@@ -133,11 +143,20 @@ class WriteMethods(CycleSafeWalk):
             elif tree and (await self._hop(self._reader.resolver.ask(source))).info is not None:
                 # A concurrent copy has not created its folder yet.
                 await self._makedirs(folder_of(target), exist_ok=True)
-                await self._write([target], "cp_file", source, target, **kwargs)
+                await self._copy_object(source, target, **kwargs)
             else:
                 raise
         if copied is not None:
             copied[source] = target
+
+    async def _copy_object(self, source: str, target: str, **kwargs: Any) -> None:
+        if self._is_local and await asyncio.to_thread(_is_other_file, source, target):
+            with mapped(self._reader.source.url(source), "reading it"):
+                opened = functools.partial(io.FileIO, source)
+                # A transaction delays no copy, as at other origins: a move removes the source right after it.
+                await self._write_by_open(target, "overwrite", opened, autocommit=True)
+        else:
+            await self._write([target], "cp_file", source, target, **kwargs)
 
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
@@ -239,6 +258,11 @@ class WriteMethods(CycleSafeWalk):
         self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
     ) -> Any:
         return await self._hop(self._reader.write(paths, method, *args, tree=tree, **options))
+
+
+def _is_other_file(source: Any, target: str) -> bool:
+    """Return whether `source` is a local file other than `target`: opening `target` for writing may empty it."""
+    return os.path.isfile(source) and not (os.path.exists(target) and os.path.samefile(source, target))
 
 
 def _one_or_list(path: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from cachedfs.common.atomic_files import PartFile
-from cachedfs.common.urls import GCS_PROTOCOLS
+from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
 from cachedfs.errors import CachedFSError, CacheError, ObjectExists, OriginUnavailable
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure, mapped
 
@@ -23,7 +23,6 @@ __all__ = ["WrittenFile"]
 logger = logging.getLogger("cachedfs.filesystem")
 
 _NEW = ("wb", "xb")  # modes that write a whole new object
-_LOCAL = ("file", "local")
 _PIECE = 8 << 20  # bytes copied at a time when a held-back file is sent
 _MAGIC = {  # suffix -> pandas' name of the format, and the first bytes of such a file
     ".gz": ("gzip", b"\x1f\x8b"),
@@ -220,7 +219,7 @@ def _opened(fs: AbstractFileSystem, path: str, mode: str, *, autocommit: bool, *
         return inner._open(path, mode=mode, autocommit=autocommit, **options)
 
     def opened() -> Any:
-        if protocol not in _LOCAL:
+        if protocol not in LOCAL_PROTOCOLS:
             return inner._open(path, mode=mode, **options)
         is_new = "x" in mode
         return PartFile.opened(path, lambda name: inner._open(name, mode=mode, **options), is_new=is_new)

@@ -18,7 +18,7 @@ from functools import partial
 import fsspec
 import google.oauth2.credentials
 import pytest
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.clock import clock as metadata_clock
@@ -328,6 +328,76 @@ def test_a_local_file_that_cannot_be_put_in_its_place_leaves_the_old_one(local, 
     assert os.listdir(path.parent) == ["a"]
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda fs, source, path: fs.pipe_file(path, b"new"),
+        lambda fs, source, path: fs.put_file(source, path),
+        lambda fs, source, path: fs.cp_file(source, path),
+    ],
+    ids=["pipe_file", "put_file", "cp_file"],
+)
+def test_a_failed_write_of_a_local_file_keeps_the_old_one_and_names_it(local, tmp_path, monkeypatch, write):
+    source, path = tmp_path / "source", tmp_path / "top" / "a"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    source.write_bytes(b"new")
+    monkeypatch.setattr(LocalFileOpener, "write", _half_written)
+    with pytest.raises(OSError, match=f"{path}: .*No space left") as caught:
+        write(local, str(source), str(path))
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == ["a"]
+
+
+def test_a_local_file_is_not_replaced_if_its_writer_ignores_a_failed_write(local, tmp_path, monkeypatch):
+    path = tmp_path / "top" / "a"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    monkeypatch.setattr(LocalFileOpener, "write", _half_written)
+    file = local.open(str(path), "wb")
+    with pytest.raises(OSError, match="No space left"):
+        file.write(b"new")
+    with pytest.raises(OSError, match=f"{path}: .*No space left"):
+        file.close()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == ["a"]
+
+
+def test_more_files_than_threads_are_written_first(local, tmp_path):
+    top = tmp_path / "top"
+    top.mkdir()
+    local.pipe({str(top / str(i)): b"1" for i in range(40)})  # an executor has 32 threads at most
+    assert len(os.listdir(top)) == 40
+
+
+def test_a_transaction_that_fails_does_not_lose_a_local_file_that_was_moved(local, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"data")
+
+    def fail():
+        with local.transaction:
+            local.mv([str(old)], [str(new)])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert new.read_bytes() == b"data"
+
+
+def test_a_local_file_copied_onto_itself_is_kept(local, tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with pytest.raises(OSError, match="are the same file"):
+        local.cp_file(str(path), str(path))
+    assert path.read_bytes() == b"old"
+
+
+def _half_written(file, data):
+    file.f.write(data[:1])
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def _refused(*_):
     raise PermissionError(errno.EPERM, "not here")
 
@@ -349,18 +419,21 @@ def test_a_copied_tree_is_complete_if_objects_precede_their_folders(tmp_path, mo
     for name in ("a", "b/a"):
         (tmp_path / "d" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "d" / name).write_text(name)
-    honest, too_early = LocalFileSystem.cp_file, threading.Event()
+    copy, open_, too_early = LocalFileSystem.cp_file, LocalFileSystem._open, threading.Event()
 
-    def objects_first(self, path1, path2, **kwargs):
-        if self.isdir(path1):
-            too_early.wait(120)
+    def copied_late(self, path1, path2, **kwargs):  # only folders are copied by it
+        too_early.wait(120)
+        copy(self, path1, path2, **kwargs)
+
+    def opened(self, path, mode="rb", **kwargs):
         try:
-            honest(self, path1, path2, **kwargs)
+            return open_(self, path, mode, **kwargs)
         except FileNotFoundError:
             too_early.set()
             raise
 
-    monkeypatch.setattr(LocalFileSystem, "cp_file", objects_first)
+    monkeypatch.setattr(LocalFileSystem, "cp_file", copied_late)
+    monkeypatch.setattr(LocalFileSystem, "_open", opened)
     fs.copy(f"{tmp_path}/d", f"{tmp_path}/e", recursive=True)
     assert too_early.is_set()
     assert {name: (tmp_path / "e" / name).read_text() for name in ("a", "b/a")} == {"a": "a", "b/a": "b/a"}

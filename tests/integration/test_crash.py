@@ -6,8 +6,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
+from cachedfs.common.atomic_files import PartFile
 from tests.support import KiB, forget, noise, tally
 
 OLD, NEW = noise(700 * KiB), noise(700 * KiB, seed=1)
@@ -19,14 +19,14 @@ def filesystem(folder):
 
 def write_and_die(folder, when):
     """Die right before or right after the write reaches the origin, before any other process learns of it."""
-    write = LocalFileSystem.pipe_file
+    close = PartFile.close  # it puts the written file in its place
 
-    def dying(self, *args, **options):
+    def dying(self):
         if when == "after":
-            write(self, *args, **options)
+            close(self)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    LocalFileSystem.pipe_file = dying
+    PartFile.close = dying
     filesystem(Path(folder)).pipe_file(f"{folder}/file", NEW)
 
 
