@@ -16,7 +16,8 @@ from fsspec.implementations.chained import ChainedFileSystem
 
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.types import Exported, Imported, LinkStats, ObjectInfo, Stats, Verified
-from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip
+from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
+from cachedfs.common.walk import ABSENT
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
 from cachedfs.fetch.source import Source
@@ -123,10 +124,9 @@ class CacheMethods(ChainedFileSystem):
 
     def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the cached byte ranges `(start, stop)` of the object's current version, merged."""
-        name: str = self._strip_object(path)
         self._source.runtime.drain()  # include blocks that are still being written
-        info = self._object(name)
-        entry = self._source.metadata.get(name)
+        info = self._object(path)
+        entry = self._source.metadata.get(info.path)
         key = None if entry is None else self._source.key(entry)
         if key is None:
             return []
@@ -138,11 +138,20 @@ class CacheMethods(ChainedFileSystem):
         This applies to all processes of the machine and survives restarts. Raises CacheError where nothing can be
         stored.
         """
-        self._source.runtime.cache.pin(self._source.identity, self._strip_object(path))
+        self._source.runtime.cache.pin(self._source.identity, self._name_to_pin(path))
 
     def unpin(self, path: AnyPath) -> None:
         """Allow the blocks of an object to be evicted again."""
-        self._source.runtime.cache.unpin(self._source.identity, self._strip_object(path))
+        self._source.runtime.cache.unpin(self._source.identity, self._name_to_pin(path))
+
+    def _name_to_pin(self, path: AnyPath) -> str:
+        """Return the name of the object at `path`. Only a path that ends in a slash is looked up: it may have two."""
+        name: str = self._strip_object(path)
+        if name != without_slash(name):
+            with contextlib.suppress(*ABSENT):  # an object may be pinned before it exists
+                info = self._object(name)
+                return name if info.kind == "directory" else info.path
+        return name
 
     def evict(self, path: Any = None) -> int:
         """Drop the cached blocks of an object, a folder or this whole origin; return the bytes freed.

@@ -899,6 +899,25 @@ def test_cached_extent_evict_and_stats_report_cached_blocks(cloud):
     assert fs.cat_file(path) == data
 
 
+def test_a_path_with_a_slash_at_its_end_pins_the_object_that_it_names(cloud):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    path = cloud.path("a")
+    cloud.put("a", b"data")
+    cloud.put("both", b"1")
+    cloud.put("both/", b"2")
+    pins = fs._source.runtime.cache.pins
+    fs.pin(f"{path}/")
+    assert [name for _, name in pins()] == [path]
+    fs.unpin(f"{path}/")
+    for name in (cloud.path("both/"), cloud.path("nothing/")):  # the name of an object, and of none yet
+        fs.pin(name)
+        assert [pinned for _, pinned in pins()] == [name]
+        fs.unpin(name)
+    assert pins() == []
+    fs.cat_file(path)
+    assert fs.cached_extent(f"{path}/") == fs.cached_extent(path) == [(0, 4)]
+
+
 def test_link_stats_and_may_hold(cloud, tmp_path):
     options = {"cache_dir": str(tmp_path / "own"), "cache_size": "8MiB", "concurrency": 7}
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", **options)
