@@ -336,9 +336,9 @@ def _bounds(wanted: Any, size: int | None, url: str) -> tuple[int | None, int | 
     """
     if wanted is None:
         return None, None
+    numbers = _numbers(wanted, url)
     if size is None:
         raise ValueError(f"{url}: it has no known size, so get it without a range")
-    numbers = [operator.index(each) for each in (wanted.values() if isinstance(wanted, dict) else wanted)]
     if min(numbers) < 0:
         raise ValueError(f"{url}: the range {wanted!r} has a negative number")
     if "suffix" in wanted:
@@ -347,6 +347,20 @@ def _bounds(wanted: Any, size: int | None, url: str) -> tuple[int | None, int | 
     if start >= min(stop, size):
         raise _without_bytes(url, start)
     return start, stop
+
+
+def _numbers(wanted: Any, url: str) -> list[int]:
+    """Return the numbers in a range of obspec. Raises ValueError for any other form."""
+    if isinstance(wanted, dict):
+        is_range, values = [*wanted] in (["offset"], ["suffix"]), [*wanted.values()]
+    else:
+        is_range, values = isinstance(wanted, (tuple, list)) and len(wanted) == 2, wanted
+    with contextlib.suppress(TypeError):  # a value that is no integer
+        if is_range:
+            return [operator.index(each) for each in values]
+    raise ValueError(
+        f"{url}: the option range is {wanted!r}; it must be (start, end), {{'offset': n}} or {{'suffix': n}}, of integers"
+    )
 
 
 def _without_bytes(url: str, start: int) -> ValueError:

@@ -174,6 +174,16 @@ def test_a_negative_number_in_a_range_of_get_is_an_error(store, wanted):
         store.get("c.bin", options={"range": wanted})
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [{"start": 1}, {"offset": 1, "suffix": 2}, (1,), "ab", {"offset": 1.0}],
+)
+def test_an_unknown_form_of_range_is_an_error_that_says_what_is_allowed(store, wanted):
+    allowed = r"c\.bin: the option range is .*; it must be \(start, end\), {'offset': n} or {'suffix': n}"
+    with pytest.raises(ValueError, match=allowed):
+        store.get("c.bin", options={"range": wanted})
+
+
 def test_an_object_whose_name_ends_in_a_slash_is_read_by_the_name_that_listings_give(cloud):
     cloud.put("top/d/", b"bytes")
     cloud.put("top/d/x", b"1")
