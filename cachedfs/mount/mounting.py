@@ -93,8 +93,9 @@ def serve(
             ro=not is_writable,
             allow_other=allow_other,
             default_permissions=True,
-            auto_unmount=sys.platform
-            == "linux",  # also if this process is killed, unless libfuse is too early
+            # If this process is killed, libfuse may look before the kernel has ended the mount, and then leaves it: see
+            # `check_folder`.
+            auto_unmount=sys.platform == "linux",
             hard_remove=True,  # or libfuse renames an open file in place of deleting it
             attr_timeout=kept_s,
             entry_timeout=kept_s,
