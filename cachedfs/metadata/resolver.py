@@ -166,7 +166,8 @@ class MetadataResolver:
 
     async def _request_entry(self, path: str, old: MetadataEntry | None) -> MetadataEntry:
         now, mark = clock.now(), self.source.metadata.mark(path)
-        folder_mark = self.source.metadata.mark(without_slash(path))
+        folder = without_slash(path)
+        folder_mark = mark if folder == path else self.source.metadata.mark(folder)
         position = self._change_feeds.position(path)
         info, origin_error = None, ""
         parents: list[ObjectInfo] = []
@@ -179,7 +180,7 @@ class MetadataResolver:
         except OriginUnreachable as error:
             return self._stale_fallback.entry_after(error, old)
         at = self._checked_at(path, now)
-        if info is not None and info.kind == "directory" and path != without_slash(path):
+        if info is not None and info.kind == "directory" and path != folder:
             # No object has this name, but there is a folder.
             self.source.metadata.store(info.path, info, checked_at=at, mark=folder_mark)
             info = None
