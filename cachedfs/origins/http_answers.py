@@ -25,6 +25,8 @@ _REFUSED = frozenset({401, 403, 407})
 _NOT_SUPPORTED = frozenset({400, 405, 501})
 # nginx's ETag: the time and the size in hexadecimal digits. It is no stronger than the time itself.
 _TIME_AND_SIZE = re.compile('"([0-9a-f]{1,16})-[0-9a-f]{1,16}"')
+# As of Apache, Jetty and others: the ETag of an encoded body is that of the object, with the name of the encoding.
+_ENCODING_SUFFIX = re.compile('(--?|;)(gzip|deflate|br|zstd)"$')
 
 Comparison = Literal["same", "other", "other evidence"]
 
@@ -97,10 +99,23 @@ def compared(known: ObjectInfo, now: ObjectInfo) -> Comparison:
     tag, time = ((known.details.get(name), now.details.get(name)) for name in ("ETag", "Last-Modified"))
     is_same_time = time[0] == time[1]
     if known.fingerprint is None or now.fingerprint is None:
+        if (known.size is None or now.size is None) and _are_other_etags(*tag):
+            return "other"  # the time alone does not prove an encoded body, whose size is unknown
         return "same" if is_same_time and (time[0] or tag[0] == tag[1]) else "other"
     if is_same_evidence(known.fingerprint, now.fingerprint):
         return "same"
     return "other evidence" if is_same_time else "other"
+
+
+def _is_strong(etag: str | None) -> bool:
+    return etag is not None and etag.startswith('"')
+
+
+def _are_other_etags(known: str | None, now: str | None) -> bool:
+    """Return whether two strong ETags are of different versions; a suffix may name the encoding."""
+    if not known or not now or not (_is_strong(known) and _is_strong(now)):
+        return False
+    return _ENCODING_SUFFIX.sub('"', known) != _ENCODING_SUFFIX.sub('"', now)
 
 
 def failure(

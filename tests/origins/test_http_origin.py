@@ -300,6 +300,19 @@ def test_answers_are_compared_by_evidence_and_then_by_time(known, now, expected)
     assert compared(answered(known), answered(now, size=4)) == "other"
 
 
+@pytest.mark.parametrize(
+    ("known", "now", "expected"),
+    [
+        ('"a"', '"b"', "other"), ('"a"', '"a-gzip"', "same"), ('"a;gzip"', '"a"', "same"), ('"a--gzip"', '"a-br"', "same"),
+        ('W/"a"', 'W/"b"', "same"),
+    ],
+)  # fmt: skip
+def test_an_encoded_body_of_another_strong_etag_is_of_another_version(known, now, expected):
+    """Its size is not known, so its time proves nothing against its ETag."""
+    encoded = {"Content-Encoding": "gzip", "Last-Modified": OLD}
+    assert compared(answered(encoded | {"ETag": known}), answered(encoded | {"ETag": now})) == expected
+
+
 def edges(answer, etags=None):
     answer.headers["ETag"] = f'"edge{next(etags)}"'
 
