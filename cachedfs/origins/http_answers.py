@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, RequestRejected
 from cachedfs.origins.base import content_range, http_date, number
-from cachedfs.origins.evidence import fingerprint, is_same_evidence
+from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.origin_errors import error_of, trouble_of, without_secrets
 from cachedfs.origins.retry import RetryReason
 
@@ -28,7 +29,7 @@ _TIME_AND_SIZE = re.compile('"([0-9a-f]{1,16})-[0-9a-f]{1,16}"')
 # As of Apache, Jetty and others: the ETag of an encoded body is that of the object, with the name of the encoding.
 _ENCODING_SUFFIX = re.compile('(--?|;)(gzip|deflate|br|zstd)"$')
 
-Comparison = Literal["same", "other", "other evidence"]
+Comparison = Literal["same", "other", "unreliable etag", "other evidence"]
 
 
 class HTTPAnswer(NamedTuple):
@@ -58,12 +59,14 @@ def answer_of(path: str, status: int, headers: Mapping[str, str], url: str, now_
         span = None if size is None else Range(0, size)
     if size is None or headers.get("Content-Encoding", "").strip().lower() in _DECODED:
         size = span = None
-    details = _details(status, headers, url)
+    if (date := http_date(headers.get("Date"))) is not None:
+        now_s = date.timestamp()
+    details = _details(status, headers, url, now_s)
     return HTTPAnswer(ObjectInfo(path, "file", size, _version(headers, size, now_s), details=details), span)
 
 
-def _details(status: int, headers: Mapping[str, str], url: str) -> dict[str, Any]:
-    """Return the entries of the `info` of fsspec's HTTPFileSystem."""
+def _details(status: int, headers: Mapping[str, str], url: str, now_s: float) -> dict[str, Any]:
+    """Return the entries of the `info` of fsspec's HTTPFileSystem, and the `Date` where the object has just changed."""
     details: dict[str, Any] = {"url": url}
     if "Content-Type" in headers:
         details["mimetype"] = headers["Content-Type"].partition(";")[0]
@@ -71,51 +74,58 @@ def _details(status: int, headers: Mapping[str, str], url: str) -> dict[str, Any
         details["partial"] = False
     # The Content-MD5 of a 206 is that of the part.
     names = ("ETag", "Digest", "Last-Modified") + (() if status == 206 else ("Content-MD5",))
-    return details | {name: headers[name] for name in names if headers.get(name)}
+    details |= {name: headers[name] for name in names if headers.get(name)}
+    if (modified := _modified(headers)) is not None and is_recent(modified.timestamp(), now_s):
+        details["Date"] = formatdate(now_s, usegmt=True)
+    return details
 
 
 def _version(headers: Mapping[str, str], size: int | None, now_s: float) -> str | None:
     """Return the fingerprint: a strong ETag, else the time of the last change, by the server's own clock."""
-    etag, modified = headers.get("ETag", "").strip(), http_date(headers.get("Last-Modified"))
-    if modified is not None and modified.timestamp() <= 0:  # a server that states no time
-        modified = None
+    etag, modified = _strong_etag(headers), _modified(headers)
     repeated = _TIME_AND_SIZE.fullmatch(etag)
-    is_time = repeated and modified is not None and int(repeated[1], 16) == int(modified.timestamp())
-    if not etag.startswith('"') or is_time:  # a weak ETag may stay the same when bytes change
+    if repeated and modified is not None and int(repeated[1], 16) == int(modified.timestamp()):
         etag = ""
-    if (date := http_date(headers.get("Date"))) is not None:
-        now_s = date.timestamp()
     return fingerprint({"size": size, "ETag": etag, "Last-Modified": modified}, now_s)
+
+
+def _strong_etag(headers: Mapping[str, str]) -> str:
+    """Return the ETag; "" if it is weak, as it may stay the same when bytes change, or empty."""
+    etag = headers.get("ETag", "").strip()
+    return etag if etag.startswith('"') and len(etag) > len('""') else ""
+
+
+def _modified(headers: Mapping[str, str]) -> datetime | None:
+    modified = http_date(headers.get("Last-Modified"))
+    # Some servers state the start of 1970 where they know no time.
+    return None if modified is None or modified.timestamp() <= 0 else modified
 
 
 def compared(known: ObjectInfo, now: ObjectInfo) -> Comparison:
     """Return whether a later answer is of the version `known`.
 
-    "other evidence": the fingerprints differ, but the size and the time are the same, as far as they are stated. Where
-    a fingerprint is missing, the time decides, and the ETag where there is no time.
+    The fingerprints decide. Where one is missing, the time decides; where there is no time, the strong ETags do, so
+    that without these only the size is compared.
+
+    "unreliable etag": only the ETags differ, and no change could have left the size and the time as they are. "other
+    evidence": only the ETags differ, but the time is missing or was recent.
     """
-    if known.size is not None and now.size is not None and known.size != now.size:
+    infos = (known, now)
+    is_sized = known.size is not None and now.size is not None
+    if is_sized and known.size != now.size:
         return "other"
-    tag, time = ((known.details.get(name), now.details.get(name)) for name in ("ETag", "Last-Modified"))
-    is_same_time = time[0] == time[1]
+    times = [_modified(info.details) for info in infos]
     if known.fingerprint is None or now.fingerprint is None:
-        if (known.size is None or now.size is None) and _are_other_etags(*tag):
+        etags = [_ENCODING_SUFFIX.sub('"', _strong_etag(info.details)) for info in infos]
+        if not is_sized and all(etags) and etags[0] != etags[1]:
             return "other"  # the time alone does not prove an encoded body, whose size is unknown
-        return "same" if is_same_time and (time[0] or tag[0] == tag[1]) else "other"
+        return "same" if times[0] == times[1] and (times[0] or etags[0] == etags[1]) else "other"
     if is_same_evidence(known.fingerprint, now.fingerprint):
         return "same"
-    return "other evidence" if is_same_time else "other"
-
-
-def _is_strong(etag: str | None) -> bool:
-    return etag is not None and etag.startswith('"')
-
-
-def _are_other_etags(known: str | None, now: str | None) -> bool:
-    """Return whether two strong ETags are of different versions; a suffix may name the encoding."""
-    if not known or not now or not (_is_strong(known) and _is_strong(now)):
-        return False
-    return _ENCODING_SUFFIX.sub('"', known) != _ENCODING_SUFFIX.sub('"', now)
+    if times[0] != times[1]:
+        return "other"
+    is_settled = times[0] is not None and not any("Date" in info.details for info in infos)
+    return "unreliable etag" if is_settled else "other evidence"
 
 
 def failure(

@@ -163,7 +163,9 @@ class HTTPRead(ResumableRead):
         comparison = compared(known, now)
         if comparison == "other":
             raise self._changed(_difference(known, now))
-        return comparison == "same"
+        if comparison == "unreliable etag":
+            self._connection.evidence.distrust(now)
+        return comparison != "other evidence"
 
     async def _check_evidence(self, known: ObjectInfo, now: ObjectInfo) -> None:
         """Ask for the evidence again: if it stays as it is `now`, the object was replaced; if not, it proves nothing."""
@@ -202,4 +204,9 @@ def _of_version(known: ObjectInfo, now: ObjectInfo) -> ObjectInfo:
 def _difference(known: ObjectInfo, now: ObjectInfo) -> str:
     if known.size != now.size:
         return f"it had {known.size} bytes, and has {now.size}"
-    return f"it was {known.fingerprint or 'without a version'}, and is {now.fingerprint or 'without one'}"
+    return f"it was {_version_of(known)}, and is {_version_of(now)}"
+
+
+def _version_of(info: ObjectInfo) -> str:
+    stated = [f"{name} {info.details[name]}" for name in ("ETag", "Last-Modified") if name in info.details]
+    return info.fingerprint or ", ".join(stated) or "without a version"
