@@ -61,6 +61,7 @@ _SLICE = (
 )  # bytes of a body that are sent at once: a line of 2 kB/s takes one within the limit for silence
 _LATE, _WEIGHT = 4, 1 / 8  # an answer is late after _LATE times the mean wait; weight of the newest
 _ADDRESS_S = 60  # for which the address of a host is used
+_INSTALL = "Please install"  # in the message of aiohttp for an encoding that it cannot decode
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
 
 
@@ -484,6 +485,12 @@ def _retryable_errors() -> Iterator[None]:
         raise
     except aiohttp.TooManyRedirects as error:
         raise RetryableError(RetryReason("the service redirects in a loop", is_final=True)) from error
+    except aiohttp.ClientResponseError as error:
+        if _INSTALL not in error.message:
+            raise RetryableError(RetryReason(_text(error))) from error
+        why, _, package = error.message.partition(_INSTALL)
+        reason = RetryReason(why.strip(" ."), is_final=True, remedy=f"Install {package.strip('` ')}")
+        raise RetryableError(reason) from error
     except (aiohttp.ClientError, TimeoutError, OSError, UnicodeError) as error:  # the last: of a host's name
         raise RetryableError(RetryReason(_text(error))) from error
 

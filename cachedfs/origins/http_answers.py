@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -35,7 +36,7 @@ Comparison = Literal["same", "other", "unreliable etag", "other evidence"]
 class HTTPAnswer(NamedTuple):
     """An object as the headers of an answer describe it, and the part of it that the body has.
 
-    `span` is None if the headers do not tell: the body is encoded, or its length is not stated.
+    `span` is None if the headers do not tell: the body is encoded, its length is not stated, or its range is unusable.
     """
 
     info: ObjectInfo
@@ -43,21 +44,22 @@ class HTTPAnswer(NamedTuple):
 
 
 def answer_of(path: str, status: int, headers: Mapping[str, str], url: str, now_s: float) -> HTTPAnswer:
-    """Return what an answer of 200 or 206 states; raise ValueError for an impossible Content-Range.
+    """Return what an answer of 200, 204 or 206 states.
 
     `url` is where redirects led. `now_s` is the Unix time when the request was sent.
     """
     span: Range | None = None
     size: int | None = None
     if status == 206:
-        start, stop, size = content_range(headers.get("Content-Range", ""))
-        if start >= stop or (size is not None and stop > size):
-            raise ValueError(f"the answer has an impossible Content-Range: {headers['Content-Range']!r}")
-        span = Range(start, stop)
+        with suppress(ValueError):
+            start, stop, size = content_range(headers.get("Content-Range", ""))
+            span = Range(start, stop) if size is not None and start < stop <= size else None
+    elif status == 204:
+        size, span = 0, Range(0, 0)
     elif "Transfer-Encoding" not in headers and "Content-Length" in headers:
         size = number(headers["Content-Length"])
         span = None if size is None else Range(0, size)
-    if size is None or headers.get("Content-Encoding", "").strip().lower() in _DECODED:
+    if span is None or headers.get("Content-Encoding", "").strip().lower() in _DECODED:
         size = span = None
     if (date := http_date(headers.get("Date"))) is not None:
         now_s = date.timestamp()

@@ -20,9 +20,9 @@ from cachedfs.origins.retry import RetryableError, RetryReason
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPClient, HTTPRequest, HTTPResponse
 
-__all__ = ["HTTPConnection", "VersionEvidence"]
+__all__ = ["HTTPConnection", "VersionEvidence", "is_unusable_part"]
 
-_GOOD = frozenset({200, 203, 206, 416})
+_GOOD = frozenset({200, 203, 204, 206, 416})
 _MOST_DOUBTED = 10_000  # objects
 _FIRST = Range(0, 1)  # what a lookup reads
 
@@ -118,16 +118,17 @@ class HTTPConnection:
         )
 
     async def look(self, path: str, *, is_pinned: bool = False) -> ObjectInfo:
-        """Return the object from the headers of a read of its first byte; an empty one has none, and is read whole.
+        """Return the object from the headers of a read of its first byte, or else of all bytes.
 
-        With `is_pinned`, an absence is ObjectChanged.
+        An empty object has no first byte, and the headers of a part may not tell the size. With `is_pinned`, an absence is
+        ObjectChanged.
         """
         request = partial(self.request, path, doing="looking it up", is_pinned=is_pinned)
 
         async def attempt() -> ObjectInfo:
             for want in (_FIRST, None):
                 async with self.answer(path, request(want)) as (answer, body):
-                    if answer is None:
+                    if answer is None or (want is not None and is_unusable_part(answer, body)):
                         continue
                     if answer.span is not None and answer.span.size <= 1:
                         await body.read_all()  # the connection can be used again then
@@ -146,8 +147,12 @@ class HTTPConnection:
             if body.status == 416:
                 yield None, body
                 return
-            try:
-                answer = answer_of(path, body.status, body.headers, jsonable(body.url), now_s)
-            except ValueError as error:
-                raise RetryableError(RetryReason(str(error))) from error
-            yield answer._replace(info=self.evidence.trusted(answer.info)), body
+            answer = answer_of(path, body.status, body.headers, jsonable(body.url), now_s)
+            if not is_unusable_part(answer, body):
+                answer = answer._replace(info=self.evidence.trusted(answer.info))
+            yield answer, body
+
+
+def is_unusable_part(answer: HTTPAnswer, body: HTTPResponse) -> bool:
+    """Return whether the whole object has to be requested: a part may be encoded, or of any bytes."""
+    return body.status == 206 and answer.span is None

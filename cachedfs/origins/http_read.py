@@ -11,6 +11,7 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, RequestRejected
 from cachedfs.origins.base import Reply, clipped
 from cachedfs.origins.http_answers import HTTPAnswer, compared
+from cachedfs.origins.http_connection import is_unusable_part
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.resumable_stream import RangeNotSatisfiable, ResumableRead, reaches
 from cachedfs.origins.retry import RetryableError, RetryReason
@@ -75,8 +76,7 @@ class HTTPRead(ResumableRead):
     async def _try(self, request: HTTPRequest, want: Range | Suffix | None) -> None:
         """Take version, size and range from the headers of one attempt."""
         answer, body = await self._answer(request, self._pinned)
-        if answer is not None and answer.span is None and body.status == 206:
-            # A part of an encoded body cannot be decoded.
+        if answer is not None and is_unusable_part(answer, body):
             answer, body = await self._answer(self._request(None), self._pinned)
         if answer is None:
             await self._try_otherwise(request, want)
@@ -105,7 +105,7 @@ class HTTPRead(ResumableRead):
 
     async def _hold_whole(self, answer: HTTPAnswer, body: HTTPResponse) -> None:
         """Hold all bytes of an object whose size is known only at its end, and keep the range that was requested."""
-        if body.status == 206:
+        if is_unusable_part(answer, body):
             raise RetryableError(RetryReason("the server answers with a part of unknown size"))
         pieces = []
         while piece := await body.read_some():
