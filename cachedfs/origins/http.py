@@ -69,7 +69,7 @@ _LATE_S = 0.05  # a running event loop fires its timers sooner than this
 class HTTPRequest:
     """One request before it is sent; errors name its `subject` and what it was `doing`."""
 
-    url: str  # percent-encoded, without a query
+    url: str  # percent-encoded
     params: Mapping[str, str]
     subject: str
     doing: str
@@ -376,16 +376,20 @@ class HTTPClient:
     async def _request_with(
         self, request: HTTPRequest, headers: dict[str, str], data: AsyncIterator[bytes] | None = None
     ) -> aiohttp.ClientResponse:
-        own = {} if self._keeps_session_timeout else {"timeout": self._timeouts.now()}
+        options: dict[str, Any] = {"allow_redirects": request.follows_redirects}
+        if not self._keeps_session_timeout:
+            options["timeout"] = self._timeouts.now()
+        options |= self._options
+        options["raise_for_status"] = False  # `judge` does it
+        if request.as_stored:
+            options["auto_decompress"] = False
         return await self._session.request(
             request.method,
             URL(request.url, encoded=True),
             params=request.params,
             headers=headers,
             data=data,
-            auto_decompress=not request.as_stored,
-            raise_for_status=False,
-            **{"allow_redirects": request.follows_redirects, **own, **self._options},
+            **options,
         )
 
 

@@ -43,10 +43,12 @@ class HTTPAnswer(NamedTuple):
     span: Range | None
 
 
-def answer_of(path: str, status: int, headers: Mapping[str, str], url: str, now_s: float) -> HTTPAnswer:
+def answer_of(
+    path: str, status: int, headers: Mapping[str, str], url: str, now_s: float, *, decodes: bool = True
+) -> HTTPAnswer:
     """Return what an answer of 200, 204 or 206 states.
 
-    `url` is where redirects led. `now_s` is the Unix time when the request was sent.
+    `url` is where redirects led. `now_s` is the Unix time when the request was sent. `decodes`: aiohttp decodes the body.
     """
     span: Range | None = None
     size: int | None = None
@@ -59,7 +61,8 @@ def answer_of(path: str, status: int, headers: Mapping[str, str], url: str, now_
     elif "Transfer-Encoding" not in headers and "Content-Length" in headers:
         size = number(headers["Content-Length"])
         span = None if size is None else Range(0, size)
-    if span is None or headers.get("Content-Encoding", "").strip().lower() in _DECODED:
+    is_encoded = headers.get("Content-Encoding", "").strip().lower() in _DECODED
+    if span is None or (decodes and is_encoded):
         size = span = None
     if (date := http_date(headers.get("Date"))) is not None:
         now_s = date.timestamp()

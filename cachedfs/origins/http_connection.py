@@ -94,6 +94,8 @@ class HTTPConnection:
     ) -> None:
         self.session, self.client, self.evidence = session, client, evidence
         self._inner, self._url_of = inner, url_of
+        decodes = inner.kwargs.get("auto_decompress")
+        self._decodes = getattr(session, "auto_decompress", True) if decodes is None else decodes
 
     def request(
         self, path: str, want: Range | Suffix | None, *, doing: str = "", is_pinned: bool = False
@@ -147,7 +149,8 @@ class HTTPConnection:
             if body.status == 416:
                 yield None, body
                 return
-            answer = answer_of(path, body.status, body.headers, jsonable(body.url), now_s)
+            url = jsonable(body.url)
+            answer = answer_of(path, body.status, body.headers, url, now_s, decodes=self._decodes)
             if not is_unusable_part(answer, body):
                 answer = answer._replace(info=self.evidence.trusted(answer.info))
             yield answer, body

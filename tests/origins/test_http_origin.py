@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gzip
 import itertools
 from email.utils import formatdate
 
@@ -536,4 +537,27 @@ async def test_a_user_may_ask_for_compression(world):
     world.change = lambda answer: answer.encoded() if "gzip" in answer.request["Accept-Encoding"] else None
     origin = make_origin(headers={"accept-encoding": "gzip"})
     assert (await read(origin, path, Range(3, 9)))[0] == DATA[3:9]
+    await origin.aclose()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"auto_decompress": False}, {"client_kwargs": {"auto_decompress": False}}],
+    ids=["request", "session"],
+)
+async def test_a_user_may_ask_for_the_stored_bytes(world, options):
+    path = world.put("x", DATA)
+    world.change = lambda answer: answer.encoded()
+    origin, stored = make_origin(**options), gzip.compress(DATA, mtime=0)
+    data, info, _, _ = await read(origin, path, Range(3, 9))
+    assert (data, info.size) == (stored[3:9], len(stored))
+    assert info.fingerprint
+    assert (await read(origin, path, None, info))[0] == stored
+    await origin.aclose()
+
+
+async def test_raise_for_status_changes_no_error(world):
+    origin = make_origin(raise_for_status=True)
+    with pytest.raises(ObjectNotFound, match="root/x"):
+        await origin.lookup(f"{world.root}/x")
     await origin.aclose()
