@@ -383,9 +383,12 @@ class HTTPClient:
         options["raise_for_status"] = False  # `judge` does it
         if request.as_stored:
             options["auto_decompress"] = False
+        url = URL(request.url, encoded=True)
+        if url.user is not None:
+            options.pop("auth", None)  # aiohttp refuses to choose
         return await self._session.request(
             request.method,
-            URL(request.url, encoded=True),
+            url,
             params=request.params,
             headers=headers,
             data=data,

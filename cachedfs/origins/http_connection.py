@@ -104,7 +104,8 @@ class HTTPConnection:
         from cachedfs.origins.http import HTTPRequest
 
         headers = dict(self._inner.kwargs.get("headers") or {})
-        if not any(name.lower() == "accept-encoding" for name in headers):
+        names = {name.lower() for name in (*headers, *getattr(self.session, "headers", ()))}
+        if "accept-encoding" not in names:
             headers["Accept-Encoding"] = "identity"
         if want is not None:
             headers["Range"] = range_header(want) or ""

@@ -1,8 +1,7 @@
 """`HTTPOrigin`: objects of a web server.
 
 Reads and lookups are our own requests: the answer that carries the bytes also states size and version. A HEAD is never
-asked, because its size may be another. fsspec's HTTPFileSystem gives the session and the options, lists links and
-writes.
+asked, because its size may be another. fsspec's HTTPFileSystem gives the options, lists links and writes.
 """
 
 from __future__ import annotations
@@ -58,9 +57,15 @@ class HTTPOrigin(FsspecOrigin):
             from cachedfs.origins.http import HTTPClient, timeouts_of
 
         inner = await self.filesystem()
-        session = await _new_session(inner)
+        if "connector" in inner.client_kwargs:
+            inner.client_kwargs = {
+                "connector_owner": False,
+                **inner.client_kwargs,
+            }  # the user's own stays open
+        session, credentials = await _new_session(inner)
         limit = getattr(getattr(session, "connector", None), "limit", 0)
         options = {name: value for name, value in inner.kwargs.items() if name not in ("headers", "params")}
+        cookies = dict(credentials.get("cookies") or ()) | dict(options.get("cookies") or ())
         client = HTTPClient(
             session,
             _NoAuth(),
@@ -70,7 +75,7 @@ class HTTPOrigin(FsspecOrigin):
             new_tries=self._new_tries,
             timeouts=timeouts_of(self._policy, can_wait_for_pool=0 < limit < self._slots.max_requests),
             keeps_session_timeout="timeout" in inner.client_kwargs,
-            options={"max_redirects": _MOST_REDIRECTS, **options},
+            options={"max_redirects": _MOST_REDIRECTS, **credentials, **options, "cookies": cookies or None},
         )
         return HTTPConnection(inner, session, client, self.url, self._evidence)
 
@@ -94,19 +99,26 @@ class HTTPOrigin(FsspecOrigin):
         return HTTPRead(self._connection.get, self.url(path), path, want, pinned)
 
 
-async def _new_session(inner: Any) -> Any:
-    """Return a session with the filesystem's settings, over a connector of ours where the user gives none."""
+async def _new_session(inner: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a session with the filesystem's settings, and its credentials, which go with each request.
+
+    aiohttp sends the credentials of a request to no other host after a redirect, but those of a session to any.
+    """
     import aiohttp
     from fsspec.implementations.http import get_client
 
     from cachedfs.origins.http import new_connector
 
-    if inner.get_client is get_client and "connector" not in inner.client_kwargs:
-        return aiohttp.ClientSession(connector=new_connector(), **inner.client_kwargs)
+    if inner.get_client is get_client:
+        options = dict(inner.client_kwargs)
+        credentials = {name: options.pop(name) for name in ("auth", "cookies") if name in options}
+        if "connector" not in options:
+            options["connector"] = new_connector()
+        return aiohttp.ClientSession(**options), credentials
     session = await inner.set_session()
     # The filesystem creates itself another one for listings and writes, which our slots do not limit.
     inner._session = None
-    return session
+    return session, {}
 
 
 class _NoAuth:

@@ -486,6 +486,29 @@ async def test_redirects_lead_to_other_hosts(origin, world):
         other.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+async def test_credentials_of_the_session_stay_with_the_host(world):
+    other = WebWorld()
+    other.put("x", DATA)
+
+    def redirect(answer):
+        answer.status, answer.body = 302, b""
+        answer.headers["Location"] = f"{other.root}/x"
+
+    path, world.change = world.put("x", DATA), redirect
+    origin = make_origin(client_kwargs={"auth": aiohttp.BasicAuth("me", "pw"), "cookies": {"c": "2"}})
+    try:
+        assert (await read(origin, path))[0] == DATA
+        sent = [[each["Authorization"], each["Cookie"]] for each in (world.asked[0], other.asked[0])]
+        assert sent == [[aiohttp.BasicAuth("me", "pw").encode(), "c=2"], [None, None]]
+        signed_in = path.replace("//", "//you:pw2@")  # the user of a URL comes first, as in a session
+        await read(origin, signed_in)
+        assert world.asked[1]["Authorization"] == aiohttp.BasicAuth("you", "pw2").encode()
+    finally:
+        await origin.aclose()
+        other.close()
+
+
 # Options
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # by aiohttp, not yet by its users
 async def test_the_options_of_fsspec_are_sent(world):
@@ -495,12 +518,16 @@ async def test_the_options_of_fsspec_are_sent(world):
         cookies={"c": "2"},
         params={"p": "3"},
         auth=aiohttp.BasicAuth("me", "pw"),
-        client_kwargs={"headers": {"X-Two": "4"}, "timeout": aiohttp.ClientTimeout(total=60)},
+        client_kwargs={
+            "headers": {"X-Two": "4"},
+            "cookies": {"d": "5"},
+            "timeout": aiohttp.ClientTimeout(total=60),
+        },
     )
     await origin.lookup(path)
     await read(origin, path, Range(0, 9))
     for sent in world.asked:
-        assert (sent["X-One"], sent["X-Two"], sent["Cookie"]) == ("1", "4", "c=2")
+        assert (sent["X-One"], sent["X-Two"], sent["Cookie"]) == ("1", "4", "c=2; d=5")
         assert sent["Authorization"] == aiohttp.BasicAuth("me", "pw").encode()
         assert sent["Accept-Encoding"] == "identity"
     assert {path for _, path, _ in world.log} == {"/root/x?p=3"}
@@ -523,6 +550,17 @@ async def test_a_proxy_and_the_way_to_make_a_session_are_options(world):
     assert made[0].closed
 
 
+async def test_a_connector_of_the_user_stays_open(world):
+    path, connector = world.put("x", DATA), aiohttp.TCPConnector()
+    for _ in range(2):
+        origin = make_origin(client_kwargs={"connector": connector})
+        await origin.lookup(path)
+        await origin.call("pipe_file", path, DATA)  # in a session of fsspec's
+        await origin.aclose()
+        assert not connector.closed
+    await connector.close()
+
+
 async def test_an_encoded_url_is_sent_as_it_is(world):
     origin = make_origin(encoded=True)
     with pytest.raises(ObjectNotFound):
@@ -532,11 +570,14 @@ async def test_an_encoded_url_is_sent_as_it_is(world):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not say when an object has changed")
-async def test_a_user_may_ask_for_compression(world):
+@pytest.mark.parametrize("is_of_session", [False, True])
+async def test_a_user_may_ask_for_compression(world, is_of_session):
     path = world.put("x", DATA)
     world.change = lambda answer: answer.encoded() if "gzip" in answer.request["Accept-Encoding"] else None
-    origin = make_origin(headers={"accept-encoding": "gzip"})
+    options = {"headers": {"accept-encoding": "gzip"}}
+    origin = make_origin(**({"client_kwargs": options} if is_of_session else options))
     assert (await read(origin, path, Range(3, 9)))[0] == DATA[3:9]
+    assert world.asked[0].get_all("Accept-Encoding") == ["gzip"]
     await origin.aclose()
 
 
