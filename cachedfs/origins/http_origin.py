@@ -52,16 +52,20 @@ class HTTPOrigin(FsspecOrigin):
         self._connection = AsyncOnce(self._connect)
         self._evidence = VersionEvidence(self.url, self._warn)
 
+    async def _make(self) -> Any:
+        inner = await super()._make()
+        from fsspec.implementations.http import get_client
+
+        options = inner.client_kwargs
+        if inner.get_client is get_client and options.get("connector") is not None:
+            inner.client_kwargs = {"connector_owner": False, **options}  # a session would close the user's
+        return inner
+
     async def _connect(self) -> HTTPConnection:
         with importing():
             from cachedfs.origins.http import HTTPClient, timeouts_of
 
         inner = await self.filesystem()
-        if "connector" in inner.client_kwargs:
-            inner.client_kwargs = {
-                "connector_owner": False,
-                **inner.client_kwargs,
-            }  # the user's own stays open
         session, credentials = await _new_session(inner)
         limit = getattr(getattr(session, "connector", None), "limit", 0)
         options = {name: value for name, value in inner.kwargs.items() if name not in ("headers", "params")}
@@ -112,7 +116,7 @@ async def _new_session(inner: Any) -> tuple[Any, dict[str, Any]]:
     if inner.get_client is get_client:
         options = dict(inner.client_kwargs)
         credentials = {name: options.pop(name) for name in ("auth", "cookies") if name in options}
-        if "connector" not in options:
+        if options.get("connector") is None:
             options["connector"] = new_connector()
         return aiohttp.ClientSession(**options), credentials
     session = await inner.set_session()

@@ -554,8 +554,8 @@ async def test_a_connector_of_the_user_stays_open(world):
     path, connector = world.put("x", DATA), aiohttp.TCPConnector()
     for _ in range(2):
         origin = make_origin(client_kwargs={"connector": connector})
-        await origin.lookup(path)
         await origin.call("pipe_file", path, DATA)  # in a session of fsspec's
+        await origin.lookup(path)
         await origin.aclose()
         assert not connector.closed
     await connector.close()
