@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["HTTPConnection", "VersionEvidence", "is_unusable_part"]
 
 _GOOD = frozenset({200, 203, 204, 206, 416})
-_MOST_DOUBTED = 10_000  # objects
+_MOST_MARKED = 10_000  # objects
 _FIRST = Range(0, 1)  # what a lookup reads
 
 
@@ -33,10 +33,10 @@ class VersionEvidence:
     def __init__(self, url_of: Callable[[str], str], warn_unversioned: Callable[[str], None]) -> None:
         self._url_of, self._warn_unversioned = url_of, warn_unversioned
         # Path -> the version that was taken for replaced; None if the evidence of the object proves nothing.
-        self._doubted: OrderedDict[str, ObjectInfo | None] = OrderedDict()
+        self._marked: OrderedDict[str, ObjectInfo | None] = OrderedDict()
         self._has_warned = False
 
-    def trusted(self, info: ObjectInfo) -> ObjectInfo:
+    def without_unreliable_etag(self, info: ObjectInfo) -> ObjectInfo:
         """Return what an answer states, without a fingerprint if the evidence of this object proves nothing.
 
         Warns once of objects without a fingerprint.
@@ -44,19 +44,19 @@ class VersionEvidence:
         if info.fingerprint is None:
             self._warn_unversioned(info.path)
             return info
-        if info.path not in self._doubted:
+        if info.path not in self._marked:
             return info
-        replaced = self._doubted[info.path]
+        replaced = self._marked[info.path]
         if replaced is not None and not _is_back(replaced, info):
             return info
-        self.distrust(info)
+        self.mark_etag_unreliable(info)
         return replace(info, fingerprint=None)
 
-    def doubt(self, replaced: ObjectInfo) -> None:
+    def remember_replaced(self, replaced: ObjectInfo) -> None:
         """Remember a version that was taken for replaced: if it comes back, it never was."""
         self._keep(replaced.path, replaced)
 
-    def distrust(self, info: ObjectInfo) -> None:
+    def mark_etag_unreliable(self, info: ObjectInfo) -> None:
         """Give this object no fingerprint any more, and warn once."""
         self._keep(info.path, None)
         if self._has_warned:
@@ -70,9 +70,9 @@ class VersionEvidence:
         )
 
     def _keep(self, path: str, replaced: ObjectInfo | None) -> None:
-        self._doubted[path] = replaced
-        while len(self._doubted) > _MOST_DOUBTED:
-            self._doubted.popitem(last=False)
+        self._marked[path] = replaced
+        while len(self._marked) > _MOST_MARKED:
+            self._marked.popitem(last=False)
 
 
 def _is_back(replaced: ObjectInfo, now: ObjectInfo) -> bool:
@@ -120,7 +120,7 @@ class HTTPConnection:
             trusts_redirects=True,
         )
 
-    async def look(self, path: str, *, is_pinned: bool = False) -> ObjectInfo:
+    async def head_by_get(self, path: str, *, is_pinned: bool = False) -> ObjectInfo:
         """Return the object from the headers of a read of its first byte, or else of all bytes.
 
         An empty object has no first byte, and the headers of a part may not tell the size. With `is_pinned`, an absence is
@@ -153,7 +153,7 @@ class HTTPConnection:
             url = jsonable(body.url)
             answer = answer_of(path, body.status, body.headers, url, now_s, decodes=self._decodes)
             if not is_unusable_part(answer, body):
-                answer = answer._replace(info=self.evidence.trusted(answer.info))
+                answer = answer._replace(info=self.evidence.without_unreliable_etag(answer.info))
             yield answer, body
 
 

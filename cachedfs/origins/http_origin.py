@@ -92,7 +92,7 @@ class HTTPOrigin(FsspecOrigin):
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object that `path` is now, by a read of its first byte; there are no folders."""
         with mapped(self.url(path), "looking it up", is_read=True):
-            return await (await self._connection.get()).look(path)
+            return await (await self._connection.get()).head_by_get(path)
 
     def lists_all(self, folder: str) -> bool:
         """Return False: a page need not link to everything."""

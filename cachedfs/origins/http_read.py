@@ -164,23 +164,23 @@ class HTTPRead(ResumableRead):
         if comparison == "other":
             raise self._changed(_difference(known, now))
         if comparison == "unreliable etag":
-            self._connection.evidence.distrust(now)
+            self._connection.evidence.mark_etag_unreliable(now)
         return comparison != "other evidence"
 
     async def _check_evidence(self, known: ObjectInfo, now: ObjectInfo) -> None:
         """Ask for the evidence again: if it stays as it is `now`, the object was replaced; if not, it proves nothing."""
-        again = await self._connection.look(self._path, is_pinned=True)
+        again = await self._connection.head_by_get(self._path, is_pinned=True)
         if again.fingerprint is not None and compared(now, again) == "same":
-            self._connection.evidence.doubt(known)
+            self._connection.evidence.remember_replaced(known)
             raise self._changed(_difference(known, now))
-        self._connection.evidence.distrust(now)
+        self._connection.evidence.mark_etag_unreliable(now)
 
     async def _current(self) -> ObjectInfo:
         """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
         await self._attempt.aclose()
         known = self._pinned
         while True:
-            now = await self._connection.look(self._path, is_pinned=known is not None)
+            now = await self._connection.head_by_get(self._path, is_pinned=known is not None)
             if known is None:
                 return now
             if self._is_same(known, now):

@@ -411,12 +411,12 @@ async def test_an_object_replaced_within_its_time_is_changed_until_the_old_versi
         assert (await origin.lookup(path)).fingerprint is None
 
 
-async def test_doubts_are_bounded(origin, world, monkeypatch):
-    monkeypatch.setattr("cachedfs.origins.http_connection._MOST_DOUBTED", 1)
+async def test_marks_of_unreliable_etags_are_bounded(origin, world, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.http_connection._MOST_MARKED", 1)
     x, y = (ObjectInfo(world.put(name, DATA)) for name in "xy")
     with pytest.warns(UserWarning, match=UNRELIABLE):
-        origin._evidence.distrust(x)
-    origin._evidence.distrust(y)
+        origin._evidence.mark_etag_unreliable(x)
+    origin._evidence.mark_etag_unreliable(y)
     assert (await origin.lookup(x.path)).fingerprint
     assert (await origin.lookup(y.path)).fingerprint is None
 
