@@ -15,7 +15,7 @@ from typing import Any
 
 from cachedfs.origins.base import http_date
 
-__all__ = ["evidence_of", "fingerprint", "for_once", "is_recent", "is_same_evidence"]
+__all__ = ["evidence_of", "fingerprint", "unique_fingerprint", "is_recent", "is_same_evidence"]
 
 _HASHES = ("md5", "md5Hash", "md5Checksum", "Content-MD5", "content-md5", "sha256", "sha1", "checksum")
 _EVIDENCE = (("generation", ("generation",)), ("etag", ("etag", "ETag", "e_tag")), ("hash", _HASHES))
@@ -37,7 +37,7 @@ def fingerprint(info: Mapping[str, Any], now_s: float) -> str | None:
         return evidence
     modified_s, has_inode = _seconds(_first(info, _TIMES)), bool(info.get("ino"))
     is_too_recent = modified_s is not None and is_recent(modified_s, now_s, has_inode=has_inode)
-    return for_once(evidence) if is_too_recent else evidence
+    return unique_fingerprint(evidence) if is_too_recent else evidence
 
 
 def evidence_of(info: Mapping[str, Any]) -> str | None:
@@ -70,7 +70,7 @@ def is_recent(modified_s: float, now_s: float, *, has_inode: bool = False) -> bo
     return now_s - modified_s < resolution_s
 
 
-def for_once(evidence: str) -> str:
+def unique_fingerprint(evidence: str) -> str:
     """Return a fingerprint with this evidence that is equal to no other one."""
     return f"{evidence}~{os.urandom(8).hex()}"
 

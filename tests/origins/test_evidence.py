@@ -4,7 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cachedfs.origins.evidence import evidence_of, fingerprint, for_once, is_recent, is_same_evidence
+from cachedfs.origins.evidence import (
+    evidence_of,
+    fingerprint,
+    is_recent,
+    is_same_evidence,
+    unique_fingerprint,
+)
 
 AT = 1767312000  # 2026-01-02
 
@@ -55,4 +61,4 @@ def test_stronger_evidence_does_not_age():
     assert fingerprint(info, AT) == "etag:x-3"
     assert not is_same_evidence(fingerprint(info, AT), None)
     assert is_same_evidence(None, None)
-    assert for_once("x") != for_once("x")
+    assert unique_fingerprint("x") != unique_fingerprint("x")

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, ObjectNotFound, QuotaExceeded
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.drive.api import GOOGLE
-from cachedfs.origins.evidence import for_once, is_recent
+from cachedfs.origins.evidence import is_recent, unique_fingerprint
 from cachedfs.origins.retry import RetryableError, RetryReason
 
 __all__ = ["GOOD", "download_url", "is_page", "item_of", "page_error", "params_of"]
@@ -93,7 +93,7 @@ def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -
         item["modifiedTime"] = at.astimezone(UTC).isoformat().replace("+00:00", "Z")
         revision, now = f"modified-{at.timestamp():.0f}", http_date(headers.get("Date"))
         is_settled = now is not None and not is_recent(at.timestamp(), now.timestamp())
-        item["headRevisionId"] = revision if is_settled else for_once(revision)
+        item["headRevisionId"] = revision if is_settled else unique_fingerprint(revision)
     return item
 
 
