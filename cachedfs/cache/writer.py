@@ -150,8 +150,15 @@ class BlockWriter:
                 touches = self._touches(clock=rows.last_clock())
                 self.room.make(rows, size, allowed=used, touches=touches, now_s=now_s)
         except sqlite3.Error:  # the index needs space itself; rows without files are evicted like others
-            for found in itertools.islice(self._directory.files(), _FEW_FILES):
-                disk.unlink(found.path)
+            # Reading needs no space. If that fails too, nothing is removed: any file may be pinned.
+            with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
+                unpinned = (
+                    found
+                    for found in self._directory.files()
+                    if not rows.has_pinned_object(found.name.partition("-")[0])
+                )
+                for found in itertools.islice(unpinned, _FEW_FILES):
+                    disk.unlink(found.path)
 
     def _is_full(self, error: OSError | sqlite3.Error) -> bool:
         """Return whether an error says that the disk has no space left, or no inodes."""

@@ -372,9 +372,10 @@ def test_a_disk_without_inodes_evicts_the_oldest_blocks_for_new_ones(cache, inod
     assert cache.check().ok
 
 
-def test_an_index_without_inodes_for_its_logs_makes_room_for_them(cache, inodes, monkeypatch):
-    put(cache, key_of("old"), *range(20))
-    inodes.n, writing = 0, cache._own.index.writing
+@pytest.fixture
+def index_without_inodes(cache, inodes, monkeypatch):
+    """Let the index be written only while two inodes are free, for its logs."""
+    writing = cache._own.index.writing
 
     def without_inodes():
         if inodes.n < 2:
@@ -386,11 +387,36 @@ def test_an_index_without_inodes_for_its_logs_makes_room_for_them(cache, inodes,
     monkeypatch.setattr(cache._own.index, "writing", without_inodes)
     space = disk.space(cache.root)
     monkeypatch.setattr(disk, "space", lambda path: space._replace(inodes=inodes.n))
+    return cache._own.index
+
+
+def test_an_index_without_inodes_for_its_logs_makes_room_for_them(cache, inodes, index_without_inodes):
+    put(cache, key_of("old"), *range(20))
+    inodes.n = 0
     put(cache, key_of("new"), 0)
     assert cache.has(key_of("new"), 0)
     assert sum(cache.has(key_of("old"), index) for index in range(20)) == 4
     assert len(cache.check(repair=True).missing) == 16
     assert cache.check().ok
+
+
+def test_pinned_blocks_stay_where_the_index_has_no_inodes_for_its_logs(cache, inodes, index_without_inodes):
+    cache.pin("gs://test", "pinned")
+    put(cache, key_of("pinned"), *range(20))
+    put(cache, key_of("old"), *range(2))
+    inodes.n = 0
+    put(cache, key_of("new"), 0)
+    assert all(cache.has(key_of("pinned"), index) for index in range(20))
+    assert not any(cache.has(key_of("old"), index) for index in range(2))
+
+
+def test_nothing_is_removed_where_the_pins_cannot_be_read(cache, inodes, index_without_inodes, monkeypatch):
+    put(cache, key_of("old"), *range(20))
+    inodes.n = 0
+    monkeypatch.setattr(index_without_inodes, "reading", index_without_inodes.writing)
+    with pytest.raises(CacheError, match="unable to open"):
+        put(cache, key_of("new"), 0)
+    assert all(cache.has(key_of("old"), index) for index in range(20))
 
 
 def test_a_full_disk_that_eviction_does_not_help_keeps_the_other_blocks(cache, monkeypatch):

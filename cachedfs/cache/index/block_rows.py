@@ -219,6 +219,12 @@ class BlockRows(TableRows):
         values = (origin_of(identity), blob_of(path))
         return self._run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
 
+    def has_pinned_object(self, digest: str) -> bool:
+        """Return whether an object with cached blocks is pinned, given its digest."""
+        return (
+            self._run("SELECT 1 FROM objects WHERE digest = ? AND pinned", (digest,)).fetchone() is not None
+        )
+
     # Local copies
 
     def add_lease(self, name: str, size: int) -> None:
