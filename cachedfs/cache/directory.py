@@ -38,6 +38,9 @@ class CacheDirectory:
         logs = [f"{self.index}-{log}" for log in ("wal", "shm", "journal")]
         self.bookkeeping = [self.index, *logs, self.touches, self.marks, self.budgets]
         self.had_index = False  # when it was opened, or used by this process
+        self._deleted_by: float | None = (
+            None  # when a deletion that `is_being_deleted` noticed is taken for ended
+        )
 
     def make(self) -> None:
         """Create the root and its folders where missing. Raises OSError, or ValueError if the root is unsafe to use."""
@@ -66,6 +69,15 @@ class CacheDirectory:
             while disk.state(self.root) is not None and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
             time.sleep(QUIET_S)
+
+    def is_being_deleted(self) -> bool:
+        """Return whether a deletion of the cache was noticed up to `DELETION_S` seconds ago, and not waited for."""
+        if not (self.had_index and self.is_incomplete()):
+            self._deleted_by = None
+            return False
+        if self._deleted_by is None:
+            self._deleted_by = time.monotonic() + DELETION_S
+        return time.monotonic() < self._deleted_by
 
     def is_incomplete(self) -> bool:
         """Return whether a folder or the index is missing."""

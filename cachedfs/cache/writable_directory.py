@@ -80,11 +80,16 @@ class WritableDirectory:
 
     @contextlib.contextmanager
     def writing(self, what: str) -> Iterator[IndexRows]:
-        """Run the block in one index transaction. Raises CacheError whose message begins with `what`."""
+        """Run the block in one index transaction. Raises CacheError whose message begins with `what`.
+
+        It does not wait for the end of a deletion of the cache: `CacheDirectory.wait_for_deletion` does.
+        """
         self.look()
         if self.index is None or self.directory is None:
             raise CacheError(self.cannot_store or "nothing can be stored")
         try:
+            if self.directory.is_being_deleted():
+                raise CacheError(f"{what} in {self.path}: it is being deleted")
             self.directory.make_again_if_gone()
             with self.index.writing() as rows:
                 yield rows

@@ -570,6 +570,21 @@ def test_nothing_appears_in_folders_that_are_being_deleted(cache, monkeypatch):
     assert cache.check().ok
 
 
+def test_metadata_is_not_stored_while_the_cache_is_being_deleted(cache, monkeypatch):
+    put(cache, key_of(), 0)
+    for found in Path(cache.root).iterdir():
+        shutil.rmtree(found) if found.is_dir() else found.unlink()
+    for _ in range(2):
+        with pytest.raises(CacheError, match="is being deleted"):
+            cache.metadata.begin_feed("gs://test", "b", "token", time.time())
+    assert os.listdir(cache.root) == []
+    now = time.monotonic()
+    replace_call(monkeypatch, "time.monotonic", lambda: now + directory.DELETION_S)  # only a part was deleted
+    cache.metadata.begin_feed("gs://test", "b", "token", time.time())
+    assert cache.metadata.feed("gs://test", "b") is not None
+    assert not cache._own.directory.is_being_deleted()
+
+
 def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkeypatch):
     assert write_behind(cache, 0)
     pauses = []
