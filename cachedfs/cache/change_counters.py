@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 import struct
-import time
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
+from cachedfs.common.clock import clock
 
 __all__ = ["TABLE_SIZE", "ChangeCounters", "ChangeTable"]
 
@@ -108,7 +108,7 @@ class ChangeCounters:
         return mark & _MASK63
 
     def changed_at(self, slots: tuple[int, ...]) -> int:
-        """Return the Unix second of the last change of any of the slots, rounded down; 0 without one."""
+        """Return the second of the last change of any of the slots by `clock`, rounded down; 0 without one."""
         return max(table.slot(slot) >> _SECONDS for table in self.tables for slot in slots)
 
     def epoch(self, identity: str) -> int:
@@ -144,7 +144,8 @@ class ChangeCounters:
         return self._change(slots + [_tree_slot(folder, base) for folder in folders])
 
     def _change(self, slots: Sequence[int]) -> Sequence[ChangeTable]:
-        value = (int(time.time()) & MASK32) << _SECONDS | secrets.randbits(32)
+        # The clock of metadata: the times of metadata are compared with this one.
+        value = (int(clock.now()) & MASK32) << _SECONDS | secrets.randbits(32)
         failed = []
         for table in self.tables:
             try:
