@@ -7,6 +7,7 @@ A forked child inherits the descriptor but not the locks, which belong to proces
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 
@@ -99,12 +100,15 @@ class ByteRangeLocks:
             self.works_across_processes, self.trouble = True, None
 
     def look_again(self) -> None:
-        """Switch to the file now at the path if ours was deleted. The old one stays open (see module docstring)."""
+        """Switch to the file now at the path if ours was deleted, or if other code closed its descriptor.
+
+        Otherwise the old one stays open (see module docstring).
+        """
         fd = _DESCRIPTORS.get(self._own)
         if fd is None or self._path is None:
             return
         status = disk.state(self._path)
-        if status is None or status.st_ino != os.fstat(fd).st_ino:
+        if status is None or status.st_ino != _inode(fd):
             _DESCRIPTORS.pop(self._own, None)
             self._lock_again()
 
@@ -141,3 +145,13 @@ class ByteRangeLocks:
                 disk.unlock_byte(fd, byte)
             except OSError as error:  # other processes then wait until this one ends; no read may fail
                 self.trouble = f"a claim on {self._path} could not be given up: {error}"
+
+
+def _inode(fd: int) -> int | None:
+    """Return the inode of an open file; None if the descriptor was closed."""
+    try:
+        return os.fstat(fd).st_ino
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return None
+        raise

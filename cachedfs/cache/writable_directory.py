@@ -109,9 +109,9 @@ class WritableDirectory:
         if now >= self._again_at:
             self._again_at = now + _AGAIN_S
             self._try_again()
-        with contextlib.suppress(OSError):  # cannot check: keep the current files
-            self.locks.look_again()
-            self._shared.release_deleted()
+        for check in (self.locks.look_again, self._shared.release_deleted):
+            with contextlib.suppress(OSError):  # cannot check: keep the current files
+                check()
 
     def look_now(self) -> None:
         """Run the checks of `look`, however recent the last ones are."""

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import disk
+from cachedfs.cache import change_counters, disk, locks
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
 from cachedfs.cache.eviction import access_stats
 from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, touch_slots
 from cachedfs.cache.shared_slots import HEADER_SIZE
+from cachedfs.common.clock import Clock
 from cachedfs.common.types import CacheBounds
 from tests.cache.faults import replace_call
 from tests.cache.helpers import content, finish, key_of, put, start, whole
@@ -65,6 +66,16 @@ def test_every_name_above_a_changed_path_moves(paths, path):
     for each, (own, listing) in before.items():
         assert marks.at(marks.slots_of("i", each)) != own
         assert marks.at(marks.listing_slots_of("i", each)) != listing
+
+
+def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
+    ahead = Clock()
+    ahead.now()
+    ahead.advance(ahead.offset + 3600)  # the wall clock was an hour fast before
+    monkeypatch.setattr(change_counters, "clock", ahead)
+    marks, before = ChangeCounters(ChangeTable(None, "")), ahead.now()
+    marks.change("i", ["x"], tree=False)
+    assert int(before) <= marks.changed_at(marks.slots_of("i", "x")) <= ahead.now()
 
 
 def test_another_process_sees_a_change_at_once(cache):
@@ -340,6 +351,22 @@ def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
     assert cache.take_lock((1 << 64) - 1)
 
 
+def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
+    assert cache.take_lock(7)
+    os.close(locks._DESCRIPTORS[f"{cache.root}/claims"])
+    cache._own.look_now()
+    assert cache._own.locks.works_across_processes
+    assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
+
+
+def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
+    cache.metadata.mark(ORIGIN, "b/x")
+    os.unlink(f"{cache.root}/marks")
+    monkeypatch.setattr(cache._own.locks, "look_again", not_permitted)
+    cache._own.look_now()
+    assert cache._shared.marks is None
+
+
 def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
     def refuse(fd, offset):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -446,7 +473,7 @@ def test_what_another_user_may_have_put_in_the_memory_folder_is_not_used(
 ):
     (cache,) = without_disk(open_cache, tmp_path, 1)
     harm(Path(cache._shared._in_memory))
-    monkeypatch.setattr(disk, "unlink", lambda path: failing_unlink())
+    monkeypatch.setattr(disk, "unlink", lambda path: not_permitted())
     assert not cache.metadata.sees_other_processes
     before = cache.metadata.mark(ORIGIN, "b/x")
     cache._own.look_now()
@@ -455,7 +482,7 @@ def test_what_another_user_may_have_put_in_the_memory_folder_is_not_used(
     )
 
 
-def failing_unlink():
+def not_permitted():
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
