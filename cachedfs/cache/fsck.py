@@ -1,7 +1,7 @@
 """Consistency check and repair of a cache directory, and removal of abandoned temporary files.
 
 The temporary file of a block is named after the writer number of its process, which holds the lock on that number
-while it lives. If the process is dead, the file can go at once. Other temporary files (a replaced index, a mapped
+while it lives. If the process is dead, the file can go at once. Other temporary files (a replaced index, a shared
 file being made) name no process and go when they are an hour old.
 """
 
@@ -54,7 +54,7 @@ def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -
     for found in _found(directory):
         if _is_abandoned(found, locks, now_s):
             with contextlib.suppress(OSError):
-                (shutil.rmtree if found.is_folder else disk.unlink)(found.path)
+                _remove(found)
         elif not (_BLOCK.fullmatch(found.name) and locks.works_across_processes):
             uncounted += found.size
     return uncounted
@@ -63,20 +63,26 @@ def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -
 def remove_old_hosts(directory: CacheDirectory, now_s: float) -> bool:
     """Remove a part of what hosts left on a network filesystem that have not used it for `_UNUSED_S` seconds.
 
-    Containers get a new name at each start, and nobody else counts these bytes. Returns whether more is left.
+    Containers get a new name at each start, and nobody else counts these bytes. Returns whether more may be left.
     """
     above = directory.root.rpartition("/")[0]
     for found in disk.scan(above):
         is_other = found.is_folder and found.name.startswith(_HOST) and found.path != directory.root
         if is_other and _last_use_s(found) < now_s - _UNUSED_S:
             # Renamed, so that a host that comes back never finds half a cache.
-            os.rename(found.path, f"{above}/{_GONE}{os.urandom(8).hex()}")
+            with contextlib.suppress(OSError):
+                os.rename(found.path, f"{above}/{_GONE}{os.urandom(8).hex()}")
     for found in disk.scan(above):
         if found.name.startswith(_GONE):
             part = next(disk.scan(f"{found.path}/blocks"), found)
-            shutil.rmtree(part.path)
-            return True
+            with contextlib.suppress(OSError):  # one that cannot be removed must not keep the others
+                _remove(part)
+                return True
     return False
+
+
+def _remove(found: disk.FolderEntry) -> None:
+    (shutil.rmtree if found.is_folder else disk.unlink)(found.path)
 
 
 def _last_use_s(host: disk.FolderEntry) -> float:

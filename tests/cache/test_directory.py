@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachedfs.cache import disk
+from cachedfs.cache import disk, fsck
 from cachedfs.cache.block_file import FORMAT
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.errors import CacheError
 from tests.cache.faults import replace_call
@@ -156,6 +157,30 @@ def test_on_a_network_file_system_caches_of_hosts_that_are_gone_are_removed(
         put(caches["new"], key_of(), index)
     assert sorted(os.listdir(tmp_path / NAME)) == ["host-idle", "host-new"]
     assert whole(caches["idle"], key_of(), 2) == content(key_of(), 2)
+
+
+def test_what_cannot_be_removed_of_an_old_host_does_not_keep_the_others(tmp_path, monkeypatch):
+    ours = CacheDirectory(str(tmp_path / "host-ours"), is_network=True)
+    stray = tmp_path / "gone-a" / "blocks" / "stray"
+    stray.parent.mkdir(parents=True)
+    stray.write_text("a file in place of a folder")
+    for _ in range(3):
+        fsck.remove_old_hosts(ours, time.time())
+    assert os.listdir(tmp_path) == []
+
+    for name in ("gone-a", "gone-b"):
+        (tmp_path / name / "blocks").mkdir(parents=True)
+    rmtree = shutil.rmtree
+
+    def refuse(path):
+        if "gone-a" in path:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        rmtree(path)
+
+    replace_call(monkeypatch, "shutil.rmtree", refuse)
+    assert fsck.remove_old_hosts(ours, time.time())
+    assert os.listdir(tmp_path) == ["gone-a"]
+    assert not fsck.remove_old_hosts(ours, time.time())
 
 
 def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
