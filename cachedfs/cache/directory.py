@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_file import FORMAT
-from cachedfs.common.user_folders import why_unsafe
+from cachedfs.common.user_folders import is_writable, why_unsafe
 
 __all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root", "root_in"]
 
@@ -149,7 +149,7 @@ def open_directory(cache_dir: str, *, explicit: bool) -> tuple[CacheDirectory | 
     try:
         os.makedirs(path, exist_ok=True)
         directory.make()
-        if not os.access(root, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        if not is_writable(root):
             raise PermissionError(f"{root} is read-only")
     except ValueError as error:
         if explicit:

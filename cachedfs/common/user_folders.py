@@ -7,7 +7,7 @@ import stat
 import tempfile
 from collections.abc import Callable
 
-__all__ = ["found_folder", "why_unsafe", "why_unwritable", "writable_folder"]
+__all__ = ["found_folder", "is_writable", "why_unsafe", "why_unwritable", "writable_folder"]
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -30,8 +30,12 @@ def why_unwritable(path: str) -> str | None:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         return error.strerror or str(error)
-    is_writable = os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
-    return None if is_writable else "it is read-only"
+    return None if is_writable(path) else "it is read-only"
+
+
+def is_writable(folder: str) -> bool:
+    """Return whether this user can create files in `folder`."""
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def why_unsafe(folder: str, status: os.stat_result, instead: str) -> str | None:

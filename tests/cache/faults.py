@@ -43,10 +43,11 @@ def replace_call(patch, call, function):
 
 
 def _users_of_disk():
+    """Return the modules of the cache, and the one that calls `os.access` for it."""
     return [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith("cachedfs.cache.") and module is not disk
+        if name.startswith(("cachedfs.cache.", "cachedfs.common.user_folders")) and module is not disk
     ]
 
 
