@@ -32,9 +32,9 @@ class PathLocks:
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
-        # By lock: the heartbeat of its holder, and the monotonic time when it was first seen. An entry whose holder is
-        # stuck stays: the callers that come later need not wait again.
-        self._seen: dict[int, tuple[int, float]] = {}
+        # By lock: the process id of its holder with the heartbeat, and the monotonic time when both were first seen. An
+        # entry whose holder is stuck stays: the callers that come later need not wait again.
+        self._seen: dict[int, tuple[tuple[int | None, int], float]] = {}
 
     @contextlib.asynccontextmanager
     async def held(self, identity: str, path: str, url: str) -> AsyncIterator[None]:
@@ -45,17 +45,23 @@ class PathLocks:
         lock = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
         heartbeats = f"heartbeats at {identity}"
         await self._take(lock, heartbeats, path, url)
-        beating = asyncio.create_task(self._beat(heartbeats, path))
         try:
-            yield
+            self._beat(heartbeats, path)
+            beating = asyncio.create_task(self._keep_beating(heartbeats, path))
+            try:
+                yield
+            finally:
+                beating.cancel()
         finally:
-            beating.cancel()
             self._cache.release_lock(lock)
 
-    async def _beat(self, heartbeats: str, path: str) -> None:
+    async def _keep_beating(self, heartbeats: str, path: str) -> None:
         while True:
-            self._cache.metadata.overtaken(heartbeats, [path], ())
             await asyncio.sleep(HEARTBEAT_S)
+            self._beat(heartbeats, path)
+
+    def _beat(self, heartbeats: str, path: str) -> None:
+        self._cache.metadata.overtaken(heartbeats, [path], ())
 
     async def _take(self, lock: int, heartbeats: str, path: str, url: str) -> None:
         """Wait for a lock; warn once after OVERDUE_S seconds."""
@@ -65,15 +71,15 @@ class PathLocks:
             nonlocal warn_at
             if self._cache.take_lock(lock):
                 return True
-            now, beat = time.monotonic(), self._cache.metadata.mark(heartbeats, path)
+            # A new holder may not have sent a heartbeat yet, so its process id counts too.
+            now, holder = time.monotonic(), self._cache.lock_holder(lock)
+            beat = holder, self._cache.metadata.mark(heartbeats, path)
             if self._seen.setdefault(lock, (beat, now))[0] != beat:
                 self._seen[lock] = beat, now
             if now - self._seen[lock][1] >= STUCK_S:
-                raise CachedFSError(_text_if_stuck(url, self._cache.lock_holder(lock)))
+                raise CachedFSError(_text_if_stuck(url, holder))
             if now >= warn_at:
-                logger.warning(
-                    "%s: waiting for %s, which is changing it", url, _name(self._cache.lock_holder(lock))
-                )
+                logger.warning("%s: waiting for %s, which is changing it", url, _name(holder))
                 warn_at = math.inf
             return False
 

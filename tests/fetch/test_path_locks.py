@@ -73,6 +73,27 @@ async def test_a_stopped_holder_is_an_error_and_later_callers_get_it_at_once(cac
         assert 1000 <= time.now < 1000.1
 
 
+async def test_a_new_holder_is_not_taken_for_the_stopped_one_before_its_first_heartbeat(
+    cache, time, monkeypatch
+):
+    locks, holders = PathLocks(cache), [4711]
+    assert cache.take_lock(LOCK)
+    monkeypatch.setattr(cache, "lock_holder", lambda lock: holders[-1])
+    with pytest.raises(CachedFSError, match="4711 is changing it"):
+        async with locks.held(*PATH):
+            pass
+    holders.append(4712)
+    time.events.append((1000, lambda: cache.release_lock(LOCK)))
+    async with locks.held(*PATH):
+        assert 1000 <= time.now < 1000.1
+
+
+async def test_the_first_heartbeat_comes_before_the_change(cache):
+    before = cache.metadata.mark("heartbeats at drive|x", "d/a")
+    async with PathLocks(cache).held(*PATH):
+        assert cache.metadata.mark("heartbeats at drive|x", "d/a") != before
+
+
 async def test_a_holder_of_another_container_is_waited_for_in_the_same_way(cache, time, monkeypatch, caplog):
     assert cache.take_lock(LOCK)
     monkeypatch.setattr(cache, "lock_holder", lambda lock: None)
