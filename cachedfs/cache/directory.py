@@ -38,8 +38,8 @@ class CacheDirectory:
         logs = [f"{self.index}-{log}" for log in ("wal", "shm", "journal")]
         self.bookkeeping = [self.index, *logs, self.touches, self.marks, self.budgets]
         self.had_index = False  # when it was opened, or used by this process
-        self._deleted_by: float | None = (
-            None  # when a deletion that `is_being_deleted` noticed is taken for ended
+        self._deletion_over_at: float | None = (
+            None  # by `is_being_deleted`; monotonic, None without a deletion
         )
 
     def make(self) -> None:
@@ -73,11 +73,11 @@ class CacheDirectory:
     def is_being_deleted(self) -> bool:
         """Return whether a deletion of the cache was noticed up to `DELETION_S` seconds ago, and not waited for."""
         if not (self.had_index and self.is_incomplete()):
-            self._deleted_by = None
+            self._deletion_over_at = None
             return False
-        if self._deleted_by is None:
-            self._deleted_by = time.monotonic() + DELETION_S
-        return time.monotonic() < self._deleted_by
+        if self._deletion_over_at is None:
+            self._deletion_over_at = time.monotonic() + DELETION_S
+        return time.monotonic() < self._deletion_over_at
 
     def is_incomplete(self) -> bool:
         """Return whether a folder or the index is missing."""

@@ -221,9 +221,8 @@ class BlockRows(TableRows):
 
     def has_pinned_object(self, digest: str) -> bool:
         """Return whether an object with cached blocks is pinned, given its digest."""
-        return (
-            self._run("SELECT 1 FROM objects WHERE digest = ? AND pinned", (digest,)).fetchone() is not None
-        )
+        found = self._run("SELECT 1 FROM objects WHERE digest = ? AND pinned", (digest,)).fetchone()
+        return found is not None
 
     # Local copies
 
