@@ -18,6 +18,7 @@ from cachedfs.cache.index.metadata_records import (
     ListingRecord,
     MetadataRecord,
     folder_of,
+    is_within,
 )
 from cachedfs.cache.index.metadata_rows import MetadataRows, SweepPosition
 from cachedfs.cache.index.transaction import IndexRows
@@ -105,6 +106,7 @@ def _keep_versions(rows: MetadataRows, new: Iterable[tuple[str, str, float | Non
 
 
 def _newest(new: Iterable[tuple[str, str, float | None]]) -> dict[tuple[str, str], float]:
+    """Return the latest time by (identity, folder)."""
     known_at: dict[tuple[str, str], float] = {}
     for identity, folder, at in new:
         if at is not None:
@@ -117,10 +119,6 @@ def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     if path == record.path:
         return record
     return record._replace(path=path, info=record.info and replace(record.info, path=path))
-
-
-def _is_within(path: str, folder: str) -> bool:
-    return not folder or f"{path}/".startswith(f"{folder}/")
 
 
 def _number_of_its_own() -> int:
@@ -154,9 +152,8 @@ class MetadataStore:
         self._shared = shared
         self._sweep = SweepPosition()
         self._has_clock = False
-        self._unstored: dict[
-            tuple[str, str], float
-        ] = {}  # as the table `versions`, of what could not be stored
+        # What the table `versions` would hold, had it been stored: by (identity, folder).
+        self._unstored: dict[tuple[str, str], float] = {}
 
     def _look(self) -> None:
         self._own.look()
@@ -250,7 +247,7 @@ class MetadataStore:
         stored = stored_path(folder)
         newest = self._own.asked(lambda rows: rows.newest_version(identity, stored), math.inf)
         unstored = list(self._unstored.items())
-        above = (at for (origin, each), at in unstored if origin == identity and _is_within(stored, each))
+        above = (at for (origin, each), at in unstored if origin == identity and is_within(stored, each))
         return max([newest, *above])
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ from cachedfs.cache.index.metadata_records import (
     FeedSnapshot,
     ListedName,
     MetadataRecord,
+    folder_of,
     hash_of,
     new_version_at,
 )
@@ -67,11 +68,6 @@ def key_of(info: ObjectInfo | None, identity: str, block_size: int) -> ObjectKey
     if info is None or info.fingerprint is None or info.kind != "file" or info.size is None:
         return None
     return ObjectKey(identity, stored_path(info.path), info.fingerprint, block_size)
-
-
-def folder_of(path: str) -> str:
-    """Return the parent folder of a path; "" for a path at the top level."""
-    return path.rpartition("/")[0]
 
 
 class MetadataCache:

@@ -20,6 +20,7 @@ from cachedfs.cache.index.metadata_records import (
     MetadataRecord,
     decode_info,
     encode_info,
+    is_within,
     new_version_at,
 )
 from cachedfs.cache.metadata_store import MetadataStore
@@ -74,7 +75,12 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
     store, identity = source.runtime.cache.metadata, source.identity
     confirmed_until = source.metadata.confirmed_until
     above = {folder: None for path in [*roots, *paths] for folder in _folders_above(path)}
-    pending = list({**dict.fromkeys(roots), **{each: None for each in above if _is_below(each, roots)}})
+    pending = list(
+        {
+            **dict.fromkeys(roots),
+            **{each: None for each in above if any(is_within(each, root) for root in roots)},
+        }
+    )
     folders: dict[str, None] = {}
     listed_at: dict[str, float] = {}
     while pending:
@@ -106,10 +112,6 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
 def _folders_above(path: str) -> Iterator[str]:
     while path := folder_of(path):
         yield path
-
-
-def _is_below(path: str, roots: Iterable[str]) -> bool:
-    return any(not root or path == root or path.startswith(f"{root}/") for root in roots)
 
 
 def age_kept(checked_at: float, *, made_at: float, now: float) -> float:

@@ -21,6 +21,7 @@ __all__ = [
     "encode_info",
     "folder_of",
     "hash_of",
+    "is_within",
     "new_version_at",
     "sealed",
     "unsealed",
@@ -98,6 +99,11 @@ class ListedName(NamedTuple):
     mark: int
     is_present: bool
     told: FeedConfirmation | None = None
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Return whether `path` is `folder` or below it; "" is the top."""
+    return not folder or f"{path}/".startswith(f"{folder}/")
 
 
 def folder_of(path: str) -> str:
