@@ -317,15 +317,21 @@ def test_an_exclusive_write_keeps_a_file_that_somebody_else_made_meanwhile(
     assert os.listdir(path.parent) == ["a"]
 
 
-def test_a_local_file_that_cannot_be_put_in_its_place_leaves_the_old_one(local, tmp_path, monkeypatch):
+@pytest.fixture
+def old_file(tmp_path):
+    """A local file alone in its folder; in the end it has to be there as before, and nothing else."""
     path = tmp_path / "top" / "a"
     path.parent.mkdir()
     path.write_bytes(b"old")
-    monkeypatch.setattr("cachedfs.common.atomic_files.os.replace", _refused)
-    with pytest.raises(PermissionError), local.open(str(path), "wb") as file:
-        file.write(b"new")
+    yield path
     assert path.read_bytes() == b"old"
     assert os.listdir(path.parent) == ["a"]
+
+
+def test_a_local_file_that_cannot_be_put_in_its_place_leaves_the_old_one(local, old_file, monkeypatch):
+    monkeypatch.setattr("cachedfs.common.atomic_files.os.replace", _refused)
+    with pytest.raises(PermissionError), local.open(str(old_file), "wb") as file:
+        file.write(b"new")
 
 
 @pytest.mark.parametrize(
@@ -337,31 +343,24 @@ def test_a_local_file_that_cannot_be_put_in_its_place_leaves_the_old_one(local, 
     ],
     ids=["pipe_file", "put_file", "cp_file"],
 )
-def test_a_failed_write_of_a_local_file_keeps_the_old_one_and_names_it(local, tmp_path, monkeypatch, write):
-    source, path = tmp_path / "source", tmp_path / "top" / "a"
-    path.parent.mkdir()
-    path.write_bytes(b"old")
+def test_a_failed_write_of_a_local_file_keeps_the_old_one_and_names_it(
+    local, old_file, tmp_path, monkeypatch, write
+):
+    source = tmp_path / "source"
     source.write_bytes(b"new")
     monkeypatch.setattr(LocalFileOpener, "write", _half_written)
-    with pytest.raises(OSError, match=f"{path}: .*No space left") as caught:
-        write(local, str(source), str(path))
+    with pytest.raises(OSError, match=f"{old_file}: .*No space left") as caught:
+        write(local, str(source), str(old_file))
     assert caught.value.errno == errno.ENOSPC
-    assert path.read_bytes() == b"old"
-    assert os.listdir(path.parent) == ["a"]
 
 
-def test_a_local_file_is_not_replaced_if_its_writer_ignores_a_failed_write(local, tmp_path, monkeypatch):
-    path = tmp_path / "top" / "a"
-    path.parent.mkdir()
-    path.write_bytes(b"old")
+def test_a_local_file_is_not_replaced_if_its_writer_ignores_a_failed_write(local, old_file, monkeypatch):
     monkeypatch.setattr(LocalFileOpener, "write", _half_written)
-    file = local.open(str(path), "wb")
+    file = local.open(str(old_file), "wb")
     with pytest.raises(OSError, match="No space left"):
         file.write(b"new")
-    with pytest.raises(OSError, match=f"{path}: .*No space left"):
+    with pytest.raises(OSError, match=f"{old_file}: .*No space left"):
         file.close()
-    assert path.read_bytes() == b"old"
-    assert os.listdir(path.parent) == ["a"]
 
 
 def test_more_files_than_threads_are_written_first(local, tmp_path):
