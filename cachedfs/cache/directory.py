@@ -38,9 +38,8 @@ class CacheDirectory:
         logs = [f"{self.index}-{log}" for log in ("wal", "shm", "journal")]
         self.bookkeeping = [self.index, *logs, self.touches, self.marks, self.budgets]
         self.had_index = False  # when it was opened, or used by this process
-        self._deletion_over_at: float | None = (
-            None  # by `is_being_deleted`; monotonic, None without a deletion
-        )
+        # Until when a deletion that was noticed is waited for (monotonic); None without one.
+        self._deletion_over_at: float | None = None
 
     def make(self) -> None:
         """Create the root and its folders where missing. Raises OSError, or ValueError if the root is unsafe to use."""

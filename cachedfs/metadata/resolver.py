@@ -110,7 +110,7 @@ class MetadataResolver:
         return is_cached or self._by_parent(path)  # expired, but probably unchanged: no need to fetch a body
 
     def _is_running(self, path: str) -> bool:
-        """Return whether a valid lookup of `path` is in flight in this process."""
+        """Return whether a valid lookup of `path` is running in this process."""
         if self.source.lifetime_s == 0:
             return False
         slot = (self.source.caller_key, path)
@@ -129,9 +129,9 @@ class MetadataResolver:
         return entry
 
     async def _shared_lookup(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Call `ask`, or wait for a lookup of `path` in flight for the same credentials and options.
+        """Call `ask`, or wait for a running lookup of `path` for the same credentials and options.
 
-        A lookup in flight is not shared if the path was written since it began, and never with `max_age=0`: its answer
+        A running lookup is not shared if the path was written since it began, and never with `max_age=0`: its answer
         may be older than this call.
         """
         if self.source.lifetime_s == 0:

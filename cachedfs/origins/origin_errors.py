@@ -228,7 +228,7 @@ _NO_CREDENTIALS = (
 
 
 def denial(text: str, reasons: Collection[str] = ()) -> str | None:
-    """Return what to do about a refusal of Google that no other credentials would change; None for any other refusal.
+    """Return what to do about a refusal of Google that no other credentials would change, or None.
 
     `text` and `reasons` are those of the answer.
     """

@@ -26,9 +26,9 @@ _SOON_AGAIN_S = 30  # a metadata server returns the same token until it expires:
 
 @asynccontextmanager
 async def finding_credentials(subject: str, policy: RetryPolicy) -> AsyncIterator[None]:
-    """Let the block wait for credentials; where a stale answer can be served, raise OriginUnreachable after some seconds.
+    """Wait for the block, which looks for credentials, but not for long where a stale answer can be served.
 
-    Without a network, Google's library looks for default credentials for 15 s.
+    Raises OriginUnreachable then. Without a network, Google's library looks for default credentials for 15 s.
     """
     within_s = policy.reach_stale_s if has_stale_answer.get() else None
     try:

@@ -65,7 +65,7 @@ class GCSOrigin:
 
     @property
     def concurrency(self) -> int:
-        """Most requests in flight now that callers wait for."""
+        """Most requests at a time, now, that callers wait for."""
         return self._slots.window
 
     # Created at first use
