@@ -86,7 +86,8 @@ class DriveAuth(TokenSource):
             self._search.add_done_callback(self._forget_failed_search)
             self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
         found = await asyncio.shield(self._search)
-        if self.is_missing and not found.is_missing and await asyncio.to_thread(is_same):
+        is_usable = self.is_missing and not found.is_missing and await asyncio.to_thread(is_same)
+        if is_usable and self.is_missing:  # or another search was first, whose token may be on its way
             self._use(found)
         return not self.is_missing
 

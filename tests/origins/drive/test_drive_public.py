@@ -225,6 +225,26 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
     assert origin.lists_all(path)
 
 
+async def test_the_first_of_several_searches_signs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
+    found = [auth.SignIn(object(), name, "") for name in ("first", "second")]
+    monkeypatch.setattr(auth, "sign_in", lambda options: found.pop(0))
+    missing = auth.DriveAuth(auth.SignIn(None, "nobody", "", is_missing=True), RetryPolicy())
+    used: list[str] = []
+
+    def is_same() -> bool:
+        both_found.wait(60)
+        return True
+
+    async def search() -> None:
+        assert await missing.search({}, is_same)
+        used.append(missing.name)
+
+    both_found = threading.Barrier(2)
+    await asyncio.gather(search(), search())
+    assert len({*used}) == 1  # a second one would lack the token that the first is renewing
+
+
 async def test_credentials_that_are_found_late_are_used_by_the_next_request(
     make: MakeOrigin, server: DriveServer, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
