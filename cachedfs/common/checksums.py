@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ __all__ = [
     "RunningChecksum",
     "StatedChecksum",
     "crc32c_of",
+    "google_checksum",
     "has_crc32c",
     "stated_crc32c",
     "stated_of",
@@ -96,6 +97,21 @@ class RunningChecksum:
         if found == value:
             return None
         return f"the {name.upper()} of its bytes is {found}, and should be {value}"
+
+
+def google_checksum(pieces: Iterable[bytes]) -> dict[str, str]:
+    """Return the checksum of an object's bytes as Google Cloud Storage states it in JSON: `crc32c`, else `md5Hash`."""
+    if has_crc32c():
+        crc32c = 0
+        for piece in pieces:
+            crc32c = crc32c_of(piece, crc32c)
+        name, digest = "crc32c", crc32c.to_bytes(4, "big")
+    else:
+        md5 = hashlib.md5(usedforsecurity=False)
+        for piece in pieces:
+            md5.update(piece)
+        name, digest = "md5Hash", md5.digest()
+    return {name: base64.b64encode(digest).decode()}
 
 
 @cache

@@ -6,13 +6,16 @@ import contextlib
 import copy
 import dataclasses
 import datetime
+import enum
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from cachedfs.common.text import counted, per_cent, shown, size
 
 __all__ = [
+    "ANY_VERSION",
+    "AnyVersion",
     "BlockKey",
     "CacheBounds",
     "Change",
@@ -91,6 +94,16 @@ class ObjectInfo:
         if not _CONTAINERS.isdisjoint(map(type, details.values())):  # rare, and the check takes 0.5 us
             details = copy.deepcopy(dict(details))
         return {**details, "name": self.path, "size": size, "type": self.kind}
+
+
+class AnyVersion(enum.Enum):
+    """The type of `ANY_VERSION`."""
+
+    ANY_VERSION = enum.auto()
+
+
+ANY_VERSION: Final = AnyVersion.ANY_VERSION
+"""Says that a write replaces whatever is there."""
 
 
 def modified_of(info: Mapping[str, Any]) -> datetime.datetime | None:

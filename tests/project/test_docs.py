@@ -42,10 +42,11 @@ from pydrive2.auth import GoogleAuth
 from cachedfs.config import Config
 from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.origins.drive import accounts, quota, upload
+from cachedfs.origins.drive import accounts, quota
 from cachedfs.origins.drive.credentials import SIGN_IN
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.rate_limit import RateLimit
+from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
 from cachedfs.sim.messages import Refusal
 from tests.origins.drive.certificates import private_key
@@ -571,7 +572,7 @@ class Mishaps:
         self.attempt(second.close)
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for what, name, failing in (
-            (upload.UploadContent, "md5", lambda self: "0" * 32),
+            (UploadContent, "md5", lambda self: "0" * 32),
             (tempfile.SpooledTemporaryFile, "write", lambda self, data: raise_(full)),
         ):
             with self.monkeypatch.context() as patch:

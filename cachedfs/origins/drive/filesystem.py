@@ -29,7 +29,8 @@ from cachedfs.origins.drive.options import DriveOptions, refuse_live
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path, side_by_side
 from cachedfs.origins.drive.read import must_have_bytes
-from cachedfs.origins.drive.upload import UploadContent, WrittenDriveFile, not_kept
+from cachedfs.origins.drive.upload import WrittenDriveFile, not_kept
+from cachedfs.origins.upload import UploadContent
 
 __all__ = ["DriveFile", "DriveFileSystem"]
 

@@ -25,7 +25,8 @@ from cachedfs.origins.base import Alone
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_and_key, place_of
-from cachedfs.origins.drive.upload import Upload, UploadContent, UploadMismatch
+from cachedfs.origins.drive.upload import Upload, UploadMismatch
+from cachedfs.origins.upload import UploadContent
 
 __all__ = ["DriveWriter"]
 

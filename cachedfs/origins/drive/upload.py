@@ -3,62 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import io
 import json
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fsspec.asyn import AsyncFileSystem, sync
 
 from cachedfs.errors import CachedFSError, OriginUnavailable
-from cachedfs.origins.base import number
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import GOOD, JSON, Answer, DriveAccount
+from cachedfs.origins.drive.client import GOOD, JSON, DriveAccount
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
 from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.upload import FORGOTTEN, Answer, SessionForgotten, UploadContent, send_pieces
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPRequest
 
-__all__ = ["PIECE", "Upload", "UploadContent", "UploadMismatch", "WrittenDriveFile", "not_kept"]
+__all__ = ["PIECE", "Upload", "UploadMismatch", "WrittenDriveFile", "not_kept"]
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
 _ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
-_FORGOTTEN = frozenset({404, 410})
 _SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
-
-
-class UploadContent:
-    """The bytes of an open file, from its start to its end; the caller closes the file.
-
-    `sent` receives the number of bytes that the service has; it decreases if the service forgot some.
-    """
-
-    def __init__(self, file: BinaryIO, sent: Callable[[int], object] = lambda n_bytes: None) -> None:
-        self._file, self.sent = file, sent
-        self.size = file.seek(0, 2)
-
-    def piece(self, start: int, stop: int) -> bytes:
-        """Return the bytes `[start:stop]`; blocks on the disk."""
-        self._file.seek(start)
-        return self._file.read(stop - start)
-
-    def md5(self) -> str:
-        """Return the MD5 of all bytes as Drive writes it; blocks on the disk."""
-        total = hashlib.md5(usedforsecurity=False)
-        for start in range(0, self.size, PIECE):
-            total.update(self.piece(start, start + PIECE))
-        return total.hexdigest()
-
-
-class _SessionForgotten(Exception):
-    """The service no longer knows an upload session."""
 
 
 class UploadMismatch(Exception):
@@ -131,55 +101,24 @@ class Upload(NamedTuple):
 
         for _ in range(_SESSIONS):
             address = await self.account.answered(request, address_of)
-            with suppress(_SessionForgotten):
+            with suppress(SessionForgotten):
                 return await self._send_pieces(address)
         raise OriginUnavailable(
             f"{api.url_of(self.path)}: writing it failed: Drive forgot the upload {_SESSIONS} times. Try again later"
         )
 
     async def _send_pieces(self, address: str) -> dict[str, Any]:
-        """Send all pieces; return the finished item.
-
-        After a failure, the service says how much it has. As long as that becomes more, all tries are there again: a
-        slow line may not send a whole piece in one attempt.
-        """
-        to, size = (await self.account.connection()).metadata, self.content.size
-        start, most, is_known, tries = 0, 0, True, self.account.new_tries()
-        while True:
-            stop = min(start + PIECE, size)
-            # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
-            good, doing = GOOD | _FORGOTTEN, f"sending bytes {start} to {stop}"
-            request = self.account.request(address, self.path, doing, method="PUT", good=good)
-            try:
-                if not is_known:
-                    kept, item = await self._put(request, b"", f"bytes */{size}")
-                elif start >= size:
-                    raise RetryableError(RetryReason("the service has all bytes and makes no file of them"))
-                else:
-                    data = await asyncio.to_thread(self.content.piece, start, stop)
-                    kept, item = await self._put(request, data, f"bytes {start}-{stop - 1}/{size}")
-                    if item is None and kept <= start:
-                        raise RetryableError(RetryReason(f"the service kept nothing after byte {kept}"))
-            except RetryableError as failed:
-                await to.pause(failed, request, tries)
-                is_known = False
-                continue
-            if item is not None:
-                return item
-            if kept > most:  # not only again what it forgot meanwhile
-                most, tries = kept, self.account.new_tries()
-            start, is_known = kept, True
-            self.content.sent(start)
-
-    async def _put(self, request: HTTPRequest, data: bytes, span: str) -> tuple[int, dict[str, Any] | None]:
-        """Send bytes, or ask (`bytes */N`) how many arrived; return what the service has, or the finished item."""
-        answer = await self.account.send(replace(request, headers={"Content-Range": span}, data=data))
-        if answer.status in _FORGOTTEN:
-            raise _SessionForgotten
-        if answer.status != 308:
-            return 0, self._item_of(answer)
-        last = number(answer.headers.get("range", "").rpartition("-")[2])
-        return (0 if last is None else last + 1), None
+        # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
+        good = GOOD | FORGOTTEN
+        return await send_pieces(
+            self.account.request(address, self.path, "writing it", method="PUT", good=good),
+            self.content,
+            PIECE,
+            self._item_of,
+            client=(await self.account.connection()).metadata,
+            send=self.account.send,
+            new_tries=self.account.new_tries,
+        )
 
     def _item_of(self, answer: Answer) -> dict[str, Any]:
         asked = {"id": self.into or self.resource["id"]}

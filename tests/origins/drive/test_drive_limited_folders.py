@@ -10,7 +10,7 @@ import pytest
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.upload import UploadContent
+from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import DriveServer
 from tests.origins.contract import names, read
 

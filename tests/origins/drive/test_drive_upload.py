@@ -29,8 +29,9 @@ from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import CreationLimit
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.upload import PIECE, UploadContent
+from cachedfs.origins.drive.upload import PIECE
 from cachedfs.origins.retry import RetryPolicy
+from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import DriveServer, Fault, Request
 from tests.origins.contract import read
 
