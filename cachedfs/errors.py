@@ -128,7 +128,7 @@ class ObjectExists(CachedFSError, FileExistsError):
 
 
 class ObjectChanged(CachedFSError):
-    """The object was replaced at the origin while a version of it was being read (ESTALE)."""
+    """The object was replaced at the origin (ESTALE): while a version was being read, or before it was written over."""
 
     code = _errno.ESTALE
 

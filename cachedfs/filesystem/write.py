@@ -7,28 +7,36 @@ metadata of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import io
+import math
 import os
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from typing import IO, Any
+from contextlib import AbstractContextManager
+from typing import IO, Any, BinaryIO
 
 from fsspec.asyn import _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
 from cachedfs.common.clock import clock
+from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, before_magic, is_pattern, without_slash
 from cachedfs.common.walk import CycleSafeWalk
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.upload import HasStorageQuota, Uploader
 from cachedfs.read.reader import Reader
 
 __all__ = ["WriteMethods"]
+
+_ONE_CALL = 8 << 20  # bytes of a file that is sent in one call, and so is in memory
+_QUOTA_S = 60.0  # for which a storage quota is used
 
 
 class WriteMethods(CycleSafeWalk):
@@ -49,7 +57,7 @@ class WriteMethods(CycleSafeWalk):
         return self.target_protocol in LOCAL_PROTOCOLS
 
     async def _write_by_open(
-        self, path: str, mode: str, opened: Callable[[], IO[bytes]], **kwargs: Any
+        self, path: str, mode: str, opened: Callable[[], AbstractContextManager[IO[bytes]]], **kwargs: Any
     ) -> None:
         """Write data through `open`: it delays a write in a transaction, and replaces a local file only by a whole one."""
 
@@ -74,6 +82,67 @@ class WriteMethods(CycleSafeWalk):
             return
         options = kwargs if mode == "overwrite" else {"mode": mode, **kwargs}
         await self._write([path], "put_file", os.fspath(lpath), path, callback=callback, **options)
+
+    def _send(
+        self,
+        path: Any,
+        file: BinaryIO,
+        *,
+        replaces: ObjectInfo | AnyVersion | None,
+        mtime_ns: int | None = None,
+    ) -> ObjectInfo:
+        """Make the bytes of an open local file, from its start to its end, the object at `path`; return its metadata.
+
+        Nobody sees a part of it: after an error, the object is as before. `replaces` is the version that must be there:
+        metadata from an earlier lookup, None for no object, or ANY_VERSION for whatever is there. Else this raises
+        ObjectChanged, or ObjectExists for None. Google Cloud Storage compares the versions itself. At all others they
+        are compared just before the upload. `mtime_ns` is a modification time that the object keeps, where it can.
+        """
+        info: ObjectInfo = self._run(self._send_async(path, file, replaces=replaces, mtime_ns=mtime_ns))
+        return info
+
+    async def _send_async(
+        self,
+        path: Any,
+        file: BinaryIO,
+        *,
+        replaces: ObjectInfo | AnyVersion | None,
+        mtime_ns: int | None = None,
+    ) -> ObjectInfo:
+        path, reader = self._strip_object(path), self._reader
+        origin = reader.source.origin(path)
+        info: ObjectInfo
+        if isinstance(origin, Uploader):
+            info = await self._hop(reader.upload(origin, path, file, replaces=replaces, mtime_ns=mtime_ns))
+            return info
+        await self._hop(reader.check_version(path, replaces))
+        size = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
+        await asyncio.to_thread(file.seek, 0)
+        if size <= _ONE_CALL and not self._is_local:
+            await self._write([path], "pipe_file", path, await asyncio.to_thread(file.read))
+        else:
+            # A transaction does not delay it: the caller wants the new version.
+            opened = contextlib.nullcontext(file)
+            await self._write_by_open(path, "overwrite", lambda: opened, autocommit=True)
+        info = await self._hop(reader.look_up_written(path))
+        return info
+
+    def _free_space(self, path: Any) -> tuple[int, int] | None:
+        """Return the limit and the free bytes of the account's storage quota; None without one, or if it is not known.
+
+        Asks the origin at most once in 60 s, and raises no error.
+        """
+        top = self._strip_object(path).partition("/")[0]
+        known: dict[str, tuple[float, tuple[int, int] | None]] = self.__dict__.setdefault("_quotas", {})
+        asked_at, quota = known.get(top, (-math.inf, None))
+        if not 0 <= clock.now() - asked_at < _QUOTA_S:
+            quota = None
+            with contextlib.suppress(Exception):  # whatever is wrong, a read or a write will say it
+                origin = self._reader.source.origin(path)
+                if isinstance(origin, HasStorageQuota):
+                    quota = self._run(origin.storage_quota(top))
+            known[top] = clock.now(), quota
+        return quota
 
     async def _rm_file(self, path: Any, **kwargs: Any) -> None:
         path = self._strip_object(path)

@@ -32,7 +32,7 @@ __all__ = [
 T = TypeVar("T")
 
 FORGOTTEN = frozenset({404, 410})  # statuses of an upload session that the service no longer knows
-_PIECE = 8 << 20  # bytes read at a time for a checksum
+_PIECE = 1 << 20  # bytes read at a time for a checksum
 
 
 @runtime_checkable
@@ -155,6 +155,12 @@ async def send_pieces(
     size = content.size
     start, most, is_known, tries = 0, 0, True, new_tries()
 
+    async def read(start: int, stop: int) -> bytes:
+        data = await asyncio.to_thread(content.piece, start, stop)
+        if len(data) != stop - start:
+            raise CachedFSError(f"{session.subject}: the local file became shorter while it was sent")
+        return data
+
     async def put(request: HTTPRequest, data: bytes, span: str) -> tuple[int, T | None]:
         """Send bytes, or ask (`bytes */N`) how many arrived; return what the service has, or the end's result."""
         answer = await send(replace(request, headers={"Content-Range": span}, data=data))
@@ -174,10 +180,7 @@ async def send_pieces(
             elif start >= size:
                 raise RetryableError(RetryReason("the service has all bytes and makes no file of them"))
             else:
-                data = await asyncio.to_thread(content.piece, start, stop)
-                if len(data) != stop - start:
-                    raise CachedFSError(f"{session.subject}: the local file became shorter while it was sent")
-                kept, result = await put(request, data, f"bytes {start}-{stop - 1}/{size}")
+                kept, result = await put(request, await read(start, stop), f"bytes {start}-{stop - 1}/{size}")
                 if result is None and kept <= start:
                     raise RetryableError(RetryReason(f"the service kept nothing after byte {kept}"))
         except RetryableError as failed:

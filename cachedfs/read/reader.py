@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any, BinaryIO
 
 from cachedfs.common.blocks import clip, covering
+from cachedfs.common.clock import clock
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
+from cachedfs.common.types import AnyVersion, ObjectInfo, ObjectKey, Range
+from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectExists, ObjectNotFound
 from cachedfs.fetch.fetcher import Fetcher
 from cachedfs.fetch.inflight import InflightRequest, RequestStopped
 from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.fetch.source import Source
 from cachedfs.metadata.resolver import MetadataResolver
+from cachedfs.origins.upload import Uploader, check_version
 from cachedfs.read.cached_reads import CachedReads, ReadBuffer, note_version
 from cachedfs.readahead.chunk_prefetch import ALL, ChunkPrefetch, first_want
 from cachedfs.readahead.object_history import ObjectHistories
@@ -251,16 +253,58 @@ class Reader:
     ) -> Any:
         """Call a method of the inner filesystem that changes `paths`.
 
-        All processes of the machine see the change at once. The change counters change before and after the call, so
-        that metadata requested before or during the write is never valid. `tree` includes everything below `paths`.
+        `tree` includes everything below `paths`.
         """
-        shared, paths = self.source.runtime.cache.metadata, list(paths)
+        paths = list(paths)
         origin = self.source.origin(paths[0])
+        with self._changing(paths, tree=tree):
+            return await origin.call(method, *args, **options)
+
+    async def upload(
+        self,
+        origin: Uploader,
+        path: str,
+        file: BinaryIO,
+        *,
+        replaces: ObjectInfo | AnyVersion | None,
+        mtime_ns: int | None,
+    ) -> ObjectInfo:
+        """Make the bytes of `file` the object at `path`, by the upload of the origin itself: see `Uploader`."""
+        with self._changing([path]):
+            return await origin.upload(path, file, replaces=replaces, mtime_ns=mtime_ns)
+
+    @contextlib.contextmanager
+    def _changing(self, paths: list[str], *, tree: bool = False) -> Iterator[None]:
+        """Let all processes of the machine see a change at once.
+
+        The change counters change before and after it, so that metadata requested before or during the write is never
+        valid.
+        """
+        shared = self.source.runtime.cache.metadata
         shared.changed(self.source.identity, paths, tree=tree)
         try:
-            return await origin.call(method, *args, **options)
+            yield
         finally:
             shared.changed(self.source.identity, paths, tree=tree)
+
+    async def check_version(self, path: str, expected: ObjectInfo | AnyVersion | None) -> None:
+        """Raise ObjectExists or ObjectChanged unless the origin has this version (None: no object), by one lookup."""
+        found = None
+        if not isinstance(expected, AnyVersion):
+            with contextlib.suppress(ObjectNotFound):
+                found = await self.source.origin(path).lookup(path)
+        try:
+            check_version(self.source.url(path), expected, found)
+        except (ObjectChanged, ObjectExists):
+            self.source.metadata.expire(path)  # it is of an older version
+            raise
+
+    async def look_up_written(self, path: str) -> ObjectInfo:
+        """Return the metadata of an object that was just written, by one lookup, and store it."""
+        checked_at, mark = clock.now(), self.source.metadata.mark(path)
+        info = await self.source.origin(path).lookup(path)
+        self.source.metadata.store(path, info, checked_at=checked_at, mark=mark)
+        return info
 
     # Errors.
 

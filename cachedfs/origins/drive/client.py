@@ -468,6 +468,13 @@ class DriveAccount:
             params = {**params, "pageToken": page["nextPageToken"]}
         raise RequestRejected(f"{api.url_of(path)}: too many changes to list")
 
+    async def about(self, fields: str, *, most_tries: int | None = None) -> dict[str, Any]:
+        """Return what Drive reports about the account."""
+        request = self.request(
+            self.address("about"), "", "looking up the account", params={"fields": f"kind,{fields}"}
+        )
+        return await self.call(request, kind="drive#about", most_tries=most_tries)
+
     # Own changes
     async def new_id(self, path: str) -> str:
         """Return an unused id for a new item at `path`, so that a repeated create makes one item."""

@@ -323,9 +323,7 @@ class DriveFileSystem(CycleSafeWalk):
         `scopes` is None if they are unknown.
         """
         account = self.origin.account
-        params = {"fields": "kind,user(displayName,emailAddress,permissionId),storageQuota(limit,usage)"}
-        request = account.request(account.address("about"), "", "looking up the account", params=params)
-        found = await account.call(request, kind="drive#about")
+        found = await account.about("user(displayName,emailAddress,permissionId),storageQuota(limit,usage)")
         return {**found, "scopes": (await account.connection()).auth.scopes()}
 
     async def _capabilities(self, path: Any) -> dict[str, bool]:

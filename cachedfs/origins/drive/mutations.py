@@ -8,9 +8,11 @@ import logging
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
+from cachedfs.common.kept_mtime import rfc3339
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import (
     CachedFSError,
@@ -26,7 +28,7 @@ from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount, key_of
 from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_and_key, place_of
 from cachedfs.origins.drive.upload import Upload, UploadMismatch
-from cachedfs.origins.upload import UploadContent
+from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
 __all__ = ["DriveWriter"]
 
@@ -46,12 +48,18 @@ class DriveWriter:
 
     # Files
     async def write(
-        self, path: str, content: UploadContent, *, exclusive: bool = False, onto: str | None = None
-    ) -> None:
-        """Write `content` to the file at `path`: as a new revision if it exists, else as a new file.
+        self,
+        path: str,
+        content: UploadContent,
+        *,
+        exclusive: bool = False,
+        onto: str | None = None,
+        mtime_ns: int | None = None,
+    ) -> ObjectInfo:
+        """Write `content` to the file at `path`: as a new revision if it exists, else as a new file. Return its metadata.
 
         Missing folders are created. `exclusive`: raise ObjectExists if the file exists. `onto`: raise ObjectChanged
-        if its fingerprint is another, where "" means no file.
+        if its fingerprint is another, where "" means no file. `mtime_ns` is the time of modification, if not now.
         """
         async with self._alone(path):
             try:
@@ -61,28 +69,80 @@ class DriveWriter:
                 items = await self._tree.named(path, folder)
             if items and exclusive:
                 raise ObjectExists(f"{api.url_of(path)}: exists already, and was to be new")
-            before = await self._written_into(path, items) if items else None
+            before, known = await self._written_into(path, items) if items else (None, None)
             if onto is not None and onto != _fingerprint_of(before, path):
                 raise ObjectChanged(
                     f"{api.url_of(path)}: the file changed while it was being appended to; it is left as it is now: open it "
                     "again"
                 )
-            if before is not None:
-                item = await self._upload(path, content, {"mimeType": before["mimeType"]}, before["id"])
-                _must_be_there(path, item)
-            else:
-                mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
-                resource = {"mimeType": mime, **await self._new_item(path, folder, mime)}
-                item = await self._upload(path, content, resource, None)
-                self._tree.created(path, _must_be_there(path, item))
+            if before is not None and known is not None:
+                return await self._write_into(path, content, before, known, mtime_ns)
+            mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
+            resource = {"mimeType": mime, **_times(mtime_ns), **await self._new_item(path, folder, mime)}
+            item = await self._upload(path, content, resource, None)
+            return self._tree.created(path, _must_be_there(path, item))
 
-    async def _written_into(self, path: str, items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the item that holds the content of `path`: for a shortcut its target."""
-        item, _ = await self._tree.chosen(items, path)
+    async def replace(
+        self, path: str, content: UploadContent, version: ObjectInfo, *, mtime_ns: int | None = None
+    ) -> ObjectInfo:
+        """Write `content` to the file at `path` as a new revision, and return its metadata.
+
+        Raises ObjectChanged if another version than `version` is there: one lookup by its id tells.
+        """
+        async with self._alone(path):
+            before = await self._standing(path, version)
+            return await self._write_into(path, content, before, version, mtime_ns)
+
+    async def _standing(self, path: str, version: ObjectInfo) -> Mapping[str, Any]:
+        """Return the item of a version; raise ObjectChanged if the file has another one, or is no longer at `path`."""
+        url = api.url_of(path)
+        if version.id is None:
+            raise ObjectNotFound(f"{url}: a shortcut to a file that is gone")
+        try:
+            item = await self._account.item(version.id, path, key=version.details.get("resourceKey"))
+        except ObjectNotFound as error:
+            raise version_conflict(url, version, None) from error
+        if api.is_trashed(item) or not self._is_at(path, item, version):
+            raise version_conflict(url, version, None)
+        check_version(url, version, api.item_info(item, path))
+        _writable(path, item)
+        return item
+
+    def _is_at(self, path: str, item: Mapping[str, Any], version: ObjectInfo) -> bool:
+        """Return whether an item has the name in `path`, and is in that folder as far as this is known."""
+        if not place_of(path).names or "shortcut" in version.details:  # a target may be anywhere
+            return True
+        folder, parents = self._tree.remembered(folder_of(path)), item.get("parents")
+        is_in = folder is None or parents is None or folder.id in (api.SHARED_WITH_ME, *parents)
+        return is_in and api.shown(item["name"]) == path.rpartition("/")[2]
+
+    async def _write_into(
+        self,
+        path: str,
+        content: UploadContent,
+        before: Mapping[str, Any],
+        known: ObjectInfo,
+        mtime_ns: int | None,
+    ) -> ObjectInfo:
+        """Write a new revision of the item `before`, which `known` shows at `path`; return its metadata."""
+        resource = {"mimeType": before["mimeType"], **_times(mtime_ns)}
+        item = _must_be_there(path, await self._upload(path, content, resource, before["id"]))
+        info = api.item_info(item, path)
+        kept = {name: known.details[name] for name in ("shortcut", "same_name") if name in known.details}
+        if not place_of(path).names:  # as `PathResolver.lookup` has it
+            kept["title"] = item["name"]
+        return replace(info, details={**info.details, **kept})
+
+    async def _written_into(
+        self, path: str, items: Sequence[Mapping[str, Any]]
+    ) -> tuple[Mapping[str, Any], ObjectInfo]:
+        """Return the item that holds the content of `path` (for a shortcut its target), and the metadata of `path`."""
+        item, info = await self._tree.chosen(items, path)
         into = _writable(path, item)
         if (target := api.shortcut_target(item)) is None:
-            return item
-        return _must_be_there(path, await self._account.item(into, path, key=target.get("targetResourceKey")))
+            return item, info
+        found = await self._account.item(into, path, key=target.get("targetResourceKey"))
+        return _must_be_there(path, found), info
 
     async def _upload(
         self, path: str, content: UploadContent, resource: Mapping[str, Any], into: str | None
@@ -342,6 +402,16 @@ class _IsFolder(Exception):
 
 def _title_of(path: str) -> str:
     return api.title_of(path.rpartition("/")[2])
+
+
+def _times(mtime_ns: int | None) -> dict[str, str]:
+    """Return the field of a file that has a time of modification: Drive keeps milliseconds."""
+    if mtime_ns is None:
+        return {}
+    try:
+        return {"modifiedTime": rfc3339(mtime_ns, 3)}
+    except (ValueError, OverflowError, OSError):  # a year that Drive does not know
+        return {}
 
 
 def _fingerprint_of(item: Mapping[str, Any] | None, path: str) -> str:

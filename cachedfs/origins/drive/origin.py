@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, BinaryIO
 
-from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
-from cachedfs.origins.base import Alone, subject_of
+from cachedfs.origins.base import Alone, number, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.mutations import DriveWriter
@@ -19,6 +19,7 @@ from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, has_feed, place
 from cachedfs.origins.drive.read import DriveMediaRead
 from cachedfs.origins.inner_filesystem import AsyncOnce, invoke
 from cachedfs.origins.origin_errors import mapped
+from cachedfs.origins.upload import UploadContent
 
 __all__ = ["DriveOrigin"]
 
@@ -160,3 +161,25 @@ class DriveOrigin:
         path = subject_of(method, args)
         with mapped(api.url_of(plain_path(path)), f"calling {method}"):
             return await invoke(inner, method, *args, **options)
+
+    async def upload(
+        self, path: str, file: BinaryIO, *, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
+    ) -> ObjectInfo:
+        """Make the bytes of `file` the content of a file, which keeps its id; versions are compared just before."""
+        path = plain_path(path)
+        with mapped(api.url_of(path), "writing it"):
+            content = UploadContent(file)
+            if isinstance(replaces, ObjectInfo):
+                return await self.writer.replace(path, content, replaces, mtime_ns=mtime_ns)
+            exclusive = replaces is not ANY_VERSION
+            return await self.writer.write(path, content, exclusive=exclusive, mtime_ns=mtime_ns)
+
+    async def storage_quota(self, path: str) -> tuple[int, int] | None:
+        """Return the limit and the free bytes of the account's storage; None without a limit, and for a shared drive."""
+        path = plain_path(path)
+        if place_of(path).top.startswith(api.SHARED):  # its organization pays for it
+            return None
+        found = await self.account.about("storageQuota(limit,usage)", most_tries=2)
+        quota = found.get("storageQuota") or {}
+        limit, usage = number(quota.get("limit")), number(quota.get("usage"))
+        return None if limit is None else (limit, max(0, limit - (usage or 0)))

@@ -46,6 +46,8 @@ __all__ = [
     "plain_path",
     "read_headers",
     "resource_of",
+    "shown_fields",
+    "upload_url",
     "url_of",
 ]
 
@@ -55,8 +57,10 @@ FIELDS = (
     "contentLanguage,contentDisposition,cacheControl,storageClass,timeCreated,updated,metadata,customTime,"
     "componentCount,customerEncryption,temporaryHold,eventBasedHold"
 )
+_FIELD_NAMES = frozenset(FIELDS.split(","))
 _LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
 _PAGE = 1000  # objects and folders in one page: the service's maximum
+_CUSTOM = "x-goog-meta-"  # begins the headers with custom metadata
 _STORED_ENCODING = "x-goog-stored-content-encoding"
 _ABSENT = ("No such object: ", "The specified bucket does not exist.")
 _LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
@@ -98,6 +102,10 @@ def metadata_url(base: str, bucket: str, key: str) -> str:
 
 def media_url(base: str, bucket: str, key: str) -> str:
     return f"{base}/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(key, safe='')}"
+
+
+def upload_url(base: str, bucket: str) -> str:
+    return f"{base}/upload/storage/v1/b/{quote(bucket, safe='')}/o"
 
 
 def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | None = None) -> dict[str, str]:
@@ -175,8 +183,14 @@ def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
         "contentEncoding": None if encoding == "identity" else encoding,
         "storageClass": headers.get("x-goog-storage-class"),
         "mtime": http_date(headers.get("Last-Modified")),
+        "metadata": _custom_metadata(headers) or None,
     }
     return {name: value for name, value in names.items() if value is not None}
+
+
+def _custom_metadata(headers: Mapping[str, str]) -> dict[str, str]:
+    start = len(_CUSTOM)
+    return {name[start:]: text for name, text in headers.items() if name[:start].lower() == _CUSTOM}
 
 
 def _all(headers: Mapping[str, str], name: str) -> list[str]:
@@ -195,6 +209,11 @@ def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
             details[name] = datetime.fromisoformat(resource[at])
     generation = text_of(resource["generation"])
     return ObjectInfo(path, "file", size_of(resource["size"]), generation, details=details)
+
+
+def shown_fields(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a resource that a lookup asks for."""
+    return {name: value for name, value in resource.items() if name in _FIELD_NAMES}
 
 
 def folder_info(path: str) -> ObjectInfo:

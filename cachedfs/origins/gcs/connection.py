@@ -32,20 +32,20 @@ class GCSConnection:
 
     async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> ObjectInfo:
         params = {"fields": api.FIELDS, "generation": generation}
-        address = api.metadata_url(self._inner._location, bucket, key)
+        address = api.metadata_url(self.location, bucket, key)
 
         def parse(found: dict[str, Any]) -> ObjectInfo:
             return api.object_info(api.resource_of(found, "object", key), path)
 
-        return await self.client.json(self._ask(address, params, path, "looking it up"), parse)
+        return await self.client.json(self.request(address, path, "looking it up", params=params), parse)
 
     async def bucket(self, bucket: str) -> ObjectInfo:
-        address = api.bucket_url(self._inner._location, bucket)
+        address = api.bucket_url(self.location, bucket)
 
         def parse(found: dict[str, Any]) -> ObjectInfo:
             return api.bucket_info(jsonable(api.resource_of(found, "bucket", bucket)))
 
-        return await self.client.json(self._ask(address, {}, bucket, "looking it up"), parse)
+        return await self.client.json(self.request(address, bucket, "looking it up", params={}), parse)
 
     async def pages(
         self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
@@ -54,7 +54,7 @@ class GCSConnection:
 
         With a `limit` also the folder itself, where it is an object.
         """
-        address, seen = api.list_url(self._inner._location, bucket), set[str]()
+        address, seen = api.list_url(self.location, bucket), set[str]()
         token: str | None = None
 
         def parse(found: dict[str, Any]) -> tuple[list[ObjectInfo], str | None]:
@@ -63,7 +63,9 @@ class GCSConnection:
 
         while True:
             params = api.list_params(prefix, deep=deep, token=token, **limit)
-            infos, token = await self.client.json(self._ask(address, params, path, "listing it"), parse)
+            infos, token = await self.client.json(
+                self.request(address, path, "listing it", params=params), parse
+            )
             yield infos
             if token is None:  # without a token the first page would come again
                 return
@@ -72,21 +74,37 @@ class GCSConnection:
     def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> HTTPRequest:
         """Return the request for bytes of generation `pin`, or of the current one if it is None."""
         bucket, key, generation = self.split(path)
-        return self._ask(
-            api.media_url(self._inner._location, bucket, key),
-            {"alt": "media", "ifGenerationMatch": pin, "generation": generation},
+        return self.request(
+            api.media_url(self.location, bucket, key),
             path,
             describe(want),
+            params={"alt": "media", "ifGenerationMatch": pin, "generation": generation},
             headers=api.read_headers(want),
             as_stored=True,
             is_pinned=pin is not None,
         )
 
-    def _ask(
-        self, address: str, params: Mapping[str, str | None], path: str, doing: str, **more: Any
+    @property
+    def location(self) -> str:
+        """The start of all addresses, `https://host`."""
+        return str(self._inner._location)
+
+    def request(
+        self,
+        address: str,
+        path: str,
+        doing: str,
+        *,
+        params: Mapping[str, str | None] | None = None,
+        **more: Any,
     ) -> HTTPRequest:
+        """Return a request about `path`, before it is sent.
+
+        Parameters that are None are left out. Without `params`, the address has all that it needs.
+        """
         from cachedfs.origins.http import HTTPRequest
 
-        full = self._inner._get_params(params)  # adds the project that pays
+        # gcsfs adds the project that pays.
+        full = {} if params is None else self._inner._get_params(params)
         present = {name: value for name, value in full.items() if value is not None}
         return HTTPRequest(url=address, params=present, subject=api.url_of(path), doing=doing, **more)

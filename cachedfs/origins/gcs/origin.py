@@ -1,7 +1,7 @@
 """`GCSOrigin`: Google Cloud Storage.
 
-gcsfs signs in and writes; reads and listings are our own requests. Our own request returns bytes, version and size in
-one answer, can be resumed, and is counted.
+gcsfs signs in and writes; reads, listings and uploads under a condition are our own requests. Our own request returns
+bytes, version and size in one answer, can be resumed, and is counted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
 from cachedfs.origins.base import subject_of
 from cachedfs.origins.fsspec_origin import jsonable
@@ -24,12 +24,14 @@ from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.gcs.read import GCSMediaRead
+from cachedfs.origins.gcs.upload import ObjectUpload
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_log import logged_request
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason
 from cachedfs.origins.tokens import finding_credentials
+from cachedfs.origins.upload import UploadContent
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPRequest
@@ -221,6 +223,25 @@ class GCSOrigin:
         url = api.url_of(api.object_path(path))
         with mapped(url, f"calling {method}"), logged_request(method, url):
             return await invoke(inner, method, *args, **options)
+
+    async def upload(
+        self, path: str, file: BinaryIO, *, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
+    ) -> ObjectInfo:
+        """Make the bytes of `file` the object: one request up to 8 MiB, else one more than there are pieces of 8 MiB.
+
+        The service compares the generation. As in `lookup`, the path may end in a slash.
+        """
+        path = api.object_path(path)
+        with mapped(api.url_of(path), "writing it"):
+            upload = ObjectUpload(
+                await self.connection(),
+                path,
+                UploadContent(file),
+                replaces=None if replaces is ANY_VERSION else replaces,
+                anything=replaces is ANY_VERSION,
+                mtime_ns=mtime_ns,
+            )
+            return await upload.run()
 
 
 async def _new_session(inner: Any) -> Any:
