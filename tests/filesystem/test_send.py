@@ -166,7 +166,7 @@ def test_a_failed_upload_leaves_nothing(cloud, fs):
     path = cloud.path("k")
     cloud.put("k", OLD)
     cloud.server.fail(Fault(kind="upload", nth=2, status=403))
-    with pytest.raises(AccessDenied, match=f"gs://{path}"):
+    with pytest.raises(AccessDenied, match=f"gs://{path}: .*roles/storage.objectUser"):
         send(fs, path, LARGE, replaces=ANY_VERSION)
     assert fs.cat_file(path) == OLD
     assert unfinished(cloud) == []
@@ -232,7 +232,12 @@ def test_gcs_keeps_the_time_of_a_file(cloud, fs, data):
 # Google Drive
 def test_drive_compares_the_version_just_before(drive, drive_fs):
     path = drive.path("k")
+    send(
+        drive_fs, drive.path("before"), OLD, replaces=None
+    )  # asks for ids of new files, and where the folder is
+    drive.asked()
     first = send(drive_fs, path, OLD, replaces=None)
+    assert drive.asked() == ["get", "list", "upload"]
     assert is_looked_up(drive_fs, path, first)
     drive.asked()
     second = send(drive_fs, path, NEW, replaces=first)

@@ -368,6 +368,31 @@ def test_a_resumable_upload_can_be_queried_continued_and_cancelled(server: GCSSe
     assert ask(server, at, "PUT", b"late")[0] == 404
 
 
+def test_an_upload_is_conditioned_on_the_generation_when_it_begins_and_when_it_ends(
+    server: GCSServer,
+) -> None:
+    body = b'--s\r\n\r\n{"name": "k", "metadata": {"mtime": "1"}}\r\n--s\r\n\r\nnew\r\n--s--'
+    related = 'multipart/related; boundary="s"'
+
+    def upload(kind: str, generation: int, **sent: Any) -> Reply:
+        target = f"/upload/storage/v1/b/b/o?uploadType={kind}&name=k&ifGenerationMatch={generation}"
+        return ask(server, target, "POST", **sent)
+
+    def is_unmet(reply: Reply) -> bool:
+        return reply[0] == 412 and json.loads(reply[2])["error"]["errors"][0]["reason"] == "conditionNotMet"
+
+    assert upload("multipart", 0, body=body, content_type=related)[0] == 200
+    assert ask(server, MEDIA)[1]["x-goog-meta-mtime"] == "1"
+    assert is_unmet(upload("multipart", 0, body=body, content_type=related))
+    assert is_unmet(upload("resumable", 0, body=b"{}"))
+    generation = server.put("b", "k", b"old")
+    begun = [upload("resumable", generation, body=b"{}")[1]["Location"] for _ in range(2)]
+    first, second = (str(at).removeprefix(server.endpoint_url) for at in begun)
+    assert ask(server, first, "PUT", b"new", content_range="bytes 0-2/3")[0] == 200
+    assert is_unmet(ask(server, second, "PUT", b"late", content_range="bytes 0-3/4"))
+    assert ask(server, MEDIA)[2] == b"new"
+
+
 def test_listing_pages_continue_where_they_stopped() -> None:
     names = sorted(["a/", "a/x", "a/y", "b", "b/c", "b0", "c/d", "é/1", "\U0001f600/1"])
     for delimiter in ("", "/"):

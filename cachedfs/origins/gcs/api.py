@@ -64,7 +64,7 @@ _CUSTOM = "x-goog-meta-"  # begins the headers with custom metadata
 _STORED_ENCODING = "x-goog-stored-content-encoding"
 _ABSENT = ("No such object: ", "The specified bucket does not exist.")
 _LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
-_HINT_403 = "pass token=..., or ask the owner for roles/storage.objectViewer"
+_HINT_403 = "pass token=..., or ask the owner for roles/storage.object"  # and the role
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
 
 
@@ -304,7 +304,15 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 
 # Failures
 def failure(
-    status: int, headers: Mapping[str, str], body: bytes, *, url: str, doing: str, pinned: bool, now: datetime
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    url: str,
+    doing: str,
+    pinned: bool,
+    now: datetime,
+    is_write: bool = False,
 ) -> RetryReason | Exception:
     """Return what an error response means: a reason to retry, or the exception to raise."""
     text, reasons = error_of(body)
@@ -324,7 +332,7 @@ def failure(
     if status in (401, 403):
         # An anonymous request also gets a 401, for objects that are not public.
         kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
-        advice = denial(text, reasons) or f"access denied; {_HINT_403}"
+        advice = denial(text, reasons) or f"access denied; {_HINT_403}{'User' if is_write else 'Viewer'}"
         return kind(f"{url}: {advice} ({doing}: {answer})")
     if status == 400:
         return RequestRejected(f"{url}: the service did not accept the request ({doing}: {answer})")

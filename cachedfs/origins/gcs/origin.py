@@ -264,5 +264,12 @@ def _judge(
 ) -> RetryReason | Exception:
     now = datetime.now(UTC)
     return api.failure(
-        status, headers, body, url=request.subject, doing=request.doing, pinned=request.is_pinned, now=now
+        status,
+        headers,
+        body,
+        url=request.subject,
+        doing=request.doing,
+        pinned=request.is_pinned,
+        now=now,
+        is_write=request.method != "GET",
     )
