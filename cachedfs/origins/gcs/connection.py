@@ -19,8 +19,9 @@ __all__ = ["GCSConnection"]
 class GCSConnection:
     """Requests over one session, with the settings of one gcsfs filesystem."""
 
-    def __init__(self, inner: Any, session: Any, client: HTTPClient) -> None:
-        self._inner, self.session, self.client = inner, session, client
+    def __init__(self, inner: Any, session: Any, client: HTTPClient, uploads: HTTPClient) -> None:
+        """Create it over a session of the filesystem `inner`; `uploads` sends the uploads, `client` all else."""
+        self._inner, self.session, self.client, self.uploads = inner, session, client, uploads
 
     def split(self, path: str) -> tuple[str, str, str | None]:
         """Return bucket, key and generation.

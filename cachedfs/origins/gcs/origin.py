@@ -62,6 +62,7 @@ class GCSOrigin:
         self._policy = policy or RetryPolicy()
         self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
         self._slots = RequestSlots(concurrency)
+        self._upload_slots = RequestSlots(concurrency)  # long uploads must not delay reads
         self._inner = AsyncOnce(self._make)
         self._connection = AsyncOnce(self._connect)
 
@@ -80,20 +81,24 @@ class GCSOrigin:
 
         inner = await self._inner.get()
         session = await _new_session(inner)
-        can_wait = 0 < getattr(session.connector, "limit", 0) < self._slots.max_requests
-        client = HTTPClient(
-            session,
-            GCSAuth(inner.credentials, self._policy),
-            _judge,
-            slots=self._slots,
-            on_request=lambda: self.on_request(),  # it may be replaced later
-            new_tries=self._new_tries,
-            timeouts=timeouts_of(
-                self._policy, own_timeout=inner.requests_timeout, can_wait_for_pool=can_wait
-            ),
-            keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
-        )
-        return GCSConnection(inner, session, client)
+        can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
+        auth = GCSAuth(inner.credentials, self._policy)
+
+        def client_of(slots: RequestSlots) -> HTTPClient:
+            return HTTPClient(
+                session,
+                auth,
+                _judge,
+                slots=slots,
+                on_request=lambda: self.on_request(),  # it may be replaced later
+                new_tries=self._new_tries,
+                timeouts=timeouts_of(
+                    self._policy, own_timeout=inner.requests_timeout, can_wait_for_pool=can_wait
+                ),
+                keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
+            )
+
+        return GCSConnection(inner, session, client_of(self._slots), client_of(self._upload_slots))
 
     async def connection(self) -> GCSConnection:
         """Return the connection, created at the first call."""

@@ -133,9 +133,9 @@ class ObjectUpload:
                     self._content,
                     PIECE,
                     self._info_of,
-                    client=self._connection.client,
+                    client=self._connection.uploads,
                     send=self._send,
-                    new_tries=self._connection.client.new_tries,
+                    new_tries=self._connection.uploads.new_tries,
                 )
             except SessionForgotten:
                 self._may_have_arrived = True
@@ -175,7 +175,7 @@ class ObjectUpload:
 
     async def _answered(self, request: HTTPRequest, parse: Callable[[Answer], T]) -> T:
         """Return what `parse` makes of the answer, after retries."""
-        client = self._connection.client
+        client = self._connection.uploads
 
         async def attempt() -> T:
             return parse(await self._send(request))
@@ -185,7 +185,7 @@ class ObjectUpload:
     async def _send(self, request: HTTPRequest) -> Answer:
         """Send a request once; raise RetryableError, _UnmetCondition or the final error."""
         try:
-            async with self._connection.client.exchange(request) as response:
+            async with self._connection.uploads.exchange(request) as response:
                 answer = Answer(response.status, response.headers, await response.read_all())
         except RetryableError as failed:
             self._may_have_arrived |= not failed.trouble.is_unreachable
