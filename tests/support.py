@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import http.server
-import importlib.util
 import io
 import os
 import pathlib
@@ -32,9 +31,7 @@ AGE_S = 600  # `max_age` for a second pass after a first one that may be slow, s
 NAMES = ["cachedfs::gs://", "cgs://", "cachedfs::drive://"]  # of clouds, in front of a path
 LONG_TIMEOUTS = "import tests.long_timeouts\n"  # first line of the code of a process
 OURS = (CachedFileSystem, CachedGCSFileSystem, CachedDriveFileSystem, DriveFileSystem)
-HAS_FUSE = bool(
-    importlib.util.find_spec("mfusepy") and os.access("/dev/fuse", os.W_OK) and shutil.which("fusermount3")
-)
+HAS_FUSE = bool(os.access("/dev/fuse", os.W_OK) and shutil.which("fusermount3"))
 
 
 def make_old(path: pathlib.Path) -> None:

@@ -404,6 +404,18 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             self._must_be_new(path)
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
 
+    def _open_version(self, path: str, fingerprint: str | None) -> CachedFile:
+        """Return an open file of exactly this version, as last known or as looked up now; raise ObjectChanged for another."""
+        entry = self._source.last_known(path)
+        if entry is not None and entry.info is not None and entry.info.fingerprint == fingerprint is not None:
+            self._reader.cached_reads.opened(path)
+            return CachedFile(self, path, self._reader, entry, None)
+        file: CachedFile = self.open(path)
+        if file._object().fingerprint != fingerprint:
+            file.close()
+            raise ObjectChanged(f"{self.unstrip_protocol(path)}: it was replaced; open it again")
+        return file
+
     def _must_be_new(self, path: str) -> None:
         """Raise ObjectExists if `path` exists at the origin now.
 

@@ -1,25 +1,42 @@
-"""Size and time of the files of listed folders: programs ask for those of each file next."""
+"""What is known of the files in listed folders."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from threading import Lock
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.metadata_records import ListingRecord
+from cachedfs.common.kept_mtime import kept_mtime_ns
 from cachedfs.common.types import ObjectInfo
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.names import MAX_BYTES, file_name, with_id
 
-__all__ = ["FolderListings", "mtime_ns_of"]
+__all__ = ["ExportedSize", "Files", "FolderListings", "Known", "known_of", "mtime_ns_of", "version_of"]
 
 logger = logging.getLogger("cachedfs.mount")
 _LISTED = 8  # folders whose listings are kept
 
-# Size (None: a folder) and mtime_ns by file name; None for a file without a known size.
-Files = dict[str, tuple[int | None, int] | None]
+
+class Known(NamedTuple):
+    """What is known of a name. `size`: in bytes, None for a folder. `version`: differs between versions of a file."""
+
+    size: int | None
+    mtime_ns: int
+    version: Hashable
+
+
+class ExportedSize(NamedTuple):
+    """The version of a file whose size is not known before it is read, such as a Google document."""
+
+    fingerprint: str | None
+    size: int
+
+
+Files = dict[str, Known | None]
+"""What is known of the names in a folder; None for a file without a known size."""
 
 
 class _Listed(NamedTuple):
@@ -49,14 +66,11 @@ class FolderListings:
         files: Files = {}
         for info in listing.infos:
             name = info.path.rstrip("/").rpartition("/")[2] if info.path.rstrip("/") != folder else ""
-            mtime_ns = mtime_ns_of(info.details, self._began_ns)
-            for each, kind, size in _items(name, info) if name else ():
+            for each, known in _items(name, info, self._began_ns) if name else ():
                 if len(os.fsencode(shown := file_name(each))) > MAX_BYTES:
                     logger.warning("left out of %s: %s: the name is too long for a file system", folder, each)
-                elif kind == "directory" or shown in files:
-                    files[shown] = None, mtime_ns
-                else:
-                    files[shown] = None if size is None else (size, mtime_ns)
+                elif shown not in files or (known is not None and known.size is None):
+                    files[shown] = known  # of an object and a folder of one name, the folder
         with self._lock:
             self._listed.pop(folder, None)
             self._listed[folder] = _Listed(identity, listing._replace(infos=[]), files)
@@ -72,16 +86,34 @@ class FolderListings:
         return kept.files if self._fs._is_current(folder, kept.listing) else None
 
 
-def _items(name: str, info: ObjectInfo) -> list[tuple[str, str, int | None]]:
-    """Return name, type and size (None: unknown) of all items that have this name: usually one."""
-    others = info.details.get("same_name", {}).items()
-    return [(name, info.kind, info.size)] + [
-        (with_id(name, id, is_folder=kind == "directory"), kind, None) for id, kind in others
-    ]
+def _items(name: str, info: ObjectInfo, began_ns: int) -> list[tuple[str, Known | None]]:
+    """Return all items that have this name: usually one."""
+    items = [(name, known_of(info, began_ns))]
+    for id, kind in info.details.get("same_name", {}).items():
+        is_folder = kind == "directory"
+        items.append(
+            (with_id(name, id, is_folder=is_folder), Known(None, began_ns, None) if is_folder else None)
+        )
+    return items
+
+
+def known_of(info: ObjectInfo, began_ns: int) -> Known | None:
+    """Return what metadata says; None for a file without a known size."""
+    mtime_ns = mtime_ns_of(info.details, began_ns)
+    if info.kind == "directory":
+        return Known(None, mtime_ns, None)
+    return None if info.size is None else Known(info.size, mtime_ns, version_of(info, began_ns))
+
+
+def version_of(info: ObjectInfo, began_ns: int) -> Hashable:
+    """Return the fingerprint, or what tells versions apart where there is none."""
+    return info.fingerprint or (info.size, mtime_ns_of(info.details, began_ns))
 
 
 def mtime_ns_of(info: Mapping[str, Any], default: int) -> int:
-    """Return when an object was last written, in nanoseconds."""
+    """Return when an object was last written, in nanoseconds: the time that its writer kept with it, else the origin's."""
+    if (kept_ns := kept_mtime_ns(info)) is not None:
+        return kept_ns
     names = ("mtime", "modified", "updated", "LastModified")  # of different filesystems
     found: Any = next((info[name] for name in names if info.get(name)), None)
     seconds = found.timestamp() if hasattr(found, "timestamp") else found

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
-from threading import Lock
-from typing import Any
+from threading import RLock
+from typing import IO, Any
 
-__all__ = ["LocalFile", "LocalFiles", "State", "moved"]
+from cachedfs.common.types import ANY_VERSION, ObjectInfo
+from cachedfs.mount.names import moved
+from cachedfs.mount.unsent import keep
+
+__all__ = ["LocalFile", "LocalFiles", "State", "now_ns"]
 
 logger = logging.getLogger("cachedfs.mount")
 _PIECE = 8 << 20  # bytes copied at a time
+
+
+def now_ns() -> int:
+    """Return the time in nanoseconds, in whole milliseconds: Google Drive keeps no less."""
+    return time.time_ns() // 1_000_000 * 1_000_000
 
 
 class State(Enum):
@@ -25,69 +35,114 @@ class State(Enum):
     EMPTIED = "it was created or emptied here, and nothing was written since"
     WRITTEN = "it was written here"
     FAILED = "it was written here, and could not be sent: its writer knows"
+    BROKEN = "a write to the local copy failed: it is never sent"
 
 
 class LocalFile:
     """The bytes of a file that is open for writing. Handles of one path share it; threads may call it at once.
 
-    It has no name on the local disk, so nothing stays behind if the process dies.
+    It has no name on the local disk, so nothing stays behind if the process dies. `base` is what it replaces when it is
+    sent: the version that was there when it was opened, None for a new file, or ANY_VERSION. The bytes of that version are
+    fetched when they are first needed.
     """
 
-    def __init__(self, fs: Any, path: str) -> None:
+    def __init__(self, fs: Any, path: str, folder: str | None, base: Any, mtime_ns: int) -> None:
+        """Open it with the bytes of `base`; temporary files are in `folder`."""
         self.path = path
         self.n_open = 0
         self.is_removed = False  # deleted while open: never sent
-        self.state = State.SENT
-        self._is_loaded = False
-        self._fs = fs
-        self._lock = Lock()
-        self._file = tempfile.TemporaryFile(prefix="cachedfs-")  # noqa: SIM115 - open as long as its handles
+        self.state = State.SENT if isinstance(base, ObjectInfo) else State.EMPTIED
+        self.mtime_ns = mtime_ns
+        self._fs, self._folder, self._base = fs, folder, base
+        self._lock = RLock()
+        self._file: IO[bytes] | None = None  # made when it is first needed
+        self._size = (base.size or 0) if isinstance(base, ObjectInfo) else 0
 
-    def load(self, *, is_new: bool) -> None:
-        """Begin with no bytes if `is_new`, else with those of the object. Only the first call copies them."""
+    @property
+    def size(self) -> int:
+        file = self._file
+        return self._size if file is None else os.fstat(file.fileno()).st_size
+
+    def _loaded(self, stop: int | None = None) -> int:
+        """Return the descriptor of the local copy, which at first gets the bytes of the object, up to `stop` if given."""
         with self._lock:
-            if is_new:
-                self._file.truncate(0)
-                self.state = State.EMPTIED
-            elif not self._is_loaded:
-                with self._fs.open(self.path, "rb") as source:
-                    shutil.copyfileobj(source, self._file, _PIECE)
-                self._file.flush()
-            self._is_loaded = True
+            if self._file is None:
+                file = tempfile.TemporaryFile(prefix="cachedfs-", dir=self._folder)  # noqa: SIM115 - open as long as its handles
+                try:
+                    if self._size and stop != 0:
+                        with self._fs._open_version(self.path, self._base.fingerprint) as source:
+                            _copy(source, file, self._size if stop is None else min(stop, self._size))
+                    file.flush()
+                except BaseException:  # an interrupt, too
+                    file.close()
+                    raise
+                self._file = file
+            return self._file.fileno()
 
-    def stat(self) -> os.stat_result:
-        return os.fstat(self._file.fileno())
+    def empty(self) -> None:
+        """Forget all bytes. What is sent then replaces any version."""
+        with self._lock:
+            os.ftruncate(self._loaded(0), 0)
+            if self._base is not None:
+                self._base = ANY_VERSION
+            if self.state is not State.BROKEN:
+                self.state = State.EMPTIED
+            self.mtime_ns = now_ns()
 
     def read(self, size: int, offset: int) -> bytes:
-        return os.pread(self._file.fileno(), size, offset)
+        return os.pread(self._loaded(), size, offset)
 
-    def write(self, data: bytes, offset: int) -> int:
-        with self._lock:
-            self.state = State.WRITTEN
-            written = 0
+    def write(self, data: memoryview | bytes, offset: int) -> int:
+        with self._changing():
+            file, written = self._loaded(), 0
             while written < len(data):
-                written += os.pwrite(self._file.fileno(), data[written:], offset + written)
+                written += os.pwrite(file, data[written:], offset + written)
             return written
 
     def truncate(self, size: int) -> None:
-        with self._lock:
-            if size != self.stat().st_size:
-                self.state = State.WRITTEN
-                os.truncate(self._file.fileno(), size)
+        if size != self.size:
+            with self._changing():
+                os.ftruncate(self._loaded(size), size)
 
-    def send(self) -> None:
-        """Make these bytes the object, unless they are already. After an error, the object is as before."""
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change the bytes. After an error they are those of no version, and never sent."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self.state = State.BROKEN
+                raise
+            self.mtime_ns = now_ns()
+            if self.state is not State.BROKEN:
+                self.state = State.WRITTEN
+
+    def send(self) -> ObjectInfo | None:
+        """Make these bytes the object; return its new version, None if it has them already.
+
+        After an error, the object is as before.
+        """
         with self._lock:
             if self.state is State.SENT or self.is_removed:
-                return
+                return None
+            if self.state is State.BROKEN:
+                raise OSError(
+                    errno.EIO, "a write to it failed before: it is not sent, and the object is as before"
+                )
             self.state = State.FAILED
+            self._loaded()
+            assert self._file is not None
             self._file.seek(0)
-            if self.stat().st_size <= _PIECE:
-                self._fs.pipe_file(self.path, self._file.read())  # one request, where a stream needs two
-            else:
-                with self._fs.open(self.path, "wb") as target:
-                    shutil.copyfileobj(self._file, target, _PIECE)
-            self.state = State.SENT
+            info: ObjectInfo = self._fs._send(
+                self.path, self._file, replaces=self._base, mtime_ns=self.mtime_ns
+            )
+            self.state, self._base = State.SENT, info
+            return info
+
+    def rebase(self) -> None:
+        """Take what is at its path now, after it was sent and renamed, for what it replaces when it is sent again."""
+        with self._lock:
+            self._base = self._fs._object(self.path)
 
     def remove(self) -> None:
         """Never send it from now on. Waits while it is sent: the caller then finds the object."""
@@ -95,65 +150,78 @@ class LocalFile:
             self.is_removed = True
 
     def close(self) -> None:
-        self._file.close()
+        """Close it; keep what could not be sent in a file that the log names."""
+        with self._lock:
+            if self.state is not State.SENT and not self.is_removed:
+                self.report_unsent()
+            if self._file is not None:
+                self._file.close()
+
+    def report_unsent(self) -> None:
+        """Keep the bytes in a file, and log where."""
+        with self._lock:
+            if self._file is None or self.state is State.BROKEN:
+                logger.error("%s was not sent: what was written to it is lost", self.path)
+            else:
+                logger.error("%s was not sent: %s", self.path, keep(self._file, self.path))
 
 
 class LocalFiles:
     """The local copies of the files that are open for writing, by object path. Threads may call it at once."""
 
-    def __init__(self, fs: Any) -> None:
-        self._fs = fs
-        self._lock = Lock()
+    def __init__(self, fs: Any, folder: str | None, lock: AbstractContextManager[Any]) -> None:
+        """Create it; temporary files are in `folder`. `lock` is reentrant, and not held while a file is sent."""
+        self._fs, self._folder, self._lock = fs, folder, lock
         self._files: dict[str, LocalFile] = {}
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._files
 
     def paths(self) -> list[str]:
         with self._lock:
             return [path for path, local in self._files.items() if not local.is_removed]
 
-    def stat(self, path: str) -> os.stat_result | None:
-        with self._lock:  # else the file could be closed meanwhile
-            local = self._files.get(path)
-            return None if local is None else local.stat()
-
-    def open(self, path: str, *, is_new: bool) -> LocalFile:
-        """Return the local copy of a file, for one more handle."""
+    def again(self, path: str) -> LocalFile | None:
+        """Return the local copy of a file that is open, for one more handle."""
         with self._lock:
-            if (local := self._files.get(path)) is None:
-                local = self._files[path] = LocalFile(self._fs, path)
-            local.n_open += 1
-        try:
-            local.load(is_new=is_new)
-        except BaseException:  # an interrupt, too: no handle is given out
-            self.leave(local)
-            raise
-        return local
+            if (local := self._files.get(path)) is not None:
+                local.n_open += 1
+            return local
 
-    def leave(self, local: LocalFile) -> None:
-        """End a handle. The last one sends what no `close` has sent; an error of that is only in the log."""
+    def open(self, path: str, base: Any, mtime_ns: int) -> LocalFile:
+        """Return the local copy of a file, for one more handle; `base` and `mtime_ns` are of a file not yet open."""
         with self._lock:
-            local.n_open -= 1
-            if local.n_open:
+            if (local := self.again(path)) is None:
+                local = self._files[path] = LocalFile(self._fs, path, self._folder, base, mtime_ns)
+                local.n_open = 1
+            return local
+
+    def leave(
+        self, local: LocalFile, send: Callable[[LocalFile], object], closed: Callable[[], object]
+    ) -> None:
+        """End a handle. The last one sends what no `close` has sent, with errors in the log, and calls `closed`."""
+        with self._lock:
+            is_last = local.n_open == 1
+            if not is_last:
+                local.n_open -= 1
                 return
-        if local.state is not State.FAILED:
+        if local.state in (State.EMPTIED, State.WRITTEN):
             try:
-                local.send()
+                send(local)
             except Exception as error:  # of any kind: no program waits for this
                 logger.error("sending %s: %s", local.path, error)
         with self._lock:
+            local.n_open -= 1
             if local.n_open:  # opened again meanwhile
                 return
             if self._files.get(local.path) is local:
                 del self._files[local.path]
-        _report_unsent(local)
+            closed()
         local.close()
 
     def report_unsent(self) -> None:
-        """Log which files are still open, and not sent."""
-        for local in [*self._files.values()]:
-            _report_unsent(local)
+        """Keep the files that are still open and were not sent, and log where."""
+        with self._lock:
+            left = [local for local in self._files.values() if local.state is not State.SENT]
+        for local in left:
+            local.report_unsent()
 
     def remove(self, path: str) -> bool:
         """Never send the file at `path`; return whether there was one."""
@@ -164,7 +232,7 @@ class LocalFiles:
         return local is not None
 
     @contextmanager
-    def renamed(self, source: str, target: str) -> Iterator[None]:
+    def renamed(self, source: str, target: str, send: Callable[[LocalFile], object]) -> Iterator[None]:
         """Send the files at and below `source` before a rename, and let them follow it.
 
         A file open at `target` is never sent, unless the rename fails.
@@ -173,7 +241,7 @@ class LocalFiles:
             moving = [local for path, local in self._files.items() if moved(path, source, target) != path]
             replaced = self._files.get(target)
         for local in moving:
-            local.send()
+            send(local)
         if replaced is not None:
             replaced.remove()
         try:
@@ -189,13 +257,14 @@ class LocalFiles:
                 if self._files.pop(local.path, None) is local:
                     local.path = moved(local.path, source, target)
                     self._files[local.path] = local
+        for local in moving:
+            local.rebase()
 
 
-def moved(path: str, source: str, target: str) -> str:
-    """Return where a path is after `source` was moved to `target`."""
-    return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path
-
-
-def _report_unsent(local: LocalFile) -> None:
-    if local.state is not State.SENT and not local.is_removed:
-        logger.error("%s was not sent: what was written to it is lost", local.path)
+def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
+    while size > 0:
+        piece = source.read(min(_PIECE, size))
+        if not piece:
+            raise OSError(errno.EIO, "the object is shorter than its metadata says")
+        target.write(piece)
+        size -= len(piece)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 
 from cachedfs.filesystem import CachedFileSystem
+from cachedfs.mount.fuse_session import FuseSession, fusermount
 from cachedfs.mount.operations import MountOperations
 
 __all__ = ["check_folder", "serve", "unmount"]
 
-_KEPT_S = 1.0  # for which the kernel keeps names and attributes; less if `max_age` is
-_ENDED = 8  # what libfuse returns after a signal
+_ENDING = signal.SIGTERM, signal.SIGINT
 
 
 def check_folder(folder: str) -> None:
@@ -25,7 +25,7 @@ def check_folder(folder: str) -> None:
     Unmounts what is left of a mount whose process was killed.
     """
     if _is_dead(folder):
-        with contextlib.suppress(OSError):  # libfuse may be doing it, too
+        with contextlib.suppress(OSError):  # fusermount3 may be doing it, too
             unmount(folder)
     if _is_mounted(folder):
         raise FileExistsError(f"{folder}: something is mounted there; cachedfs unmount {folder}")
@@ -62,52 +62,35 @@ def serve(
     allow_other: bool = False,
     uid: int | None = None,
     gid: int | None = None,
+    temporary: str | None = None,
     on_mounted: Callable[[], object] = lambda: None,
 ) -> None:
     """Mount `root` at a local folder, and serve it until it is unmounted or this process gets SIGTERM or SIGINT.
 
-    Raises ImportError without mfusepy or libfuse, and OSError if the system refuses the mount.
+    Raises ImportError without FUSE, and OSError if the system refuses the mount.
     """
-    try:
-        from mfusepy import FUSE, fuse_get_context
-    except ImportError as error:
-        raise ImportError(f"mounting needs mfusepy: pip install 'cachedfs[mount]' ({error})") from error
-    except OSError as error:
-        raise ImportError(f"mounting needs libfuse: apt-get install fuse3, or macFUSE ({error})") from error
-    kept_s = min(_KEPT_S, fs.config.lifetime_s)
+    if sys.platform != "linux":
+        raise ImportError(
+            "mounting needs Linux, also in a virtual machine, Docker or WSL 2; on other systems read by URL"
+        )
     operations = MountOperations(
         fs,
         root,
         is_writable=is_writable,
         uid=uid,
         gid=gid,
-        caller=lambda: _process_of(fuse_get_context()[2]),
-        on_mounted=on_mounted,
+        temporary=temporary,
+        process_of=_process_of,
     )
+    name = fs.unstrip_protocol(root).replace("\\", "\\\\").replace(",", "\\,")
+    options = ["rw" if is_writable else "ro", "default_permissions", f"fsname={name}", "subtype=cachedfs"]
+    session = FuseSession(operations, folder, [*options, *(["allow_other"] if allow_other else [])])
+    before = [(number, signal.signal(number, lambda *_: session.stop())) for number in _ENDING]
     try:
-        FUSE(
-            operations,
-            folder,
-            raw_fi=True,
-            foreground=True,
-            ro=not is_writable,
-            allow_other=allow_other,
-            default_permissions=True,
-            # If this process is killed, libfuse may look before the kernel has ended the mount, and then leaves it: see
-            # `check_folder`.
-            auto_unmount=sys.platform == "linux",
-            hard_remove=True,  # or libfuse renames an open file in place of deleting it
-            attr_timeout=kept_s,
-            entry_timeout=kept_s,
-            fsname=fs.unstrip_protocol(root).replace(",", "\\,"),
-            subtype="cachedfs",
-        )
-    except RuntimeError as error:
-        if error.args != (_ENDED,):
-            raise OSError(
-                f"{folder}: the system refused the mount, and said why above; FUSE must be installed, and /dev/fuse writable"
-            ) from error
+        session.serve(on_mounted)
     finally:
+        for number, handler in before:
+            signal.signal(number, handler)
         operations.end()
 
 
@@ -122,8 +105,7 @@ def unmount(folder: str) -> None:
     """Unmount a folder. Raises OSError with the message of the system's command, such as for files that are open."""
     if not _is_mounted(folder):
         raise OSError(f"{folder}: nothing is mounted there")
-    command = ["umount"] if sys.platform == "darwin" else [shutil.which("fusermount3") or "fusermount", "-u"]
-    done = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
+    done = subprocess.run([fusermount(), "-u", folder], capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = done.stderr.strip() or f"{command[0]}: exit status {done.returncode}"
+        reason = done.stderr.strip() or f"fusermount: exit status {done.returncode}"
         raise OSError(f"{reason}. If it is busy, end the programs that use it: lsof {folder}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_BYTES", "file_name", "object_name", "with_id", "without_id"]
+__all__ = ["MAX_BYTES", "file_name", "moved", "object_name", "with_id", "without_id"]
 
 MAX_BYTES = 255  # of a file name, in Linux and macOS
 _CODES = {"%25": "%", "%00": "\0", "%2E": "."}
@@ -43,6 +43,11 @@ def without_id(name: str) -> tuple[str, str] | None:
     """Return the name and the id in a name that `with_id` may have made, else None."""
     found = _WITH_ID.fullmatch(name)
     return None if found is None else (found[1] + (found[3] or ""), found[2])
+
+
+def moved(path: str, source: str, target: str) -> str:
+    """Return where a path is after `source` was moved to `target`."""
+    return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path
 
 
 def _is_refused(name: str) -> bool:

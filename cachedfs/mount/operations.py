@@ -1,7 +1,6 @@
-"""The calls of the kernel on a mounted folder, as calls of the filesystem.
+"""What a mounted folder does at each call of the kernel: calls of the filesystem, and of local copies of written files.
 
-Names and signatures are those that `mfusepy.FUSE` expects with `raw_fi=True`. Each method raises OSError with an errno,
-which is what the program sees. What the errno cannot say goes to the log.
+Each method raises OSError with an errno, which is what the program sees. What the errno cannot say goes to the log.
 """
 
 from __future__ import annotations
@@ -12,65 +11,94 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from threading import RLock
 from typing import Any, NamedTuple
 
-from cachedfs.errors import NotDownloadable
+from cachedfs.common.types import ANY_VERSION, ObjectInfo
+from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
+from cachedfs.errors import NotDownloadable, ObjectChanged, OriginUnavailable, OriginUnreachable
+from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
-from cachedfs.mount.folder_listings import FolderListings, mtime_ns_of
-from cachedfs.mount.local_files import LocalFile, LocalFiles, State, moved
-from cachedfs.mount.names import MAX_BYTES, file_name, object_name, without_id
+from cachedfs.mount.folder_listings import (
+    ExportedSize,
+    Files,
+    FolderListings,
+    Known,
+    known_of,
+    mtime_ns_of,
+    version_of,
+)
+from cachedfs.mount.fuse_protocol import Attributes, DirEntry, NameEntry, Opened, Space
+from cachedfs.mount.inodes import Inode, InodeTable
+from cachedfs.mount.local_files import LocalFile, LocalFiles, State, now_ns
+from cachedfs.mount.names import MAX_BYTES, file_name, moved, object_name, without_id
 
 __all__ = ["MountOperations"]
 
 logger = logging.getLogger("cachedfs.mount")
+
 _EXPECTED = {
-    errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS,
+    errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM,
     errno.EILSEQ,  # a name that is not UTF-8
+    errno.ENAMETOOLONG,
 }  # fmt: skip
-_BLOCK = 4096  # of statfs; sizes in it are not limits
-_MANY = 1 << 16  # versions remembered
+_KEPT_S = 1.0  # for which the kernel keeps names; less if `max_age` is
+_LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
+_UNLIMITED = Space(1 << 52, 1 << 52)
 _DOCUMENT_S = 10.0
+_FIRST_HANDLE = 1 << 32  # so that no handle has the number of an inode
+_NO_REPLACE, _EXCHANGE, _WHITEOUT = 1, 2, 4  # flags of renameat2
 
 
 def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
     """Turn every exception into OSError with an errno, and log those that programs do not expect."""
 
     @functools.wraps(method)
-    def call(self: MountOperations, path: str | None, *args: Any) -> Any:
+    def call(self: MountOperations, *args: Any, **options: Any) -> Any:
         try:
-            return method(self, path, *args)
+            return method(self, *args, **options)
         except Exception as error:  # of any kind: the kernel takes nothing but an errno
-            code = getattr(error, "errno", None) or (
-                errno.EILSEQ if isinstance(error, UnicodeError) else errno.EIO
-            )
-            if code not in _EXPECTED:
-                logger.error("%s of %s: %s", method.__name__, path, error or type(error).__name__)
+            code = _errno_of(error, is_offline=self._fs.config.offline)
+            if code not in _EXPECTED and not isinstance(error, _Stale):
+                logger.error(
+                    "%s of %s: %s", method.__name__, self._subject(*args), error or type(error).__name__
+                )
             raise OSError(code, os.strerror(code)) from error
 
     return call
 
 
+def _errno_of(error: Exception, *, is_offline: bool) -> int:
+    if isinstance(error, UnicodeError):
+        return errno.EILSEQ
+    if isinstance(error, OriginUnavailable) and not (is_offline or isinstance(error, OriginUnreachable)):
+        return errno.EIO  # the network is there: the service is busy or broken
+    return getattr(error, "errno", None) or errno.EIO
+
+
+class _Stale(OSError):
+    """The error at which Linux looks a path up and opens it again, unseen by the program."""
+
+
 class _Handle(NamedTuple):
     """An open file. bytes: those of an object without a known size, such as a Google document."""
 
+    inode: Inode
     file: CachedFile | LocalFile | bytes
-    is_writing: bool = False
-    opener: int = 0  # process id
+    opener: int = 0  # process id, of a handle that writes
+    is_new: bool = False  # opened with O_EXCL: other machines wait for it
 
 
 class MountOperations:
     """A folder of a filesystem as a mounted file system. Threads may call it at once.
 
-    Files are read as `fs.open` reads them. Files open for writing are local until they are closed or synced, and are
-    then sent as a whole. `caller` returns the process that makes the current call.
+    A file that is open for reading is one version of an object, in an inode of its own. A file that is open for writing is
+    local until it is closed or synced, and is then sent as a whole. `process_of` returns the process of a thread.
     """
-
-    use_ns = True  # times are integers, in nanoseconds
 
     def __init__(
         self,
@@ -80,198 +108,251 @@ class MountOperations:
         is_writable: bool,
         uid: int | None = None,
         gid: int | None = None,
-        caller: Callable[[], int] = os.getpid,
-        on_mounted: Callable[[], object] = lambda: None,
+        temporary: str | None = None,
+        process_of: Callable[[int], int] = int,
     ) -> None:
-        """Create them for the folder `root`; all files belong to `uid` and `gid`, by default those of this process."""
-        self._fs, self._root, self._is_writable, self._caller = fs, root.rstrip("/"), is_writable, caller
+        """Create them for the folder `root`; all files belong to `uid` and `gid`, by default those of this process.
+
+        Local copies of written files are in the folder `temporary`, by default that of temporary files.
+        """
+        self._fs, self._root, self._process_of = fs, root.rstrip("/"), process_of
         self._has_ids = fs.target_protocol == "drive"  # where several items may have one name
-        self._on_mounted = on_mounted
-        self._owner = {
-            "st_uid": os.getuid() if uid is None else uid,
-            "st_gid": os.getgid() if gid is None else gid,
-        }
+        self._keeps_folders = self._has_ids or fs.target_protocol in LOCAL_PROTOCOLS  # also empty ones
+        self._write_bit = 0o200 if is_writable else 0
+        self._uid, self._gid = os.getuid() if uid is None else uid, os.getgid() if gid is None else gid
         self._began_ns = time.time_ns()
+        self.kept_s = min(_KEPT_S, fs.config.lifetime_s)
         self._lock = RLock()
-        self._numbers = count(1)
+        self._numbers = count(_FIRST_HANDLE)
         self._handles: dict[int, _Handle] = {}
-        self._local_files = LocalFiles(fs)
+        self._listed: dict[int, tuple[str, list[tuple[str, Known | None]]]] = {}  # open folders
+        self._inodes = InodeTable(self._root, self._began_ns)
+        self._local_files = LocalFiles(fs, temporary, self._lock)
         self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
         self._listings = FolderListings(fs, self._began_ns)
-        self._folders: set[str] = set()  # made here, and empty: object stores have no empty folders
-        # Fingerprint of the version whose pages the kernel may hold, and how many handles are open, by path.
-        self._versions: dict[str, tuple[str | None, int]] = {}
-
-    def init(self, path: str) -> None:
-        self._on_mounted()
+        # Folders shown though the origin may have none: object stores have only folders with objects.
+        self._folders: set[str] = set()
 
     # Metadata.
 
     @_reported
-    def getattr(self, path: str | None, fi: Any = None) -> dict[str, Any]:
-        if path is None:  # the file was deleted while it was open
-            file = self._handles[fi.fh].file
-            if isinstance(file, LocalFile):
-                about = file.stat()
-                return self._attributes(about.st_size, about.st_mtime_ns)
-            return self._attributes(len(file) if isinstance(file, bytes) else file.size, self._began_ns)
-        name = self._object(path)
-        if (local := self._local_files.stat(name)) is not None:
-            return self._attributes(local.st_size, local.st_mtime_ns)
-        if path == "/" or name in self._folders:
-            return self._attributes(None, self._began_ns)
-        if (known := self._from_listing(path, name)) is not None:
-            return self._attributes(*known)
-        info = self._fs.info(name)
-        mtime_ns = mtime_ns_of(info, self._began_ns)
-        if info["type"] == "directory":
-            return self._attributes(None, mtime_ns)
-        size = info["size"]
-        if size is None:
-            try:
-                size = len(self._document(name))
-            except (NotDownloadable, FileNotFoundError) as error:  # a shortcut without its target
-                logger.warning("%s", error)
-                size = 0
-        return self._attributes(size, mtime_ns)
+    def lookup(self, parent: int, name: str) -> NameEntry:
+        path = self._path(parent, name)
+        with self._lock:
+            inode = self._inodes.current(path)
+            if inode is not None and inode.local is not None:
+                return self._entry(self._inodes.told(inode))
+        return self._entry(self._inodes.looked_up(path, *self._known(path, name)))
 
-    def _document(self, name: str) -> bytes:
+    def _known(self, path: str, name: str) -> Known:
+        if path in self._folders:
+            return Known(None, self._began_ns, None)
+        files = None if self._inodes.is_retired(path) else self._listings.current(folder_of(path))
+        listed, inode = files and files.get(name), self._inodes.current(path)
+        if listed and (inode is None or inode.version == listed.version):
+            return listed  # but the version that a file was last opened with may be newer
+        info = self._fs._object(path)
+        if (known := known_of(info, self._began_ns)) is not None:
+            return known
+        size = 0
+        try:
+            size = len(self._document(path))
+        except (NotDownloadable, FileNotFoundError) as error:  # a shortcut without its target
+            logger.warning("%s", error)
+        return Known(size, mtime_ns_of(info.details, self._began_ns), ExportedSize(info.fingerprint, size))
+
+    def _document(self, path: str) -> bytes:
         """Return an object without a known size, such as a Google document. It is kept a while: `open` follows `stat`."""
         now = time.monotonic()
         with self._lock:
             self._documents = {path: kept for path, kept in self._documents.items() if kept[1] > now}
-            if name in self._documents:
-                return self._documents[name][0]
-        data = self._fs.cat_file(name)
+            if path in self._documents:
+                return self._documents[path][0]
+        data: bytes = self._fs.cat_file(path)
         with self._lock:
-            self._documents[name] = data, now + _DOCUMENT_S
+            self._documents[path] = data, now + _DOCUMENT_S
         return data
 
-    def _attributes(self, size: int | None, mtime_ns: int) -> dict[str, Any]:
-        """Return the attributes of a file with `size` bytes, or of a folder if that is None."""
-        kind = stat.S_IFDIR | 0o555 if size is None else stat.S_IFREG | 0o444
-        return {
-            **self._owner,
-            "st_mode": kind | 0o200 if self._is_writable else kind,
-            "st_nlink": 1,  # `find` then does not take a folder's number of links for that of its folders
-            "st_size": size or 0,
-            "st_blocks": -(-(size or 0) // 512),
-            "st_mtime": mtime_ns,
-            "st_ctime": mtime_ns,
-            "st_atime": mtime_ns,
-        }
+    def forget(self, number: int, n_lookups: int) -> None:
+        self._inodes.forget(number, n_lookups)
 
     @_reported
-    def readdir(self, path: str, fh: Any) -> Iterator[tuple[str, dict[str, int], int]]:
-        folder = self._object(path)
+    def getattr(self, number: int) -> Attributes:
+        return self._attributes(self._inodes[number])
+
+    def _attributes(self, inode: Inode) -> Attributes:
+        number, local, size = inode.number, inode.local, inode.size
+        if size is None:
+            mode = stat.S_IFDIR | 0o555 | self._write_bit
+            return Attributes(number, mode, 0, inode.mtime_ns, self._uid, self._gid, self.kept_s)
+        mode = stat.S_IFREG | 0o444 | self._write_bit
+        if local is not None:
+            return Attributes(number, mode, local.size, local.mtime_ns, self._uid, self._gid, self.kept_s)
+        return Attributes(number, mode, size, inode.mtime_ns, self._uid, self._gid, _LONG_S)
+
+    def _entry(self, inode: Inode) -> NameEntry:
+        return NameEntry(self._attributes(inode), self.kept_s)
+
+    @_reported
+    def setattr(self, number: int, *, size: int | None, mtime_ns: int | None) -> Attributes:
+        """Set the size or the time. Objects have no mode and no owner; an error would stop `cp -p`, `tar` and `rsync`."""
+        inode = self._inodes[number]
+        if size is not None:
+            local = self._opened_local(inode, is_empty=not size and inode.local is None)
+            try:
+                local.truncate(size)
+                if local.n_open == 1:  # no file is open that would send it
+                    self._send(local)
+            finally:
+                self._leave(inode, local)
+        if mtime_ns is not None and inode.local is not None and inode.local.state is State.WRITTEN:
+            inode.local.mtime_ns = mtime_ns // 1_000_000 * 1_000_000
+        return self._attributes(inode)
+
+    @_reported
+    def opendir(self, number: int) -> int:
+        path = self._inodes[number].path
+        names: dict[str, Known | None] = {".": None, "..": None, **self._in_folder(path)}
+        handle = next(self._numbers)
+        self._listed[handle] = path, [*names.items()]
+        return handle
+
+    def _in_folder(self, folder: str) -> Files:
+        """Return what is in a folder, by file name."""
         try:
             files = self._listings.of(folder)
         except FileNotFoundError:
             if folder not in self._folders and folder != self._root:
                 raise
             files = {}
-        modes: dict[str, int] = {".": stat.S_IFDIR, "..": stat.S_IFDIR}
-        for name, known in files.items():
-            modes[name] = stat.S_IFDIR if known is not None and known[0] is None else stat.S_IFREG
-        for other, mode in self._local_names():
-            above, _, name = other.rpartition("/")
-            if above == folder:
-                modes.setdefault(file_name(name), mode)
-        return ((name, {"st_mode": mode}, 0) for name, mode in modes.items())
-
-    def _from_listing(self, path: str, name: str) -> tuple[int | None, int] | None:
-        """Return size and mtime_ns of a file that was listed, and not opened: the opened version may be newer."""
-        files = None if name in self._versions else self._listings.current(name.rpartition("/")[0])
-        return None if files is None else files.get(path.rpartition("/")[2])
-
-    def _local_names(self) -> list[tuple[str, int]]:
-        """Return the paths that the origin may not have yet, with the types of their files."""
         with self._lock:
-            folders = [(path, stat.S_IFDIR) for path in self._folders]
-        return [*((path, stat.S_IFREG) for path in self._local_files.paths()), *folders]
+            here = {path: Known(None, self._began_ns, None) for path in self._folders}
+        more: dict[str, Known | None] = {**dict.fromkeys(self._local_files.paths()), **here}
+        below = {path.rpartition("/")[2]: known for path, known in more.items() if folder_of(path) == folder}
+        return {**{file_name(name): known for name, known in below.items()}, **files} if below else files
 
-    def statfs(self, path: str) -> dict[str, int]:
-        return {
-            "f_bsize": _BLOCK,
-            "f_frsize": _BLOCK,
-            "f_blocks": 1 << 40,
-            "f_bfree": 1 << 40,
-            "f_bavail": 1 << 40,
-            "f_namemax": MAX_BYTES,
-        }
+    def readdir(self, handle: int, start: int, *, is_plus: bool) -> Iterator[DirEntry]:
+        """Yield the names of an open folder from number `start` on; with `is_plus`, the kernel is told their inodes."""
+        folder, names = self._listed[handle]
+        for name, known in islice(names, start, None):
+            is_folder = name in (".", "..") or (known is not None and known.size is None)
+            mode, about = stat.S_IFDIR if is_folder else stat.S_IFREG, None
+            if is_plus and known is not None:
+                path = self._child(folder, object_name(name))
+                inode = self._inodes.current(path)
+                if inode is not None and inode.local is not None:
+                    about = self._attributes(self._inodes.told(inode))
+                else:
+                    about = self._attributes(self._inodes.looked_up(path, *known))
+            yield DirEntry(os.fsencode(name), mode, about)
+
+    def releasedir(self, handle: int) -> None:
+        del self._listed[handle]
+
+    @_reported
+    def statfs(self) -> Space:
+        space = self._fs._free_space(self._root)
+        return _UNLIMITED if space is None else Space(*space)
 
     # Files.
 
     @_reported
-    def open(self, path: str, fi: Any) -> int:
-        name = self._object(path)
-        if (listed := self._from_listing(path, name)) is not None:
-            self._must_have_size(name, listed[0])
-        if fi.flags & os.O_ACCMODE != os.O_RDONLY or name in self._local_files:
-            return self._open_local(name, fi, is_new=bool(fi.flags & os.O_TRUNC))
-        if self._fs.size(name) is None:
-            fi.direct_io = 1  # another export may have another size
-            self._add(fi, _Handle(self._document(name)))
-            return 0
-        file = self._fs.open(name)
+    def open(self, number: int, flags: int, thread: int) -> Opened:
+        inode = self._inodes[number]
+        if inode.local is None and self._inodes.current(inode.path) is not inode:
+            raise self._stale(inode.path, "it was replaced since it was looked up")
+        is_writing = flags & os.O_ACCMODE != os.O_RDONLY
+        if is_writing or inode.local is not None:
+            local = self._opened_local(inode, is_empty=bool(flags & os.O_TRUNC))
+            return self._opened(_Handle(inode, local, self._process_of(thread) if is_writing else 0))
+        return self._open_version(inode)
+
+    def _stale(self, path: str, why: str) -> _Stale:
+        """Return the error for an inode that is no longer the one of its path; the next lookup gives another."""
+        self._inodes.retire(path)
+        return _Stale(errno.ESTALE, why)
+
+    def _open_version(self, inode: Inode) -> Opened:
+        path = inode.path
+        if isinstance(inode.version, ExportedSize):
+            return self._opened(
+                _Handle(inode, self._document(path)), is_direct=True
+            )  # another export may have another size
+        fingerprint = inode.version if isinstance(inode.version, str) else None
+        try:
+            file = self._fs._open_version(path, fingerprint)
+            try:
+                file.peek(1)  # of an object that was replaced, nothing has been read yet
+            except BaseException:
+                file.close()
+                raise
+        except ObjectChanged as error:
+            self._fs._source.metadata.expire(path)
+            raise self._stale(path, str(error)) from error
         with self._lock:
-            self._add(fi, _Handle(file))
-            self._keep_pages(fi, name, file._object().fingerprint)
-        return 0
-
-    def _must_have_size(self, name: str, size: int | None) -> None:
-        """Raise ESTALE if a file has another size than the kernel knows: another process has asked for it since.
-
-        Linux then asks for the attributes and opens the file again, unseen by the program.
-        """
-        with suppress(FileNotFoundError):
-            if self._fs.size(name) == size:
-                return
-        self._versions.setdefault(name, (None, 0))  # so that `getattr` does not take the listing's word
-        raise OSError(errno.ESTALE, "it changed since its folder was listed; Linux opens it again by itself")
-
-    def _keep_pages(self, fi: Any, name: str, version: str | None) -> None:
-        """Have the kernel keep the pages of this version, or forget those of another.
-
-        While a file of another version is open, this one is read without the kernel's cache, which has one set of pages.
-        """
-        known, n_open = self._versions.pop(name, (None, 0))
-        if n_open and known != version:
-            fi.direct_io = 1
-        else:
-            fi.keep_cache = version is not None and known == version
-            known = version
-        self._versions[name] = (known, n_open + 1)
-        if len(self._versions) > _MANY:
-            self._versions = {path: kept for path, kept in self._versions.items() if kept[1]}
+            inode.n_reading += 1
+        return self._opened(_Handle(inode, file), keeps_pages=fingerprint is not None)
 
     @_reported
-    def create(self, path: str, mode: int, fi: Any) -> int:
-        return self._open_local(self._object(path), fi, is_new=True)
-
-    def _open_local(self, name: str, fi: Any, *, is_new: bool) -> int:
-        local = self._local_file(name, is_new=is_new)
+    def create(self, parent: int, name: str, flags: int, thread: int) -> tuple[NameEntry, Opened]:
+        path, is_new = self._path(parent, name), bool(flags & os.O_EXCL)
+        base: Any = ANY_VERSION
+        if is_new or not flags & os.O_TRUNC:
+            base = self._now(path)
+            if base is not None and is_new:
+                raise OSError(errno.EEXIST, "another machine has made it")
+            if base is not None:
+                raise self._stale(path, "another machine has made it")
         with self._lock:
-            is_writing = fi.flags & os.O_ACCMODE != os.O_RDONLY
-            self._add(fi, _Handle(local, is_writing, self._caller() if is_writing else 0))
-            # The kernel has one set of pages for all handles of a path.
-            _, n_reading = self._versions.get(name, (None, 0))
-            fi.direct_io = n_reading > 0
-        return 0
+            local = self._local_files.open(path, base, now_ns())
+            inode = self._inodes.current(path)
+            if inode is None or inode.local is not local:
+                inode = self._inodes.looked_up(path, 0, local.mtime_ns, local)
+                inode.local = local
+            else:
+                self._inodes.told(inode)
+        return self._entry(inode), self._opened(_Handle(inode, local, self._process_of(thread), is_new))
 
-    def _local_file(self, name: str, *, is_new: bool) -> LocalFile:
-        with suppress(FileNotFoundError):
-            if name not in self._local_files and self._fs.size(name) is None and self._fs.isfile(name):
-                raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
-        return self._local_files.open(name, is_new=is_new)
+    def _now(self, path: str) -> ObjectInfo | None:
+        """Ask the origin which version of an object there is now; return None for none."""
+        self._fs.invalidate_cache(path)
+        try:
+            return self._fs._object(path)
+        except FileNotFoundError:
+            return None
 
-    def _add(self, fi: Any, handle: _Handle) -> None:
-        fi.fh = next(self._numbers)
-        self._handles[fi.fh] = handle
+    def _opened_local(self, inode: Inode, *, is_empty: bool) -> LocalFile:
+        """Return the local copy of a file, for one more handle that may write to it."""
+        path = inode.path
+        if (local := self._local_files.again(path)) is not None:
+            if is_empty:
+                local.empty()
+            return local
+        if isinstance(inode.version, ExportedSize):
+            raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
+        base: Any = ANY_VERSION
+        if not is_empty:
+            base = self._now(path)
+            if (
+                base is None
+                or (known := known_of(base, self._began_ns)) is None
+                or known.version != inode.version
+            ):
+                raise self._stale(path, "another machine has changed it")
+        with self._lock:
+            if inode.n_reading:
+                raise self._stale(path, "its readers keep their version")
+            inode.local = self._local_files.open(path, base, now_ns() if is_empty else inode.mtime_ns)
+            return inode.local
+
+    def _opened(self, handle: _Handle, *, is_direct: bool = False, keeps_pages: bool = False) -> Opened:
+        number = next(self._numbers)
+        self._handles[number] = handle
+        return Opened(number, is_direct, keeps_pages)
 
     @_reported
-    def read(self, path: str, size: int, offset: int, fi: Any) -> bytes:
-        file = self._handles[fi.fh].file
+    def read(self, handle: int, size: int, offset: int) -> bytes:
+        file = self._handles[handle].file
         if isinstance(file, LocalFile):
             return file.read(size, offset)
         if isinstance(file, bytes):
@@ -280,145 +361,156 @@ class MountOperations:
         return file.read(size)
 
     @_reported
-    def write(self, path: str, data: bytes, offset: int, fi: Any) -> int:
-        return self._writable(fi).write(data, offset)
+    def write(self, handle: int, data: memoryview | bytes, offset: int) -> int:
+        _, file, opener, _ = self._handles[handle]
+        if not isinstance(file, LocalFile) or not opener:
+            raise OSError(errno.EBADF, "the file is not open for writing")
+        return file.write(data, offset)
 
     @_reported
-    def truncate(self, path: str, size: int) -> int:
-        local = self._local_file(self._object(path), is_new=not size)
-        try:
-            local.truncate(size)
-            if local.n_open == 1:  # no file is open that would send it
-                local.send()
-                self._changed(path)
-        finally:
-            self._local_files.leave(local)
-        return 0
-
-    @_reported
-    def flush(self, path: str | None, fi: Any) -> int:
+    def flush(self, handle: int, thread: int) -> None:
         """Send what was written; called by each `close`, which returns the error.
 
         A shell closes a descriptor before it writes to another of the same file, and a child process closes those that it
         inherits: neither means that the file is complete. What is left is sent by `release`, after the last `close`.
         """
-        handle = self._handles[fi.fh]
-        is_written = isinstance(handle.file, LocalFile) and handle.file.state in (State.WRITTEN, State.FAILED)
-        if is_written and handle.opener == self._caller():
-            self._send(path, handle)
-        return 0
+        _, file, opener, is_new = self._handles[handle]
+        if isinstance(file, LocalFile) and opener:
+            is_written = file.state in (State.WRITTEN, State.FAILED, State.BROKEN)
+            if (is_written or is_new) and opener == self._process_of(thread):
+                self._send(file)
 
     @_reported
-    def fsync(self, path: str | None, datasync: int, fi: Any) -> int:
-        self._send(path, self._handles[fi.fh])
-        return 0
+    def fsync(self, handle: int) -> None:
+        _, file, opener, _ = self._handles[handle]
+        if isinstance(file, LocalFile) and opener:
+            self._send(file)
 
-    def _send(self, path: str | None, handle: _Handle) -> None:
-        if isinstance(handle.file, LocalFile) and handle.is_writing:
-            handle.file.send()
-            self._changed(path)
+    def _send(self, local: LocalFile) -> None:
+        info = local.send()
+        if info is None:
+            return
+        with self._lock:
+            inode = self._inodes.current(local.path)
+            if inode is not None and inode.local is local:
+                inode.size, inode.mtime_ns = local.size, local.mtime_ns
+                inode.version = version_of(info, self._began_ns)
+        if local.path.startswith("id:"):
+            self._fs.invalidate_cache()  # another item may have the name now
 
     @_reported
-    def release(self, path: str, fi: Any) -> int:
-        file, *_ = self._handles.pop(fi.fh)
+    def release(self, handle: int) -> None:
+        inode, file, *_ = self._handles.pop(handle)
         if isinstance(file, LocalFile):
-            self._local_files.leave(file)
+            self._leave(inode, file)
         elif not isinstance(file, bytes):
             file.close()
             with self._lock:
-                known, n_open = self._versions.get(file.path, (None, 0))
-                if n_open:
-                    self._versions[file.path] = known, n_open - 1
-        return 0
+                inode.n_reading -= 1
+            self._inodes.drop_unused(inode)
 
-    def _writable(self, fi: Any) -> LocalFile:
-        file, is_writing, _ = self._handles[fi.fh]
-        if not isinstance(file, LocalFile) or not is_writing:
-            raise OSError(errno.EBADF, "the file is not open for writing")
-        return file
+    def _leave(self, inode: Inode, local: LocalFile) -> None:
+        def closed() -> None:
+            inode.local = None
+            if local.state is not State.SENT and self._inodes.current(inode.path) is inode:
+                self._inodes.retire(inode.path)  # its pages are those of no version
+
+        self._local_files.leave(local, self._send, closed)
+        self._inodes.drop_unused(inode)
 
     def end(self) -> None:
-        """Log which files were still open, and not sent."""
+        """Keep the files that were still open and not sent, and log where."""
         self._local_files.report_unsent()
 
     # Names.
 
     @_reported
-    def mkdir(self, path: str, mode: int) -> int:
-        name = self._object(path)
-        self._fs.mkdir(name)
-        self._keep_folder(name)
-        return 0
+    def mkdir(self, parent: int, name: str) -> NameEntry:
+        path = self._path(parent, name)
+        self._fs.mkdir(path)
+        self._keep_folder(path)
+        return self.lookup(parent, name)  # type: ignore[no-any-return]  # of a decorated method
 
-    def _keep_folder(self, name: str) -> None:
-        """Keep an empty folder in this mount if the origin has none: object stores have only folders with objects."""
-        if name != self._root and not self._fs.exists(name):
+    def _keep_folder(self, path: str) -> None:
+        """Show a folder and those above it from now on, though the origin may have none that are empty."""
+        while path != self._root and not self._keeps_folders:
             with self._lock:
-                self._folders.add(name)
+                self._folders.add(path)
+            path = folder_of(path)
 
     @_reported
-    def rmdir(self, path: str) -> int:
-        name = self._object(path)
-        self._fs.invalidate_cache(name)
-        if len(list(self.readdir(path, None))) > len((".", "..")):
+    def rmdir(self, parent: int, name: str) -> None:
+        path = self._path(parent, name)
+        self._rmdir(path)
+        self._inodes.remove(path)
+        self._changed(parent, name)
+        self._keep_folder(self._inodes[parent].path)
+
+    def _rmdir(self, path: str) -> None:
+        """Remove an empty folder: nothing in it, also of what the mount cannot show."""
+        self._fs.invalidate_cache(path)
+        if self._in_folder(path):
             raise OSError(errno.ENOTEMPTY, path)
+        if self._fs.exists(path):
+            if not self._has_ids and (hidden := self._fs.find(path)):
+                logger.error("rmdir of %s: not empty: the mount cannot show %s", path, hidden[0])
+                raise OSError(errno.ENOTEMPTY, path)
+            self._fs.rmdir(path)
+            if self._fs.target_protocol in GCS_PROTOCOLS:
+                with suppress(FileNotFoundError):
+                    self._fs.rm_file(f"{path}/")  # the placeholder of a folder
+            elif not self._has_ids and self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
         with self._lock:
-            self._folders.discard(name)
-        if self._fs.exists(name):
-            self._fs.rmdir(name)
-            # An object store's placeholder for a folder; at Drive it would be another folder of this name.
-            if not self._has_ids and self._fs.exists(name):
-                # An object that no file can show, such as one named as the folder and a slash, has bytes.
-                if self._fs.find(name):
-                    raise OSError(errno.ENOTEMPTY, path)
-                self._fs.rm(name, recursive=True)
-        self._changed(path)
-        return 0
+            self._folders.discard(path)
 
     @_reported
-    def unlink(self, path: str) -> int:
-        name = self._object(path)
-        if not self._local_files.remove(name) or self._fs.exists(name):
-            self._fs.rm_file(name)
-        self._changed(path)
-        self._keep_folder(self._object(_folder_of(path)))
-        return 0
+    def unlink(self, parent: int, name: str) -> None:
+        path = self._path(parent, name)
+        if not self._local_files.remove(path) or self._fs.exists(path):
+            self._fs.rm_file(path)
+        self._inodes.remove(path)
+        self._changed(parent, name)
+        self._keep_folder(self._inodes[parent].path)
 
     @_reported
-    def rename(self, old: str, new: str) -> int:
-        source, target = self._object(old), self._object(new)
-        with self._local_files.renamed(source, target):
-            with self._lock:
-                is_local = source in self._folders
+    def rename(self, parent: int, name: str, new_parent: int, new_name: str, flags: int) -> None:
+        source, target = self._path(parent, name), self._path(new_parent, new_name)
+        if flags & (_EXCHANGE | _WHITEOUT):
+            raise OSError(errno.EINVAL, "two objects cannot be exchanged in one step")
+        if flags & _NO_REPLACE and (target in self._folders or self._now(target) is not None):
+            raise OSError(errno.EEXIST, target)
+        with self._local_files.renamed(source, target, self._send):
+            is_local = source in self._folders
             is_folder = is_local or self._fs.isdir(source)
             if is_folder and (target in self._folders or self._fs.exists(target)):
-                self.rmdir(new)  # fsspec would move the folder into it
+                self._rmdir(target)  # fsspec would move the folder into it
             if not is_local or self._fs.exists(source):
                 self._fs.mv(source, target, recursive=is_folder)
-                self._changed(old)
-                self._keep_folder(self._object(_folder_of(old)))
+                self._changed(parent, name)
             with self._lock:
+                self._inodes.move(source, target)
                 self._folders = {moved(folder, source, target) for folder in self._folders}
-        return 0
+        self._keep_folder(self._inodes[parent].path)
 
-    def chmod(self, path: str, mode: int) -> int:
-        """Ignore it: objects have no mode. An error would stop `cp -p`, `tar` and `rsync`."""
-        return 0
+    def _subject(self, number: int, *args: Any) -> str:
+        """Return what a call is about, for messages: the path of its handle or inode, and the name that may follow."""
+        handle = self._handles.get(number)
+        if handle is not None:
+            return handle.inode.path
+        with suppress(KeyError):
+            folder = self._inodes[number].path
+            return f"{folder}/{args[0]}" if args and isinstance(args[0], str) else folder
+        return "?"
 
-    def chown(self, path: str, uid: int, gid: int) -> int:
-        return 0
+    def _path(self, parent: int, name: str) -> str:
+        """Return the object's path for a file name in a folder."""
+        if len(os.fsencode(name)) > MAX_BYTES:
+            raise OSError(errno.ENAMETOOLONG, name)
+        name.encode()  # raises UnicodeError
+        return self._child(self._inodes[parent].path, object_name(name))
 
-    def utimens(self, path: str, times: Any = None) -> int:
-        return 0
-
-    def _object(self, path: str) -> str:
-        """Return the object's path for a path below the mount."""
-        found = self._root
-        for name in filter(None, path.split("/")):
-            found = self._in_folder(found, object_name(name))
-        return found
-
-    def _in_folder(self, folder: str, name: str) -> str:
+    def _child(self, folder: str, name: str) -> str:
         """Return the path of the object with this name in a folder: that of its id, if the name has the id."""
         path = _join(folder, name)
         parts = without_id(name) if self._has_ids else None
@@ -426,21 +518,16 @@ class MountOperations:
             return path
         with suppress(FileNotFoundError):
             # The item that counts as well: it was another one a moment ago.
-            info = self._fs.info(_join(folder, parts[0]))
+            info: Mapping[str, Any] = self._fs.info(_join(folder, parts[0]))
             if parts[1] in (info.get("id"), info.get("shortcut"), *info.get("same_name", ())):
                 return f"id:{parts[1]}"
         return path
 
-    def _changed(self, path: str | None) -> None:
+    def _changed(self, parent: int, name: str) -> None:
         """Forget which items have the name of one that was changed by its id."""
-        folder, name = _folder_of(path or ""), object_name((path or "").rpartition("/")[2])
-        if self._has_ids and (parts := without_id(name)) is not None:
-            self._fs.invalidate_cache(_join(self._object(folder), parts[0]))
+        if self._has_ids and (parts := without_id(object_name(name))) is not None:
+            self._fs.invalidate_cache(_join(self._inodes[parent].path, parts[0]))
 
 
 def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def _folder_of(path: str) -> str:
-    return path.rpartition("/")[0]

@@ -2,14 +2,15 @@
 
     python -m tests.benchmarks.mounts [--quick] [passthrough] [rclone] [cachedfs]
 
-It prints one table. rclone is measured if it is installed. The passthrough serves the same files from the local disk by
-the same FUSE library in Python: it is what FUSE itself costs. Linux only, with FUSE.
+It prints one table. rclone is measured if it is installed. The passthrough serves the same files from the local disk
+through the same `FuseSession`: it is what FUSE itself costs in Python. Linux only, with FUSE.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,8 +20,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, Opened
+from cachedfs.mount.fuse_session import FuseSession
 from cachedfs.sim import Delay, GCSServer, Profile
 
 __all__ = ["main"]
@@ -45,32 +47,56 @@ WAIT_S = 0.05
 
 
 class Passthrough:
-    """A FUSE file system over a local folder, for mfusepy."""
+    """A local folder, read through FUSE."""
 
-    use_ns = True
+    kept_s = 1.0
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self._paths, self._numbers = {ROOT: root}, {root: ROOT}
+        self._listed: dict[int, list[os.DirEntry[str]]] = {}
+        self._handles = itertools.count(1)
 
-    def getattr(self, path: str, fi: Any = None) -> dict[str, int]:
-        found = os.lstat(self._root + path)
-        names = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_blocks")
-        return {name: getattr(found, name) for name in names} | {"st_mtime": found.st_mtime_ns}
+    def _attributes(self, path: str, found: os.stat_result) -> Attributes:
+        number = self._numbers.setdefault(path, len(self._numbers) + 1)
+        self._paths[number] = path
+        return Attributes(
+            number, found.st_mode, found.st_size, found.st_mtime_ns, found.st_uid, found.st_gid, self.kept_s
+        )
 
-    def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        for entry in os.scandir(self._root + path):
-            yield entry.name, {"st_mode": 0o040000 if entry.is_dir() else 0o100000}, 0
+    def lookup(self, parent: int, name: str) -> NameEntry:
+        path = f"{self._paths[parent]}/{name}"
+        return NameEntry(self._attributes(path, os.lstat(path)), self.kept_s)
 
-    def open(self, path: str, fi: Any) -> int:
-        fi.fh = os.open(self._root + path, os.O_RDONLY)
-        return 0
+    def forget(self, number: int, n_lookups: int) -> None:
+        pass
 
-    def read(self, path: str, size: int, offset: int, fi: Any) -> bytes:
-        return os.pread(fi.fh, size, offset)
+    def getattr(self, number: int) -> Attributes:
+        return self._attributes(self._paths[number], os.lstat(self._paths[number]))
 
-    def release(self, path: str, fi: Any) -> int:
-        os.close(fi.fh)
-        return 0
+    def opendir(self, number: int) -> int:
+        handle = next(self._handles)
+        self._listed[handle] = [*os.scandir(self._paths[number])]
+        return handle
+
+    def readdir(self, handle: int, start: int, *, is_plus: bool) -> Iterator[DirEntry]:
+        for entry in itertools.islice(self._listed[handle], start, None):
+            about = self._attributes(entry.path, entry.stat())
+            yield DirEntry(os.fsencode(entry.name), about.mode, about)
+
+    def releasedir(self, handle: int) -> None:
+        del self._listed[handle]
+
+    def open(self, number: int, flags: int, thread: int) -> Opened:
+        return Opened(os.open(self._paths[number], os.O_RDONLY))
+
+    def read(self, handle: int, size: int, offset: int) -> bytes:
+        return os.pread(handle, size, offset)
+
+    def flush(self, handle: int, thread: int) -> None:
+        pass
+
+    def release(self, handle: int) -> None:
+        os.close(handle)
 
 
 # Mounting.
@@ -184,11 +210,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--passthrough", nargs=2, metavar=("FROM", "TO"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.passthrough:
-        from mfusepy import FUSE
-
-        FUSE(
-            Passthrough(options.passthrough[0]), options.passthrough[1], raw_fi=True, foreground=True, ro=True
-        )
+        local, folder = options.passthrough
+        FuseSession(Passthrough(local), folder, ["ro", "default_permissions"]).serve(lambda: None)
         return 0
     here = [name for name in CONTENDERS if name != "rclone" or shutil.which("rclone")]
     contenders = options.contenders or here

@@ -4,62 +4,123 @@ import errno
 import os
 import stat
 import threading
-from types import SimpleNamespace
+from contextlib import suppress
+from functools import partial
 
 import fsspec
 import pytest
 
+from cachedfs.mount import unsent
+from cachedfs.mount.fuse_protocol import ROOT
 from cachedfs.mount.operations import MountOperations
+from cachedfs.mount.unsent import keep, kept
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import MiB, noise, until
 
 
 class Mounted:
-    """A mounted folder, used as the kernel does."""
+    """A mounted folder, used by path as the kernel uses it: it looks each name up, and again after ESTALE from `open`."""
 
     def __init__(self, fs, root, **options):
         self.fs, self.root = fs, root
         self.operations = MountOperations(fs, root, is_writable=True, **options)
 
-    def __getattr__(self, name):
-        return getattr(self.operations, name)
+    def inode(self, path):
+        """Return the number of the inode of a path. The kernel looks up each name of it."""
+        number = ROOT
+        for name in filter(None, path.split("/")):
+            number = self.operations.lookup(number, name).attributes.number
+        return number
+
+    def parent(self, path):
+        above, _, name = path.rpartition("/")
+        return self.inode(above), name
+
+    def getattr(self, path):
+        return self.operations.getattr(self.inode(path))
+
+    def size(self, path):
+        return self.getattr(path).size
+
+    def opened(self, path, flags=os.O_RDONLY):
+        try:
+            return self.operations.open(self.inode(path), flags, 1)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+        return self.operations.open(self.inode(path), flags, 1)
 
     def open(self, path, flags=os.O_RDONLY):
-        fi = SimpleNamespace(flags=flags, fh=0, direct_io=0, keep_cache=0)
-        self.operations.open(path, fi)
-        return fi
+        return self.opened(path, flags).handle
 
-    def create(self, path):
-        fi = SimpleNamespace(flags=os.O_WRONLY | os.O_CREAT, fh=0, direct_io=0, keep_cache=0)
-        self.operations.create(path, 0o644, fi)
-        return fi
+    def create(self, path, flags=os.O_WRONLY | os.O_TRUNC):
+        with suppress(FileNotFoundError):
+            self.inode(path)
+        return self.operations.create(*self.parent(path), flags | os.O_CREAT, 1)[1].handle
 
-    def close(self, path, fi):
+    def read(self, handle, size=10 * MiB, offset=0):
+        return self.operations.read(handle, size, offset)
+
+    def write(self, handle, data, offset=0):
+        return self.operations.write(handle, data, offset)
+
+    def flush(self, handle, thread=1):
+        self.operations.flush(handle, thread)
+
+    def close(self, handle):
         try:
-            self.operations.flush(path, fi)
+            self.flush(handle)
         finally:
-            self.operations.release(path, fi)
+            self.operations.release(handle)
 
     def content(self, path):
-        fi = self.open(path)
-        data = self.operations.read(path, 10 * MiB, 0, fi)
-        self.close(path, fi)
+        handle = self.open(path)
+        data = self.read(handle)
+        self.close(handle)
         return data
 
     def save(self, path, data):
-        fi = self.create(path)
-        assert self.operations.write(path, data, 0, fi) == len(data)
-        self.close(path, fi)
+        handle = self.create(path)
+        assert self.write(handle, data) == len(data)
+        self.close(handle)
 
-    def names(self, path="/"):
-        return sorted(name for name, _, _ in self.operations.readdir(path, 0) if name not in (".", ".."))
+    def truncate(self, path, size):
+        return self.operations.setattr(self.inode(path), size=size, mtime_ns=None)
+
+    def entries(self, path="", *, is_plus=False):
+        handle = self.operations.opendir(self.inode(path))
+        found = [*self.operations.readdir(handle, 0, is_plus=is_plus)]
+        self.operations.releasedir(handle)
+        return {os.fsdecode(entry.name): entry for entry in found}
+
+    def names(self, path=""):
+        return sorted(self.entries(path).keys() - {".", ".."})
+
+    def mkdir(self, path):
+        self.operations.mkdir(*self.parent(path))
+
+    def unlink(self, path):
+        self.operations.unlink(*self.parent(path))
+
+    def rmdir(self, path):
+        self.operations.rmdir(*self.parent(path))
+
+    def rename(self, old, new, flags=0):
+        self.operations.rename(*self.parent(old), *self.parent(new), flags)
+
+    def stored(self, key):
+        self.fs.invalidate_cache()
+        return self.fs.cat_file(f"{self.root}/{key}")
 
     def at_origin(self):
         self.fs.invalidate_cache()
         return self.fs.find(self.root)
 
-    def size(self, path):
-        return self.operations.getattr(path)["st_size"]
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -85,21 +146,14 @@ def test_attributes_and_names_are_those_of_the_objects(cloud, fs):
     cloud.put("d/a.bin", b"12345")
     cloud.put("d/sub/b", b"")
     mounted = Mounted(fs, cloud.path("d"), uid=7, gid=8)
-    kinds = {name: stat.S_IFMT(about["st_mode"]) for name, about, _ in mounted.readdir("/", 0)}
+    kinds = {name: entry.mode for name, entry in mounted.entries().items()}
     assert kinds == {".": stat.S_IFDIR, "..": stat.S_IFDIR, "a.bin": stat.S_IFREG, "sub": stat.S_IFDIR}
     found = mounted.getattr("/a.bin")
-    assert (found["st_mode"], found["st_size"], found["st_uid"], found["st_gid"]) == (
-        stat.S_IFREG | 0o644,
-        5,
-        7,
-        8,
-    )
-    assert found["st_mtime"] == pytest.approx(fs.modified(cloud.path("d/a.bin")).timestamp() * 1e9, abs=1000)
-    assert mounted.getattr("/sub")["st_mode"] == mounted.getattr("/")["st_mode"] == stat.S_IFDIR | 0o755
-    assert (
-        MountOperations(fs, cloud.bucket, is_writable=False).getattr("/d/a.bin")["st_mode"]
-        == stat.S_IFREG | 0o444
-    )
+    assert (found.mode, found.size, found.uid, found.gid) == (stat.S_IFREG | 0o644, 5, 7, 8)
+    assert found.mtime_ns == pytest.approx(fs.modified(cloud.path("d/a.bin")).timestamp() * 1e9, abs=1000)
+    assert mounted.getattr("/sub").mode == mounted.getattr("/").mode == stat.S_IFDIR | 0o755
+    mounted.operations = MountOperations(fs, cloud.bucket, is_writable=False)
+    assert mounted.getattr("/d/a.bin").mode == stat.S_IFREG | 0o444
 
 
 def test_names_that_a_file_system_refuses_are_encoded_or_left_out_with_a_warning(cloud, mounted, caplog):
@@ -115,9 +169,9 @@ def test_an_object_that_no_file_can_show_disturbs_no_file_and_is_not_removed_wit
     cloud.put("d/", b"bytes")
     cloud.put("d/x", b"1")
     assert (mounted.names(), mounted.names("/d"), mounted.content("/d/x")) == (["d"], ["x"], b"1")
-    mounted.operations.unlink("/d/x")
+    mounted.unlink("/d/x")
     assert mounted.names("/d") == []
-    assert code_of(mounted.operations.rmdir, "/d") == errno.ENOTEMPTY
+    assert code_of(mounted.rmdir, "/d") == errno.ENOTEMPTY
     assert mounted.fs.cat_file(cloud.path("d/")) == b"bytes"
 
 
@@ -125,16 +179,27 @@ def test_a_listing_is_one_request_and_says_all_about_its_files(cloud, mounted, m
     for number in range(20):
         cloud.put(f"d/{number}", b"12")
     cloud.put("d/sub/x", b"")
-    modified = mounted.getattr("/d/3")["st_mtime"]
+    modified = mounted.getattr("/d/3").mtime_ns
     cloud.server.reset()
-    names = mounted.names("/d")
-    monkeypatch.setattr(mounted.fs, "info", None)
-    monkeypatch.setattr(mounted.fs, "_listing", None)
-    assert [mounted.size(f"/d/{name}") for name in names] == [2] * 20 + [0]
-    assert mounted.getattr("/d/3")["st_mtime"] == modified
-    assert stat.S_ISDIR(mounted.getattr("/d/sub")["st_mode"])
-    assert mounted.names("/d") == names
+    found = mounted.entries("/d", is_plus=True)
     assert len(cloud.server.requests) == 1
+    monkeypatch.setattr(mounted.fs, "_listing", None)
+    assert mounted.entries("/d", is_plus=True) == found
+    assert (found["."].attributes, found[".."].attributes) == (None, None)  # the kernel knows them
+    told = {name: entry.attributes for name, entry in found.items() if entry.attributes is not None}
+    assert [about.size for about in told.values()] == [2] * 20 + [0]
+    assert told["3"].mtime_ns == modified
+    assert stat.S_ISDIR(told["sub"].mode)
+    assert mounted.getattr("/d/3") == told["3"]
+    assert len(cloud.server.requests) == 1
+
+
+def test_a_listing_goes_on_where_the_kernel_asks(cloud, mounted):
+    for name in "abc":
+        cloud.put(name, b"")
+    handle = mounted.operations.opendir(ROOT)
+    rest = [entry.name for entry in mounted.operations.readdir(handle, 3, is_plus=False)]
+    assert rest == [b"b", b"c"]
 
 
 def test_what_a_listing_said_ends_with_max_age_and_with_any_change(cloud, mounted, clock):
@@ -154,20 +219,26 @@ def test_what_a_listing_said_ends_with_max_age_and_with_any_change(cloud, mounte
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
-def test_a_file_that_changed_since_its_folder_was_listed_is_opened_with_its_new_size(cloud, mounted, flags):
+def test_a_file_that_changed_since_it_was_looked_up_is_looked_up_again_by_open(cloud, mounted, flags):
     cloud.put("d/a", b"1")
     cloud.put("d/gone", b"1")
-    assert mounted.names("/d") == ["a", "gone"]
+    old, gone = mounted.inode("/d/a"), mounted.inode("/d/gone")
     cloud.put("d/a", b"12")
     cloud.delete("d/gone")
-    other = fsspec.filesystem("cachedfs", target_protocol="gs", max_age=0)
-    assert (other.size(cloud.path("d/a")), other.exists(cloud.path("d/gone"))) == (2, False)
-    assert [mounted.size(path) for path in ("/d/a", "/d/gone")] == [1, 1]
-    assert code_of(mounted.open, "/d/a", flags) == code_of(mounted.open, "/d/gone", flags) == errno.ESTALE
+    for number in (old, gone):
+        assert code_of(mounted.operations.open, number, flags, 1) == errno.ESTALE
     assert (mounted.size("/d/a"), code_of(mounted.getattr, "/d/gone")) == (2, errno.ENOENT)
-    fi = mounted.open("/d/a", flags)
-    assert mounted.read("/d/a", 9, 0, fi) == b"12"
-    mounted.close("/d/a", fi)
+    assert mounted.operations.getattr(old).size == 1
+    assert mounted.content("/d/a") == b"12"
+
+
+def test_a_replaced_file_that_is_cached_is_read_as_it_was_until_max_age(cloud, mounted, clock):
+    cloud.put("a", b"old")
+    assert mounted.content("/a") == b"old"
+    cloud.put("a", b"newer")
+    assert (mounted.size("/a"), mounted.content("/a")) == (3, b"old")
+    clock(61)
+    assert (mounted.size("/a"), mounted.content("/a")) == (5, b"newer")
 
 
 def test_a_name_that_is_not_utf_8_is_an_error_of_its_own_without_a_log_line(mounted, caplog):
@@ -184,7 +255,7 @@ def test_an_error_is_its_errno_and_a_log_line_that_says_why(cloud, mounted, capl
     cloud.put("a", b"1")
     cloud.server.fail(Fault(status=403, times=None))
     assert code_of(mounted.getattr, "/a") == errno.EACCES
-    assert "getattr of /a: " in caplog.text
+    assert f"lookup of {cloud.path('a')}: " in caplog.text
     assert "403" in caplog.text
 
 
@@ -200,7 +271,7 @@ def test_a_google_document_is_its_export_with_its_size(drive, drive_server, at_d
     assert exporting.names() == ["report"]
     drive_server.reset()
     assert exporting.size("/report") == len(exporting.content("/report")) > 0
-    assert exporting.open("/report").direct_io
+    assert exporting.opened("/report").is_direct
     assert sum("export" in request.path for request in drive_server.requests) == 1
 
 
@@ -214,7 +285,7 @@ def test_items_of_one_name_are_shown_with_their_ids_and_changed_each_for_itself(
     drive_server.edit(folder, name="p.jpg")
     drive_server.edit(three, modifiedTime=newest)
     shown = {id: f"p (id {id}).jpg" for id in (one, two, three)}
-    kinds = {name: about["st_mode"] for name, about, _ in at_drive.readdir("/", 0)}
+    kinds = {name: entry.mode for name, entry in at_drive.entries().items()}
     assert at_drive.names() == sorted(["p.jpg", shown[one], shown[two], f"p.jpg (id {folder})"])
     assert kinds[shown[one]] == stat.S_IFREG
     assert kinds[f"p.jpg (id {folder})"] == stat.S_IFDIR
@@ -249,7 +320,7 @@ def test_a_shortcut_without_its_target_is_listed_and_empty(drive, drive_server, 
 
 def test_any_part_of_a_file_is_right_and_is_then_cached_for_urls(cloud, mounted):
     data = cloud.put("a", noise(3 * MiB))
-    fi = mounted.open("/a")
+    handle = mounted.open("/a")
     for start, size in [
         (0, 10),
         (MiB - 5, 10),
@@ -258,48 +329,51 @@ def test_any_part_of_a_file_is_right_and_is_then_cached_for_urls(cloud, mounted)
         (3 * MiB - 1, 100),
         (3 * MiB, 1),
     ]:
-        assert mounted.read("/a", size, start, fi) == data[start : start + size]
-    mounted.close("/a", fi)
+        assert mounted.read(handle, size, start) == data[start : start + size]
+    mounted.close(handle)
     cloud.server.reset()
     assert fsspec.open(cloud.url("a")).open().read() == data
     assert not cloud.server.requests
 
 
-def test_the_kernel_keeps_the_pages_of_a_version_and_never_mixes_two(cloud, mounted):
+def test_each_version_has_an_inode_of_its_own_whose_pages_the_kernel_keeps(cloud, mounted):
     cloud.put("a", b"one")
-    first = mounted.open("/a")
-    assert not first.keep_cache
-    assert mounted.read("/a", 9, 0, first) == b"one"
-    mounted.close("/a", first)
-    kept = mounted.open("/a")
-    assert kept.keep_cache
+    number = mounted.inode("/a")
+    kept = mounted.opened("/a")
+    assert (kept.keeps_pages, kept.is_direct) == (True, False)
     cloud.put("a", b"two!")
     mounted.fs.invalidate_cache()
-    beside = mounted.open("/a")  # while the first version is open
-    assert beside.direct_io
-    assert mounted.read("/a", 9, 0, beside) == b"two!"
-    assert mounted.read("/a", 9, 0, kept) == b"one"
-    mounted.close("/a", beside)
-    mounted.close("/a", kept)
-    after = mounted.open("/a")
-    assert (after.keep_cache, after.direct_io) == (False, 0)
-    mounted.close("/a", after)
-    assert mounted.open("/a").keep_cache
+    beside = mounted.opened("/a")  # while the first version is open
+    assert (beside.keeps_pages, beside.is_direct) == (True, False)
+    assert mounted.inode("/a") != number
+    assert (mounted.size("/a"), mounted.operations.getattr(number).size) == (4, 3)
+    assert [mounted.read(opened.handle) for opened in (beside, kept)] == [b"two!", b"one"]
+
+
+def test_an_inode_is_dropped_when_it_is_closed_and_the_kernel_forgets_it(cloud, mounted):
+    cloud.put("a", b"one")
+    handle, number = mounted.open("/a"), mounted.inode("/a")
+    mounted.operations.forget(number, 2)
+    assert mounted.operations.getattr(number).size == 3
+    mounted.close(handle)
+    with pytest.raises(OSError):
+        mounted.operations.getattr(number)
+    assert mounted.content("/a") == b"one"
 
 
 # Writing.
 
 
 def test_a_new_file_is_visible_here_at_once_and_at_the_origin_once_closed(cloud, mounted):
-    mounted.mkdir("/d", 0o755)
-    fi = mounted.create("/d/new")
-    mounted.write("/d/new", b"world", 6, fi)
-    mounted.write("/d/new", b"hello ", 0, fi)
+    mounted.mkdir("/d")
+    handle = mounted.create("/d/new")
+    mounted.write(handle, b"world", 6)
+    mounted.write(handle, b"hello ")
     assert mounted.size("/d/new") == 11
     assert mounted.names("/d") == ["new"]
     assert mounted.content("/d/new") == b"hello world"
     assert mounted.at_origin() == []
-    mounted.close("/d/new", fi)
+    mounted.close(handle)
     assert fsspec.open(cloud.url("d/new")).open().read() == b"hello world"
     assert mounted.size("/d/new") == 11
 
@@ -307,12 +381,12 @@ def test_a_new_file_is_visible_here_at_once_and_at_the_origin_once_closed(cloud,
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY | os.O_APPEND])
 def test_changes_in_the_middle_and_at_the_end_replace_the_object(cloud, mounted, flags):
     cloud.put("a", b"0123456789")
-    fi = mounted.open("/a", flags)
-    mounted.write("/a", b"xy", 3, fi)
-    mounted.write("/a", b"!", 10, fi)
-    mounted.fsync("/a", 0, fi)
+    handle = mounted.open("/a", flags)
+    mounted.write(handle, b"xy", 3)
+    mounted.write(handle, b"!", 10)
+    mounted.operations.fsync(handle)
     assert mounted.fs.cat_file(cloud.path("a")) == b"012xy56789!"
-    mounted.close("/a", fi)
+    mounted.close(handle)
     assert mounted.content("/a") == b"012xy56789!"
 
 
@@ -320,65 +394,68 @@ def test_truncating_works_on_open_and_on_closed_files(cloud, mounted):
     cloud.put("a", b"0123456789")
     mounted.truncate("/a", 4)
     assert mounted.fs.cat_file(cloud.path("a")) == b"0123"
-    fi = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
+    handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
     assert mounted.size("/a") == 0
-    mounted.write("/a", b"new", 0, fi)
+    mounted.write(handle, b"new")
     mounted.truncate("/a", 2)
-    mounted.close("/a", fi)
+    mounted.close(handle)
     assert mounted.content("/a") == b"ne"
 
 
-def test_a_close_that_does_not_complete_the_file_sends_nothing(cloud, fs):
+def test_a_close_that_does_not_complete_the_file_sends_nothing(cloud, mounted):
     """A shell closes a copy of the descriptor before anything is written, and a child process when it ends."""
-    processes = [1]
-    mounted = Mounted(fs, cloud.bucket, caller=lambda: processes[-1])
     cloud.put("a", b"before")
-    fi = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
-    mounted.flush("/a", fi)
-    mounted.write("/a", b"one", 0, fi)
-    processes.append(2)
-    mounted.flush("/a", fi)
+    handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
+    mounted.flush(handle)
+    mounted.write(handle, b"one")
+    mounted.flush(handle, thread=2)
     assert mounted.fs.cat_file(cloud.path("a")) == b"before"
-    processes.pop()
-    mounted.flush("/a", fi)
+    mounted.flush(handle)
     assert mounted.fs.cat_file(cloud.path("a")) == b"one"
     cloud.server.reset()
-    mounted.release("/a", fi)
+    mounted.operations.release(handle)
     assert not cloud.server.requests
 
 
-def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(cloud, mounted, caplog):
-    mounted.close("/empty", mounted.create("/empty"))
-    assert mounted.at_origin() == [cloud.path("empty")]
-    fi = mounted.create("/a")
-    cloud.server.fail(Fault(status=403, times=None))
-    mounted.close("/a", fi)
-    cloud.server.heal()
-    assert "/a was not sent: what was written to it is lost" in caplog.text
-    assert mounted.at_origin() == [cloud.path("empty")]
+def test_what_no_close_has_sent_is_sent_when_the_last_handle_goes(mounted):
+    mounted.close(mounted.create("/empty"))
+    assert mounted.at_origin() == [f"{mounted.root}/empty"]
 
 
-def test_a_file_that_is_open_when_the_mount_ends_is_in_the_log(mounted, caplog):
-    fi = mounted.create("/a")
-    mounted.write("/a", b"1", 0, fi)
-    mounted.end()
-    assert "/a was not sent: what was written to it is lost" in caplog.text
-    mounted.close("/a", fi)
+def test_a_file_that_is_open_when_the_mount_ends_is_kept_in_a_private_file(mounted, caplog):
+    handle = mounted.create("/a")
+    mounted.write(handle, b"1")
+    mounted.operations.end()
+    (path,) = kept()
+    assert f"{mounted.root}/a was not sent: what was written is kept in {path}" in caplog.text
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"1", 0o600)
+    mounted.close(handle)
+
+
+def test_kept_files_make_way_for_newer_ones_and_none_is_kept_that_is_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(unsent, "_MOST", 10)
+    for number, data in enumerate((b"12345", b"1234", b"123456", b"too large now")):
+        path = tmp_path / str(number)
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            said = keep(file, f"b/{number}")
+    assert "is lost, as it is too large" in said
+    assert [path.read_bytes() for path in kept()] == [b"1234", b"123456"]
 
 
 def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
-    is_sending, may_go_on, pipe_file = threading.Event(), threading.Event(), mounted.fs.pipe_file
+    is_sending, may_go_on, send = threading.Event(), threading.Event(), mounted.fs._send
 
-    def slow(*args):
+    def slow(*args, **options):
         is_sending.set()
-        may_go_on.wait()
-        pipe_file(*args)
+        may_go_on.wait(60)
+        return send(*args, **options)
 
-    monkeypatch.setattr(mounted.fs, "pipe_file", slow)
-    closing = threading.Thread(target=mounted.close, args=("/a", mounted.create("/a")))
+    monkeypatch.setattr(mounted.fs, "_send", slow)
+    closing = threading.Thread(target=mounted.close, args=(mounted.create("/a"),))
     deleting = threading.Thread(target=mounted.unlink, args=("/a",))
     closing.start()
-    is_sending.wait()
+    assert is_sending.wait(60)
     deleting.start()
     until(lambda: not mounted.operations._local_files.paths())
     may_go_on.set()
@@ -389,32 +466,163 @@ def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
 
 def test_opening_to_write_and_writing_nothing_sends_nothing(cloud, mounted):
     cloud.put("a", b"1")
-    fi = mounted.open("/a", os.O_RDWR)
+    handle = mounted.open("/a", os.O_RDWR)
     cloud.server.reset()
-    mounted.close("/a", fi)
+    mounted.close(handle)
     assert not cloud.server.requests
 
 
 def test_a_failed_upload_is_the_error_of_close_and_leaves_the_object(cloud, mounted, caplog):
     cloud.put("a", b"before")
-    fi = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
-    mounted.write("/a", b"after", 0, fi)
+    handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
+    mounted.write(handle, b"after")
     cloud.server.fail(Fault(status=403, times=None))
-    assert code_of(mounted.flush, "/a", fi) == errno.EACCES
+    assert code_of(mounted.flush, handle) == errno.EACCES
     cloud.server.heal()
-    mounted.release("/a", fi)
+    mounted.operations.release(handle)
+    assert f"{mounted.root}/a was not sent: what was written is kept in {kept()[0]}" in caplog.text
+    assert kept()[0].read_bytes() == b"after"
+    assert mounted.content("/a") == b"before"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_service_is_an_input_output_error(cloud, fs, status, caplog, monkeypatch):
+    monkeypatch.setattr("cachedfs.origins.gcs.origin.RetryPolicy", partial(RetryPolicy, tries=1))
+    mounted = Mounted(fs, cloud.bucket)
+    cloud.server.fail(Fault(status=status, times=None))
+    assert code_of(mounted.getattr, "/a") == errno.EIO
+    assert str(status) in caplog.text
+
+
+def test_after_a_failed_write_a_file_is_never_sent(cloud, mounted, monkeypatch, caplog):
+    cloud.put("a", b"before")
+    handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
+    mounted.write(handle, b"good")
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        assert code_of(mounted.write, handle, b"more", 4) == errno.ENOSPC
+    mounted.write(handle, b"again", 4)
+    assert code_of(mounted.operations.fsync, handle) == code_of(mounted.close, handle) == errno.EIO
     assert "/a was not sent: what was written to it is lost" in caplog.text
     assert mounted.content("/a") == b"before"
 
 
-def test_a_file_deleted_while_it_is_open_is_never_sent(cloud, mounted):
-    fi = mounted.create("/a")
-    mounted.write("/a", b"1", 0, fi)
+def test_a_file_deleted_while_it_is_open_is_never_sent(mounted):
+    handle, number = mounted.create("/a"), mounted.inode("/a")
+    mounted.write(handle, b"1")
     mounted.unlink("/a")
-    assert mounted.getattr(None, fi)["st_size"] == 1
-    assert mounted.read(None, 5, 0, fi) == b"1"
-    mounted.close(None, fi)
+    assert mounted.operations.getattr(number).size == 1
+    assert mounted.read(handle) == b"1"
+    mounted.close(handle)
     assert mounted.at_origin() == []
+
+
+# Writing beside other machines. The second mount has a cache of its own.
+
+
+@pytest.fixture
+def elsewhere(cloud, tmp_path):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=str(tmp_path / "elsewhere"))
+    return Mounted(fs, cloud.bucket)
+
+
+def append(mounted, path, data):
+    try:
+        handle = mounted.open(path, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:
+        handle = mounted.create(path, os.O_WRONLY | os.O_APPEND)
+    mounted.write(handle, data, mounted.size(path))
+    mounted.close(handle)
+
+
+def test_lines_that_machines_append_in_turn_are_all_there(mounted, elsewhere):
+    for number in range(3):
+        append(mounted, "/log", b"a%d\n" % number)
+        append(elsewhere, "/log", b"b%d\n" % number)
+    mounted.at_origin()
+    assert mounted.content("/log") == b"a0\nb0\na1\nb1\na2\nb2\n"
+
+
+def test_a_file_that_another_machine_has_made_is_appended_to(cloud, mounted):
+    assert code_of(mounted.inode, "/log") == errno.ENOENT
+    cloud.put("log", b"theirs\n")
+    assert (
+        code_of(mounted.create, "/log", os.O_WRONLY | os.O_APPEND) == errno.ESTALE
+    )  # Linux looks it up again
+    append(mounted, "/log", b"ours\n")
+    assert mounted.content("/log") == b"theirs\nours\n"
+
+
+def test_of_two_machines_that_make_a_file_with_o_excl_one_does(cloud, mounted, elsewhere):
+    flags = os.O_WRONLY | os.O_EXCL
+    handles = [each.create("/lock", flags) for each in (mounted, elsewhere)]
+    mounted.close(handles[0])
+    assert mounted.stored("lock") == b""
+    assert code_of(elsewhere.flush, handles[1]) in (errno.EEXIST, errno.ESTALE)
+    elsewhere.operations.release(handles[1])
+    cloud.put("old", b"")
+    assert code_of(mounted.create, "/old", flags) == errno.EEXIST
+
+
+def test_what_another_machine_wrote_meanwhile_is_not_replaced_by_a_change(cloud, mounted, caplog):
+    cloud.put("a", b"first")
+    handle = mounted.open("/a", os.O_RDWR)
+    mounted.write(handle, b"F")
+    cloud.put("a", b"second")
+    assert code_of(mounted.operations.fsync, handle) == code_of(mounted.flush, handle) == errno.ESTALE
+    mounted.operations.release(handle)
+    assert mounted.stored("a") == b"second"
+    assert kept()[0].read_bytes() == b"First"
+    assert f"kept in {kept()[0]}" in caplog.text
+    assert mounted.content("/a") == b"second"
+
+
+def test_an_emptied_file_replaces_whatever_is_there_without_a_request_more(cloud, mounted):
+    cloud.put("a", b"first")
+    assert mounted.size("/a") == 5
+    cloud.server.reset()
+    handle = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
+    mounted.write(handle, b"ours")
+    cloud.put("a", b"second")
+    mounted.close(handle)
+    assert len(cloud.server.requests) == 1
+    assert mounted.content("/a") == b"ours"
+
+
+def test_a_reader_keeps_its_version_while_the_file_is_written_here(cloud, mounted):
+    cloud.put("a", b"before")
+    reading, number = mounted.open("/a"), mounted.inode("/a")
+    writing = mounted.open("/a", os.O_WRONLY | os.O_TRUNC)
+    mounted.write(writing, b"1")
+    assert (mounted.operations.getattr(number).size, mounted.size("/a")) == (6, 1)
+    assert mounted.read(reading) == b"before"
+    mounted.close(writing)
+    mounted.close(reading)
+    assert mounted.content("/a") == b"1"
+
+
+def test_opening_to_write_downloads_nothing_before_it_is_read_or_changed(cloud, mounted):
+    data = cloud.put("a", noise(3 * MiB))
+    mounted.inode("/a")
+    cloud.server.reset()
+    for flags in (os.O_RDWR, os.O_WRONLY | os.O_APPEND):
+        mounted.close(mounted.open("/a", flags))
+    assert cloud.server.bytes_sent() < 10_000
+    mounted.truncate("/a", 100)
+    assert cloud.server.bytes_sent() < 2 * MiB + 10_000  # the block, and one that is read ahead
+    assert mounted.content("/a") == data[:100]
+
+
+def test_the_time_of_a_file_stays_what_it_was_when_it_was_written(cloud, mounted, elsewhere):
+    handle = mounted.create("/a")
+    mounted.write(handle, b"1")
+    mounted.operations.setattr(mounted.inode("/a"), size=None, mtime_ns=1_600_000_000_123_456_789)
+    mounted.close(handle)
+    assert [each.getattr("/a").mtime_ns for each in (mounted, elsewhere)] == [1_600_000_000_123_000_000] * 2
 
 
 def test_a_write_that_cannot_begin_leaves_no_file_behind(cloud, mounted):
@@ -427,20 +635,59 @@ def test_a_write_that_cannot_begin_leaves_no_file_behind(cloud, mounted):
 
 def test_writing_to_a_file_open_for_reading_is_ebadf(cloud, mounted):
     cloud.put("a", b"1")
-    fi = mounted.open("/a")
-    assert code_of(mounted.write, "/a", b"2", 0, fi) == errno.EBADF
+    handle = mounted.open("/a")
+    assert code_of(mounted.write, handle, b"2") == errno.EBADF
 
 
 # Names.
 
 
+def test_names_that_are_too_long_are_refused(mounted):
+    mounted.save(f"/{'n' * 255}", b"1")
+    for act in (mounted.create, mounted.mkdir, mounted.inode):
+        assert code_of(act, f"/{'n' * 256}") == errno.ENAMETOOLONG
+
+
+def test_folders_that_become_empty_stay_until_they_are_removed(cloud, mounted):
+    cloud.put("a/b/c/f", b"1")
+    mounted.unlink("/a/b/c/f")
+    for folder in ("/a/b/c", "/a/b", "/a"):
+        mounted.rmdir(folder)
+    assert mounted.names() == []
+
+
+@pytest.mark.parametrize("key", ["x" * 256, "/part-0", "/deep/er"])
+def test_a_folder_is_not_removed_while_it_has_what_the_mount_cannot_show(cloud, mounted, caplog, key):
+    cloud.put(f"d/{key}", b"precious")
+    assert mounted.names("/d") == []
+    assert code_of(mounted.rmdir, "/d") == errno.ENOTEMPTY
+    assert f"the mount cannot show {cloud.path(f'd/{key}')}" in caplog.text
+    assert mounted.stored(f"d/{key}") == b"precious"
+
+
+@pytest.mark.parametrize("flags", [2, 4])
+def test_files_are_not_exchanged(cloud, mounted, flags):
+    cloud.put("a", b"a")
+    cloud.put("b", b"b")
+    assert code_of(mounted.rename, "/a", "/b", flags) == errno.EINVAL
+    assert mounted.content("/a") + mounted.content("/b") == b"ab"
+
+
+def test_a_rename_that_must_not_replace_sees_what_another_machine_has_made(cloud, mounted):
+    cloud.put("a", b"a")
+    assert code_of(mounted.inode, "/b") == errno.ENOENT
+    cloud.put("b", b"b")
+    assert code_of(mounted.rename, "/a", "/b", 1) == errno.EEXIST
+    assert mounted.stored("b") == b"b"
+
+
 @pytest.mark.parametrize("place", ["mounted", "at_drive"])
 def test_folders_are_made_kept_empty_and_removed(place, request):
     mounted = request.getfixturevalue(place)
-    mounted.mkdir("/d", 0o755)
-    mounted.mkdir("/d/e", 0o755)
+    mounted.mkdir("/d")
+    mounted.mkdir("/d/e")
     assert (mounted.names(), mounted.names("/d")) == (["d"], ["e"])
-    assert stat.S_ISDIR(mounted.getattr("/d/e")["st_mode"])
+    assert stat.S_ISDIR(mounted.getattr("/d/e").mode)
     mounted.save("/d/e/f", b"1")
     assert code_of(mounted.rmdir, "/d/e") == errno.ENOTEMPTY
     mounted.unlink("/d/e/f")
@@ -472,36 +719,36 @@ def test_files_and_folders_are_renamed_also_over_others(place, request):
     mounted.save("/b", b"b")
     mounted.rename("/a", "/b")
     assert (mounted.names(), mounted.content("/b")) == (["b"], b"a")
-    mounted.mkdir("/d", 0o755)
+    mounted.mkdir("/d")
     mounted.rename("/b", "/d/b")
-    mounted.mkdir("/e", 0o755)
+    mounted.mkdir("/e")
     mounted.rename("/d", "/e")
     assert (mounted.names(), mounted.names("/e"), mounted.content("/e/b")) == (["e"], ["b"], b"a")
-    mounted.mkdir("/f", 0o755)
+    mounted.mkdir("/f")
     mounted.rename("/f", "/g")
     assert mounted.names() == ["e", "g"]
     assert code_of(mounted.rename, "/g", "/e") == errno.ENOTEMPTY
 
 
 def test_open_files_move_with_their_folder_and_a_replaced_one_is_never_sent(cloud, mounted):
-    mounted.mkdir("/d", 0o755)
+    mounted.mkdir("/d")
     inside, replaced = mounted.create("/d/a"), mounted.create("/b")
-    mounted.write("/d/a", b"1", 0, inside)
-    mounted.write("/b", b"old", 0, replaced)
+    mounted.write(inside, b"1")
+    mounted.write(replaced, b"old")
     mounted.rename("/d", "/e")
-    mounted.write("/e/a", b"2", 1, inside)
-    mounted.close("/e/a", inside)
+    mounted.write(inside, b"2", 1)
+    mounted.close(inside)
     mounted.rename("/e/a", "/b")
-    mounted.close("/b", replaced)
+    mounted.close(replaced)
     assert (mounted.names(), mounted.names("/e"), mounted.content("/b")) == (["b", "e"], [], b"12")
 
 
 def test_a_file_renamed_while_it_is_open_goes_on_under_its_new_name(cloud, mounted):
-    fi = mounted.create("/a")
-    mounted.write("/a", b"1", 0, fi)
+    handle = mounted.create("/a")
+    mounted.write(handle, b"1")
     mounted.rename("/a", "/b")
-    mounted.write("/b", b"2", 1, fi)
-    mounted.close("/b", fi)
+    mounted.write(handle, b"2", 1)
+    mounted.close(handle)
     assert (mounted.names(), mounted.content("/b")) == (["b"], b"12")
 
 
@@ -509,6 +756,6 @@ def test_a_folder_that_may_be_seen_and_not_opened_is_refused_and_not_empty(drive
     drive.put("shut/a", b"a")
     drive.server.limit(drive.server.folder(f"{drive.name}/shut"))
     assert at_drive.names() == ["shut"]
-    assert stat.S_ISDIR(at_drive.getattr("/shut")["st_mode"])
+    assert stat.S_ISDIR(at_drive.getattr("/shut").mode)
     assert code_of(at_drive.names, "/shut") == code_of(at_drive.getattr, "/shut/a") == errno.EACCES
     assert code_of(at_drive.create, "/shut/b") == code_of(at_drive.rmdir, "/shut") == errno.EACCES

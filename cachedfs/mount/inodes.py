@@ -1,0 +1,116 @@
+"""The inodes that the kernel knows: one for each folder, and one for each version of a file.
+
+The bytes and the size of an inode never change under a reader, so the kernel may keep both. A file that was replaced gets
+another inode. Only a file that is written here changes its inode, as on a local disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from itertools import count
+from threading import Lock
+
+from cachedfs.mount.fuse_protocol import ROOT
+from cachedfs.mount.local_files import LocalFile
+from cachedfs.mount.names import moved
+
+__all__ = ["Inode", "InodeTable"]
+
+
+class Inode:
+    """A folder, or one version of a file.
+
+    `size`: in bytes, None for a folder. `version`: differs between versions of a file. `local`: what is written to the file
+    now. `n_reading`: how many open files read the version.
+    """
+
+    __slots__ = ("local", "mtime_ns", "n_lookups", "n_reading", "number", "path", "size", "version")
+
+    def __init__(self, number: int, path: str, size: int | None, mtime_ns: int, version: Hashable) -> None:
+        self.number, self.path, self.size, self.mtime_ns, self.version = number, path, size, mtime_ns, version
+        self.local: LocalFile | None = None
+        self.n_lookups = self.n_reading = 0
+
+
+class InodeTable:
+    """All inodes by number, and the current one of each path. Threads may use it at once."""
+
+    def __init__(self, root: str, mtime_ns: int) -> None:
+        self._lock = Lock()
+        self._numbers = count(ROOT)
+        self._inodes: dict[int, Inode] = {}
+        self._current: dict[str, Inode] = {}
+        self._retired: set[str] = set()
+        self.looked_up(root, None, mtime_ns, None)
+
+    def __getitem__(self, number: int) -> Inode:
+        return self._inodes[number]
+
+    def current(self, path: str) -> Inode | None:
+        return self._current.get(path)
+
+    def looked_up(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
+        """Return the inode of this version of a path, which becomes the current one, and count that the kernel is told."""
+        with self._lock:
+            inode = self._current.get(path)
+            if inode is None or inode.version != version or (inode.size is None) != (size is None):
+                inode = Inode(next(self._numbers), path, size, mtime_ns, version)
+                self._inodes[inode.number] = self._current[path] = inode
+                self._retired.discard(path)
+            inode.n_lookups += 1
+            return inode
+
+    def told(self, inode: Inode) -> Inode:
+        """Count one more lookup that tells this inode."""
+        with self._lock:
+            inode.n_lookups += 1
+            self._inodes[inode.number] = inode
+            return inode
+
+    def retire(self, path: str) -> None:
+        """Have the next lookup of a path make another inode: this one belongs to the files that are open."""
+        with self._lock:
+            self._current.pop(path, None)
+            self._retired.add(path)
+
+    def remove(self, path: str) -> None:
+        """Let a path have no inode; the one it had belongs to the files that are open."""
+        with self._lock:
+            self._current.pop(path, None)
+
+    def is_retired(self, path: str) -> bool:
+        """Return whether the inode of a path was retired, and no other has taken its place."""
+        return path in self._retired
+
+    def forget(self, number: int, n_lookups: int) -> None:
+        """Drop an inode once the kernel has forgotten each lookup that told it."""
+        with self._lock:
+            inode = self._inodes[number]
+            inode.n_lookups -= n_lookups
+            self._drop_unused(inode)
+
+    def drop_unused(self, inode: Inode) -> None:
+        """Drop an inode that is not open, if the kernel has forgotten it."""
+        with self._lock:
+            self._drop_unused(inode)
+
+    def _drop_unused(self, inode: Inode) -> None:
+        if inode.n_lookups <= 0 and not inode.n_reading and inode.local is None:
+            self._inodes.pop(inode.number, None)
+            if self._current.get(inode.path) is inode:
+                del self._current[inode.path]
+
+    def move(self, source: str, target: str) -> None:
+        """Give the inodes at and below `source` their paths at and below `target`; what was there is retired."""
+        with self._lock:
+            self._current.pop(target, None)
+            for inode in [*self._below(source)]:
+                is_current = self._current.get(inode.path) is inode
+                if is_current:
+                    del self._current[inode.path]
+                inode.path = moved(inode.path, source, target)
+                if is_current:
+                    self._current[inode.path] = inode
+
+    def _below(self, folder: str) -> Iterator[Inode]:
+        return (inode for inode in self._inodes.values() if moved(inode.path, folder, "") != inode.path)
