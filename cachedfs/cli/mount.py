@@ -16,14 +16,18 @@ from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
 from cachedfs.cli.output import say
-from cachedfs.cli.urls import locate, url_argument
+from cachedfs.cli.urls import Location, locate, url_argument
 from cachedfs.common.logging import public_url
+from cachedfs.common.urls import SLASH_NAMES
 from cachedfs.common.user_folders import writable_folder
+from cachedfs.errors import AccessDenied
 
 __all__ = ["mount", "unmount"]
 
 SERVE = "import json, sys; from cachedfs.cli import main; main(json.load(sys.stdin))"
 CHECK_S = 0.05  # between two looks at whether the folder is mounted
+MOUNTED_WITHIN_S = 60.0  # after which a start in the background has failed
+TERMINATED_WITHIN_S = 5.0  # after which a process that ignores SIGTERM is killed
 
 
 @command(
@@ -62,13 +66,9 @@ def mount(
     from cachedfs.mount.mounting import check_folder, serve
 
     location = locate(url, common)
-    if location.fs.isfile(location.path):
-        raise NotADirectoryError(f"{url} is a file, not a folder")
-    # What is written creates a folder, and no bucket.
-    if not (write and "/" in location.path) and not location.fs.exists(location.path):
-        raise FileNotFoundError(f"{url} does not exist; `cachedfs ls` shows what does")
+    check_exists(location, is_writable=write)
+    folder = os.path.realpath(folder)  # the system mounts at the folder that a link points to
     check_folder(folder)
-    where = os.path.abspath(folder)
     if daemon:
         arguments = [
             *common.arguments(),
@@ -91,15 +91,35 @@ def mount(
         allow_other=allow_other,
         uid=uid,
         gid=gid,
-        on_mounted=lambda: say(f"{url} is mounted at {where} until Ctrl-C or cachedfs unmount", err=True),
+        on_mounted=lambda: say(f"{url} is mounted at {folder} until Ctrl-C or cachedfs unmount", err=True),
     )
 
 
+def check_exists(location: Location, *, is_writable: bool) -> None:
+    """Raise unless the URL is a folder. If `is_writable`, only its bucket has to exist: a write creates the folder."""
+    fs, path, url = location.fs, location.path, location.text
+    if fs.isfile(path):
+        raise NotADirectoryError(f"{url} is a file, not a folder")
+    bucket, slash, _ = path.partition("/")
+    if not (is_writable and slash):
+        if not fs.exists(path):
+            raise FileNotFoundError(f"{url} does not exist; `cachedfs ls` shows what does")
+    elif fs.target_protocol in SLASH_NAMES:
+        with contextlib.suppress(AccessDenied):  # it exists, and may be written without being listed
+            if not fs.exists(bucket):
+                raise FileNotFoundError(
+                    f"{url} cannot be mounted: there is no bucket {bucket}; check its name, or create it first"
+                )
+
+
 def start(arguments: list[str], url: str, folder: str, log: str | None) -> tuple[int, str]:
-    """Run `cachedfs mount` in the background; return its pid and log once the folder is mounted."""
+    """Run `cachedfs mount` in the background; return its pid and log once the folder is mounted.
+
+    Raises OSError with what the log says if it is not mounted within `MOUNTED_WITHIN_S`.
+    """
     import platformdirs
 
-    name = f"mount{os.path.abspath(folder).replace('/', '-')}.log"
+    name = f"mount{folder.replace('/', '-')}.log"
     log = log or os.path.join(writable_folder(partial(platformdirs.user_log_dir, "cachedfs")), name)
     with open(log, "ab", opener=open_private) as file, tempfile.TemporaryFile() as given:
         began = file.tell()
@@ -113,12 +133,34 @@ def start(arguments: list[str], url: str, folder: str, log: str | None) -> tuple
             stderr=file,
             start_new_session=True,
         )
-    while not os.path.ismount(folder):
-        if child.poll() is not None:
-            said = Path(log).read_bytes()[began:].decode(errors="replace").strip()
-            raise OSError(f"{folder} was not mounted: {said}")
-        time.sleep(CHECK_S)
+    try:
+        until = time.monotonic() + MOUNTED_WITHIN_S
+        while not os.path.ismount(folder):
+            has_ended, is_late = child.poll() is not None, time.monotonic() >= until
+            if has_ended or is_late:
+                end(child)
+                within = "" if has_ended else f" within {MOUNTED_WITHIN_S:.0f} s"
+                said = (
+                    Path(log).read_bytes()[began:].decode(errors="replace").strip() or f"nothing is in {log}"
+                )
+                raise OSError(f"{folder} was not mounted{within}: {said}")
+            time.sleep(CHECK_S)
+    except BaseException:  # also Ctrl-C: nothing is mounted later
+        end(child)
+        raise
     return child.pid, log
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a process that may have ended already."""
+    if child.poll() is not None:
+        return
+    child.terminate()
+    try:
+        child.wait(TERMINATED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def open_private(path: str, flags: int) -> int:
@@ -137,5 +179,5 @@ def unmount(
     """Unmount a folder that `cachedfs mount` has mounted."""
     from cachedfs.mount.mounting import unmount as do
 
-    do(folder)
+    do(os.path.realpath(folder))
     common.print_result({"unmounted": folder}, f"unmounted {folder}")

@@ -126,12 +126,17 @@ def test_a_mount_is_read_only_and_ends_with_its_process(cloud, cachedfs, folder)
     until(lambda: is_empty(folder))
 
 
-def test_a_folder_can_be_mounted_again_after_its_mount_was_killed(cloud, cachedfs, folder):
+def test_a_folder_can_be_mounted_again_after_its_mount_was_killed(cloud, cachedfs, folder, tmp_path):
     cloud.put("a", b"1")
     os.kill(mount(cachedfs, cloud.url("", "gs://"), folder), signal.SIGKILL)
     until(lambda: not is_alive(folder))
-    mount(cachedfs, cloud.url("", "gs://"), folder)
+    link = tmp_path / "link"
+    link.symlink_to(folder.name)
+    mount(cachedfs, cloud.url("", "gs://"), link)
     assert os.listdir(folder) == ["a"]
+    done = cachedfs("unmount", link)
+    assert done.returncode == 0, done.stderr
+    assert is_empty(folder)
 
 
 def test_a_mount_in_the_background_keeps_its_options_and_its_log_to_its_user(
@@ -152,6 +157,7 @@ def test_a_mount_that_cannot_be_made_says_why(cloud, cachedfs, folder, tmp_path)
     cloud.put("a/b", b"1")
     assert "is a file, not a folder" in cachedfs("mount", cloud.url("a/b", "gs://"), folder).stderr
     assert "does not exist" in cachedfs("mount", cloud.url("c", "gs://"), folder).stderr
+    assert "there is no bucket none" in cachedfs("mount", "--write", "gs://none/c", folder).stderr
     assert (
         "there is no such folder"
         in cachedfs("mount", "--daemon", cloud.url("a", "gs://"), tmp_path / "no").stderr
