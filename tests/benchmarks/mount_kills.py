@@ -1,0 +1,362 @@
+"""Two mounts of one bucket that are killed and replaced, while other processes write and read in them.
+
+    python -m tests.benchmarks.mount_kills [SECONDS] [--seed N]
+
+Each version of a file is a JSON text with its number, its length and its checksum. So a read that mixes two versions, or
+that lacks a part, is seen. Two rules are checked:
+
+- A read that succeeds gives a whole version that its writer began to write.
+- Once a write has succeeded, the object is that version or a later one.
+
+It prints what was counted, and fails for a torn read, a lost write or a process that hangs. Linux only, with FUSE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cachedfs.sim import GCSServer
+
+__all__ = ["is_good", "main", "run"]
+
+BUCKET = "kills"
+FOLDER = "data"  # in the bucket: where nothing is mounted, the local folder lacks it
+N_MOUNTS = 2
+N_WRITERS = N_READERS = 2  # of each mount
+LINES = 200  # of a log, before its writer begins another
+MOUNTED_S = 60.0
+JOINED_S = 60.0
+PAUSE_S = 0.02  # after an error: the mount may be missing
+
+
+class Version(NamedTuple):
+    """A version of a file: its name and its number."""
+
+    name: str
+    number: int
+
+
+def encoded(version: Version, pad: str) -> bytes:
+    """Return the text of a version, one line. It states its own length and checksum."""
+    body = json.dumps({"name": version.name, "number": version.number, "pad": pad})
+    line = json.dumps({"size": f"{0:010d}", "sum": f"{zlib.crc32(body.encode()):08x}", "body": body})
+    return line.replace(f"{0:010d}", f"{len(line) + 1:010d}", 1).encode() + b"\n"
+
+
+def decoded(line: bytes) -> Version | None:
+    """Return the version whose whole text `line` is, or None."""
+    try:
+        found = json.loads(line)
+        if int(found["size"]) != len(line) or int(found["sum"], 16) != zlib.crc32(found["body"].encode()):
+            return None
+        body = json.loads(found["body"])
+        return Version(body["name"], body["number"])
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def versions_in(name: str, data: bytes) -> list[int] | None:
+    """Return the numbers of the versions in a file, in order; None if it is torn.
+
+    A log has many, other files have one.
+    """
+    found = [decoded(line) for line in data.splitlines(keepends=True)]
+    if not found or (len(found) > 1 and not is_log(name)):
+        return None
+    numbers = [each.number for each in found if each is not None and each.name == name]
+    return numbers if len(numbers) == len(found) and numbers == sorted({*numbers}) else None
+
+
+def is_log(name: str) -> bool:
+    return "log" in name
+
+
+# Workers.
+
+
+class Worker:
+    """A writer or a reader: one process. `mount` is the number of its mount."""
+
+    def __init__(self, number: int, mount: int, folders: list[Path], endpoint: str, seed: int) -> None:
+        self.number, self.mount, self.folders, self.endpoint = number, mount, folders, endpoint
+        self.random = random.Random(f"{seed} {type(self).__name__} {number}")
+        self.counts: Counter[str] = Counter()
+
+    def work(self, until: float, results: Connection) -> None:
+        """Work until that time, and then send the counts and the versions."""
+        while time.time() < until:
+            self.step()
+        results.send((dict(self.counts), self.versions()))
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def versions(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def tried(self, what: str, do: Callable[[], object]) -> bool:
+        """Call `do`; count its error, and wait for the mount to come back."""
+        try:
+            do()
+        except OSError as error:
+            self.counts[f"{what} {errno.errorcode.get(error.errno or 0, 'without errno')}"] += 1
+            time.sleep(PAUSE_S)
+            return False
+        return True
+
+
+class Writer(Worker):
+    """Writes its own files, through one mount only."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.begun: dict[str, int] = {}
+        self.accepted: dict[str, list[int]] = {}
+        self.n_logs = 0
+
+    def step(self) -> None:
+        kind = self.random.choice(["open", "replace", "log"])
+        name = f"{kind}-m{self.mount}-w{self.number}-"
+        name += str(self.n_logs if kind == "log" else self.random.randrange(3))
+        number = self.begun[name] = self.begun.get(name, 0) + 1
+        most = 2000 if kind == "log" else self.random.choice([2000, 200_000, 2_000_000])
+        data = encoded(Version(name, number), "x" * self.random.randrange(most))
+        path = self.folders[self.mount] / FOLDER / name
+
+        def write() -> None:
+            target = path.with_name(f".{name}") if kind == "replace" else path
+            with target.open("ab" if kind == "log" else "wb") as file:
+                file.write(data)
+            if kind == "replace":
+                os.replace(target, path)
+
+        if not self.tried("write", write):
+            return
+        self.counts["writes accepted"] += 1
+        self.accepted.setdefault(name, []).append(number)
+        if not is_there(self.endpoint, name, number):
+            self.counts["lost"] += 1
+            print(f"lost: version {number} of {name}", flush=True)
+        if kind == "log" and number % LINES == 0:
+            self.n_logs += 1
+
+    def versions(self) -> dict[str, Any]:
+        return {"begun": self.begun, "accepted": self.accepted}
+
+
+class Reader(Worker):
+    """Reads through one mount.
+
+    A program that reads in the mount where another one writes sees what is not complete, as on a local disk. So there,
+    only files that are complete when they get their name are read.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.last: dict[str, int] = {}
+
+    def step(self) -> None:
+        folder, names = self.folders[self.mount] / FOLDER, []
+        if not self.tried("list", lambda: names.extend(os.listdir(folder))):
+            return
+        safe = [name for name in names if name.startswith("replace") or f"-m{self.mount}-" not in name]
+        for name in self.random.choices(
+            [each for each in safe if "-w" in each and each[0] != "."] or [""], k=5
+        ):
+            if name:
+                self.tried("read", lambda name=name: self.check(name, (folder / name).read_bytes()))
+
+    def check(self, name: str, data: bytes) -> None:
+        numbers = versions_in(name, data)
+        if numbers is None:
+            self.counts["torn"] += 1
+            print(f"torn: {name} has {len(data):,} bytes: {data[:30]!r}...{data[-30:]!r}", flush=True)
+            return
+        self.counts["reads whole"] += 1
+        self.last[name] = max(self.last.get(name, 0), numbers[-1])
+
+    def versions(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+
+def is_there(endpoint: str, name: str, number: int) -> bool:
+    """Return whether the object is this version or a later one; a log has to contain it."""
+    numbers = versions_in(name, at_origin(endpoint, name)) or []
+    return number in numbers if is_log(name) else max(numbers, default=0) >= number
+
+
+def at_origin(endpoint: str, name: str) -> bytes:
+    """Return the bytes of an object, b"" if it is missing."""
+    key = urllib.parse.quote(f"{FOLDER}/{name}", safe="")
+    try:
+        with urllib.request.urlopen(f"{endpoint}/storage/v1/b/{BUCKET}/o/{key}?alt=media") as answer:
+            data: bytes = answer.read()
+            return data
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise
+        return b""
+
+
+# Mounts.
+
+
+class Mount:
+    """A mount in a process that may be killed, with its own cache."""
+
+    def __init__(self, work: Path, number: int, endpoint: str) -> None:
+        self.folder = work / f"mount-{number}"
+        self.folder.mkdir()
+        self._log = work / f"mount-{number}.log"
+        self._environment = {
+            **os.environ, "FSSPEC_GS_TOKEN": "anon", "FSSPEC_GS_ENDPOINT_URL": endpoint,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "FSSPEC_CACHEDFS_KEEP_FREE": "0",
+            "FSSPEC_CACHEDFS_CACHE_DIR": str(work / f"cache-{number}"),
+        }  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Mount, and return when the folder is mounted. Raises RuntimeError with the log."""
+        until = time.monotonic() + MOUNTED_S
+        while self._process is None or not self._is_served():
+            # The system may still be unmounting what was killed: then mounting fails once.
+            if self._process is None or self._process.poll() is not None:
+                options = ["--write", "-o", "max_age=1", f"gs://{BUCKET}", str(self.folder)]
+                with self._log.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "cachedfs", "mount", *options],
+                        env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    )  # fmt: skip
+            if time.monotonic() > until:
+                raise RuntimeError(f"not mounted: {self.said()}")
+            time.sleep(PAUSE_S)
+
+    def _is_served(self) -> bool:
+        """Return whether the mount answers: of one that was killed, the system may still know the attributes."""
+        try:
+            return FOLDER in os.listdir(self.folder)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(MOUNTED_S)
+            self._process.kill()
+            self._process.wait()
+        subprocess.run(["fusermount3", "-u", "-z", "-q", self.folder], capture_output=True, check=False)
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
+
+
+# The run.
+
+
+def run(seconds: float, seed: int) -> dict[str, int]:
+    """Run for so many seconds, and return what was counted."""
+    rng, context = random.Random(f"{seed} kills"), multiprocessing.get_context("spawn")
+    counts: Counter[str] = Counter(
+        dict.fromkeys(("reads whole", "torn", "writes accepted", "lost", "stuck"), 0)
+    )
+    with contextlib.ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachedfs-kills-")))
+        server = stack.enter_context(GCSServer(process=True))
+        server.put(BUCKET, f"{FOLDER}/first", b"so that the folder exists")
+        endpoint = server.endpoint_url
+        mounts = [Mount(work, number, endpoint) for number in range(N_MOUNTS)]
+        for mount in mounts:
+            stack.callback(mount.end)
+            mount.start()
+        until = time.time() + seconds
+        workers = []
+        for kind, n in ((Writer, N_WRITERS), (Reader, N_READERS)):
+            for number in range(n * N_MOUNTS):
+                folders = [mount.folder for mount in mounts]
+                worker = kind(number, number % N_MOUNTS, folders, endpoint, seed)
+                results, sent = context.Pipe(duplex=False)
+                process = context.Process(target=worker.work, args=(until, sent))
+                process.start()
+                sent.close()
+                workers.append((process, results))
+        while time.time() < until:
+            time.sleep(min(rng.uniform(0.2, 3.0), max(0.0, until - time.time())))
+            mount = rng.choice(mounts)
+            mount.kill()
+            counts["kills"] += 1
+            mount.start()
+        versions = []
+        for process, results in workers:
+            if results.poll(JOINED_S):
+                found, their = results.recv()
+                counts.update(found)
+                versions.append(their)
+                process.join()
+            else:
+                counts["stuck"] += 1
+                process.kill()
+        for mount in mounts:
+            mount.end()
+        check(versions, endpoint, counts)
+    return dict(counts)
+
+
+def check(versions: list[dict[str, Any]], endpoint: str, counts: Counter[str]) -> None:
+    """Count the versions that are lost at the end, and those that were read and never written."""
+    begun = {name: number for each in versions for name, number in each.get("begun", {}).items()}
+    for each in versions:
+        for name, accepted in each.get("accepted", {}).items():
+            for number in accepted if is_log(name) else accepted[-1:]:
+                if not is_there(endpoint, name, number):
+                    counts["lost"] += 1
+                    print(f"lost at the end: version {number} of {name}", flush=True)
+        for name, number in each.get("last", {}).items():
+            if number > begun.get(name, 0):
+                counts["torn"] += 1
+                print(f"never written: version {number} of {name}", flush=True)
+
+
+def is_good(counts: dict[str, int]) -> bool:
+    return not (counts["torn"] or counts["lost"] or counts["stuck"])
+
+
+def main() -> None:
+    """Run and print the counts; exit with 1 if a rule was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("seconds", nargs="?", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    counts = run(given.seconds, given.seed)
+    for name, n in sorted(counts.items()):
+        print(f"{n:>9,}  {name}")
+    sys.exit(0 if is_good(counts) else 1)
+
+
+if __name__ == "__main__":
+    main()
