@@ -152,12 +152,21 @@ class ObjectMove:
             try:
                 await do(moved)
             except Exception as error:  # raised again once the others are back
-                if moved.is_optional and isinstance(error, FileNotFoundError):
+                if moved.is_optional and await self._is_missing(moved, error):
                     moved.is_missing = True
                 else:
                     self._failed.append((moved, error))
 
         await self._requests.gather([one(moved) for moved in objects if not moved.is_missing])
+
+    async def _is_missing(self, moved: MovedObject, error: Exception) -> bool:
+        """Return whether there is no object, or none that the account may see: its access may be to the folder only."""
+        if not isinstance(error, PermissionError):
+            return isinstance(error, FileNotFoundError)
+        try:
+            return await self._requests.content(moved.source) is None
+        except Exception as failure:
+            return isinstance(failure, PermissionError)
 
     async def _move(self, moved: MovedObject) -> None:
         assert self._requests.move is not None

@@ -96,13 +96,15 @@ class Store:
         if (method, name) in self.lost:
             raise AccessDenied(f"{name}: no answer ({method})")
 
-    def run(self, had=()):
+    def run(self, had=(), root=False):
         objects = [
             MovedObject(
                 f"d/{name}", f"e/{name}", StatedContent(len(name), StatedChecksum("md5", name)), name in had
             )
             for name in NAMES
         ]
+        if root:
+            objects.append(MovedObject("d", "e", is_optional=True))
         move = self.move if self.moves else None
         requests = Requests(self.copy, self.remove, move, self.content, in_turn, lambda path: f"x://{path}")
         asyncio.run(ObjectMove(objects, requests).run())
@@ -172,6 +174,18 @@ def test_a_copy_that_cannot_be_removed_is_named():
     with pytest.raises(AccessDenied, match=r"All other .* Copies may be left at x://e/f1\.$"):
         store.run()
     assert store.data == {**BEFORE, "e/f1": "f1"}
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_an_account_that_may_use_only_the_folder_moves_what_is_in_it(moves):
+    store = Store(moves, [("move", "d"), ("copy", "d"), ("content", "d")])
+    store.run(root=True)
+    assert store.data == AFTER
+    store = Store(moves, [("move", "d"), ("copy", "d")])
+    store.data["d"] = "the object that has the folder's name"
+    with pytest.raises(AccessDenied, match="Cannot move x://d to x://e"):
+        store.run(root=True)
+    assert store.data == {**BEFORE, "d": "the object that has the folder's name"}
 
 
 def test_what_somebody_else_wrote_to_a_target_meanwhile_stays():
