@@ -17,7 +17,9 @@ from cachedfs.mount.names import MAX_BYTES, file_name, with_id
 __all__ = ["ExportedSize", "Files", "FolderListings", "Known", "known_of", "mtime_ns_of", "version_of"]
 
 logger = logging.getLogger("cachedfs.mount")
+_UTF8 = 4  # most bytes of a character
 _LISTED = 8  # folders whose listings are kept
+_TIMES = ("mtime", "modified", "updated", "LastModified")  # of different filesystems
 
 
 class Known(NamedTuple):
@@ -65,9 +67,12 @@ class FolderListings:
         identity, listing = self._fs.fsid, self._fs._listing(folder)
         files: Files = {}
         for info in listing.infos:
-            name = info.path.rstrip("/").rpartition("/")[2] if info.path.rstrip("/") != folder else ""
-            for each, known in _items(name, info, self._began_ns) if name else ():
-                if len(os.fsencode(shown := file_name(each))) > MAX_BYTES:
+            path = info.path.rstrip("/")
+            if path == folder or not (name := path.rpartition("/")[2]):
+                continue  # nothing that a file system can show
+            for each, known in _items(name, info, self._began_ns):
+                shown = file_name(each)
+                if len(shown) > MAX_BYTES // _UTF8 and len(os.fsencode(shown)) > MAX_BYTES:
                     logger.warning("left out of %s: %s: the name is too long for a file system", folder, each)
                 elif shown not in files or (known is not None and known.size is None):
                     files[shown] = known  # of an object and a folder of one name, the folder
@@ -114,7 +119,8 @@ def mtime_ns_of(info: Mapping[str, Any], default: int) -> int:
     """Return when an object was last written, in nanoseconds: the time that its writer kept with it, else the origin's."""
     if (kept_ns := kept_mtime_ns(info)) is not None:
         return kept_ns
-    names = ("mtime", "modified", "updated", "LastModified")  # of different filesystems
-    found: Any = next((info[name] for name in names if info.get(name)), None)
-    seconds = found.timestamp() if hasattr(found, "timestamp") else found
-    return int(seconds * 1e9) if isinstance(seconds, int | float) else default
+    for name in _TIMES:
+        if found := info.get(name):
+            seconds = found.timestamp() if hasattr(found, "timestamp") else found
+            return round(seconds * 1e6) * 1000 if isinstance(seconds, int | float) else default
+    return default

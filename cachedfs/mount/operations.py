@@ -10,11 +10,12 @@ import functools
 import logging
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count, islice
-from threading import RLock
+from threading import RLock, Thread
 from typing import Any, NamedTuple
 
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
@@ -50,6 +51,8 @@ _KEPT_S = 1.0  # for which the kernel keeps names; less if `max_age` is
 _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
 _UNLIMITED = Space(1 << 52, 1 << 52)
 _DOCUMENT_S = 10.0
+_SPACE_S = 0.5  # for which `df` waits for the account's quota
+_KEEPS_ID = 64 << 20  # bytes of a file that is written into the Drive file that it replaces
 _FIRST_HANDLE = 1 << 32  # so that no handle has the number of an inode
 _NO_REPLACE, _EXCHANGE, _WHITEOUT = 1, 2, 4  # flags of renameat2
 
@@ -127,11 +130,14 @@ class MountOperations:
         self._handles: dict[int, _Handle] = {}
         self._listed: dict[int, tuple[str, list[tuple[str, Known | None]]]] = {}  # open folders
         self._inodes = InodeTable(self._root, self._began_ns)
+        self._temporary = temporary
         self._local_files = LocalFiles(fs, temporary, self._lock)
         self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
         self._listings = FolderListings(fs, self._began_ns)
         # Folders shown though the origin may have none: object stores have only folders with objects.
         self._folders: set[str] = set()
+        self._space = _UNLIMITED
+        self._asking_space: Thread | None = None
 
     # Metadata.
 
@@ -251,8 +257,15 @@ class MountOperations:
 
     @_reported
     def statfs(self) -> Space:
-        space = self._fs._free_space(self._root)
-        return _UNLIMITED if space is None else Space(*space)
+        if self._asking_space is None or not self._asking_space.is_alive():
+            self._asking_space = Thread(target=self._ask_space, name="cachedfs-space", daemon=True)
+            self._asking_space.start()
+        self._asking_space.join(_SPACE_S)
+        return self._space
+
+    def _ask_space(self) -> None:
+        if (space := self._fs._free_space(self._root)) is not None:
+            self._space = Space(*space)
 
     # Files.
 
@@ -486,12 +499,27 @@ class MountOperations:
             if is_folder and (target in self._folders or self._fs.exists(target)):
                 self._rmdir(target)  # fsspec would move the folder into it
             if not is_local or self._fs.exists(source):
-                self._fs.mv(source, target, recursive=is_folder)
+                if is_folder or not self._has_ids or not self._written_into(source, target):
+                    self._fs.mv(source, target, recursive=is_folder)
                 self._changed(parent, name)
             with self._lock:
                 self._inodes.move(source, target)
                 self._folders = {moved(folder, source, target) for folder in self._folders}
         self._keep_folder(self._inodes[parent].path)
+
+    def _written_into(self, source: str, target: str) -> bool:
+        """Write a Drive file into the one that it would replace, which keeps its id, its sharing and its revisions.
+
+        Return False, and do nothing, for a large file, or if there is none to replace. Programs save a file this way.
+        """
+        info, replaced = self._fs._object(source), self._now(target)
+        if replaced is None or replaced.size is None or info.size is None or info.size > _KEEPS_ID:
+            return False
+        with tempfile.TemporaryFile(dir=self._temporary) as file:
+            file.write(self._fs.cat_file(source))
+            self._fs._send(target, file, replaces=replaced, mtime_ns=mtime_ns_of(info.details, now_ns()))
+        self._fs.rm_file(source)
+        return True
 
     def _subject(self, number: int, *args: Any) -> str:
         """Return what a call is about, for messages: the path of its handle or inode, and the name that may follow."""

@@ -241,6 +241,12 @@ def test_a_replaced_file_that_is_cached_is_read_as_it_was_until_max_age(cloud, m
     assert (mounted.size("/a"), mounted.content("/a")) == (5, b"newer")
 
 
+def test_the_space_is_that_of_the_account(cloud, mounted, at_drive):
+    total, free = at_drive.fs._free_space("My Drive")
+    assert at_drive.operations.statfs() == (total, free)
+    assert mounted.operations.statfs().total > 1 << 50  # no limit is known
+
+
 def test_a_name_that_is_not_utf_8_is_an_error_of_its_own_without_a_log_line(mounted, caplog):
     assert code_of(mounted.getattr, "/\udcff") == errno.EILSEQ
     assert not caplog.records
@@ -728,6 +734,25 @@ def test_files_and_folders_are_renamed_also_over_others(place, request):
     mounted.rename("/f", "/g")
     assert mounted.names() == ["e", "g"]
     assert code_of(mounted.rename, "/g", "/e") == errno.ENOTEMPTY
+
+
+def test_a_drive_file_that_a_rename_replaces_keeps_its_id_and_gets_the_time(drive, drive_server, at_drive):
+    id = drive_server.put(f"{drive.name}/a", b"old")
+    at_drive.save("/a.tmp", b"new")
+    mtime_ns = at_drive.getattr("/a.tmp").mtime_ns
+    at_drive.rename("/a.tmp", "/a")
+    assert (at_drive.names(), at_drive.content("/a")) == (["a"], b"new")
+    assert at_drive.getattr("/a").mtime_ns == mtime_ns
+    assert drive_server.item(id)["size"] == "3"
+
+
+def test_a_large_drive_file_takes_the_place_of_another(drive, drive_server, at_drive, monkeypatch):
+    monkeypatch.setattr("cachedfs.mount.operations._KEEPS_ID", 2)
+    old = drive_server.put(f"{drive.name}/a", b"old")
+    at_drive.save("/a.tmp", b"new")
+    at_drive.rename("/a.tmp", "/a")
+    assert at_drive.content("/a") == b"new"
+    assert drive_server.item(old)["trashed"]
 
 
 def test_open_files_move_with_their_folder_and_a_replaced_one_is_never_sent(cloud, mounted):
