@@ -122,5 +122,5 @@ def mtime_ns_of(info: Mapping[str, Any], default: int) -> int:
     for name in _TIMES:
         if found := info.get(name):
             seconds = found.timestamp() if hasattr(found, "timestamp") else found
-            return round(seconds * 1e6) * 1000 if isinstance(seconds, int | float) else default
+            return round(seconds * 1e6) * 1000 if isinstance(seconds, (int, float)) else default
     return default

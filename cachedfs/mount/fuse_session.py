@@ -163,7 +163,8 @@ class FuseSession:
         finally:
             self._running.pop(id, None)
         if not self._send(id, parts, code) and undo is not None:
-            undo()
+            with suppress(OSError):  # it is in the log
+                undo()
 
     def _send(self, id: int, parts: tuple[Any, ...] = (), code: int = 0) -> bool:
         """Send an answer; return False if nobody waits for it any more."""

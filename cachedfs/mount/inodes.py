@@ -67,11 +67,12 @@ class InodeTable:
             self._inodes[inode.number] = inode
             return inode
 
-    def retire(self, path: str) -> None:
-        """Have the next lookup of a path make another inode: this one belongs to the files that are open."""
+    def retire(self, path: str, inode: Inode | None) -> None:
+        """Have the next lookup of a path make another inode than this one, which belongs to the files that are open."""
         with self._lock:
-            self._current.pop(path, None)
-            self._retired.add(path)
+            if self._current.get(path) is inode:
+                self._current.pop(path, None)
+                self._retired.add(path)
 
     def remove(self, path: str) -> None:
         """Let a path have no inode; the one it had belongs to the files that are open."""

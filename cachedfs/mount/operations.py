@@ -273,16 +273,16 @@ class MountOperations:
     def open(self, number: int, flags: int, thread: int) -> Opened:
         inode = self._inodes[number]
         if inode.local is None and self._inodes.current(inode.path) is not inode:
-            raise self._stale(inode.path, "it was replaced since it was looked up")
+            raise self._stale(inode.path, inode, "it was replaced since it was looked up")
         is_writing = flags & os.O_ACCMODE != os.O_RDONLY
         if is_writing or inode.local is not None:
             local = self._opened_local(inode, is_empty=bool(flags & os.O_TRUNC))
             return self._opened(_Handle(inode, local, self._process_of(thread) if is_writing else 0))
         return self._open_version(inode)
 
-    def _stale(self, path: str, why: str) -> _Stale:
+    def _stale(self, path: str, inode: Inode | None, why: str) -> _Stale:
         """Return the error for an inode that is no longer the one of its path; the next lookup gives another."""
-        self._inodes.retire(path)
+        self._inodes.retire(path, inode)
         return _Stale(errno.ESTALE, why)
 
     def _open_version(self, inode: Inode) -> Opened:
@@ -301,10 +301,13 @@ class MountOperations:
                 raise
         except ObjectChanged as error:
             self._fs._source.metadata.expire(path)
-            raise self._stale(path, str(error)) from error
+            raise self._stale(path, inode, str(error)) from error
         with self._lock:
-            inode.n_reading += 1
-        return self._opened(_Handle(inode, file), keeps_pages=fingerprint is not None)
+            if inode.local is None:
+                inode.n_reading += 1
+                return self._opened(_Handle(inode, file), keeps_pages=fingerprint is not None)
+        file.close()
+        return self._opened(_Handle(inode, self._opened_local(inode, is_empty=False)))
 
     @_reported
     def create(self, parent: int, name: str, flags: int, thread: int) -> tuple[NameEntry, Opened]:
@@ -315,7 +318,7 @@ class MountOperations:
             if base is not None and is_new:
                 raise OSError(errno.EEXIST, "another machine has made it")
             if base is not None:
-                raise self._stale(path, "another machine has made it")
+                raise self._stale(path, None, "another machine has made it")
         with self._lock:
             local = self._local_files.open(path, base, now_ns())
             inode = self._inodes.current(path)
@@ -336,27 +339,34 @@ class MountOperations:
 
     def _opened_local(self, inode: Inode, *, is_empty: bool) -> LocalFile:
         """Return the local copy of a file, for one more handle that may write to it."""
-        path = inode.path
-        if (local := self._local_files.again(path)) is not None:
-            if is_empty:
-                local.empty()
-            return local
-        if isinstance(inode.version, ExportedSize):
-            raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
-        base: Any = ANY_VERSION
-        if not is_empty:
-            base = self._now(path)
-            if (
-                base is None
-                or (known := known_of(base, self._began_ns)) is None
-                or known.version != inode.version
-            ):
-                raise self._stale(path, "another machine has changed it")
+        path, base = inode.path, self._base(inode, is_empty=is_empty)
         with self._lock:
+            if base is ANY_VERSION and not is_empty and inode.local is None:
+                return self._opened_local(inode, is_empty=False)  # it was closed meanwhile
+            if self._inodes.current(path) is not inode:
+                raise self._stale(path, inode, "it was replaced since it was looked up")
             if inode.n_reading:
-                raise self._stale(path, "its readers keep their version")
-            inode.local = self._local_files.open(path, base, now_ns() if is_empty else inode.mtime_ns)
-            return inode.local
+                raise self._stale(path, inode, "its readers keep their version")
+            is_open = inode.local is not None
+            local = self._local_files.open(path, base, now_ns() if is_empty else inode.mtime_ns)
+            inode.local = local
+        if is_open and is_empty:
+            local.empty()
+        return local
+
+    def _base(self, inode: Inode, *, is_empty: bool) -> Any:
+        """Return what the local copy of a file replaces when it is sent; asks the origin unless the file is emptied."""
+        if is_empty or inode.local is not None:
+            if isinstance(inode.version, ExportedSize):
+                raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
+            return ANY_VERSION
+        base = self._now(inode.path)
+        known = None if base is None else known_of(base, self._began_ns)
+        if base is not None and known is None:
+            raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
+        if known is None or known.version != inode.version:
+            raise self._stale(inode.path, inode, "another machine has changed it")
+        return base
 
     def _opened(self, handle: _Handle, *, is_direct: bool = False, keeps_pages: bool = False) -> Opened:
         number = next(self._numbers)
@@ -426,7 +436,7 @@ class MountOperations:
         def closed() -> None:
             inode.local = None
             if local.state is not State.SENT and self._inodes.current(inode.path) is inode:
-                self._inodes.retire(inode.path)  # its pages are those of no version
+                self._inodes.retire(inode.path, inode)  # its pages are those of no version
 
         self._local_files.leave(local, self._send, closed)
         self._inodes.drop_unused(inode)
