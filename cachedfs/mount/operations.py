@@ -288,14 +288,15 @@ class MountOperations:
     def _open_version(self, inode: Inode) -> Opened:
         path = inode.path
         if isinstance(inode.version, ExportedSize):
-            return self._opened(
-                _Handle(inode, self._document(path)), is_direct=True
-            )  # another export may have another size
+            # Another export may have another size.
+            return self._opened(_Handle(inode, self._document(path)), is_direct=True)
         fingerprint = inode.version if isinstance(inode.version, str) else None
         try:
             file = self._fs._open_version(path, fingerprint)
             try:
                 file.peek(1)  # of an object that was replaced, nothing has been read yet
+                if file.size != inode.size:  # nothing else tells versions apart
+                    raise ObjectChanged(f"{path}: its size was {inode.size}, and is {file.size}")
             except BaseException:
                 file.close()
                 raise
