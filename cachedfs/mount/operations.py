@@ -157,6 +157,10 @@ class MountOperations:
         listed, inode = files and files.get(name), self._inodes.current(path)
         if listed and (inode is None or inode.version == listed.version):
             return listed  # but the version that a file was last opened with may be newer
+        if self._inodes.is_retired(path):
+            # The file is opened next, and may be replaced again before. Of a folder, see below.
+            with suppress(OSError), self._fs.open(path) as file:
+                file.peek(1)
         info = self._fs._object(path)
         if (known := known_of(info, self._began_ns)) is not None:
             return known
