@@ -78,7 +78,11 @@ def doctor(
     Each check is ok, warn or fail, and says what to do. The exit status is 1
     when one fails.
     """
-    groups = {"installation": installation_checks(), "cache": cache_checks(common)}
+    groups = {
+        "installation": installation_checks(),
+        "cache": cache_checks(common),
+        "mounts": mount_checks(),
+    }
     if url:
         groups["access"] = origin_checks(url, common)
     checks = []
@@ -179,6 +183,16 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
         yield Check("room", "fail", error.message, "Raise cache_size, lower keep_free, or free space")
     use, to_do = text_of_use(cache.counts.total(), found["bytes"], found["may_hold"])
     yield Check("use", "warn" if to_do else "ok", use, to_do)
+
+
+def mount_checks() -> Iterator[Check]:
+    """Name the files that were written in a mounted folder and could not be sent."""
+    from cachedfs.mount.unsent import kept
+
+    if paths := kept():
+        size = sum(os.path.getsize(path) for path in paths)
+        found = f"{counted(len(paths), 'file')}, {decimal(size)}, written in a mounted folder; the newest is {paths[-1]}"
+        yield Check("unsent files", "warn", found, "Copy them where they belong, then delete them")
 
 
 def source_of_directory(common: CommonOptions) -> str:

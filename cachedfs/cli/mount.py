@@ -18,12 +18,12 @@ from cachedfs.cli.arguments import CommonOptions, argument, command, flag, optio
 from cachedfs.cli.output import say
 from cachedfs.cli.urls import Location, locate, url_argument
 from cachedfs.common.logging import public_url
-from cachedfs.common.urls import SLASH_NAMES
 from cachedfs.common.user_folders import writable_folder
 from cachedfs.errors import AccessDenied
 
 __all__ = ["mount", "unmount"]
 
+TEMPORARY = "CACHEDFS_MOUNT_TEMPORARY"  # environment variable of --temporary
 SERVE = "import json, sys; from cachedfs.cli import main; main(json.load(sys.stdin))"
 CHECK_S = 0.05  # between two looks at whether the folder is mounted
 MOUNTED_WITHIN_S = 60.0  # after which a start in the background has failed
@@ -54,6 +54,16 @@ def mount(
         str | None,
         option("--log", metavar="FILE", help="Log of --daemon.", default="in the user's folder of logs"),
     ] = None,
+    temporary: Annotated[
+        str | None,
+        option(
+            "--temporary",
+            metavar="DIR",
+            help="Where files are until they are sent.",
+            default="in the cache directory",
+            envvar=TEMPORARY,
+        ),
+    ] = None,
 ) -> None:
     """Mount a URL as a folder, until Ctrl-C or `cachedfs unmount`.
 
@@ -64,11 +74,13 @@ def mount(
     users of the machine can see the command line while it runs.
     """
     from cachedfs.mount.mounting import check_folder, serve
+    from cachedfs.mount.temporary_files import temporary_folder
 
     location = locate(url, common)
     check_exists(location, is_writable=write)
     folder = os.path.realpath(folder)  # the system mounts at the folder that a link points to
     check_folder(folder)
+    temporary = temporary_folder(temporary, location.cache.root) if write else None
     if daemon:
         arguments = [
             *common.arguments(),
@@ -76,6 +88,7 @@ def mount(
             folder,
             *(["--write"] if write else []),
             *(["--allow-other"] if allow_other else []),
+            *([f"--temporary={temporary}"] if temporary else []),
         ]
         arguments += [
             f"--{name}={number}" for name, number in (("uid", uid), ("gid", gid)) if number is not None
@@ -91,12 +104,15 @@ def mount(
         allow_other=allow_other,
         uid=uid,
         gid=gid,
+        temporary=temporary,
         on_mounted=lambda: say(f"{url} is mounted at {folder} until Ctrl-C or cachedfs unmount", err=True),
     )
 
 
 def check_exists(location: Location, *, is_writable: bool) -> None:
     """Raise unless the URL is a folder. If `is_writable`, only its bucket has to exist: a write creates the folder."""
+    from cachedfs.common.urls import SLASH_NAMES
+
     fs, path, url = location.fs, location.path, location.text
     if fs.isfile(path):
         raise NotADirectoryError(f"{url} is a file, not a folder")

@@ -7,7 +7,14 @@ import stat
 import tempfile
 from collections.abc import Callable
 
-__all__ = ["found_folder", "is_writable", "why_unsafe", "why_unwritable", "writable_folder"]
+__all__ = [
+    "existing_folders",
+    "found_folder",
+    "is_writable",
+    "why_unsafe",
+    "why_unwritable",
+    "writable_folder",
+]
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -60,10 +67,23 @@ def writable_folder(find: Callable[[], str]) -> str:
     path = found_folder(find)
     if path is not None and why_unwritable(path) is None:
         return path
-    private = os.path.join(tempfile.gettempdir(), f"cachedfs-{os.geteuid()}")
+    private = _private_folder()
     try:
         os.mkdir(private, 0o700)
     except FileExistsError:
         if (reason := why_unsafe(private, os.lstat(private), "set HOME or TMPDIR")) is not None:
             raise PermissionError(reason) from None
     return private
+
+
+def existing_folders(find: Callable[[], str]) -> list[str]:
+    """Return the folders that `writable_folder` returns now or returned before, where they exist."""
+    folders = [] if (path := found_folder(find)) is None else [path]
+    private = _private_folder()
+    if os.path.lexists(private) and why_unsafe(private, os.lstat(private), "") is None:
+        folders.append(private)
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
+def _private_folder() -> str:
+    return os.path.join(tempfile.gettempdir(), f"cachedfs-{os.geteuid()}")

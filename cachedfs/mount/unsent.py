@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import IO
 
 import platformdirs
 
-from cachedfs.common.user_folders import found_folder, writable_folder
+from cachedfs.common.user_folders import existing_folders, writable_folder
 
 __all__ = ["keep", "kept"]
 
 _MOST = 10 << 30  # bytes in all, and no more than a tenth of the disk
 _PIECE = 8 << 20
+_NAME = "unsent"
+_NAME_BYTES = 150  # of the path in the name of a file
 
 
-def _find() -> str:
-    return os.path.join(platformdirs.user_state_dir("cachedfs"), "unsent")
+def _state_folder() -> str:
+    return platformdirs.user_state_dir("cachedfs")
 
 
 def kept() -> list[Path]:
     """Return the kept files, the oldest first."""
-    folder = found_folder(_find)
     try:
-        files = [] if folder is None else [path for path in Path(folder).iterdir() if path.is_file()]
+        folders = [Path(folder, _NAME) for folder in existing_folders(_state_folder)]
+        files = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_file()]
         return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
     except OSError:
         return []
@@ -39,7 +41,8 @@ def keep(file: IO[bytes], path: str) -> str:
     The oldest files make way. Only this user can read the copy.
     """
     try:
-        folder = writable_folder(_find)
+        folder = os.path.join(writable_folder(_state_folder), _NAME)
+        os.makedirs(folder, 0o700, exist_ok=True)
         size, room = os.fstat(file.fileno()).st_size, min(_MOST, shutil.disk_usage(folder).total // 10)
         if size > room:
             return "what was written is lost, as it is too large to be kept"
@@ -50,11 +53,17 @@ def keep(file: IO[bytes], path: str) -> str:
                 break
             old.unlink(missing_ok=True)
             total -= each
-        name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}-{path.replace('/', '_')[-150:]}"
-        where = os.path.join(folder, name)
-        with open(where, "xb", opener=partial(os.open, mode=0o600)) as copy:
-            file.seek(0)
-            shutil.copyfileobj(file, copy, _PIECE)
+        name = os.fsencode(path.replace("/", "_").replace("\0", "_"))[-_NAME_BYTES:].decode(errors="ignore")
+        when = time.strftime("%Y%m%dT%H%M%S")
+        number, where = tempfile.mkstemp(f"-{name}", f"{when}-", folder)  # private, and a new file
+        with open(number, "wb") as copy:
+            try:
+                file.seek(0)
+                shutil.copyfileobj(file, copy, _PIECE)
+                copy.flush()
+            except BaseException:  # an interrupt, too
+                os.unlink(where)
+                raise
     except OSError as error:
         return f"what was written is lost, as it cannot be kept: {error}"
     return f"what was written is kept in {where}"

@@ -35,6 +35,7 @@ from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
 from cachedfs.fetch import runtimes
 from cachedfs.fetch.runtime import Runtime
+from cachedfs.mount.unsent import keep
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault, GCSServer
 from tests.cache.helpers import flip
@@ -1044,6 +1045,21 @@ def test_doctor_leaves_nothing_behind(cloud):
     run("doctor")
     left = [path.name for path in cloud.cache_dir.rglob("*") if path.is_file()]
     assert set(left) <= {"index.db", "index.db-wal", "index.db-shm", "claims", "touches", "marks"}
+
+
+def test_doctor_names_the_files_of_a_mount_that_were_not_sent(cloud, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert "unsent files" not in {check["name"] for check in json_of("doctor")}
+    path = tmp_path / "file"
+    path.write_bytes(b"1" * 500)
+    for name in ("b/old", "b/new"):
+        with path.open("rb") as file:
+            keep(file, name)
+    checks = {check["name"]: check for check in json_of("doctor")}
+    check = checks["unsent files"]
+    assert (check["state"], check["found"][:22]) == ("warn", "2 files, 1.0 kB, writt")
+    assert check["found"].endswith("-b_new")
+    assert "Copy them" in check["advice"]
 
 
 def test_doctor_fails_with_the_real_error(cloud):

@@ -153,6 +153,28 @@ def test_a_mount_in_the_background_keeps_its_options_and_its_log_to_its_user(
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
+def test_written_files_are_on_the_disk_of_the_cache_or_where_the_option_says(
+    cloud, cachedfs, folder, tmp_path
+):
+    def deleted(pid):
+        """Return the open files without a name."""
+        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.name != "0"]
+        return [path for path in links if "cachedfs-" in path.rpartition("/")[2] or "/#" in path]
+
+    other, url = tmp_path / "other", cloud.url("", "gs://")
+    other.mkdir()
+    for options, place in (([], cloud.cache_dir), ([f"--temporary={other}"], other)):
+        pid = mount(cachedfs, "--write", *options, url, folder)
+        with (folder / "new").open("wb") as file:
+            file.write(b"1")
+            file.flush()
+            (path,) = deleted(pid)
+            assert path.startswith(str(place))
+        assert cachedfs("unmount", folder).returncode == 0
+    said = cachedfs("mount", "--write", "--temporary", tmp_path / "no", url, folder).stderr
+    assert f"{tmp_path}/no: no temporary file can be made there: No such file or directory" in said
+
+
 def test_a_mount_that_cannot_be_made_says_why(cloud, cachedfs, folder, tmp_path):
     cloud.put("a/b", b"1")
     assert "is a file, not a folder" in cachedfs("mount", cloud.url("a/b", "gs://"), folder).stderr

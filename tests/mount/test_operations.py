@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import tempfile
 import threading
 from contextlib import suppress
 from functools import partial
@@ -460,6 +461,28 @@ def test_kept_files_make_way_for_newer_ones_and_none_is_kept_that_is_too_large(t
             said = keep(file, f"b/{number}")
     assert "is lost, as it is too large" in said
     assert [path.read_bytes() for path in kept()] == [b"1234", b"123456"]
+
+
+def test_files_of_one_path_and_with_long_or_strange_names_are_kept_also_without_a_home(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(unsent, "_state_folder", lambda: "~/no home")
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    for name in ("b/a", "b/a", "b/" + "ö" * 200, "b/\0"):
+        with path.open("rb") as file:
+            assert "is kept in" in keep(file, name)
+    assert [each.read_bytes() for each in kept()] == [b"1"] * 4
+    assert {each.parent for each in kept()} == {tmp_path / f"cachedfs-{os.geteuid()}/unsent"}
+
+
+def test_a_copy_that_fails_leaves_no_part_behind(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(unsent.shutil, "copyfileobj", fail)
+    with (tmp_path / "file").open("w+b") as file:
+        assert "is lost, as it cannot be kept" in keep(file, "b/a")
+    assert kept() == []
 
 
 def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
