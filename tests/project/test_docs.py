@@ -39,9 +39,14 @@ import pytest
 from fsspec.registry import _registry
 from pydrive2.auth import GoogleAuth
 
+from cachedfs.cli.output import message_of
 from cachedfs.config import Config
 from cachedfs.fetch import runtimes
 from cachedfs.filesystem import CachedFileSystem
+from cachedfs.mount.fuse_session import FuseSession, fusermount
+from cachedfs.mount.local_files import LocalFile
+from cachedfs.mount.mounting import serve
+from cachedfs.mount.temporary_files import temporary_folder
 from cachedfs.origins.drive import accounts, quota
 from cachedfs.origins.drive.credentials import SIGN_IN
 from cachedfs.origins.drive.options import DriveOptions
@@ -460,11 +465,36 @@ class Mishaps:
             self.of_sign_in(server)
             self.of_reading(server)
             self.of_the_cache(server)
+            self.of_mounts()
             old = self.fs(server, max_age=0)
             old.cat_file("My Drive/data/a.txt")
         old.cat_file("My Drive/data/a.txt")  # the server is unreachable
         self.attempt(lambda: old.cat_file("My Drive/data/big.bin"))
         self.attempt(lambda: fsspec.filesystem("cdrive", offline=True).cat_file("My Drive/data/a.txt"))
+
+    def of_mounts(self) -> None:
+        def attempt(what: Callable[[], object]) -> None:
+            try:
+                what()
+            except Exception as error:
+                self.said.append(f"cachedfs: {message_of(error)}")
+
+        program = self.folder / "programs" / "fusermount3"
+        program.parent.mkdir()
+        with self.monkeypatch.context() as patch:
+            patch.setattr("sys.platform", "darwin")
+            attempt(lambda: serve(mock.Mock(), "", ""))
+        with self.monkeypatch.context() as patch:
+            patch.setenv("PATH", str(program.parent))
+            patch.setenv("XDG_STATE_HOME", str(self.folder))
+            attempt(fusermount)
+            program.write_text("#!/bin/sh\necho mount failed: Operation not permitted >&2\nexit 1\n")
+            program.chmod(0o700)
+            attempt(lambda: FuseSession(mock.Mock(), str(self.folder), []))
+            attempt(lambda: temporary_folder(str(self.folder / "missing"), None))
+            local = LocalFile(None, "my-bucket/key", None, None, 0)
+            local.write(b"1", 0)
+            local.close()
 
     def of_sign_in(self, server: DriveServer) -> None:
         for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "XDG_CACHE_HOME"):
