@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from threading import RLock
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
 from cachedfs.mount.names import moved
+from cachedfs.mount.temporary_files import temporary_file
 from cachedfs.mount.unsent import keep
 
 __all__ = ["LocalFile", "LocalFiles", "State", "now_ns"]
@@ -55,7 +55,7 @@ class LocalFile:
         self.mtime_ns = mtime_ns
         self._fs, self._folder, self._base = fs, folder, base
         self._lock = RLock()
-        self._file: IO[bytes] | None = None  # made when it is first needed
+        self._file: BinaryIO | None = None  # made when it is first needed
         self._size = (base.size or 0) if isinstance(base, ObjectInfo) else 0
 
     @property
@@ -67,7 +67,7 @@ class LocalFile:
         """Return the descriptor of the local copy, which at first gets the bytes of the object, up to `stop` if given."""
         with self._lock:
             if self._file is None:
-                file = tempfile.TemporaryFile(prefix="cachedfs-", dir=self._folder)  # noqa: SIM115 - open as long as its handles
+                file = temporary_file(self._folder)
                 try:
                     if self._size and stop != 0:
                         with self._fs._open_version(self.path, self._base.fingerprint) as source:

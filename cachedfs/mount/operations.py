@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from itertools import count, islice
 from threading import RLock, Thread
 from typing import Any, NamedTuple
 
+from cachedfs.common.clock import clock
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
 from cachedfs.errors import NotDownloadable, ObjectChanged, OriginUnavailable, OriginUnreachable
@@ -33,10 +33,11 @@ from cachedfs.mount.folder_listings import (
     mtime_ns_of,
     version_of,
 )
-from cachedfs.mount.fuse_protocol import Attributes, DirEntry, NameEntry, Opened, Space
+from cachedfs.mount.fuse_protocol import ROOT, Attributes, DirEntry, NameEntry, Opened, Space
 from cachedfs.mount.inodes import Inode, InodeTable
 from cachedfs.mount.local_files import LocalFile, LocalFiles, State, now_ns
 from cachedfs.mount.names import MAX_BYTES, file_name, moved, object_name, without_id
+from cachedfs.mount.temporary_files import temporary_file
 
 __all__ = ["MountOperations"]
 
@@ -45,7 +46,7 @@ logger = logging.getLogger("cachedfs.mount")
 _EXPECTED = {
     errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM,
     errno.EILSEQ,  # a name that is not UTF-8
-    errno.ENAMETOOLONG,
+    errno.ENAMETOOLONG, errno.EINVAL,
 }  # fmt: skip
 _KEPT_S = 1.0  # for which the kernel keeps names; less if `max_age` is
 _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
@@ -215,7 +216,7 @@ class MountOperations:
                     self._send(local)
             finally:
                 self._leave(inode, local)
-        if mtime_ns is not None and inode.local is not None and inode.local.state is State.WRITTEN:
+        if mtime_ns is not None and inode.local is not None and inode.local.state is not State.SENT:
             inode.local.mtime_ns = mtime_ns // 1_000_000 * 1_000_000
         return self._attributes(inode)
 
@@ -261,10 +262,12 @@ class MountOperations:
 
     @_reported
     def statfs(self) -> Space:
-        if self._asking_space is None or not self._asking_space.is_alive():
-            self._asking_space = Thread(target=self._ask_space, name="cachedfs-space", daemon=True)
-            self._asking_space.start()
-        self._asking_space.join(_SPACE_S)
+        with self._lock:
+            if self._asking_space is None or not self._asking_space.is_alive():
+                self._asking_space = Thread(target=self._ask_space, name="cachedfs-space", daemon=True)
+                self._asking_space.start()
+            asking = self._asking_space
+        asking.join(_SPACE_S)
         return self._space
 
     def _ask_space(self) -> None:
@@ -319,7 +322,7 @@ class MountOperations:
         path, is_new = self._path(parent, name), bool(flags & os.O_EXCL)
         base: Any = ANY_VERSION
         if is_new or not flags & os.O_TRUNC:
-            base = self._now(path)
+            base = None if is_new and self._was_absent(path) else self._now(path)
             if base is not None and is_new:
                 raise OSError(errno.EEXIST, "another machine has made it")
             if base is not None:
@@ -333,6 +336,11 @@ class MountOperations:
             else:
                 self._inodes.told(inode)
         return self._entry(inode), self._opened(_Handle(inode, local, self._process_of(thread), is_new))
+
+    def _was_absent(self, path: str) -> bool:
+        """Return whether the origin has just said that there is no such object; the upload compares again."""
+        entry = self._fs._source.last_known(path)
+        return entry is not None and entry.info is None and clock.now() - entry.checked_at < self.kept_s
 
     def _now(self, path: str) -> ObjectInfo | None:
         """Ask the origin which version of an object there is now; return None for none."""
@@ -530,13 +538,13 @@ class MountOperations:
         info, replaced = self._fs._object(source), self._now(target)
         if replaced is None or replaced.size is None or info.size is None or info.size > _KEEPS_ID:
             return False
-        with tempfile.TemporaryFile(dir=self._temporary) as file:
+        with temporary_file(self._temporary) as file:
             file.write(self._fs.cat_file(source))
             self._fs._send(target, file, replaces=replaced, mtime_ns=mtime_ns_of(info.details, now_ns()))
         self._fs.rm_file(source)
         return True
 
-    def _subject(self, number: int, *args: Any) -> str:
+    def _subject(self, number: int = ROOT, *args: Any) -> str:
         """Return what a call is about, for messages: the path of its handle or inode, and the name that may follow."""
         handle = self._handles.get(number)
         if handle is not None:

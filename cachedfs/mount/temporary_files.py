@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import suppress
-from typing import IO
+from typing import BinaryIO, cast
 
 from cachedfs.common.user_folders import why_unsafe
 
@@ -40,18 +40,18 @@ def temporary_folder(given: str | None, cache_root: str | None) -> str | None:
     return None
 
 
-def temporary_file(folder: str | None) -> IO[bytes]:
+def temporary_file(folder: str | None) -> BinaryIO:
     """Open a temporary file without a name in `folder`, which is made again if it was deleted, as with the cache.
 
     The file is gone once it is closed, also if the process is killed. None stands for Python's own folder.
     """
     try:
-        return tempfile.TemporaryFile(prefix="cachedfs-", dir=folder)
+        return cast("BinaryIO", tempfile.TemporaryFile(prefix="cachedfs-", dir=folder))
     except FileNotFoundError:
         if folder is None:
             raise
         _make(folder)
-        return tempfile.TemporaryFile(prefix="cachedfs-", dir=folder)
+        return cast("BinaryIO", tempfile.TemporaryFile(prefix="cachedfs-", dir=folder))
 
 
 def _make(folder: str) -> None:
