@@ -78,7 +78,7 @@ def mount(
 
     location = locate(url, common)
     check_exists(location, is_writable=write)
-    folder = os.path.realpath(folder)  # the system mounts at the folder that a link points to
+    given, folder = folder, os.path.realpath(folder)  # the system mounts at the folder that a link points to
     check_folder(folder)
     temporary = temporary_folder(temporary, location.cache.root) if write else None
     if daemon:
@@ -94,7 +94,7 @@ def mount(
             f"--{name}={number}" for name, number in (("uid", uid), ("gid", gid)) if number is not None
         ]
         pid, log = start(arguments, url, folder, log)
-        common.print_result({"pid": pid, "log": log}, f"mounted at {folder}; log: {log}")
+        common.print_result({"pid": pid, "log": log}, f"mounted at {given}; log: {log}")
         return
     serve(
         location.fs,
