@@ -23,7 +23,8 @@ __all__ = [
     "Space",
 ]
 
-MAX_WRITE = 1 << 20  # bytes of a read or write; more than the kernel's default of 128 KiB takes fewer calls
+MAX_WRITE = 128 << 10  # bytes of a write; each thread has a buffer for one
+_MAX_READ = 1 << 20  # bytes; more than the kernel's default of 128 KiB takes fewer calls
 _PAGE = 4096
 _MAX_BACKGROUND = (
     512  # reads that the kernel sends before the first is answered: 12, its default, would hold up all others
@@ -181,7 +182,7 @@ def initial_reply(body: memoryview) -> bytes:
             f"this kernel speaks FUSE {major}.{minor}; a mount needs {_VERSION[0]}.{_VERSION[1]}, Linux 5.4 or newer"
         )
     return _INITIAL.pack(
-        *_VERSION, readahead, flags & _WANTED, _MAX_BACKGROUND, _MAX_BACKGROUND, MAX_WRITE, 1, MAX_WRITE // _PAGE, 0, 0
+        *_VERSION, readahead, flags & _WANTED, _MAX_BACKGROUND, _MAX_BACKGROUND, MAX_WRITE, 1, _MAX_READ // _PAGE, 0, 0
     )  # fmt: skip
 
 

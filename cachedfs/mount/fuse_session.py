@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
@@ -32,8 +33,11 @@ _WITHDRAWN = {
     errno.EAGAIN,
     errno.ENOENT,
 }  # errors of reading the device that mean: read it again
-# The requests whose end a dying process need not await, because they change nothing.
+# The requests that are answered even if all threads are busy.
+_AT_ONCE = {Code.INTERRUPT, Code.FORGET, Code.BATCH_FORGET}
+# The requests whose end a dying process need not await. A write that waits for the object still reaches the local copy.
 _READING = {
+    Code.WRITE,
     Code.LOOKUP, Code.GETATTR, Code.OPEN, Code.READ, Code.OPENDIR, Code.READDIR, Code.READDIRPLUS, Code.STATFS,
 }  # fmt: skip
 
@@ -90,8 +94,9 @@ class FuseSession:
         self._operations, self._folder = operations, folder
         self._device, self._held = _mounted(folder, options)
         self._lock = threading.Lock()
-        self._n_threads = self._n_idle = 0
+        self._n_threads, self._n_idle, self._most_threads = 0, 0, _MOST_THREADS
         self._running: dict[int, KernelRequest] = {}
+        self._waiting: deque[KernelRequest] = deque()
         self._ended = threading.Event()
         self._calls = self._handlers()
 
@@ -113,11 +118,23 @@ class FuseSession:
 
     # Threads.
 
-    def _start_thread(self) -> None:
+    def _start_thread(self) -> bool:
+        """Start another thread; return False if there are as many as there may be."""
         with self._lock:
+            if self._n_threads >= self._most_threads:
+                return False
             self._n_threads += 1
             self._n_idle += 1
-        threading.Thread(target=self._answer_requests, name="cachedfs-mount", daemon=True).start()
+        try:
+            threading.Thread(target=self._answer_requests, name="cachedfs-mount", daemon=True).start()
+        except RuntimeError as error:  # the system gives no more
+            with self._lock:
+                self._n_threads -= 1
+                self._n_idle -= 1
+                self._most_threads = self._n_threads
+            logger.warning("no more than %s calls can wait at once: %s", self._most_threads, error)
+            return False
+        return True
 
     def _answer_requests(self) -> None:
         buffer = memoryview(bytearray(_BUFFER))
@@ -133,17 +150,33 @@ class FuseSession:
             if not length:
                 self._ended.set()
                 return
+            request: KernelRequest | None = protocol.request_of(buffer[:length])
+            while request is not None:
+                request = self._answer_or_leave(request)
             with self._lock:
-                self._n_idle -= 1
-                is_last = not self._n_idle and self._n_threads < _MOST_THREADS
-            if is_last:
-                self._start_thread()
-            self._answer(protocol.request_of(buffer[:length]))
-            with self._lock:
-                if self._n_idle >= _MOST_IDLE:
+                if self._n_idle > _MOST_IDLE:
+                    self._n_idle -= 1
                     self._n_threads -= 1
                     return
+
+    def _answer_or_leave(self, request: KernelRequest) -> KernelRequest | None:
+        """Answer a request; return another one that waits for a thread, or None to read the next.
+
+        Where all other threads are busy, this one leaves the request to them and goes on reading, for interrupts.
+        """
+        with self._lock:
+            self._n_idle -= 1
+            is_reader = not self._n_idle
+        is_reader = is_reader and not self._start_thread()
+        with self._lock:
+            if is_reader and not self._n_idle and request.code not in _AT_ONCE:
+                self._waiting.append(request._replace(body=memoryview(bytes(request.body))))
                 self._n_idle += 1
+                return None
+        self._answer(request)
+        with self._lock:
+            self._n_idle += 1
+            return self._waiting.popleft() if self._waiting else None
 
     def _answer(self, request: KernelRequest) -> None:
         call, id = self._calls.get(request.code), request.id
@@ -177,13 +210,19 @@ class FuseSession:
         return True
 
     def _interrupt(self, request: KernelRequest) -> None:
-        """Answer a request in place of the thread that still works on it, if its process is dying."""
+        """Answer a request in place of the thread that still works on it, if its process is dying.
+
+        Otherwise the kernel is told to interrupt it again.
+        """
         (id,) = protocol.UINT64.unpack_from(request.body)
-        while (waiting := self._running.get(id)) is not None and waiting.code in _READING:
-            if _is_dying(waiting.thread):
-                self._send(id, code=errno.EINTR)
-                return
-            time.sleep(_CHECK_S)
+        running = self._running.get(id)
+        if running is not None and running.code not in _READING:
+            return
+        if running is not None and _is_dying(running.thread):
+            self._send(id, code=errno.EINTR)
+            return
+        time.sleep(_CHECK_S)
+        self._send(request.id, code=errno.EAGAIN)
 
     # Requests.
 
@@ -296,7 +335,13 @@ class FuseSession:
         is_plus, kept_s = request.code == Code.READDIRPLUS, self._operations.kept_s
         found: list[bytes] = []
         told: list[int] = []  # the kernel counts each inode that it is told
-        for position, entry in enumerate(self._operations.readdir(handle, start, is_plus=is_plus), start + 1):
+
+        def take_back() -> None:
+            for number in told:
+                self._operations.forget(number, 1)
+
+        entries = self._operations.readdir(handle, start, is_plus=is_plus)
+        for position, entry in enumerate(entries, start + 1):
             packed = (
                 protocol.dir_entry_plus(entry, position, kept_s)
                 if is_plus
@@ -310,10 +355,6 @@ class FuseSession:
                     self._operations.forget(told.pop(), 1)
                 break
             found.append(packed)
-
-        def take_back() -> None:
-            for number in told:
-                self._operations.forget(number, 1)
 
         return _Answer((b"".join(found),), take_back)
 

@@ -7,14 +7,17 @@ another inode. Only a file that is written here changes its inode, as on a local
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager
 from itertools import count
-from threading import Lock
+from typing import Any
 
 from cachedfs.mount.fuse_protocol import ROOT
 from cachedfs.mount.local_files import LocalFile
 from cachedfs.mount.names import moved
 
 __all__ = ["Inode", "InodeTable"]
+
+_MOST_RETIRED = 10_000
 
 
 class Inode:
@@ -35,8 +38,9 @@ class Inode:
 class InodeTable:
     """All inodes by number, and the current one of each path. Threads may use it at once."""
 
-    def __init__(self, root: str, mtime_ns: int) -> None:
-        self._lock = Lock()
+    def __init__(self, root: str, mtime_ns: int, lock: AbstractContextManager[Any]) -> None:
+        """Create it with the inode of the folder `root`. `lock` is reentrant."""
+        self._lock = lock
         self._numbers = count(ROOT)
         self._inodes: dict[int, Inode] = {}
         self._current: dict[str, Inode] = {}
@@ -50,15 +54,39 @@ class InodeTable:
         return self._current.get(path)
 
     def looked_up(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
-        """Return the inode of this version of a path, which becomes the current one, and count that the kernel is told."""
+        """Return the inode of this version of a path, and count that the kernel is told.
+
+        It becomes the current one, unless the file is being written here.
+        """
         with self._lock:
             inode = self._current.get(path)
-            if inode is None or inode.version != version or (inode.size is None) != (size is None):
-                inode = Inode(next(self._numbers), path, size, mtime_ns, version)
-                self._inodes[inode.number] = self._current[path] = inode
-                self._retired.discard(path)
+            is_written = inode is not None and inode.local is not None and inode.local.is_being_written
+            if inode is None or (
+                not is_written and (inode.version, inode.size is None) != (version, size is None)
+            ):
+                inode = self._make(path, size, mtime_ns, version)
             inode.n_lookups += 1
             return inode
+
+    def made(self, path: str, local: LocalFile) -> Inode:
+        """Return the inode of a file that is made here, which becomes the current one, and count that the kernel is told."""
+        with self._lock:
+            inode = self._make(path, 0, local.mtime_ns, local)
+            inode.local, inode.n_lookups = local, 1
+            return inode
+
+    def replaced(self, inode: Inode, local: LocalFile) -> Inode:
+        """Return another inode of the same version, which becomes the current one, and is to be written."""
+        with self._lock:
+            new = self._make(inode.path, inode.size, inode.mtime_ns, inode.version)
+            new.local = local
+            return new
+
+    def _make(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
+        inode = Inode(next(self._numbers), path, size, mtime_ns, version)
+        self._inodes[inode.number] = self._current[path] = inode
+        self._retired.discard(path)
+        return inode
 
     def told(self, inode: Inode) -> Inode:
         """Count one more lookup that tells this inode."""
@@ -72,6 +100,8 @@ class InodeTable:
         with self._lock:
             if self._current.get(path) is inode:
                 self._current.pop(path, None)
+                if len(self._retired) >= _MOST_RETIRED:
+                    self._retired.clear()  # names that nobody looked up again
                 self._retired.add(path)
 
     def remove(self, path: str) -> None:
@@ -105,6 +135,7 @@ class InodeTable:
         """Give the inodes at and below `source` their paths at and below `target`; what was there is retired."""
         with self._lock:
             self._current.pop(target, None)
+            self._retired.discard(target)
             for inode in [*self._below(source)]:
                 is_current = self._current.get(inode.path) is inode
                 if is_current:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
 from threading import RLock
 from typing import IO, Any, BinaryIO
@@ -49,19 +49,18 @@ class LocalFile:
     def __init__(self, fs: Any, path: str, folder: str | None, base: Any, mtime_ns: int) -> None:
         """Open it with the bytes of `base`; temporary files are in `folder`."""
         self.path = path
-        self.n_open = 0
+        self.n_open = self.n_writing = 0  # handles, and those that may write
         self.is_removed = False  # deleted while open: never sent
         self.state = State.SENT if isinstance(base, ObjectInfo) else State.EMPTIED
         self.mtime_ns = mtime_ns
         self._fs, self._folder, self._base = fs, folder, base
         self._lock = RLock()
         self._file: BinaryIO | None = None  # made when it is first needed
-        self._size = (base.size or 0) if isinstance(base, ObjectInfo) else 0
+        self.size = (base.size or 0) if isinstance(base, ObjectInfo) else 0
 
     @property
-    def size(self) -> int:
-        file = self._file
-        return self._size if file is None else os.fstat(file.fileno()).st_size
+    def is_being_written(self) -> bool:
+        return self.n_writing > 0 or self.state is not State.SENT
 
     def _loaded(self, stop: int | None = None) -> int:
         """Return the descriptor of the local copy, which at first gets the bytes of the object, up to `stop` if given."""
@@ -69,9 +68,9 @@ class LocalFile:
             if self._file is None:
                 file = temporary_file(self._folder)
                 try:
-                    if self._size and stop != 0:
+                    if self.size and stop != 0:
                         with self._fs._open_version(self.path, self._base.fingerprint) as source:
-                            _copy(source, file, self._size if stop is None else min(stop, self._size))
+                            _copy(source, file, self.size if stop is None else min(stop, self.size))
                     file.flush()
                 except BaseException:  # an interrupt, too
                     file.close()
@@ -85,9 +84,7 @@ class LocalFile:
             os.ftruncate(self._loaded(0), 0)
             if self._base is not None:
                 self._base = ANY_VERSION
-            if self.state is not State.BROKEN:
-                self.state = State.EMPTIED
-            self.mtime_ns = now_ns()
+            self.state, self.size, self.mtime_ns = State.EMPTIED, 0, now_ns()
 
     def read(self, size: int, offset: int) -> bytes:
         return os.pread(self._loaded(), size, offset)
@@ -97,12 +94,14 @@ class LocalFile:
             file, written = self._loaded(), 0
             while written < len(data):
                 written += os.pwrite(file, data[written:], offset + written)
+                self.size = max(self.size, offset + written)
             return written
 
     def truncate(self, size: int) -> None:
         if size != self.size:
             with self._changing():
                 os.ftruncate(self._loaded(size), size)
+                self.size = size
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -140,14 +139,14 @@ class LocalFile:
             return info
 
     def rebase(self) -> None:
-        """Take what is at its path now, after it was sent and renamed, for what it replaces when it is sent again."""
+        """Take what is at its path now, after it was renamed, for what it replaces when it is sent."""
         with self._lock:
-            self._base = self._fs._object(self.path)
+            if isinstance(self._base, ObjectInfo):
+                self._base = self._fs._object(self.path)
 
-    def remove(self) -> None:
-        """Never send it from now on. Waits while it is sent: the caller then finds the object."""
-        with self._lock:
-            self.is_removed = True
+    def held(self) -> AbstractContextManager[Any]:
+        """Neither change nor send it meanwhile. Waits while it is being sent."""
+        return self._lock
 
     def close(self) -> None:
         """Close it; keep what could not be sent in a file that the log names."""
@@ -178,41 +177,49 @@ class LocalFiles:
         with self._lock:
             return [path for path, local in self._files.items() if not local.is_removed]
 
-    def again(self, path: str) -> LocalFile | None:
-        """Return the local copy of a file that is open, for one more handle."""
+    def open(self, path: str, base: Any, mtime_ns: int) -> LocalFile:
+        """Return the local copy of a file that has none, for a handle that may write; it begins with `base`."""
         with self._lock:
-            if (local := self._files.get(path)) is not None:
-                local.n_open += 1
+            local = self._files[path] = LocalFile(self._fs, path, self._folder, base, mtime_ns)
+            local.n_open = local.n_writing = 1
             return local
 
-    def open(self, path: str, base: Any, mtime_ns: int) -> LocalFile:
-        """Return the local copy of a file, for one more handle; `base` and `mtime_ns` are of a file not yet open."""
+    def join(self, local: LocalFile, *, is_writing: bool) -> LocalFile:
+        """Count one more handle."""
         with self._lock:
-            if (local := self.again(path)) is None:
-                local = self._files[path] = LocalFile(self._fs, path, self._folder, base, mtime_ns)
-                local.n_open = 1
+            local.n_open += 1
+            local.n_writing += is_writing
             return local
+
+    def drop(self, local: LocalFile) -> None:
+        """Let its path have no local copy; this one belongs to its handles."""
+        with self._lock:
+            if self._files.get(local.path) is local:
+                del self._files[local.path]
 
     def leave(
-        self, local: LocalFile, send: Callable[[LocalFile], object], closed: Callable[[], object]
+        self,
+        local: LocalFile,
+        *,
+        is_writing: bool,
+        send: Callable[[LocalFile], object],
+        closed: Callable[[], object],
     ) -> None:
-        """End a handle. The last one sends what no `close` has sent, with errors in the log, and calls `closed`."""
-        with self._lock:
-            is_last = local.n_open == 1
-            if not is_last:
-                local.n_open -= 1
-                return
-        if local.state in (State.EMPTIED, State.WRITTEN):
+        """End a handle. The last that may write sends what no `close` has sent, with errors in the log.
+
+        The last of all calls `closed`.
+        """
+        if is_writing and local.n_writing == 1 and local.state in (State.EMPTIED, State.WRITTEN):
             try:
                 send(local)
             except Exception as error:  # of any kind: no program waits for this
                 logger.error("sending %s: %s", local.path, error)
         with self._lock:
+            local.n_writing -= is_writing
             local.n_open -= 1
-            if local.n_open:  # opened again meanwhile
+            if local.n_open:
                 return
-            if self._files.get(local.path) is local:
-                del self._files[local.path]
+            self.drop(local)
             closed()
         local.close()
 
@@ -223,42 +230,49 @@ class LocalFiles:
         for local in left:
             local.report_unsent()
 
-    def remove(self, path: str) -> bool:
-        """Never send the file at `path`; return whether there was one."""
+    @contextmanager
+    def removed(self, path: str) -> Iterator[bool]:
+        """Never send the file at `path` once it is removed by the block, which is told whether there is one."""
         with self._lock:
-            local = self._files.pop(path, None)
-        if local is not None:
-            local.remove()
-        return local is not None
+            local = self._files.get(path)
+        if local is None:
+            yield False
+            return
+        with local.held():
+            yield True
+            local.is_removed = True
+        self.drop(local)
 
     @contextmanager
     def renamed(self, source: str, target: str, send: Callable[[LocalFile], object]) -> Iterator[None]:
-        """Send the files at and below `source` before a rename, and let them follow it.
+        """Send the files at and below `source` before they are renamed by the block, and let them follow.
 
-        A file open at `target` is never sent, unless the rename fails.
+        A file open at `target` is never sent from then on.
         """
         with self._lock:
             moving = [local for path, local in self._files.items() if moved(path, source, target) != path]
             replaced = self._files.get(target)
         for local in moving:
             send(local)
-        if replaced is not None:
-            replaced.remove()
-        try:
+        with ExitStack() as stack:
+            for local in sorted([*moving, *([replaced] if replaced else [])], key=id):
+                stack.enter_context(local.held())
             yield
-        except BaseException:  # an interrupt, too: nothing was replaced
-            if replaced is not None:
-                replaced.is_removed = False
-            raise
-        with self._lock:
-            if replaced is not None and self._files.get(target) is replaced:
-                del self._files[target]
-            for local in moving:
-                if self._files.pop(local.path, None) is local:
+            with self._lock:
+                if replaced is not None:
+                    replaced.is_removed = True
+                    self.drop(replaced)
+                # Also those that were opened meanwhile.
+                moving = [local for path, local in self._files.items() if moved(path, source, target) != path]
+                for local in moving:
+                    self.drop(local)
                     local.path = moved(local.path, source, target)
                     self._files[local.path] = local
         for local in moving:
-            local.rebase()
+            try:
+                local.rebase()
+            except OSError as error:  # it keeps its old base, and is not sent over another version
+                logger.warning("looking up %s after it was renamed: %s", local.path, error)
 
 
 def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:

@@ -12,15 +12,15 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count, islice
-from threading import RLock, Thread
+from threading import RLock, Thread, Timer
 from typing import Any, NamedTuple
 
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
-from cachedfs.errors import NotDownloadable, ObjectChanged, OriginUnavailable, OriginUnreachable
+from cachedfs.errors import NotDownloadable, ObjectChanged, ObjectExists, OriginUnavailable, OriginUnreachable
 from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
@@ -52,6 +52,7 @@ _KEPT_S = 1.0  # for which the kernel keeps names; less if `max_age` is
 _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
 _UNLIMITED = Space(1 << 52, 1 << 52)
 _DOCUMENT_S = 10.0
+_RESERVED_S = 5.0  # for which an inode waits for its writer
 _SPACE_S = 0.5  # for which `df` waits for the account's quota
 _KEEPS_ID = 64 << 20  # bytes of a file that is written into the Drive file that it replaces
 _FIRST_HANDLE = 1 << 32  # so that no handle has the number of an inode
@@ -93,8 +94,17 @@ class _Handle(NamedTuple):
 
     inode: Inode
     file: CachedFile | LocalFile | bytes
-    opener: int = 0  # process id, of a handle that writes
+    is_writing: bool = False
+    opener: int = 0  # process id, 0 if unknown
     is_new: bool = False  # opened with O_EXCL: other machines wait for it
+
+
+class _Listed(NamedTuple):
+    """An open folder: its path, its listing if the filesystem has one, and the names in it."""
+
+    path: str
+    files: Files | None
+    names: list[tuple[str, Known | None]]
 
 
 class MountOperations:
@@ -129,8 +139,9 @@ class MountOperations:
         self._lock = RLock()
         self._numbers = count(_FIRST_HANDLE)
         self._handles: dict[int, _Handle] = {}
-        self._listed: dict[int, tuple[str, list[tuple[str, Known | None]]]] = {}  # open folders
-        self._inodes = InodeTable(self._root, self._began_ns)
+        self._listed: dict[int, _Listed] = {}  # open folders
+        self._reserved: dict[int, list[Timer]] = {}  # by number of an inode that waits for writers
+        self._inodes = InodeTable(self._root, self._began_ns, self._lock)
         self._temporary = temporary
         self._local_files = LocalFiles(fs, temporary, self._lock)
         self._documents: dict[str, tuple[bytes, float]] = {}  # with the time when each expires
@@ -147,7 +158,7 @@ class MountOperations:
         path = self._path(parent, name)
         with self._lock:
             inode = self._inodes.current(path)
-            if inode is not None and inode.local is not None:
+            if inode is not None and inode.local is not None and inode.local.is_being_written:
                 return self._entry(self._inodes.told(inode))
         return self._entry(self._inodes.looked_up(path, *self._known(path, name)))
 
@@ -211,8 +222,9 @@ class MountOperations:
         if size is not None:
             local = self._opened_local(inode, is_empty=not size and inode.local is None)
             try:
-                local.truncate(size)
-                if local.n_open == 1:  # no file is open that would send it
+                with self._abandoned_on_error(inode, local):
+                    local.truncate(size)
+                if local.n_writing == 1:  # no file is open that would send it
                     self._send(local)
             finally:
                 self._leave(inode, local)
@@ -223,9 +235,11 @@ class MountOperations:
     @_reported
     def opendir(self, number: int) -> int:
         path = self._inodes[number].path
-        names: dict[str, Known | None] = {".": None, "..": None, **self._in_folder(path)}
+        files = self._in_folder(path)
         handle = next(self._numbers)
-        self._listed[handle] = path, [*names.items()]
+        self._listed[handle] = _Listed(
+            path, self._listings.current(path), [(".", None), ("..", None), *files.items()]
+        )
         return handle
 
     def _in_folder(self, folder: str) -> Files:
@@ -244,16 +258,16 @@ class MountOperations:
 
     def readdir(self, handle: int, start: int, *, is_plus: bool) -> Iterator[DirEntry]:
         """Yield the names of an open folder from number `start` on; with `is_plus`, the kernel is told their inodes."""
-        folder, names = self._listed[handle]
+        folder, files, names = self._listed[handle]
+        # What was listed before a change may be another size, or gone: then the kernel looks each name up.
+        is_plus = is_plus and files is not None and self._listings.current(folder) is files
         for name, known in islice(names, start, None):
             is_folder = name in (".", "..") or (known is not None and known.size is None)
             mode, about = stat.S_IFDIR if is_folder else stat.S_IFREG, None
             if is_plus and known is not None:
                 path = self._child(folder, object_name(name))
                 inode = self._inodes.current(path)
-                if inode is not None and inode.local is not None:
-                    about = self._attributes(self._inodes.told(inode))
-                else:
+                if inode is None or inode.version == known.version:
                     about = self._attributes(self._inodes.looked_up(path, *known))
             yield DirEntry(os.fsencode(name), mode, about)
 
@@ -279,13 +293,26 @@ class MountOperations:
     @_reported
     def open(self, number: int, flags: int, thread: int) -> Opened:
         inode = self._inodes[number]
-        if inode.local is None and self._inodes.current(inode.path) is not inode:
-            raise self._stale(inode.path, inode, "it was replaced since it was looked up")
-        is_writing = flags & os.O_ACCMODE != os.O_RDONLY
-        if is_writing or inode.local is not None:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
             local = self._opened_local(inode, is_empty=bool(flags & os.O_TRUNC))
-            return self._opened(_Handle(inode, local, self._process_of(thread) if is_writing else 0))
-        return self._open_version(inode)
+            return self._opened(_Handle(inode, local, True, self._process_of(thread)))
+        with self._lock:
+            is_current = self._inodes.current(inode.path) is inode
+            if inode.local is not None and (is_current or inode.local.is_being_written):
+                return self._opened(_Handle(inode, self._local_files.join(inode.local, is_writing=False)))
+            if not is_current:
+                raise self._stale(inode.path, inode, "it was replaced since it was looked up")
+            inode.n_reading += 1
+        try:
+            return self._open_version(inode)
+        except BaseException:
+            self._end_reading(inode)
+            raise
+
+    def _end_reading(self, inode: Inode) -> None:
+        with self._lock:
+            inode.n_reading -= 1
+            self._inodes.drop_unused(inode)
 
     def _stale(self, path: str, inode: Inode | None, why: str) -> _Stale:
         """Return the error for an inode that is no longer the one of its path; the next lookup gives another."""
@@ -310,12 +337,7 @@ class MountOperations:
         except ObjectChanged as error:
             self._fs._source.metadata.expire(path)
             raise self._stale(path, inode, str(error)) from error
-        with self._lock:
-            if inode.local is None:
-                inode.n_reading += 1
-                return self._opened(_Handle(inode, file), keeps_pages=fingerprint is not None)
-        file.close()
-        return self._opened(_Handle(inode, self._opened_local(inode, is_empty=False)))
+        return self._opened(_Handle(inode, file), keeps_pages=fingerprint is not None)
 
     @_reported
     def create(self, parent: int, name: str, flags: int, thread: int) -> tuple[NameEntry, Opened]:
@@ -328,14 +350,17 @@ class MountOperations:
             if base is not None:
                 raise self._stale(path, None, "another machine has made it")
         with self._lock:
-            local = self._local_files.open(path, base, now_ns())
             inode = self._inodes.current(path)
-            if inode is None or inode.local is not local:
-                inode = self._inodes.looked_up(path, 0, local.mtime_ns, local)
-                inode.local = local
-            else:
+            if inode is not None and inode.local is not None:
+                if is_new:
+                    raise OSError(errno.EEXIST, "another program has made it")
+                local = self._local_files.join(inode.local, is_writing=True)
                 self._inodes.told(inode)
-        return self._entry(inode), self._opened(_Handle(inode, local, self._process_of(thread), is_new))
+            else:
+                local = self._local_files.open(path, base, now_ns())
+                inode = self._inodes.made(path, local)
+        opened = self._opened(_Handle(inode, local, True, self._process_of(thread), is_new))
+        return self._entry(inode), opened
 
     def _was_absent(self, path: str) -> bool:
         """Return whether the origin has just said that there is no such object; the upload compares again."""
@@ -354,34 +379,75 @@ class MountOperations:
         """Return the local copy of a file, for one more handle that may write to it."""
         path, base = inode.path, self._base(inode, is_empty=is_empty)
         with self._lock:
-            if base is ANY_VERSION and not is_empty and inode.local is None:
-                return self._opened_local(inode, is_empty=False)  # it was closed meanwhile
-            if self._inodes.current(path) is not inode:
+            local = inode.local
+            if local is not None:
+                self._local_files.join(local, is_writing=True)
+            elif self._inodes.current(path) is not inode:
                 raise self._stale(path, inode, "it was replaced since it was looked up")
-            if inode.n_reading:
-                raise self._stale(path, inode, "its readers keep their version")
-            is_open = inode.local is not None
-            local = self._local_files.open(path, base, now_ns() if is_empty else inode.mtime_ns)
-            inode.local = local
-        if is_open and is_empty:
+            elif not inode.n_reading and (is_empty or base is not ANY_VERSION):
+                inode.local = self._local_files.open(path, base, now_ns() if is_empty else inode.mtime_ns)
+                return inode.local
+        if local is None:  # it has readers, or was closed meanwhile
+            self._reserve(inode)
+            raise _Stale(errno.ESTALE, "its readers keep their version")
+        self._end_reservation(inode)
+        if is_empty:
             local.empty()
         return local
 
     def _base(self, inode: Inode, *, is_empty: bool) -> Any:
         """Return what the local copy of a file replaces when it is sent; asks the origin unless the file is emptied."""
-        if is_empty or inode.local is not None:
-            if isinstance(inode.version, ExportedSize):
-                raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
-            return ANY_VERSION
-        base = self._now(inode.path)
-        known = None if base is None else known_of(base, self._began_ns)
-        if base is not None and known is None:
+        if isinstance(inode.version, ExportedSize):
             raise OSError(errno.ENOTSUP, "it is no file that can be written, as Google documents are not")
-        if known is None or known.version != inode.version:
+        with self._lock:
+            if is_empty or (inode.local is not None and inode.local.is_being_written):
+                return ANY_VERSION
+        base = self._now(inode.path)
+        if base is None or version_of(base, self._began_ns) != inode.version:
             raise self._stale(inode.path, inode, "another machine has changed it")
         return base
 
-    def _opened(self, handle: _Handle, *, is_direct: bool = False, keeps_pages: bool = False) -> Opened:
+    def _reserve(self, inode: Inode) -> None:
+        """Have another inode than this one, which has readers, wait for the writer: the kernel looks it up next."""
+        base = self._base(inode, is_empty=False)
+        with self._lock:
+            now = self._inodes.current(inode.path)
+            if now is inode and inode.local is None:
+                now = self._inodes.replaced(inode, self._local_files.open(inode.path, base, inode.mtime_ns))
+            elif now is not None and now.local is not None:  # of another writer
+                self._local_files.join(now.local, is_writing=True)
+            else:
+                return
+            timer = Timer(_RESERVED_S, self._end_reservation, [now])
+            timer.daemon = True
+            self._reserved.setdefault(now.number, []).append(timer)
+            timer.start()
+
+    def _end_reservation(self, inode: Inode) -> None:
+        with self._lock:
+            timers = self._reserved.get(inode.number)
+            if not timers:
+                return
+            timers.pop(0).cancel()
+            if not timers:
+                del self._reserved[inode.number]
+            local = inode.local
+        if local is not None:
+            self._leave(inode, local)
+
+    @contextmanager
+    def _abandoned_on_error(self, inode: Inode, local: LocalFile) -> Iterator[None]:
+        """After a failed change, only those that have the file open see its bytes, which are those of no version."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._local_files.drop(local)
+                self._inodes.retire(inode.path, inode)
+            raise
+
+    def _opened(self, handle: _Handle, *, is_direct: bool = False, keeps_pages: bool = True) -> Opened:
+        """Return an open file. The kernel's pages are right where all changes of the bytes are made through them."""
         number = next(self._numbers)
         self._handles[number] = handle
         return Opened(number, is_direct, keeps_pages)
@@ -398,10 +464,11 @@ class MountOperations:
 
     @_reported
     def write(self, handle: int, data: memoryview | bytes, offset: int) -> int:
-        _, file, opener, _ = self._handles[handle]
-        if not isinstance(file, LocalFile) or not opener:
+        inode, file, is_writing, *_ = self._handles[handle]
+        if not isinstance(file, LocalFile) or not is_writing:
             raise OSError(errno.EBADF, "the file is not open for writing")
-        return file.write(data, offset)
+        with self._abandoned_on_error(inode, file):
+            return file.write(data, offset)
 
     @_reported
     def flush(self, handle: int, thread: int) -> None:
@@ -410,20 +477,26 @@ class MountOperations:
         A shell closes a descriptor before it writes to another of the same file, and a child process closes those that it
         inherits: neither means that the file is complete. What is left is sent by `release`, after the last `close`.
         """
-        _, file, opener, is_new = self._handles[handle]
-        if isinstance(file, LocalFile) and opener:
+        _, file, is_writing, opener, is_new = self._handles[handle]
+        if isinstance(file, LocalFile) and is_writing:
             is_written = file.state in (State.WRITTEN, State.FAILED, State.BROKEN)
             if (is_written or is_new) and opener == self._process_of(thread):
                 self._send(file)
 
     @_reported
     def fsync(self, handle: int) -> None:
-        _, file, opener, _ = self._handles[handle]
-        if isinstance(file, LocalFile) and opener:
+        _, file, is_writing, *_ = self._handles[handle]
+        if isinstance(file, LocalFile) and is_writing:
             self._send(file)
 
     def _send(self, local: LocalFile) -> None:
-        info = local.send()
+        try:
+            info = local.send()
+        except (ObjectChanged, ObjectExists):  # it will never be sent: other programs see what is there
+            with self._lock:
+                self._local_files.drop(local)
+                self._inodes.remove(local.path)
+            raise
         if info is None:
             return
         with self._lock:
@@ -436,22 +509,21 @@ class MountOperations:
 
     @_reported
     def release(self, handle: int) -> None:
-        inode, file, *_ = self._handles.pop(handle)
+        inode, file, is_writing, *_ = self._handles.pop(handle)
         if isinstance(file, LocalFile):
-            self._leave(inode, file)
-        elif not isinstance(file, bytes):
+            self._leave(inode, file, is_writing=is_writing)
+            return
+        if not isinstance(file, bytes):
             file.close()
-            with self._lock:
-                inode.n_reading -= 1
-            self._inodes.drop_unused(inode)
+        self._end_reading(inode)
 
-    def _leave(self, inode: Inode, local: LocalFile) -> None:
+    def _leave(self, inode: Inode, local: LocalFile, *, is_writing: bool = True) -> None:
         def closed() -> None:
             inode.local = None
             if local.state is not State.SENT and self._inodes.current(inode.path) is inode:
                 self._inodes.retire(inode.path, inode)  # its pages are those of no version
 
-        self._local_files.leave(local, self._send, closed)
+        self._local_files.leave(local, is_writing=is_writing, send=self._send, closed=closed)
         self._inodes.drop_unused(inode)
 
     def end(self) -> None:
@@ -503,8 +575,9 @@ class MountOperations:
     @_reported
     def unlink(self, parent: int, name: str) -> None:
         path = self._path(parent, name)
-        if not self._local_files.remove(path) or self._fs.exists(path):
-            self._fs.rm_file(path)
+        with self._local_files.removed(path) as is_local:
+            if not is_local or self._fs.exists(path):
+                self._fs.rm_file(path)
         self._inodes.remove(path)
         self._changed(parent, name)
         self._keep_folder(self._inodes[parent].path)

@@ -92,7 +92,7 @@ def kernel(folder, monkeypatch):
         assert answered == id
         return error, content
 
-    ask.send, ask.receive = send, receive
+    ask.send, ask.receive, ask.session = send, receive, session
     assert ask(Code.INIT, struct.pack("=IIII", 7, 38, 1 << 17, 0xFFFFFFFF))[0] == 0
     assert mounted.is_set()
     yield ask
@@ -169,6 +169,32 @@ def test_a_call_that_waits_delays_no_other(kernel, folder):
     )
     folder.may_go_on.set()
     assert sorted(kernel.receive()[0] for _ in waiting) == waiting
+
+
+def test_with_all_threads_busy_interrupts_are_answered_and_calls_wait_their_turn(kernel, folder, monkeypatch):
+    monkeypatch.setattr(kernel.session, "_most_threads", 3)
+    waiting = [kernel.send(Code.LOOKUP, b"slow\0") for _ in range(5)]
+    kernel.send(Code.FORGET, struct.pack("=Q", 2), node=7)
+    until(lambda: folder.forgotten == [(7, 2)])
+    interrupting = kernel.send(Code.INTERRUPT, struct.pack("=Q", 99))  # of a request that is not here yet
+    assert kernel.receive() == (interrupting, errno.EAGAIN, b"")
+    folder.may_go_on.set()
+    assert sorted(kernel.receive()[0] for _ in waiting) == waiting
+
+
+def test_a_thread_that_cannot_start_leaves_no_call_unanswered(kernel, folder, monkeypatch, caplog):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    waiting = [kernel.send(Code.LOOKUP, b"slow\0")]
+    until(lambda: kernel.session._n_idle == 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        waiting += [kernel.send(Code.STATFS), kernel.send(Code.STATFS)]
+        until(lambda: len(kernel.session._waiting) == 2)
+    folder.may_go_on.set()
+    assert sorted(kernel.receive()[0] for _ in waiting) == waiting
+    assert caplog.text.count("no more than 2 calls can wait at once") == 1
 
 
 def test_a_dying_process_does_not_wait_for_its_call(kernel, folder):

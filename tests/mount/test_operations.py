@@ -17,7 +17,7 @@ from cachedfs.mount.operations import MountOperations
 from cachedfs.mount.unsent import keep, kept
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
-from tests.support import MiB, noise, until
+from tests.support import MiB, noise
 
 
 class Mounted:
@@ -499,7 +499,6 @@ def test_a_file_deleted_while_it_is_sent_is_gone(mounted, monkeypatch):
     closing.start()
     assert is_sending.wait(60)
     deleting.start()
-    until(lambda: not mounted.operations._local_files.paths())
     may_go_on.set()
     closing.join()
     deleting.join()
@@ -645,6 +644,99 @@ def test_a_reader_keeps_its_version_while_the_file_is_written_here(cloud, mounte
     mounted.close(writing)
     mounted.close(reading)
     assert mounted.content("/a") == b"1"
+
+
+def test_a_writer_beside_readers_gets_an_inode_that_waits_for_it(cloud, mounted):
+    cloud.put("a", b"before")
+    old = mounted.inode("/a")
+    readers = [mounted.open("/a")]
+    assert code_of(mounted.operations.open, old, os.O_WRONLY, 1) == errno.ESTALE
+    new = mounted.inode("/a")
+    readers.append(mounted.open("/a"))  # of the new inode, which stays the writer's
+    assert mounted.inode("/a") == new != old
+    handle = mounted.operations.open(new, os.O_WRONLY, 1).handle
+    mounted.write(handle, b"B")
+    assert [mounted.read(reader) for reader in readers] == [b"before", b"Before"]
+    for each in (handle, *readers):
+        mounted.close(each)
+    assert mounted.stored("a") == b"Before"
+
+
+def test_a_writer_that_does_not_come_changes_nothing(cloud, mounted):
+    cloud.put("a", b"before")
+    old, reader = mounted.inode("/a"), mounted.open("/a")
+    cloud.server.reset()
+    assert code_of(mounted.operations.open, old, os.O_WRONLY | os.O_TRUNC, 1) == errno.ESTALE
+    operations = mounted.operations
+    operations._end_reservation(operations._inodes[mounted.inode("/a")])  # as its timer does
+    assert not [request for request in cloud.server.requests if request.kind == "upload"]
+    assert mounted.content("/a") == mounted.read(reader) == b"before"
+    mounted.close(reader)
+
+
+def test_an_open_file_is_truncated_and_not_another_that_took_its_name(mounted):
+    handle, number = mounted.create("/a"), mounted.inode("/a")
+    mounted.write(handle, b"old")
+    mounted.unlink("/a")
+    newer = mounted.create("/a")
+    mounted.write(newer, b"new")
+    assert mounted.operations.setattr(number, size=1, mtime_ns=None).size == 1
+    assert mounted.read(handle) == b"o"
+    for each in (handle, newer):
+        mounted.close(each)
+    assert mounted.stored("a") == b"new"
+
+
+def test_a_reader_that_opened_a_file_while_it_was_written_does_not_hold_its_version(cloud, mounted):
+    writing = mounted.create("/a")
+    mounted.write(writing, b"ours")
+    reading = mounted.open("/a")
+    mounted.close(writing)
+    assert mounted.stored("a") == b"ours"
+    cloud.put("a", b"theirs")
+    mounted.fs.invalidate_cache()
+    assert mounted.content("/a") == b"theirs"
+    assert mounted.read(reading) == b"ours"
+    mounted.close(reading)
+
+
+def test_a_refused_unlink_leaves_the_file_to_its_writer(cloud, mounted):
+    cloud.put("a", b"old")
+    handle = mounted.open("/a", os.O_WRONLY | os.O_APPEND)
+    mounted.write(handle, b"A", 3)
+    cloud.server.fail(Fault(status=403, times=None))
+    assert code_of(mounted.unlink, "/a") == errno.EACCES
+    cloud.server.heal()
+    mounted.close(handle)
+    assert mounted.stored("a") == b"oldA"
+
+
+def test_after_a_failed_write_other_programs_replace_the_file(cloud, mounted):
+    cloud.put("a", b"before")
+    handle = mounted.open("/a", os.O_RDWR)
+    cloud.server.fail(Fault(status=403, times=None))
+    assert code_of(mounted.write, handle, b"x", 1) == errno.EACCES
+    cloud.server.heal()
+    assert mounted.content("/a") == b"before"
+    mounted.save("/a", b"after")
+    assert code_of(mounted.close, handle) == errno.EIO
+    assert mounted.stored("a") == b"after"
+
+
+def test_a_process_of_another_container_sends_what_it_wrote(mounted):
+    opened = mounted.operations.create(ROOT, "a", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0)[1]
+    mounted.write(opened.handle, b"1")
+    mounted.flush(opened.handle, thread=0)
+    assert mounted.stored("a") == b"1"
+    mounted.operations.release(opened.handle)
+
+
+def test_a_folder_that_changed_since_it_was_opened_tells_no_old_sizes(cloud, mounted):
+    cloud.put("a", b"1")
+    handle = mounted.operations.opendir(ROOT)
+    mounted.save("/a", b"12")
+    found = {entry.name: entry.attributes for entry in mounted.operations.readdir(handle, 0, is_plus=True)}
+    assert found[b"a"] is None
 
 
 def test_opening_to_write_downloads_nothing_before_it_is_read_or_changed(cloud, mounted):
@@ -801,6 +893,16 @@ def test_open_files_move_with_their_folder_and_a_replaced_one_is_never_sent(clou
     mounted.rename("/e/a", "/b")
     mounted.close(replaced)
     assert (mounted.names(), mounted.names("/e"), mounted.content("/b")) == (["b", "e"], [], b"12")
+
+
+def test_a_file_that_is_closed_while_it_is_renamed_is_at_its_new_name(mounted, monkeypatch):
+    handle, mv = mounted.create("/a"), mounted.fs.mv
+    mounted.write(handle, b"1")
+    monkeypatch.setattr(
+        mounted.fs, "mv", lambda *args, **options: (mounted.close(handle), mv(*args, **options))
+    )
+    mounted.rename("/a", "/b")
+    assert (mounted.names(), mounted.content("/b")) == (["b"], b"1")
 
 
 def test_a_file_renamed_while_it_is_open_goes_on_under_its_new_name(cloud, mounted):
