@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from enum import Enum
 from threading import RLock
 from typing import IO, Any, BinaryIO
@@ -77,6 +77,11 @@ class LocalFile:
                     raise
                 self._file = file
             return self._file.fileno()
+
+    def load(self) -> None:
+        """Fetch the bytes while the object is there: its open files outlive it, as on a local disk."""
+        with suppress(OSError, ValueError):  # their reads and writes then fail; or it was closed meanwhile
+            self._loaded()
 
     def empty(self) -> None:
         """Forget all bytes. What is sent then replaces any version."""
@@ -239,6 +244,7 @@ class LocalFiles:
             yield False
             return
         with local.held():
+            local.load()
             yield True
             local.is_removed = True
         self.drop(local)
@@ -257,6 +263,8 @@ class LocalFiles:
         with ExitStack() as stack:
             for local in sorted([*moving, *([replaced] if replaced else [])], key=id):
                 stack.enter_context(local.held())
+            if replaced is not None:
+                replaced.load()
             yield
             with self._lock:
                 if replaced is not None:

@@ -687,6 +687,18 @@ def test_an_open_file_is_truncated_and_not_another_that_took_its_name(mounted):
     assert mounted.stored("a") == b"new"
 
 
+@pytest.mark.parametrize("how", ["unlink", "rename"])
+def test_a_file_open_for_writing_outlives_its_name(cloud, mounted, how):
+    cloud.put("a", b"bytes")
+    cloud.put("b", b"other")
+    handle = mounted.open("/a", os.O_RDWR)
+    mounted.unlink("/a") if how == "unlink" else mounted.rename("/b", "/a")
+    mounted.write(handle, b"B")
+    assert mounted.read(handle) == b"Bytes"
+    mounted.close(handle)
+    assert mounted.at_origin() == [cloud.path({"unlink": "b", "rename": "a"}[how])]
+
+
 def test_a_reader_that_opened_a_file_while_it_was_written_does_not_hold_its_version(cloud, mounted):
     writing = mounted.create("/a")
     mounted.write(writing, b"ours")
