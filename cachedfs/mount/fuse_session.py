@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from cachedfs.mount import fuse_protocol as protocol
@@ -97,14 +98,14 @@ class FuseSession:
         self._n_threads, self._n_idle, self._most_threads = 0, 0, _MOST_THREADS
         self._running: dict[int, KernelRequest] = {}
         self._waiting: deque[KernelRequest] = deque()
-        self._ended = threading.Event()
+        self._ended: SimpleQueue[None] = SimpleQueue()  # whose `put` a signal handler may call at any moment
         self._calls = self._handlers()
 
     def serve(self, on_mounted: Callable[[], object]) -> None:
         """Answer the kernel until the folder is unmounted, or until `stop`."""
         self._on_mounted = on_mounted
         self._start_thread()
-        self._ended.wait()
+        self._ended.get()
         with suppress(subprocess.SubprocessError, OSError):
             command = [fusermount(), "-u", "-q", "-z", "--", self._folder]
             if os.path.ismount(self._folder):
@@ -114,7 +115,7 @@ class FuseSession:
         self._held.close()
 
     def stop(self) -> None:
-        self._ended.set()
+        self._ended.put(None)
 
     # Threads.
 
@@ -148,7 +149,7 @@ class FuseSession:
                     logger.error("reading what the kernel asks: %s", error)
                 length = 0
             if not length:
-                self._ended.set()
+                self._ended.put(None)
                 return
             request: KernelRequest | None = protocol.request_of(buffer[:length])
             while request is not None:
@@ -245,7 +246,7 @@ class FuseSession:
             reply = protocol.initial_reply(request.body)
         except OSError as error:
             logger.error("%s: %s", self._folder, error)
-            self._ended.set()
+            self._ended.put(None)
             raise
         self._on_mounted()
         return _Answer((reply,))
