@@ -106,9 +106,9 @@ class FuseSession:
         self._on_mounted = on_mounted
         self._start_thread()
         self._ended.get()
-        with suppress(subprocess.SubprocessError, OSError):
-            command = [fusermount(), "-u", "-q", "-z", "--", self._folder]
+        with suppress(OSError):
             if os.path.ismount(self._folder):
+                command = [fusermount(), "-u", "-q", "-z", "--", self._folder]
                 subprocess.run(command, capture_output=True, check=False)
         while any(request.code not in _READING for request in self._running.copy().values()):
             time.sleep(_CHECK_S)  # a file that was closed is on its way
