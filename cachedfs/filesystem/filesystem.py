@@ -405,7 +405,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
 
     def _open_version(self, path: str, fingerprint: str | None) -> CachedFile:
-        """Return an open file of exactly this version, as last known or as looked up now; raise ObjectChanged for another."""
+        """Return an open file of exactly this version; raise ObjectChanged if the object has another one."""
         entry = self._source.last_known(path)
         if entry is not None and entry.info is not None and entry.info.fingerprint == fingerprint is not None:
             self._reader.cached_reads.opened(path)

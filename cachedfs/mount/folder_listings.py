@@ -116,7 +116,10 @@ def version_of(info: ObjectInfo, began_ns: int) -> Hashable:
 
 
 def mtime_ns_of(info: Mapping[str, Any], default: int) -> int:
-    """Return when an object was last written, in nanoseconds: the time that its writer kept with it, else the origin's."""
+    """Return when an object was last written, in nanoseconds.
+
+    This is the time that its writer kept with it, else that of the origin.
+    """
     if (kept_ns := kept_mtime_ns(info)) is not None:
         return kept_ns
     for name in _TIMES:

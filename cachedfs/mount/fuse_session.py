@@ -201,7 +201,7 @@ class FuseSession:
                 undo()
 
     def _send(self, id: int, parts: tuple[Any, ...] = (), code: int = 0) -> bool:
-        """Send an answer; return False if nobody waits for it any more."""
+        """Send an answer; return False if the kernel has dropped the request."""
         try:
             os.writev(self._device, [protocol.answer(id, sum(map(len, parts)), code), *parts])
         except OSError as error:
@@ -395,7 +395,10 @@ def _name(body: memoryview) -> str:
 
 
 def _is_dying(thread: int) -> bool:
-    """Return whether the process of a thread is about to end, or is gone. A thread of another container has number 0."""
+    """Return whether the process of a thread is about to end, or is gone.
+
+    A thread of another container has the number 0.
+    """
     if not thread:
         return False
     try:

@@ -54,7 +54,7 @@ class InodeTable:
         return self._current.get(path)
 
     def looked_up(self, path: str, size: int | None, mtime_ns: int, version: Hashable) -> Inode:
-        """Return the inode of this version of a path, and count that the kernel is told.
+        """Return the inode of this version of a path, and count one lookup.
 
         It becomes the current one, unless the file is being written here.
         """
@@ -69,7 +69,7 @@ class InodeTable:
             return inode
 
     def made(self, path: str, local: LocalFile) -> Inode:
-        """Return the inode of a file that is made here, which becomes the current one, and count that the kernel is told."""
+        """Return the inode of a file that is made here, and count one lookup. It becomes the current one."""
         with self._lock:
             inode = self._make(path, 0, local.mtime_ns, local)
             inode.local, inode.n_lookups = local, 1
@@ -89,7 +89,7 @@ class InodeTable:
         return inode
 
     def told(self, inode: Inode) -> Inode:
-        """Count one more lookup that tells this inode."""
+        """Count one more lookup that returned this inode to the kernel."""
         with self._lock:
             inode.n_lookups += 1
             self._inodes[inode.number] = inode
@@ -114,7 +114,7 @@ class InodeTable:
         return path in self._retired
 
     def forget(self, number: int, n_lookups: int) -> None:
-        """Drop an inode once the kernel has forgotten each lookup that told it."""
+        """Drop an inode once the kernel has forgotten each lookup that returned it."""
         with self._lock:
             inode = self._inodes[number]
             inode.n_lookups -= n_lookups

@@ -351,6 +351,7 @@ class MountOperations:
                 raise self._stale(path, None, "another machine has made it")
         with self._lock:
             inode = self._inodes.current(path)
+            is_joined = inode is not None and inode.local is not None
             if inode is not None and inode.local is not None:
                 if is_new:
                     raise OSError(errno.EEXIST, "another program has made it")
@@ -359,6 +360,8 @@ class MountOperations:
             else:
                 local = self._local_files.open(path, base, now_ns())
                 inode = self._inodes.made(path, local)
+        if is_joined and flags & os.O_TRUNC:
+            local.empty()
         opened = self._opened(_Handle(inode, local, True, self._process_of(thread), is_new))
         return self._entry(inode), opened
 
@@ -495,7 +498,9 @@ class MountOperations:
         except (ObjectChanged, ObjectExists):  # it will never be sent: other programs see what is there
             with self._lock:
                 self._local_files.drop(local)
-                self._inodes.remove(local.path)
+                inode = self._inodes.current(local.path)
+                if inode is not None and inode.local is local:
+                    self._inodes.remove(local.path)
             raise
         if info is None:
             return

@@ -712,6 +712,17 @@ def test_a_reader_that_opened_a_file_while_it_was_written_does_not_hold_its_vers
     mounted.close(reading)
 
 
+def test_a_file_that_two_programs_make_at_once_is_emptied_by_the_second(mounted):
+    first = mounted.create("/a")
+    mounted.write(first, b"longer")
+    second = mounted.create("/a")  # the kernel did not know of the first
+    assert mounted.size("/a") == 0
+    mounted.write(second, b"new")
+    for each in (first, second):
+        mounted.close(each)
+    assert mounted.stored("a") == b"new"
+
+
 def test_a_refused_unlink_leaves_the_file_to_its_writer(cloud, mounted):
     cloud.put("a", b"old")
     handle = mounted.open("/a", os.O_WRONLY | os.O_APPEND)
