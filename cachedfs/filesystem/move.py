@@ -56,7 +56,7 @@ class MovedObject:
 
 
 class Place(enum.Enum):
-    """What a name has after a failed move."""
+    """The object, if any, that has a name after a failed move."""
 
     NOTHING = enum.auto()
     OBJECT = enum.auto()  # the moved object, as far as the origin states it
@@ -65,7 +65,7 @@ class Place(enum.Enum):
 
 
 class Step(enum.Enum):
-    """What to do with an object, or how it ended."""
+    """The next step for an object after a failed move, or its end."""
 
     REMOVE_COPY = enum.auto()
     MOVE_BACK = enum.auto()
@@ -165,7 +165,7 @@ class ObjectMove:
             return isinstance(error, FileNotFoundError)
         try:
             return await self._requests.content(moved.source) is None
-        except Exception as failure:
+        except Exception as failure:  # of any kind: the first error is raised then
             return isinstance(failure, PermissionError)
 
     async def _move(self, moved: MovedObject) -> None:

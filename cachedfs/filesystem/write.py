@@ -99,16 +99,11 @@ class WriteMethods(CycleSafeWalk):
         ObjectChanged, or ObjectExists for None. Google Cloud Storage compares the versions itself. At all others they
         are compared just before the upload. `mtime_ns` is a modification time that the object keeps, where it can.
         """
-        info: ObjectInfo = self._run(self._send_async(path, file, replaces=replaces, mtime_ns=mtime_ns))
+        info: ObjectInfo = self._run(self._send_async(path, file, replaces, mtime_ns))
         return info
 
     async def _send_async(
-        self,
-        path: Any,
-        file: BinaryIO,
-        *,
-        replaces: ObjectInfo | AnyVersion | None,
-        mtime_ns: int | None = None,
+        self, path: Any, file: BinaryIO, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
     ) -> ObjectInfo:
         path, reader = self._strip_object(path), self._reader
         origin = reader.source.origin(path)
@@ -262,7 +257,7 @@ class WriteMethods(CycleSafeWalk):
 
     @property
     def _is_flat(self) -> bool:
-        """Whether folders are only the beginnings of names, so that a folder is moved object by object."""
+        """True where folders are only the beginnings of names, so that a folder is moved object by object."""
         return self.target_protocol in SLASH_NAMES
 
     async def _move_folder(
@@ -364,7 +359,7 @@ class WriteMethods(CycleSafeWalk):
         try:
             await requests.gather([copy(source, target) for source, target in folders.items()])
             await ObjectMove(objects, requests).run()
-        except Exception:
+        except Exception:  # of any kind, and raised again
             with contextlib.suppress(OSError):  # the first error matters
                 await self._remove_folders(new)
             raise

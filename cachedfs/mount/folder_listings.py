@@ -1,4 +1,4 @@
-"""What is known of the files in listed folders."""
+"""The last listed folders: names, sizes and versions of the files in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMES = ("mtime", "modified", "updated", "LastModified")  # of different filesy
 
 
 class Known(NamedTuple):
-    """What is known of a name. `size`: in bytes, None for a folder. `version`: differs between versions of a file."""
+    """Metadata of a name. `size`: in bytes, None for a folder. `version`: differs between versions of a file."""
 
     size: int | None
     mtime_ns: int
@@ -38,7 +38,7 @@ class ExportedSize(NamedTuple):
 
 
 Files = dict[str, Known | None]
-"""What is known of the names in a folder; None for a file without a known size."""
+"""Metadata of the names in a folder; None for a file without a known size."""
 
 
 class _Listed(NamedTuple):

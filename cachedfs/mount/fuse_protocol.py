@@ -34,7 +34,7 @@ ROOT = 1  # number of the inode of the mounted folder
 
 
 class Code(IntEnum):
-    """What a request asks for: `enum fuse_opcode`."""
+    """The kinds of requests: `enum fuse_opcode`."""
 
     LOOKUP = 1
     FORGET = 2
@@ -77,7 +77,7 @@ class KernelRequest(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """What `stat` says of an inode. `kept_s`: for how long the kernel may keep it."""
+    """The attributes of an inode, as `stat` shows them. `kept_s`: for how long the kernel may keep it."""
 
     number: int
     mode: int
@@ -115,7 +115,7 @@ class DirEntry(NamedTuple):
 
 
 class Space(NamedTuple):
-    """What `df` shows, in bytes."""
+    """Size and free space in bytes, as `df` shows them."""
 
     total: int
     free: int

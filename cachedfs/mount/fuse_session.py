@@ -44,7 +44,7 @@ _READING = {
 
 
 class Operations(Protocol):
-    """What a mounted folder does at each call of the kernel.
+    """The calls of the kernel that a mounted folder answers.
 
     Threads call it at once. A method raises OSError with the errno that the program gets. Inodes have numbers, that of
     the mounted folder is 1; `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown.
@@ -191,7 +191,7 @@ class FuseSession:
                 (parts, undo), code = answer, 0
         except OSError as error:
             code = error.errno or errno.EIO
-        except Exception:
+        except Exception:  # of any kind: the kernel waits for an answer
             logger.exception("request %s of the kernel", request.code)
             code = errno.EIO
         finally:

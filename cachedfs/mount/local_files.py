@@ -29,7 +29,7 @@ def now_ns() -> int:
 
 
 class State(Enum):
-    """Whether the object has the bytes of a local copy."""
+    """The state of a local copy: each says how the object differs from it."""
 
     SENT = "it has these bytes"
     EMPTIED = "it was created or emptied here, and nothing was written since"
@@ -114,7 +114,7 @@ class LocalFile:
         with self._lock:
             try:
                 yield
-            except BaseException:
+            except BaseException:  # an interrupt, too
                 self.state = State.BROKEN
                 raise
             self.mtime_ns = now_ns()
@@ -237,7 +237,7 @@ class LocalFiles:
 
     @contextmanager
     def removed(self, path: str) -> Iterator[bool]:
-        """Never send the file at `path` once it is removed by the block, which is told whether there is one."""
+        """Never send the file at `path` once the block has removed it; yield whether it has a local copy."""
         with self._lock:
             local = self._files.get(path)
         if local is None:

@@ -1,4 +1,4 @@
-"""What a mounted folder does at each call of the kernel: calls of the filesystem, and of local copies of written files.
+"""The kernel's calls on a mounted folder, as calls of the filesystem and of local copies of written files.
 
 Each method raises OSError with an errno, which is what the program sees. What the errno cannot say goes to the log.
 """
@@ -257,7 +257,7 @@ class MountOperations:
         return {**{file_name(name): known for name, known in below.items()}, **files} if below else files
 
     def readdir(self, handle: int, start: int, *, is_plus: bool) -> Iterator[DirEntry]:
-        """Yield the names of an open folder from number `start` on; with `is_plus`, the kernel is told their inodes."""
+        """Yield the names of an open folder from number `start` on; with `is_plus`, with their inodes."""
         folder, files, names = self._listed[handle]
         # What was listed before a change may be another size, or gone: then the kernel looks each name up.
         is_plus = is_plus and files is not None and self._listings.current(folder) is files
@@ -305,7 +305,7 @@ class MountOperations:
             inode.n_reading += 1
         try:
             return self._open_version(inode)
-        except BaseException:
+        except BaseException:  # an interrupt, too
             self._end_reading(inode)
             raise
 
@@ -331,7 +331,7 @@ class MountOperations:
                 file.peek(1)  # of an object that was replaced, nothing has been read yet
                 if file.size != inode.size:  # nothing else tells versions apart
                     raise ObjectChanged(f"{path}: its size was {inode.size}, and is {file.size}")
-            except BaseException:
+            except BaseException:  # an interrupt, too
                 file.close()
                 raise
         except ObjectChanged as error:
@@ -443,7 +443,7 @@ class MountOperations:
         """After a failed change, only those that have the file open see its bytes, which are those of no version."""
         try:
             yield
-        except BaseException:
+        except BaseException:  # an interrupt, too
             with self._lock:
                 self._local_files.drop(local)
                 self._inodes.retire(inode.path, inode)

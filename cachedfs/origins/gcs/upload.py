@@ -139,7 +139,7 @@ class ObjectUpload:
                 )
             except SessionForgotten:
                 self._may_have_arrived = True
-            except Exception:
+            except Exception:  # of any kind, and raised again
                 await self._cancel(address)
                 raise
         raise OriginUnavailable(
