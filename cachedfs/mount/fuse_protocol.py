@@ -107,11 +107,11 @@ class Opened(NamedTuple):
 
 
 class DirEntry(NamedTuple):
-    """A name in a folder; without `attributes`, the kernel asks for them when it needs them."""
+    """A name in a folder; without `entry`, the kernel looks it up when it needs it."""
 
     name: bytes
     mode: int
-    attributes: Attributes | None = None
+    entry: NameEntry | None = None
 
 
 class Space(NamedTuple):
@@ -228,14 +228,14 @@ def dir_entry(entry: DirEntry, position: int) -> bytes:
     """Return a name in the answer to READDIR; `position` is where the next one begins."""
     name = entry.name
     number = (
-        0xFFFFFFFF if entry.attributes is None else entry.attributes.number
+        0xFFFFFFFF if entry.entry is None else entry.entry.attributes.number
     )  # unknown; 0 would hide the name
     head = _DIRENT.pack(number, position, len(name), stat.S_IFMT(entry.mode) >> 12)
     return head + name + bytes(-len(name) % 8)
 
 
-def dir_entry_plus(entry: DirEntry, position: int, kept_s: float) -> bytes:
+def dir_entry_plus(entry: DirEntry, position: int) -> bytes:
     """Return a name in the answer to READDIRPLUS, with its attributes."""
-    if entry.attributes is None:  # the inode number 0 says so
+    if entry.entry is None:  # the inode number 0 says so
         return bytes(_ENTRY_AND_ATTRIBUTES.size) + dir_entry(entry, position)
-    return entry_reply(NameEntry(entry.attributes, kept_s)) + dir_entry(entry, position)
+    return entry_reply(entry.entry) + dir_entry(entry, position)

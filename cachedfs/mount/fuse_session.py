@@ -50,8 +50,6 @@ class Operations(Protocol):
     the mounted folder is 1; `forget` says that the kernel drops some. `thread` is the one that makes the call, 0 if unknown.
     """
 
-    kept_s: float  # for how long the kernel may keep names
-
     def lookup(self, parent: int, name: str) -> NameEntry: ...
     def forget(self, number: int, n_lookups: int) -> None: ...
     def getattr(self, number: int) -> Attributes: ...
@@ -333,7 +331,8 @@ class FuseSession:
 
     def _readdir(self, request: KernelRequest) -> _Answer:
         handle, start, size, *_ = protocol.READ.unpack_from(request.body)
-        is_plus, kept_s = request.code == Code.READDIRPLUS, self._operations.kept_s
+        is_plus = request.code == Code.READDIRPLUS
+        pack = protocol.dir_entry_plus if is_plus else protocol.dir_entry
         found: list[bytes] = []
         told: list[int] = []  # the kernel counts each inode that it is told
 
@@ -343,16 +342,12 @@ class FuseSession:
 
         entries = self._operations.readdir(handle, start, is_plus=is_plus)
         for position, entry in enumerate(entries, start + 1):
-            packed = (
-                protocol.dir_entry_plus(entry, position, kept_s)
-                if is_plus
-                else protocol.dir_entry(entry, position)
-            )
+            packed = pack(entry, position)
             size -= len(packed)
-            if entry.attributes is not None:
-                told.append(entry.attributes.number)
+            if entry.entry is not None:
+                told.append(entry.entry.attributes.number)
             if size < 0:
-                if entry.attributes is not None:
+                if entry.entry is not None:
                     self._operations.forget(told.pop(), 1)
                 break
             found.append(packed)

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import count, islice
+from itertools import count
 from threading import RLock, Thread, Timer
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ _EXPECTED = {
     errno.ENAMETOOLONG, errno.EINVAL,
 }  # fmt: skip
 _KEPT_S = 1.0  # for which the kernel keeps names; less if `max_age` is
+_KEPT_S_A_NAME = 1e-4  # more in a listed folder: `find` reads all names before it asks for the first
 _LONG_S = 3600.0  # for which it keeps the attributes of a version, which never change
 _UNLIMITED = Space(1 << 52, 1 << 52)
 _DOCUMENT_S = 10.0
@@ -135,7 +136,7 @@ class MountOperations:
         self._write_bit = 0o200 if is_writable else 0
         self._uid, self._gid = os.getuid() if uid is None else uid, os.getgid() if gid is None else gid
         self._began_ns = time.time_ns()
-        self.kept_s = min(_KEPT_S, fs.config.lifetime_s)
+        self._kept_s = min(_KEPT_S, fs.config.lifetime_s)
         self._lock = RLock()
         self._numbers = count(_FIRST_HANDLE)
         self._handles: dict[int, _Handle] = {}
@@ -206,14 +207,14 @@ class MountOperations:
         number, local, size = inode.number, inode.local, inode.size
         if size is None:
             mode = stat.S_IFDIR | 0o555 | self._write_bit
-            return Attributes(number, mode, 0, inode.mtime_ns, self._uid, self._gid, self.kept_s)
+            return Attributes(number, mode, 0, inode.mtime_ns, self._uid, self._gid, self._kept_s)
         mode = stat.S_IFREG | 0o444 | self._write_bit
         if local is not None:
-            return Attributes(number, mode, local.size, local.mtime_ns, self._uid, self._gid, self.kept_s)
+            return Attributes(number, mode, local.size, local.mtime_ns, self._uid, self._gid, self._kept_s)
         return Attributes(number, mode, size, inode.mtime_ns, self._uid, self._gid, _LONG_S)
 
     def _entry(self, inode: Inode) -> NameEntry:
-        return NameEntry(self._attributes(inode), self.kept_s)
+        return NameEntry(self._attributes(inode), self._kept_s)
 
     @_reported
     def setattr(self, number: int, *, size: int | None, mtime_ns: int | None) -> Attributes:
@@ -261,15 +262,17 @@ class MountOperations:
         folder, files, names = self._listed[handle]
         # What was listed before a change may be another size, or gone: then the kernel looks each name up.
         is_plus = is_plus and files is not None and self._listings.current(folder) is files
-        for name, known in islice(names, start, None):
+        kept_s = min(_KEPT_S + _KEPT_S_A_NAME * len(names), self._fs.config.lifetime_s)
+        for position in range(start, len(names)):
+            name, known = names[position]
             is_folder = name in (".", "..") or (known is not None and known.size is None)
-            mode, about = stat.S_IFDIR if is_folder else stat.S_IFREG, None
+            mode, entry = stat.S_IFDIR if is_folder else stat.S_IFREG, None
             if is_plus and known is not None:
                 path = self._child(folder, object_name(name))
                 inode = self._inodes.current(path)
                 if inode is None or inode.version == known.version:
-                    about = self._attributes(self._inodes.looked_up(path, *known))
-            yield DirEntry(os.fsencode(name), mode, about)
+                    entry = NameEntry(self._attributes(self._inodes.looked_up(path, *known)), kept_s)
+            yield DirEntry(os.fsencode(name), mode, entry)
 
     def releasedir(self, handle: int) -> None:
         del self._listed[handle]
@@ -368,7 +371,7 @@ class MountOperations:
     def _was_absent(self, path: str) -> bool:
         """Return whether the origin has just said that there is no such object; the upload compares again."""
         entry = self._fs._source.last_known(path)
-        return entry is not None and entry.info is None and clock.now() - entry.checked_at < self.kept_s
+        return entry is not None and entry.info is None and clock.now() - entry.checked_at < self._kept_s
 
     def _now(self, path: str) -> ObjectInfo | None:
         """Ask the origin which version of an object there is now; return None for none."""

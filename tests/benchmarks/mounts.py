@@ -81,7 +81,7 @@ class Passthrough:
     def readdir(self, handle: int, start: int, *, is_plus: bool) -> Iterator[DirEntry]:
         for entry in itertools.islice(self._listed[handle], start, None):
             about = self._attributes(entry.path, entry.stat())
-            yield DirEntry(os.fsencode(entry.name), about.mode, about)
+            yield DirEntry(os.fsencode(entry.name), about.mode, NameEntry(about, self.kept_s))
 
     def releasedir(self, handle: int) -> None:
         del self._listed[handle]

@@ -23,8 +23,6 @@ ABOUT = Attributes(7, stat.S_IFREG | 0o644, 5, 1_600_000_000_000_000_001, 1, 2, 
 class Folder:
     """A folder with a file "a" and calls that wait."""
 
-    kept_s = 1.0
-
     def __init__(self):
         self.forgotten, self.released = [], []
         self.may_go_on = threading.Event()
@@ -50,7 +48,8 @@ class Folder:
 
     def readdir(self, handle, start, *, is_plus):
         for number in range(start, 4):
-            yield DirEntry(b"n%d" % number, stat.S_IFREG, ABOUT._replace(number=number + 2))
+            entry = NameEntry(ABOUT._replace(number=number + 2), 1.0)
+            yield DirEntry(b"n%d" % number, stat.S_IFREG, entry)
 
     def rename(self, *args):
         raise OSError(errno.EINVAL, repr(args))

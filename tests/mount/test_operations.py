@@ -186,13 +186,21 @@ def test_a_listing_is_one_request_and_says_all_about_its_files(cloud, mounted, m
     assert len(cloud.server.requests) == 1
     monkeypatch.setattr(mounted.fs, "_listing", None)
     assert mounted.entries("/d", is_plus=True) == found
-    assert (found["."].attributes, found[".."].attributes) == (None, None)  # the kernel knows them
-    told = {name: entry.attributes for name, entry in found.items() if entry.attributes is not None}
+    assert (found["."].entry, found[".."].entry) == (None, None)  # the kernel knows them
+    told = {name: entry.entry.attributes for name, entry in found.items() if entry.entry is not None}
     assert [about.size for about in told.values()] == [2] * 20 + [0]
     assert told["3"].mtime_ns == modified
     assert stat.S_ISDIR(told["sub"].mode)
     assert mounted.getattr("/d/3") == told["3"]
     assert len(cloud.server.requests) == 1
+
+
+@pytest.mark.parametrize(("max_age", "kept_s"), [(60, 1.0103), (0.3, 0.3)])
+def test_the_kernel_keeps_listed_names_until_a_program_has_read_all(cloud, max_age, kept_s):
+    for number in range(101):
+        cloud.put(f"d/{number}", b"")
+    mounted = Mounted(fsspec.filesystem("cachedfs", target_protocol="gs", max_age=max_age), cloud.bucket)
+    assert mounted.entries("/d", is_plus=True)["7"].entry.kept_s == pytest.approx(kept_s)
 
 
 def test_a_listing_goes_on_where_the_kernel_asks(cloud, mounted):
@@ -758,7 +766,7 @@ def test_a_folder_that_changed_since_it_was_opened_tells_no_old_sizes(cloud, mou
     cloud.put("a", b"1")
     handle = mounted.operations.opendir(ROOT)
     mounted.save("/a", b"12")
-    found = {entry.name: entry.attributes for entry in mounted.operations.readdir(handle, 0, is_plus=True)}
+    found = {entry.name: entry.entry for entry in mounted.operations.readdir(handle, 0, is_plus=True)}
     assert found[b"a"] is None
 
 
