@@ -18,8 +18,8 @@ from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import filesystem_class, is_url
 from cachedfs.common.walk import ABSENT
+from cachedfs.core.metadata_cache import Entry
 from cachedfs.errors import AccessDenied, IsAFolder, ObjectNotFound
-from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.filesystem.filesystem import CachedFileSystem
 from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
 
@@ -135,7 +135,7 @@ class CachedStore:
             entry = self._existing(path) or (await self.fs._hop(self.fs._reader.open(self._full(path))))[0]
             return GetResult(self, entry, options)
 
-    def _existing(self, path: str) -> MetadataEntry | None:
+    def _existing(self, path: str) -> Entry | None:
         entry = self.fs._source.existing(self._full(path))
         if entry is not None and entry.object.kind == "directory":
             raise self.fs._source.is_a_folder(entry.path)
@@ -282,7 +282,7 @@ class CachedStore:
 class GetResult:
     """An object that `CachedStore.get` found; the bytes are read when they are asked for, all of this version."""
 
-    def __init__(self, store: CachedStore, entry: MetadataEntry, options: dict[str, Any] | None) -> None:
+    def __init__(self, store: CachedStore, entry: Entry, options: dict[str, Any] | None) -> None:
         self._fs, self._entry = store.fs, entry
         self.attributes: dict[str, str] = {}
         self.meta = store._meta(entry.object)

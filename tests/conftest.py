@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from cachedfs.common.clock import clock as metadata_clock
-from cachedfs.fetch import runtimes
+from cachedfs.core import engines
 from cachedfs.origins import http, rate_limit
 from cachedfs.origins.drive import quota
 from cachedfs.origins.rate_limit import RateLimit
@@ -73,7 +73,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(metadata_clock, "offset", -math.inf)  # an earlier test may have moved the wall clock
     before = item_threads()
     yield directory
-    runtimes._close_all()
+    engines._close_all()
     until(lambda: item_threads() <= before)
     for cls in OURS:
         cls.clear_instance_cache()
@@ -135,13 +135,13 @@ def long_timeouts(monkeypatch):
 @pytest.fixture(autouse=True)
 def patient_requests(monkeypatch):
     """Keep a request open while its reader pauses: a busy machine would otherwise send two requests."""
-    monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 60.0)
+    monkeypatch.setattr("cachedfs.core.downloads.PATIENCE_S", 60.0)
 
 
 @pytest.fixture
 def default_patience(patient_requests, monkeypatch):
     """End a request soon after its reader pauses, as by default."""
-    monkeypatch.setattr("cachedfs.fetch.fetcher.PATIENCE_S", 0.2)
+    monkeypatch.setattr("cachedfs.core.downloads.PATIENCE_S", 0.2)
 
 
 @pytest.fixture

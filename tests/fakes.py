@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.core import engine
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound
-from cachedfs.fetch import runtime
 from cachedfs.filesystem import CachedFileSystem
 
 
@@ -62,7 +62,7 @@ class FakeOrigin:
             self.on_request, self.concurrency = on_request, concurrency
             return self
 
-        monkeypatch.setattr(runtime, "open_origin", open_origin)
+        monkeypatch.setattr(engine, "open_origin", open_origin)
 
     requests_per_s = None
 
@@ -160,7 +160,7 @@ def gate(fs: CachedFileSystem, origin: FakeOrigin, *, is_open: bool) -> None:
         origin.gate = origin.gate or asyncio.Event()
         (origin.gate.set if is_open else origin.gate.clear)()
 
-    fs._source.runtime.run(act())
+    fs._source.engine.run(act())
 
 
 class FakeClock:

@@ -4,7 +4,7 @@ So a busy machine changes no exact counts.
 """
 
 from cachedfs.cache.index import database
-from cachedfs.fetch import fetcher
+from cachedfs.core import downloads
 
 database._WRITER_WAIT_S = 60.0
-fetcher.PATIENCE_S = 60.0
+downloads.PATIENCE_S = 60.0

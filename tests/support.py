@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 import fsspec
 
-from cachedfs.fetch import runtimes
+from cachedfs.core import engines
 from cachedfs.filesystem import CachedDriveFileSystem, CachedFileSystem, CachedGCSFileSystem
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.sim import DriveServer, GCSServer, SimServer
@@ -87,22 +87,20 @@ def until(condition: Callable[[], object], *, within_s: float = 120.0) -> None:
 
 
 def stack_dump() -> str:
-    """Return the stack of every thread and every task of the runtimes, for a test that hangs."""
+    """Return the stack of every thread and every task of the engines, for a test that hangs."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(ident)}:\n{''.join(traceback.format_stack(frame, limit=12))}"
         for ident, frame in sys._current_frames().items()
     ]
-    for runtime in runtimes._runtimes.values():
-        for task in asyncio.all_tasks(runtime._loop) if runtime._loop is not None else ():
+    for engine in engines._engines.values():
+        for task in asyncio.all_tasks(engine._loop) if engine._loop is not None else ():
             out = io.StringIO()
             task.print_stack(limit=12, file=out)
             parts.append(out.getvalue())
-        inflight_requests = [
-            (f.start, f.filled, f.stop, f.demand, f.done, f.stopped) for f in runtime.active_requests
-        ]
+        by_block = [(f.start, f.filled, f.stop, f.demand, f.done, f.stopped) for f in engine.active_requests]
         parts.append(
-            f"{runtime.cache.root}: active {inflight_requests}, {len(runtime.inflight_requests)} blocks, {runtime.cache_writer.queued_bytes} behind"
+            f"{engine.cache.root}: active {by_block}, {len(engine.by_block)} blocks, {engine.store_queue.queued_bytes} behind"
         )
     return "\n".join(parts)
 
@@ -115,8 +113,8 @@ def item_threads() -> set[threading.Thread]:
 def forget() -> None:
     """Do what the end of this process would: store everything and drop all memory. The next use starts afresh."""
     # The real end waits for five seconds; a busy machine may take longer.
-    assert all(runtime.drain(120) for runtime in list(runtimes._runtimes.values()))
-    runtimes._close_all()
+    assert all(engine.drain(120) for engine in list(engines._engines.values()))
+    engines._close_all()
     for cls in OURS:
         cls.clear_instance_cache()
 

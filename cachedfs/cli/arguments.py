@@ -236,9 +236,9 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
         with log_in_lines(options.debug):
             yield
             sys.stdout.flush()
-            if runtimes := sys.modules.get("cachedfs.fetch.runtimes"):
+            if engines := sys.modules.get("cachedfs.core.engines"):
                 with busy("writing to the cache", is_quiet=options.as_json):
-                    runtimes.settle()  # while its warnings still go through our handler
+                    engines.settle()  # while its warnings still go through our handler
         if options.has_failed:
             raise typer.Exit(FAILED)
     except (typer.Exit, typer.BadParameter):

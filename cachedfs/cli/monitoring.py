@@ -45,9 +45,9 @@ LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
 def cache_of(config: Config) -> BlockCache:
-    from cachedfs.fetch.runtimes import runtime_for
+    from cachedfs.core.engines import engine_for
 
-    return runtime_for(config).cache
+    return engine_for(config).cache
 
 
 @command(

@@ -39,7 +39,7 @@ def ls(
 ) -> None:
     """List folders and objects."""
 
-    def list_one(location: Location) -> list[Entry]:
+    def list_one(location: Location) -> list[ListedEntry]:
         with busy(f"listing {location.text}", is_quiet=common.as_json):
             found = entries_of(location, recursive=recursive, with_cached=long)
         if long and not common.as_json and sys.stdout.isatty():
@@ -55,7 +55,7 @@ def ls(
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ListedEntry:
     """One line of a listing. `cached` is the number of cached bytes, None if not looked up."""
 
     url: str
@@ -77,7 +77,7 @@ class Entry:
         return "\t".join([*shown, self.name])
 
 
-def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> list[Entry]:
+def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> list[ListedEntry]:
     """Return the entries that a URL lists. Raises FileNotFoundError if it does not exist."""
     fs, path = location.fs, location.path
     if location.is_pattern:
@@ -98,11 +98,11 @@ def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> lis
         if info["type"] == "file":
             size = info["size"]
             cached = location.cached_bytes(info["name"]) if with_cached else None
-        entries.append(Entry(location.url(info["name"]), info["type"], size, modified_of(info), cached))
+        entries.append(ListedEntry(location.url(info["name"]), info["type"], size, modified_of(info), cached))
     return entries
 
 
-def table_of(location: Location, entries: list[Entry]) -> Table:
+def table_of(location: Location, entries: list[ListedEntry]) -> Table:
     """Return a listing as a table for a terminal, with names relative to the folder."""
     above = "" if location.is_pattern else f"{location.url(location.path).rstrip('/')}/"
     more = () if is_narrow() else ("modified", "cached")

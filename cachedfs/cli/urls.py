@@ -80,7 +80,7 @@ class Location:
 
     @property
     def cache(self) -> BlockCache:
-        return self.fs._source.runtime.cache
+        return self.fs._source.engine.cache
 
     @property
     def identity(self) -> str:

@@ -1,6 +1,6 @@
 """Event log for `cachedfs report`: one JSON-lines file per process. Off by default.
 
-Requests and waits are logged one by one, when they end. Reads and hits are not: `Runtime` counts them, and a thread
+Requests and waits are logged one by one, when they end. Reads and hits are not: `Engine` counts them, and a thread
 writes the changed counters together with the buffered events four times a second. A killed process loses at most the
 last quarter of a second.
 """
@@ -246,7 +246,7 @@ def waiting(path: str, start: int | None = None, stop: int | None = None) -> Ite
 
 
 def _after_fork() -> None:
-    # File, thread and runtimes belong to the parent.
+    # File, thread and engines belong to the parent.
     global _log, _watched
     _watched = ()
     if _log is not None:

@@ -11,8 +11,7 @@ __all__ = ["PACKAGES", "WarnOnce", "public_text", "public_url", "without_secrets
 
 
 PACKAGES = (
-    "cache", "cli", "datasets", "events", "fetch", "filesystem", "metadata", "mount", "origins", "packing", "prefetch", "read",
-    "snapshot",
+    "cache", "cli", "core", "datasets", "events", "filesystem", "mount", "origins", "packing", "prefetch", "snapshot",
 )  # fmt: skip
 
 _SECRETS = re.compile(

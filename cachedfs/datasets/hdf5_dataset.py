@@ -19,11 +19,11 @@ import h5py
 import numpy as np
 from h5py._objects import phil
 
+from cachedfs.core.cached_reads import versions_read
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
 from cachedfs.datasets.samples import Item, Samples, once_each, reading
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem.file import CachedFile
-from cachedfs.read.cached_reads import versions_read
 
 __all__ = ["HDF5Dataset"]
 

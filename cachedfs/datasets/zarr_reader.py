@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
+from cachedfs.core.cached_reads import versions_read
 from cachedfs.datasets.chunks import BoundedLRU, ChunkCache, ChunkSlice, in_threads, parts_of
 from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import CachedFileSystem
-from cachedfs.read.cached_reads import versions_read
 
 __all__ = ["ChunkReader", "items_of", "own_rows"]
 

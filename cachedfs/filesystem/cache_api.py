@@ -19,10 +19,10 @@ from cachedfs.common.types import Exported, Imported, LinkStats, ObjectInfo, Sta
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import Config
+from cachedfs.core.reader import Reader
+from cachedfs.core.source import Source
+from cachedfs.core.verify import Verifier
 from cachedfs.errors import CacheError
-from cachedfs.fetch.source import Source
-from cachedfs.read.reader import Reader
-from cachedfs.read.verify import Verifier
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.quota import QuotaStats
@@ -95,7 +95,7 @@ class CacheMethods(ChainedFileSystem):
 
     def stats(self) -> Stats:
         """Return this process's counters (hits, misses, bytes fetched) and what the cache holds."""
-        return self._source.runtime.stats()
+        return self._source.engine.stats()
 
     def link_stats(self) -> LinkStats:
         """Return this process's measurements of the link to the origin, taken from speculative requests."""
@@ -108,7 +108,7 @@ class CacheMethods(ChainedFileSystem):
         """
         if self.target_protocol != "drive":
             return None
-        meter = self._source.runtime.quota_meter(self._source.identity)
+        meter = self._source.engine.quota_meter(self._source.identity)
         meter.refresh()
         return meter.today()
 
@@ -118,13 +118,13 @@ class CacheMethods(ChainedFileSystem):
         None where nothing can be stored; `stats().cannot_store` then has the reason.
         """
         try:
-            return self._source.runtime.cache.allowance(self.config.bounds)
+            return self._source.engine.cache.allowance(self.config.bounds)
         except CacheError:  # `stats` has the reason
             return None
 
     def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the cached byte ranges `(start, stop)` of the object's current version, merged."""
-        self._source.runtime.drain()  # include blocks that are still being written
+        self._source.engine.drain()  # include blocks that are still being written
         info = self._object(path)
         entry = self._source.metadata.get(info.path)
         key = None if entry is None else self._source.key(entry)
@@ -138,11 +138,11 @@ class CacheMethods(ChainedFileSystem):
         This applies to all processes of the machine and survives restarts. Raises CacheError where nothing can be
         stored.
         """
-        self._source.runtime.cache.pin(self._source.identity, self._name_to_pin(path))
+        self._source.engine.cache.pin(self._source.identity, self._name_to_pin(path))
 
     def unpin(self, path: AnyPath) -> None:
         """Allow the blocks of an object to be evicted again."""
-        self._source.runtime.cache.unpin(self._source.identity, self._name_to_pin(path))
+        self._source.engine.cache.unpin(self._source.identity, self._name_to_pin(path))
 
     def _name_to_pin(self, path: AnyPath) -> str:
         """Return the name of the object at `path`. Only a path that ends in a slash is looked up: it may have two."""
@@ -159,9 +159,9 @@ class CacheMethods(ChainedFileSystem):
         Without `path`, this drops all blocks of the origin. A folder is matched by name: the origin is not asked for
         its contents. Pinned blocks are dropped too.
         """
-        self._source.runtime.drain()
+        self._source.engine.drain()
         name = None if path is None else self._strip(path)
-        return self._source.runtime.cache.evict(self._source.identity, name)
+        return self._source.engine.cache.evict(self._source.identity, name)
 
     def verify(self, path: AnyPath, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
         """Check the cached blocks of an object, or of all objects below a folder.
@@ -173,7 +173,7 @@ class CacheMethods(ChainedFileSystem):
         One block is in memory at a time. The check does not count as an access, so it does not change what is evicted
         next. `callback` receives the number of bytes read. With `offline`, the known checksums are used.
         """
-        self._source.runtime.drain()  # include blocks that are still being written
+        self._source.engine.drain()  # include blocks that are still being written
         integrity = Verifier(self._source, self._reader)
         return [
             integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
@@ -195,7 +195,7 @@ class CacheMethods(ChainedFileSystem):
         if info.kind == "directory":
             raise self._source.is_a_folder(name)
         with self.open(name, "rb") as file:
-            lease = self._source.runtime.cache.lease(file.size, self.config.bounds, _suffix_of(name))
+            lease = self._source.engine.cache.lease(file.size, self.config.bounds, _suffix_of(name))
             try:
                 offset = 0
                 while data := file.read(WINDOW // 8):
@@ -225,7 +225,7 @@ class CacheMethods(ChainedFileSystem):
         """
         from cachedfs.snapshot import Export
 
-        self._source.runtime.drain()  # include blocks that are still being written
+        self._source.engine.drain()  # include blocks that are still being written
         there, folder = self._open_archive_folder(target, target_options)
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
@@ -247,7 +247,7 @@ class CacheMethods(ChainedFileSystem):
         """
         from cachedfs.snapshot import Import
 
-        self._source.runtime.drain()  # blocks that are still being written take space too
+        self._source.engine.drain()  # blocks that are still being written take space too
         there, folder = self._open_archive_folder(source, source_options)
         return self._run(Import(there, folder, identity=self._source.identity, callback=callback).run())
 
@@ -255,7 +255,7 @@ class CacheMethods(ChainedFileSystem):
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)
 
     def _open_archive_folder(self, url: str, options: Mapping[str, Any] | None) -> tuple[Reader, str]:
-        """Return a reader for the origin of a URL, in this process's runtime, and the path in it."""
+        """Return a reader for the origin of a URL, in this process's engine, and the path in it."""
         text = url.rpartition("::")[2] if "://" in url else os.path.abspath(os.path.expanduser(url))
         protocol, has_protocol, rest = text.partition("://")
         if is_drive_link(text):

@@ -15,12 +15,12 @@ from fsspec.spec import AbstractFileSystem
 from cachedfs.common.logging import public_text
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo
+from cachedfs.core.download import Download
+from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.open_file import BUFFER_SIZE, RawFile
+from cachedfs.core.reader import Reader
 from cachedfs.errors import ObjectChanged, OriginUnavailable
-from cachedfs.fetch.inflight import InflightRequest
-from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.origins.registry import is_whole
-from cachedfs.read.raw_reader import BUFFER_SIZE, RawReader
-from cachedfs.read.reader import Reader
 
 __all__ = ["CachedFile"]
 
@@ -42,10 +42,10 @@ class CachedFile(SharedFile, io.BufferedReader):
         fs: AbstractFileSystem,
         path: str,
         reader: Reader,
-        entry: MetadataEntry,
-        inflight: InflightRequest | None,
+        entry: Entry,
+        download: Download | None,
     ) -> None:
-        raw = RawReader(reader, entry, inflight)
+        raw = RawFile(reader, entry, download)
         super().__init__(raw, buffer_size=BUFFER_SIZE)
         self.fs = fs
         self.path = path
@@ -105,7 +105,7 @@ class CachedFile(SharedFile, io.BufferedReader):
         return f"<CachedFile {public_text(self.full_name)!r}>"
 
     def _object(self) -> ObjectInfo:
-        info: ObjectInfo = self.raw.info  # type: ignore[attr-defined]  # our RawReader
+        info: ObjectInfo = self.raw.info  # type: ignore[attr-defined]  # our RawFile
         return info
 
 

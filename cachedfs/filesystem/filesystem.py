@@ -28,13 +28,13 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
 from cachedfs.common.walk import ABSENT, begins_with
 from cachedfs.config import FSSPEC_KEYWORDS, Config
+from cachedfs.core.reader import TRIES, Reader
+from cachedfs.core.source import Source
 from cachedfs.errors import ChecksumMismatch, ObjectChanged, ObjectExists
-from cachedfs.fetch.source import Source
 from cachedfs.filesystem.cache_api import WINDOW, AnyPath, CacheMethods
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.filesystem.write import WriteMethods
 from cachedfs.filesystem.write_file import WrittenFile
-from cachedfs.read.reader import TRIES, Reader
 
 if sys.platform == "win32":
     raise ImportError(
@@ -128,8 +128,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of this process's runtime."""
-        return self._source.runtime.loop
+        """The event loop of this process's engine."""
+        return self._source.engine.loop
 
     @property
     def fsid(self) -> str:
@@ -173,8 +173,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         The cache treats a write through it like a write from another machine. Raises ImportError where the target's
         package is not installed.
         """
-        runtime = self._source.runtime
-        return runtime.run(self._source.origin("").filesystem())
+        engine = self._source.engine
+        return engine.run(self._source.origin("").filesystem())
 
     @overload
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *args: Any, **kwargs: Any) -> CachedFile: ...
@@ -392,12 +392,12 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         # Libraries pass block_size, cache_type and cache_options to speed up other filesystems; a read ignores them.
         if mode in ("rb", "r"):
             entry = self._source.existing(path)
-            inflight = None
+            download = None
             if entry is None or entry.object.kind == "directory":
-                entry, inflight = self._run(self._reader.open(path))
+                entry, download = self._run(self._reader.open(path))
             else:
                 self._reader.cached_reads.opened(path)
-            return CachedFile(self, path, self._reader, entry, inflight)
+            return CachedFile(self, path, self._reader, entry, download)
         if block_size is not None:
             kwargs["block_size"] = block_size
         if "x" in mode:
@@ -459,7 +459,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     async def _ls(self, path: Any, detail: bool = True, refresh: bool = False, **kwargs: Any) -> list[Any]:
         path = self._strip(path)
         if refresh:
-            self._source.runtime.cache.metadata.changed(self._source.identity, [path])
+            self._source.engine.cache.metadata.changed(self._source.identity, [path])
         found = (await self._hop(self._reader.resolver.listing(path))).infos
         if not detail:
             return [info.path for info in found]
@@ -596,13 +596,13 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         The next use in any process of the machine asks the origin.
         """
         below = "" if path is None else self._strip(path)
-        self._source.runtime.cache.metadata.changed(self._source.identity, [below], tree=True)
+        self._source.engine.cache.metadata.changed(self._source.identity, [below], tree=True)
         super().invalidate_cache(path)
 
-    # Running coroutines on the runtime's event loop.
+    # Running coroutines on the engine's event loop.
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._source.runtime.run(coroutine)
+        return self._source.engine.run(coroutine)
 
     def _mirror_all(self) -> None:
         """Create the blocking versions of the coroutines, as fsspec does.
@@ -639,7 +639,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             setattr(self, name, after_identity(getattr(self, name)))
 
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await self._source.runtime.await_on_loop(coroutine)
+        return await self._source.engine.await_on_loop(coroutine)
 
     def __reduce__(self) -> Any:
         if self.target_protocol == "drive":

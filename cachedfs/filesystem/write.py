@@ -27,12 +27,12 @@ from cachedfs.common.clock import clock
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, SLASH_NAMES, before_magic, is_pattern, without_slash
 from cachedfs.common.walk import ABSENT, CycleSafeWalk
+from cachedfs.core.metadata_cache import folder_of
+from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
-from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.filesystem.move import MovedObject, ObjectMove, Requests, StatedContent
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.upload import HasStorageQuota, Uploader
-from cachedfs.read.reader import Reader
 
 __all__ = ["WriteMethods"]
 
@@ -302,7 +302,7 @@ class WriteMethods(CycleSafeWalk):
         try:
             await ObjectMove(objects, requests).run()
         finally:
-            self._reader.source.runtime.cache.metadata.changed(self._reader.source.identity, paths, tree=True)
+            self._reader.source.engine.cache.metadata.changed(self._reader.source.identity, paths, tree=True)
 
     async def _names_below(self, folder: str) -> set[str]:
         """Return the names of a path and of all objects below it, also of those that make folders."""

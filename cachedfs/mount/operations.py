@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
+from cachedfs.core.metadata_cache import folder_of
 from cachedfs.errors import NotDownloadable, ObjectChanged, ObjectExists, OriginUnavailable, OriginUnreachable
-from cachedfs.fetch.metadata_cache import folder_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
 from cachedfs.mount.folder_listings import (

@@ -16,12 +16,12 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 
 from cachedfs.common.text import counted, seconds, shown, size
 from cachedfs.config import parse_size
+from cachedfs.core.engine import Engine
+from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError
-from cachedfs.fetch.runtime import Runtime
 from cachedfs.prefetch.items import items_of
 from cachedfs.prefetch.plan import PrefetchPlan
 from cachedfs.prefetch.progress import Progress
-from cachedfs.read.reader import Reader
 
 __all__ = ["Prefetch", "Progress", "begin"]
 
@@ -43,10 +43,10 @@ class Prefetch:
     look at `progress` and `errors`.
     """
 
-    def __init__(self, runtime: Runtime, plan: PrefetchPlan) -> None:
-        self._runtime, self._plan, self._pid = runtime, plan, os.getpid()
-        finalizer = weakref.finalize(self, _give_up, runtime, plan, self._pid)
-        finalizer.atexit = False  # there the runtime ends the plan
+    def __init__(self, engine: Engine, plan: PrefetchPlan) -> None:
+        self._engine, self._plan, self._pid = engine, plan, os.getpid()
+        finalizer = weakref.finalize(self, _give_up, engine, plan, self._pid)
+        finalizer.atexit = False  # there the engine ends the plan
         # The failure of a plan has the frames of those who waited for it, and they have this handle.
         plan.ended.add_done_callback(lambda _: finalizer.detach())
 
@@ -127,8 +127,8 @@ class Prefetch:
         """
         if self._pid != os.getpid():
             return
-        self._runtime.call_soon(self._plan.cancel)
-        if not self._runtime.is_loop_thread(threading.current_thread()):
+        self._engine.call_soon(self._plan.cancel)
+        if not self._engine.is_loop_thread(threading.current_thread()):
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._plan.ended.result(END_S)
 
@@ -194,8 +194,8 @@ def begin(
     callback: Any = DEFAULT_CALLBACK,
 ) -> Prefetch:
     """Start a prefetch plan and return its handle. `fs.prefetch` documents the parameters."""
-    runtime = reader.source.runtime
-    _ = runtime.loop  # starts the event loop thread
+    engine = reader.source.engine
+    _ = engine.loop  # starts the event loop thread
     plan = PrefetchPlan(
         reader,
         items=lambda changed: items_of(items, changed=changed),
@@ -204,8 +204,8 @@ def begin(
         glob=glob,
         report=_BytesReport(callback),
     )
-    runtime.call_soon(plan.start)
-    return Prefetch(runtime, plan)
+    engine.call_soon(plan.start)
+    return Prefetch(engine, plan)
 
 
 def _window(value: Any) -> int | None:
@@ -231,10 +231,10 @@ class _BytesReport:
             self._callback.absolute_update(value)
 
 
-def _give_up(runtime: Runtime, plan: PrefetchPlan, pid: int) -> None:
+def _give_up(engine: Engine, plan: PrefetchPlan, pid: int) -> None:
     """Cancel the plan of a garbage-collected handle, from any thread; do nothing in a forked child."""
     if pid == os.getpid():
-        runtime.call_soon(plan.cancel)
+        engine.call_soon(plan.cancel)
 
 
 def _summary(errors: list[CachedFSError], progress: Progress) -> CachedFSError:

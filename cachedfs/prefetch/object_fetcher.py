@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.eviction.future_uses import FutureUses, position_of
 from cachedfs.common.blocks import beginning
+from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.reader import TRIES, Reader
 from cachedfs.errors import (
     CachedFSError,
     CacheError,
@@ -20,14 +23,11 @@ from cachedfs.errors import (
     OriginUnreachable,
     QuotaExceeded,
 )
-from cachedfs.fetch.inflight import InflightRequest, RequestStopped
-from cachedfs.fetch.metadata_cache import MetadataEntry
 from cachedfs.prefetch import failure_limit
 from cachedfs.prefetch.failure_limit import FailureLimit
 from cachedfs.prefetch.object_stream import Spawn
 from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts
 from cachedfs.prefetch.turns import Turns
-from cachedfs.read.reader import TRIES, Reader
 
 __all__ = ["ObjectFetcher", "cannot_store"]
 
@@ -53,7 +53,7 @@ class ObjectFetcher:
         enter: Callable[[str], object],
         changed: Callable[[], object],
     ) -> None:
-        self._reader, self._source, self._runtime = reader, reader.source, reader.source.runtime
+        self._reader, self._source, self._engine = reader, reader.source, reader.source.engine
         self._tally, self._spawn, self._enter, self._changed = tally, spawn, enter, changed
         self.failures = FailureLimit()
         self.turns = Turns(self._source, self.failures, changed=changed, failed=self._end_with)
@@ -62,7 +62,7 @@ class ObjectFetcher:
         self.open: set[PrefetchObject] = set()
         self._n_lookups = self._n_elsewhere = 0  # lookups in flight; waits for another process
         # The plan's requests until their blocks are stored, oldest first, each with its object.
-        self.active: dict[InflightRequest, PrefetchObject] = {}
+        self.active: dict[Download, PrefetchObject] = {}
 
     def begin(self, uses: FutureUses) -> None:
         self.uses = self.turns.uses = uses
@@ -76,13 +76,13 @@ class ObjectFetcher:
     @property
     def n_coming(self) -> int:
         """Bytes received by active requests. From any thread."""
-        return sum(inflight.filled - inflight.start for inflight in list(self.active))
+        return sum(download.filled - download.start for download in list(self.active))
 
     def stop(self) -> None:
         """End the requests that no reader waits for at their next block."""
-        for inflight in self.active:
-            if not inflight.done and inflight.key is not None:
-                inflight.give_up()
+        for download in self.active:
+            if not download.done and download.key is not None:
+                download.give_up()
 
     def close(self) -> None:
         self._tally.fetched += self.n_coming
@@ -98,7 +98,7 @@ class ObjectFetcher:
         self._spawn(self._fetch(obj, entry))
         return True
 
-    async def _fetch(self, obj: PrefetchObject, entry: MetadataEntry | None) -> None:
+    async def _fetch(self, obj: PrefetchObject, entry: Entry | None) -> None:
         """Have the blocks of an object cached, or count it as failed."""
         n_tries = 0
         try:
@@ -125,9 +125,9 @@ class ObjectFetcher:
         finally:
             self.open.discard(obj)
 
-    async def _fetch_version(self, obj: PrefetchObject, entry: MetadataEntry | None) -> None:
+    async def _fetch_version(self, obj: PrefetchObject, entry: Entry | None) -> None:
         """Have the blocks of an object's current version cached."""
-        sent: dict[int, InflightRequest] = {}
+        sent: dict[int, Download] = {}
         if not self._start(obj, entry):
             sent = await self._look_up(obj, entry)
         if obj.key is None:
@@ -151,7 +151,7 @@ class ObjectFetcher:
 
     # Look an object up.
 
-    def _start(self, obj: PrefetchObject, entry: MetadataEntry | None) -> bool:
+    def _start(self, obj: PrefetchObject, entry: Entry | None) -> bool:
         """Set the version and blocks of an object; return False if it cannot be cached, or nothing is known of it."""
         key = None if entry is None else self._source.key(entry)
         if entry is None or key is None or entry.info is None or entry.info.kind != "file":
@@ -165,13 +165,13 @@ class ObjectFetcher:
             self._tally.sized(obj)
         return True
 
-    async def _look_up(self, obj: PrefetchObject, entry: MetadataEntry | None) -> dict[int, InflightRequest]:
+    async def _look_up(self, obj: PrefetchObject, entry: Entry | None) -> dict[int, Download]:
         """Look an object up, and begin it unless it is a folder; return the request of each block that comes with it."""
-        is_offline, inflight = self._source.config.offline, None
+        is_offline, download = self._source.config.offline, None
         if entry is None:
             if is_offline:
                 raise self._source.offline(obj.path)
-            entry, inflight = await self._read_first(obj)
+            entry, download = await self._read_first(obj)
         if entry.info is None and (obj.bounds is not None or entry.by_listing or is_offline):
             raise self._source.not_found(obj.path, entry)
         if entry.info is None or entry.info.kind == "directory":
@@ -179,34 +179,34 @@ class ObjectFetcher:
                 raise self._source.is_a_folder(obj.path)
             self._enter(obj.path)
             return {}
-        if inflight is not None and inflight.is_speculative:
-            if inflight.key is None:
-                inflight.stop_soon(inflight.start)
-            elif inflight not in self.active:
-                self._note_sent([inflight], obj)
+        if download is not None and download.is_speculative:
+            if download.key is None:
+                download.stop_soon(download.start)
+            elif download not in self.active:
+                self._note_sent([download], obj)
         if not self._start(obj, entry):
             raise self._source.uncached(obj.path, entry.info)
-        if inflight is None:
+        if download is None:
             return {}
-        brought = [i for i in obj.left if inflight.start <= obj.bytes_of(i).start < inflight.stop]
+        brought = [i for i in obj.left if download.start <= obj.bytes_of(i).start < download.stop]
         obj.coming, obj.left = brought, obj.left[len(brought) :]
         for index in brought:
             assert self.uses is not None
             self.uses.ask(obj.use(index), is_awaited=True)
-        return dict.fromkeys(brought, inflight)
+        return dict.fromkeys(brought, download)
 
-    async def _read_first(self, obj: PrefetchObject) -> tuple[MetadataEntry, InflightRequest | None]:
+    async def _read_first(self, obj: PrefetchObject) -> tuple[Entry, Download | None]:
         """Return the metadata of an object, and the request that brings its first bytes, if any."""
         assert self.uses is not None
         config, uses = self._source.config, self.uses
         most = min(config.whole_request, uses.limit // config.first_concurrency)
         want = beginning(*(obj.bounds or (None, None)), block_size=config.block_size, most=int(most))
-        found: list[tuple[MetadataEntry, InflightRequest | None]] = []
+        found: list[tuple[Entry, Download | None]] = []
 
-        async def read() -> list[InflightRequest]:
+        async def read() -> list[Download]:
             first = want.start + config.block_size  # limits what is read if this task is cancelled
             found.append(await self._reader.resolver.resolve(obj.path, want, demand=first))
-            return [inflight for _, inflight in found if inflight is not None]
+            return [download for _, download in found if download is not None]
 
         position = position_of(obj.number, 0)
         await self.turns.admit_unknown(position, want.size)
@@ -225,7 +225,7 @@ class ObjectFetcher:
         """Take the next blocks that need no request; return whether the object has further blocks."""
         for index in obj.left[:BLOCKS_AT_ONCE]:
             use, uses = obj.use(index), self.uses
-            is_cached = not self._inflight(obj, index) and self._runtime.cache.has(*use.block)
+            is_cached = not self._download(obj, index) and self._engine.cache.has(*use.block)
             if not self._is_passed(obj, index) and not (is_cached and self.turns.fits(use)):
                 return True
             if is_cached and uses is not None:
@@ -243,44 +243,44 @@ class ObjectFetcher:
             return False
         return self._is_coming(obj, index) or self.uses.is_tight or self.uses.has_window
 
-    def _inflight(self, obj: PrefetchObject, index: int) -> InflightRequest | None:
+    def _download(self, obj: PrefetchObject, index: int) -> Download | None:
         """Return the request that brings a block; None if there is none."""
-        inflight = self._runtime.inflight_requests.get(obj.block_key.name(index))
-        return inflight if inflight is not None and inflight.covers(obj.bytes_of(index).start) else None
+        download = self._engine.by_block.get(obj.block_key.name(index))
+        return download if download is not None and download.covers(obj.bytes_of(index).start) else None
 
     def _is_coming(self, obj: PrefetchObject, index: int) -> bool:
         """Return whether a block is cached, or a request brings it."""
-        return bool(self._inflight(obj, index)) or self._runtime.cache.has(obj.block_key, index)
+        return bool(self._download(obj, index)) or self._engine.cache.has(obj.block_key, index)
 
     def _next_run(self, obj: PrefetchObject) -> list[int]:
         """Return the next blocks that one request brings: an active one, or one to be sent."""
         most = max(1, self._source.config.whole_request // obj.block_key.block_size)
         first, *others = obj.left[:most]
-        run, inflight = [first], self._inflight(obj, first)
+        run, download = [first], self._download(obj, first)
         for index in others:
-            if self._inflight(obj, index) is not inflight or self._runtime.cache.has(obj.block_key, index):
+            if self._download(obj, index) is not download or self._engine.cache.has(obj.block_key, index):
                 break
             run.append(index)
         return run
 
     async def _request(
         self, obj: PrefetchObject, run: list[int], *, is_overdue: bool = False
-    ) -> dict[int, InflightRequest]:
-        """Request blocks when there is a slot; return their requests, as `Fetcher.launch` does."""
+    ) -> dict[int, Download]:
+        """Request blocks when there is a slot; return their requests, as `Downloads.launch` does."""
         if self._source.config.offline:
             raise self._source.offline(obj.path)
         slot = self._source.caller_key, obj.path
-        while (lookup := self._runtime.lookups.task_of(slot)) is not None:
+        while (lookup := self._engine.lookups.task_of(slot)) is not None:
             await asyncio.wait([lookup])  # another caller's lookup: it may bring the first bytes
 
-        requests: dict[int, InflightRequest] = {}
+        requests: dict[int, Download] = {}
 
-        def launch() -> list[InflightRequest]:
+        def launch() -> list[Download]:
             assert obj.entry is not None
-            before = set(self._runtime.active_requests)
+            before = set(self._engine.active_requests)
             overdue = run if is_overdue else ()
-            requests.update(self._reader.fetcher.launch(obj.entry, obj.block_key, run, overdue=overdue))
-            sent = [inflight for inflight in dict.fromkeys(requests.values()) if inflight not in before]
+            requests.update(self._reader.downloads.launch(obj.entry, obj.block_key, run, overdue=overdue))
+            sent = [download for download in dict.fromkeys(requests.values()) if download not in before]
             self._note_sent(sent, obj)
             return sent
 
@@ -288,29 +288,29 @@ class ObjectFetcher:
         await self.turns.send(obj.path, obj.use(run[0]).position, size, launch)
         return requests
 
-    def _note_sent(self, sent: list[InflightRequest], obj: PrefetchObject) -> None:
+    def _note_sent(self, sent: list[Download], obj: PrefetchObject) -> None:
         self._tally.n_requests += len(sent)
         self.active.update(dict.fromkeys(sent, obj))
 
-    async def _bring(self, obj: PrefetchObject, run: list[int], sent: dict[int, InflightRequest]) -> None:
+    async def _bring(self, obj: PrefetchObject, run: list[int], sent: dict[int, Download]) -> None:
         """Wait until blocks have arrived; send requests for those that nothing brings.
 
         `sent` has the requests sent for them. Raises their errors.
         """
         while run and not obj.is_failed:
-            n, inflight = 0, sent.pop(run[0], None) or self._inflight(obj, run[0])
-            if inflight is not None:
-                with contextlib.suppress(RequestStopped):
-                    await inflight.wait_until(min(obj.bytes_of(run[-1]).stop, inflight.stop))
-                n = sum(obj.bytes_of(index).stop <= inflight.filled for index in run)
-            elif self._runtime.cache.has(obj.block_key, run[0]):
+            n, download = 0, sent.pop(run[0], None) or self._download(obj, run[0])
+            if download is not None:
+                with contextlib.suppress(DownloadStopped):
+                    await download.wait_until(min(obj.bytes_of(run[-1]).stop, download.stop))
+                n = sum(obj.bytes_of(index).stop <= download.filled for index in run)
+            elif self._engine.cache.has(obj.block_key, run[0]):
                 n = 1
             else:
                 sent = await self._request(obj, run)
                 if run[0] not in sent and not self._is_coming(obj, run[0]):
                     self._n_elsewhere += 1
                     try:
-                        is_over = await self._runtime.wait_for_other_process(obj.block_key, run[:1])
+                        is_over = await self._engine.wait_for_other_process(obj.block_key, run[:1])
                     finally:
                         self._n_elsewhere -= 1
                     if not is_over:
@@ -323,7 +323,7 @@ class ObjectFetcher:
             obj.coming.remove(index)
             use = obj.use(index)
             self._tally.arrived += use.size
-            if self.uses is not None and self._runtime.cache.has(*use.block):
+            if self.uses is not None and self._engine.cache.has(*use.block):
                 self.uses.stored([use.block])
         if run:
             self.failures.came()
@@ -331,15 +331,15 @@ class ObjectFetcher:
 
     def forget_stored(self) -> None:
         """Forget requests whose blocks are stored, or failed to be. Raises CacheError when nothing can be stored."""
-        for inflight, obj in list(self.active.items()):
-            if not inflight.is_settled:
+        for download, obj in list(self.active.items()):
+            if not download.is_settled:
                 continue
-            del self.active[inflight]
-            self._tally.fetched += inflight.filled - inflight.start
-            if inflight.is_storable:
+            del self.active[download]
+            self._tally.fetched += download.filled - download.start
+            if download.is_storable:
                 continue
-            if self._runtime.cache.cannot_store is not None:
-                raise cannot_store(self._runtime.cache)
+            if self._engine.cache.cannot_store is not None:
+                raise cannot_store(self._engine.cache)
             if not obj.is_failed:
                 obj.is_failed = True
                 error = CacheError(
@@ -358,7 +358,7 @@ class ObjectFetcher:
             self.uses.remove(position_of(obj.number, 0), position_of(obj.number + 1, 0))
             # Blocks still in flight are reported when they arrive.
             asked = [(obj.key, index) for index in range(obj.wanted.start, obj.left.start)]
-            self.uses.lost(block for block in asked if not self._runtime.cache.has(*block))
+            self.uses.lost(block for block in asked if not self._engine.cache.has(*block))
         obj.entry = obj.key = None
 
     def count_failure(self, path: str, error: CachedFSError, *, size: int | None = None) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_pattern
+from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.prefetch.items import PrefetchItems
 from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts, Slice
-from cachedfs.read.reader import Reader
 
 __all__ = ["Glob", "ObjectStream", "Spawn"]
 

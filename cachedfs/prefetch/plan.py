@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, OriginUnavailable
 from cachedfs.origins.request_slots import speculative
 from cachedfs.prefetch.items import PrefetchItems
 from cachedfs.prefetch.object_fetcher import ObjectFetcher, cannot_store
 from cachedfs.prefetch.object_stream import Glob, ObjectStream
 from cachedfs.prefetch.progress import Progress, ProgressCounts
-from cachedfs.read.reader import Reader
 
 __all__ = ["PrefetchPlan"]
 
@@ -31,7 +31,7 @@ AHEAD_AT_ONCE = 128  # objects looked up before the event loop runs other tasks
 
 
 class PrefetchPlan:
-    """The work of one `prefetch` call: a task on the runtime's event loop, and the tasks it starts.
+    """The work of one `prefetch` call: a task on the engine's event loop, and the tasks it starts.
 
     ObjectStream yields the objects in order, and ObjectFetcher fetches each. FutureUses knows where the reader is, and
     which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands patterns, and `report`
@@ -52,12 +52,12 @@ class PrefetchPlan:
         self.failure: BaseException | None = None
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # waiting callers cannot cancel it
-        self._source, self._runtime, self._report = reader.source, reader.source.runtime, report
+        self._source, self._engine, self._report = reader.source, reader.source.engine, report
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = self._is_ending = False
-        self._items = items(lambda: self._runtime.call_soon(self._changed.set))
+        self._items = items(lambda: self._engine.call_soon(self._changed.set))
         self._fetcher = ObjectFetcher(
             reader,
             self.tally,
@@ -76,14 +76,14 @@ class PrefetchPlan:
             failed=self._fetcher.count_failure,
         )
         self._window = math.inf if window is None else window
-        self._since = self._runtime.cache.clock(self._source.config.bounds)
+        self._since = self._engine.cache.clock(self._source.config.bounds)
         self._uses: FutureUses | None = None  # None before `_begin`, and offline
 
     # Start and end.
 
     def start(self) -> None:
         try:
-            self._task = self._runtime.spawn(self._run())
+            self._task = self._engine.spawn(self._run())
         except CachedFSError as error:
             self._end("failed", error)
         else:
@@ -96,7 +96,7 @@ class PrefetchPlan:
 
     def _cancelled(self) -> tuple[str, Exception | None]:
         """Return the state and the failure of a plan whose task was cancelled."""
-        if self._runtime.pid:
+        if self._engine.pid:
             return "cancelled", None
         return "failed", OriginUnavailable("the process is exiting: the prefetch was canceled")
 
@@ -128,21 +128,21 @@ class PrefetchPlan:
         if self._source.config.offline:
             return
         self._source.origin("")  # raises errors of the origin, such as a missing package
-        cache, bounds = self._runtime.cache, self._source.config.bounds
+        cache, bounds = self._engine.cache, self._source.config.bounds
         allowed = await asyncio.to_thread(cache.allowance, bounds)
         if allowed is None or allowed < self._source.config.block_size:
             raise cannot_store(cache)
         self._uses = FutureUses(cache, bounds, since=self._since, window=self._window)
         self._fetcher.begin(self._uses)
-        self._runtime.future_uses.append(self._uses)
+        self._engine.future_uses.append(self._uses)
         if (plan_slot := self._uses.plan_slot) is not None:
-            self._runtime.cache_writer.after_metadata(partial(cache.clear_plan_slot, plan_slot))
+            self._engine.store_queue.after_metadata(partial(cache.clear_plan_slot, plan_slot))
 
     async def _wind_up(self) -> None:
         self._is_ending = True
         self._items.close()
         if self._uses is not None:
-            self._runtime.future_uses.remove(self._uses)
+            self._engine.future_uses.remove(self._uses)
             self._uses.close()
         for task in self._tasks:
             task.cancel()
@@ -158,7 +158,7 @@ class PrefetchPlan:
         self.ended.set_result(None)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._runtime.spawn(coroutine)
+        task = self._engine.spawn(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._forget_task)
         return task

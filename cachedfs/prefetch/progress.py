@@ -10,8 +10,8 @@ from typing import NamedTuple
 from cachedfs.cache.eviction.future_uses import Use, position_of
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import ObjectKey, Range
+from cachedfs.core.metadata_cache import Entry
 from cachedfs.errors import CachedFSError, without_frames
-from cachedfs.fetch.metadata_cache import MetadataEntry
 
 __all__ = ["PrefetchObject", "Progress", "ProgressCounts", "Slice"]
 
@@ -27,7 +27,7 @@ class PrefetchObject:
     path: str
     listed_size: int | None = None  # bytes counted for it in the plan's total; None: not counted
     bounds: Slice | None = None
-    entry: MetadataEntry | None = None
+    entry: Entry | None = None
     key: ObjectKey | None = None  # set by `begin`, as `wanted` and `left`
     wanted: range = range(0)  # its blocks
     left: range = range(0)  # of these, the blocks that the plan has not asked for
@@ -36,7 +36,7 @@ class PrefetchObject:
     )  # blocks that the plan asked for and that have not arrived
     is_failed: bool = False
 
-    def begin(self, entry: MetadataEntry, key: ObjectKey) -> None:
+    def begin(self, entry: Entry, key: ObjectKey) -> None:
         """Set the object's version, and its blocks to fetch."""
         self.entry, self.key, self.coming = entry, key, []
         self.wanted = self.left = covering(clip(*(self.bounds or (None, None)), self.size), key.block_size)

@@ -12,10 +12,10 @@ from itertools import count
 from typing import Any
 
 from cachedfs.cache.eviction.future_uses import FutureUses, Use
+from cachedfs.core.download import Download
+from cachedfs.core.source import Source
+from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.errors import CachedFSError
-from cachedfs.fetch.fetch_queue import SpeculativeRequest
-from cachedfs.fetch.inflight import InflightRequest
-from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Origin
 from cachedfs.prefetch.failure_limit import FailureLimit
 
@@ -23,7 +23,7 @@ __all__ = ["Send", "Turns", "n_to_request"]
 
 QUARTER = 4  # the part of a window whose free space suffices for a request: it arrives while the rest is read
 
-Send = Callable[[], Iterable[InflightRequest] | asyncio.Task[Iterable[InflightRequest]]]
+Send = Callable[[], Iterable[Download] | asyncio.Task[Iterable[Download]]]
 
 
 @dataclass(order=True, slots=True)
@@ -70,7 +70,7 @@ class Turns:
         return bool(self._ready)
 
     def close(self) -> None:
-        self._source.runtime.fetch_queue.withdraw(self)
+        self._source.engine.speculation.withdraw(self)
         self._waiting, self._ready = [], []
 
     # Space ahead of the reader.
@@ -142,7 +142,7 @@ class Turns:
             turn = self._ready[0]
             assert turn.send is not None
             origin = partial(self._origin, turn.send[0])
-            self._source.runtime.fetch_queue.submit(
+            self._source.engine.speculation.submit(
                 SpeculativeRequest(self, turn.size, self._send_next, origin, is_declared=True)
             )
 
@@ -160,7 +160,7 @@ class Turns:
             self._failed(error)
             raise
 
-    def _send_next(self) -> Iterable[InflightRequest] | asyncio.Task[Iterable[InflightRequest]]:
+    def _send_next(self) -> Iterable[Download] | asyncio.Task[Iterable[Download]]:
         """Send the first request; its object may be an earlier one than when it was submitted."""
         self._n_submitted -= 1
         self._changed()

@@ -13,9 +13,9 @@ from cachedfs.cache.block_file import BadBlock, file_size
 from cachedfs.common.blocks import block_range
 from cachedfs.common.clock import clock
 from cachedfs.common.types import Exported
+from cachedfs.core.metadata_cache import key_of
+from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, CacheError
-from cachedfs.fetch.metadata_cache import key_of
-from cachedfs.read.reader import Reader
 from cachedfs.snapshot import archive, manifest
 from cachedfs.snapshot.archive import BadBundle, BundleEntry
 from cachedfs.snapshot.exported_metadata import encoded_rows, rows_of
@@ -35,13 +35,13 @@ class Export:
     """
 
     def __init__(self, reader: Reader, there: Reader, folder: str, *, callback: Any) -> None:
-        self._source, self._cache = reader.source, reader.source.runtime.cache
+        self._source, self._cache = reader.source, reader.source.engine.cache
         self._there, self._folder = there, ExportFolder(there.source, folder)
         self._callback = callback
         self._bundles = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, roots: Sequence[str]) -> Exported:
-        """Export what is cached at and below `roots`. Runs on the runtime's event loop.
+        """Export what is cached at and below `roots`. Runs on the engine's event loop.
 
         Bundles that are in the folder already are not sent again. Raises CacheError if nothing is cached, or if the
         folder has a manifest that is not of an export of this origin; also raises the errors of the target. After an

@@ -26,8 +26,8 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
-from cachedfs.fetch.metadata_cache import folder_of
-from cachedfs.fetch.source import Source
+from cachedfs.core.metadata_cache import folder_of
+from cachedfs.core.source import Source
 from cachedfs.snapshot.archive import BadBundle
 from cachedfs.snapshot.manifest import LATEST_S
 
@@ -72,7 +72,7 @@ def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Itera
     Listings are those of `roots` and of the folders below. Each time is that of the last check, by the origin's change
     feed or by a request.
     """
-    store, identity = source.runtime.cache.metadata, source.identity
+    store, identity = source.engine.cache.metadata, source.identity
     confirmed_until = source.metadata.confirmed_until
     above = {folder: None for path in [*roots, *paths] for folder in _folders_above(path)}
     pending = list(

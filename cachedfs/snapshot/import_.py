@@ -13,10 +13,10 @@ from typing import Any
 
 from cachedfs.cache.block_file import BadBlock, file_size, unpack
 from cachedfs.common.types import BlockKey, Imported, ObjectInfo, ObjectKey, Range
+from cachedfs.core.polling import OVERDUE_S
+from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.fetch.polling import OVERDUE_S
 from cachedfs.origins.base import Reply
-from cachedfs.read.reader import Reader
 from cachedfs.snapshot import manifest
 from cachedfs.snapshot.archive import BadBundle, Bundle, BundleEntry, entries_of, runs
 from cachedfs.snapshot.exported_metadata import MetadataImport, decoded_rows, name_of
@@ -42,8 +42,8 @@ class Import:
     """
 
     def __init__(self, there: Reader, folder: str, *, identity: str | None, callback: Any) -> None:
-        self._runtime, self._config = there.source.runtime, there.source.config
-        self._cache = self._runtime.cache
+        self._engine, self._config = there.source.engine, there.source.config
+        self._cache = self._engine.cache
         self._folder = ExportFolder(there.source, folder)
         self._accepted = identity
         self._identity = ""  # of the export
@@ -57,7 +57,7 @@ class Import:
         self._bad: dict[str, str] = {}  # message by name of the object
 
     async def run(self) -> Imported:
-        """Import what is missing. Runs on the runtime's event loop.
+        """Import what is missing. Runs on the engine's event loop.
 
         Raises ObjectNotFound if there is no export, OriginUnavailable if its manifest is damaged, ValueError if it has
         another origin or block size, and CacheError if blocks cannot be stored.
@@ -159,7 +159,7 @@ class Import:
     async def _import_lock(self, name: str) -> AsyncIterator[None]:
         """Let two simultaneous imports fetch each bundle once; go on if the other one takes long, as it may be stopped."""
         lock = ObjectKey(self._identity, name, "who imports it?", 0).hash64(0)
-        is_ours = await self._runtime.locked(lock, within_s=OVERDUE_S)
+        is_ours = await self._engine.locked(lock, within_s=OVERDUE_S)
         try:
             yield
         finally:

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.core.source import Source
 from cachedfs.errors import ObjectChanged, ObjectNotFound
-from cachedfs.fetch.source import Source
 from cachedfs.origins.base import Reply
 from cachedfs.snapshot.archive import MOST_BLOCKS, MOST_INDEX, BadBundle, Bundle
 

@@ -21,7 +21,7 @@ WORKER = """
 import json, sys, threading, time
 from cachedfs.common.event_log import EventLog
 from cachedfs.filesystem import CachedGCSFileSystem
-from cachedfs.fetch import runtimes
+from cachedfs.core import engines
 
 directory, endpoint, is_counted = sys.argv[1:]
 inside, here = [0.0], threading.local()
@@ -60,7 +60,7 @@ def here_and_there():
 
 timed("600 small objects, one request each", lambda: [fs.cat_file(f"b/{i}") for i in range(600)])
 timed("128 MiB in sequence", in_sequence)
-runtimes.runtime_for(fs.config).drain()
+engines.engine_for(fs.config).drain()
 timed("30,000 reads of cached objects", lambda: [fs.cat_file(f"b/{i % 600}") for i in range(30_000)])
 with fs.open("b/big") as file:
     timed("200,000 reads of the current block", here_and_there)

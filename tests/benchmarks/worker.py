@@ -65,8 +65,8 @@ def measure(run: Run) -> dict[str, Any]:
 
 def measure_waits(run: Run) -> dict[str, Any]:
     """Return the result of `measure`, and the share of the time in which one of our reads waited, from the event log."""
-    engines = sys.modules.get("cachedfs.fetch.runtimes")
-    if engines is None or not engines._runtimes:  # a peer has no event log
+    engines = sys.modules.get("cachedfs.core.engines")
+    if engines is None or not engines._engines:  # a peer has no event log
         return measure(run)
     import cachedfs
     from cachedfs.report import event_reader
@@ -82,8 +82,8 @@ def measure_waits(run: Run) -> dict[str, Any]:
 
 def settle() -> None:
     """Wait until the received blocks are on disk: this CPU time belongs to the pass that fetched them."""
-    engines = sys.modules.get("cachedfs.fetch.runtimes")
-    for each in list(engines._runtimes.values()) if engines else ():
+    engines = sys.modules.get("cachedfs.core.engines")
+    for each in list(engines._engines.values()) if engines else ():
         each.drain(60.0)
 
 

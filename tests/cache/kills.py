@@ -20,9 +20,9 @@ from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
 from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo
+from cachedfs.core.download import Download
+from cachedfs.core.store_queue import FetchedBlock, StoreQueue
 from cachedfs.errors import CacheError
-from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
-from cachedfs.fetch.inflight import InflightRequest
 from tests.cache.faults import CALLS, real_call, replace_call
 from tests.cache.helpers import BLOCK, content, disk_usage, file_of, flip, key_of, put, room_for, whole
 from tests.support import until
@@ -164,14 +164,12 @@ def repair(cache, bounds):
 
 
 def write_behind(cache, bounds):
-    writer = CacheWriter(cache, lambda blocks, are_kept: None)
+    writer = StoreQueue(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
         writer.add_record(_record(cache, NEW.path))
         for index in range(2):
             data = memoryview(content(NEW, index))
-            writer.add(
-                FetchedBlock(NEW.block(index), [data], len(data), InflightRequest(demand=BLOCK), bounds)
-            )
+            writer.add(FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds))
     assert writer.drain(120)
 
 

@@ -16,9 +16,9 @@ from cachedfs.cache import directory, disk, writer
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction.policy import wal_pages_of
 from cachedfs.common.types import CacheBounds
+from cachedfs.core.download import Download
+from cachedfs.core.store_queue import FetchedBlock, StoreQueue
 from cachedfs.errors import CacheError
-from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
-from cachedfs.fetch.inflight import InflightRequest
 from tests.cache.faults import replace_call
 from tests.cache.helpers import (
     AMPLE,
@@ -538,11 +538,9 @@ def test_a_removed_directory_is_made_again(cache):
 def write_behind(cache, index):
     """Store a block as the writer thread does; return whether it was stored."""
     stored = []
-    writer = CacheWriter(cache, lambda blocks, are_stored: stored.append(are_stored))
+    writer = StoreQueue(cache, lambda blocks, are_stored: stored.append(are_stored))
     data = memoryview(content(key_of(), index))
-    writer.add(
-        FetchedBlock(key_of().block(index), [data], len(data), InflightRequest(demand=len(data)), AMPLE)
-    )
+    writer.add(FetchedBlock(key_of().block(index), [data], len(data), Download(demand=len(data)), AMPLE))
     assert writer.drain(120)
     writer.close()
     return stored == [True]

@@ -33,8 +33,8 @@ from cachedfs.cli.app import app
 from cachedfs.cli.arguments import FAILED, INTERRUPTED, PIPE_CLOSED, CommonOptions, handling_errors
 from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
-from cachedfs.fetch import runtimes
-from cachedfs.fetch.runtime import Runtime
+from cachedfs.core import engines
+from cachedfs.core.engine import Engine
 from cachedfs.mount.unsent import keep
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault, GCSServer
@@ -140,7 +140,7 @@ def interrupted(when, *arguments):
         is_over.set()
         thread.join()
     assert result.stdout == ""
-    runtimes._close_all()  # as the end of the process does
+    engines._close_all()  # as the end of the process does
     return result.stderr
 
 
@@ -1353,21 +1353,21 @@ def test_mistaken_options_are_wrong_usage():
 
 
 def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeypatch):
-    drain = Runtime.drain
+    drain = Engine.drain
 
     def late(self, timeout_s=5.0):
         drain(self, timeout_s)
         logging.getLogger("cachedfs.cache").warning("blocks are not cached")
 
     cloud.put("key", b"1")
-    monkeypatch.setattr(Runtime, "drain", late)
+    monkeypatch.setattr(Engine, "drain", late)
     assert run("cat", cloud.url("key", "gs://")).stderr == "cachedfs: warning: blocks are not cached\n"
 
 
 def test_log_and_warnings_are_single_lines(capsys):
     with output.log_in_lines(debug=False):
-        logging.getLogger("cachedfs.read").warning("the %s is away", "origin")
-        logging.getLogger("cachedfs.read").info("nobody needs this")
+        logging.getLogger("cachedfs.core").warning("the %s is away", "origin")
+        logging.getLogger("cachedfs.core").info("nobody needs this")
         warnings.simplefilter("always")
         warnings.warn("this is old", DeprecationWarning, stacklevel=1)
     assert (

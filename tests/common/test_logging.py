@@ -132,7 +132,7 @@ def test_no_line_contains_the_signature_of_a_url(signed_url, name, caplog):
     with contextlib.suppress(FileNotFoundError):
         fs.cat_file(signed_url.format(name))
     # As with an error that names its URL.
-    logging.getLogger("cachedfs.read").debug("not read: %s", fs.unstrip_protocol(signed_url.format(name)))
+    logging.getLogger("cachedfs.core").debug("not read: %s", fs.unstrip_protocol(signed_url.format(name)))
     forget()
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if f"/{name}" in text]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cachedfs.core.open_file import CACHED_AFTER, RawFile
 from cachedfs.errors import ObjectChanged
-from cachedfs.read.raw_reader import CACHED_AFTER, RawReader
 from tests.support import KiB, MiB, forget, noise, until
 
 SIZE = 3 * MiB + 12345
@@ -181,7 +181,7 @@ def test_sequential_reads_request_each_byte_once(fs, cloud, is_late):
             while piece := file.read(size):
                 pieces.append(piece)
                 if is_late:
-                    until(lambda: all(inflight.paused for inflight in fs._source.runtime.active_requests))
+                    until(lambda: all(download.paused for download in fs._source.engine.active_requests))
         assert b"".join(pieces) == big
         assert cloud.server.bytes_sent() == len(big)
         assert len(cloud.asked()) <= requests
@@ -235,12 +235,12 @@ def test_readahead_stops_looking_when_the_whole_file_is_cached(cloud, monkeypatc
     cloud.put("many", noise(300 * 64 * KiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB")
     looks = []
-    look = RawReader._read_ahead
+    look = RawFile._read_ahead
     with fs.open(cloud.path("many")) as file:
         read_all(file)
-        fs._source.runtime.drain(120)
+        fs._source.engine.drain(120)
         hits = fs.stats().hits
-        monkeypatch.setattr(RawReader, "_read_ahead", lambda raw: (looks.append(raw), look(raw)))
+        monkeypatch.setattr(RawFile, "_read_ahead", lambda raw: (looks.append(raw), look(raw)))
         for block in random.Random(1).sample(range(300), 300):
             file.seek(block * 64 * KiB + 5)
             assert file.read(1000)
@@ -266,12 +266,12 @@ def test_failed_readahead_of_a_closed_file_is_not_retried(origin, monkeypatch):
     monkeypatch.setattr(origin, "read", tried)
     origin.put("b/ahead", noise(64 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    runtime = fs._source.runtime
+    engine = fs._source.engine
     with fs.open("b/ahead") as file:
         for _ in range(5):
             file.read(MiB // 2)
         until(lambda: trying)
-    until(lambda: not runtime.active_requests and not runtime.inflight_requests)
+    until(lambda: not engine.active_requests and not engine.by_block)
 
 
 def test_readahead_starts_again_when_a_block_of_a_cached_file_is_missing(cloud):
@@ -406,7 +406,7 @@ def test_after_a_failed_read_the_position_is_unchanged(fs, cloud, threads, monke
         a(file.seek, 2 * MiB)
         b(file.seek, 100)
         with monkeypatch.context() as patch:
-            patch.setattr(RawReader, "readinto", lambda raw, buffer: 1 / 0)
+            patch.setattr(RawFile, "readinto", lambda raw, buffer: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 a(file.read, 100)
         assert b(file.read, 100) == DATA[100:200]

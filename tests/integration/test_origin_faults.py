@@ -13,8 +13,8 @@ import fsspec
 import gcsfs.retry
 import pytest
 
+from cachedfs.core import engines
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, OriginUnavailable, OriginUnreachable
-from cachedfs.fetch import runtimes
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
 from tests.support import KiB, forget, noise, stack_dump, tally, until
@@ -143,17 +143,15 @@ def outcome(act):
 
 def await_quiet():
     """Wait until no request, lookup or fetch lock is left; fail if that takes too long."""
-    (runtime,) = runtimes._runtimes.values()
-    own = runtime.cache._own
+    (engine,) = engines._engines.values()
+    own = engine.cache._own
 
     async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
-        ahead = any(runtime.fetch_queue._queues) or runtime.fetch_queue._lookups
+        ahead = any(engine.speculation._queues) or engine.speculation._lookups
         locks = own.locks._held().bytes.keys() - {own.store.room.writer() & (1 << 62) - 1}
-        return not (
-            ahead or runtime.active_requests or runtime.inflight_requests or runtime.lookups._running or locks
-        )
+        return not (ahead or engine.active_requests or engine.by_block or engine.lookups._running or locks)
 
-    until(lambda: runtime.drain(120) and runtime.run(is_quiet()))
+    until(lambda: engine.drain(120) and engine.run(is_quiet()))
 
 
 def is_right(got, moment, path, name, machine, *, is_lasting):
@@ -212,7 +210,7 @@ def test_faults_lead_to_right_bytes_or_the_right_error_and_nothing_wrong_is_cach
         if not is_right(got, moment, path, name, machine, is_lasting=times is None):
             wrong.append(f"{name}, {times}: {got!r:.150}")
         await_quiet()
-        fs._source.runtime._unreachable.clear()
+        fs._source.engine._unreachable.clear()
         clock(11)  # an absence has expired
         held = stored(machine, path)
         if moment is write and got is None and held != NEW:

@@ -7,8 +7,8 @@ import fsspec
 import pytest
 
 from cachedfs.common.types import Range
+from cachedfs.core import engine
 from cachedfs.errors import QuotaExceeded
-from cachedfs.fetch import runtime
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.quota import UNITS_A_DAY
 from cachedfs.sim import Fault
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("default_rate_limits")
 
 def wait_until_idle(fs):
     """Wait until no request is in flight or queued and all blocks are stored."""
-    runtime = fs._source.runtime
+    engine = fs._source.engine
 
     async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
-        return not (runtime.active_requests or any(runtime.fetch_queue._queues))
+        return not (engine.active_requests or any(engine.speculation._queues))
 
-    until(lambda: runtime.run(is_quiet()))
-    runtime.drain(120)
+    until(lambda: engine.run(is_quiet()))
+    engine.drain(120)
 
 
 def test_a_used_up_download_quota_is_an_error_and_cached_data_is_still_read(drive):
@@ -139,7 +139,7 @@ def units_of(drive):
 
 @pytest.mark.usefixtures("one_day")
 def test_what_all_processes_use_is_added_up_and_hits_use_nothing(drive, monkeypatch):
-    monkeypatch.setattr(runtime, "QUOTA_S", 3600.0)  # a process stores it at its end
+    monkeypatch.setattr(engine, "QUOTA_S", 3600.0)  # a process stores it at its end
     for name in ("a", "b"):
         drive.put(name, noise(1000))
     fs = fsspec.filesystem("cdrive", max_age="immutable")
@@ -162,11 +162,11 @@ def test_what_all_processes_use_is_added_up_and_hits_use_nothing(drive, monkeypa
 
 @pytest.mark.usefixtures("one_day")
 def test_what_is_used_is_stored_soon(drive, monkeypatch):
-    monkeypatch.setattr(runtime, "QUOTA_S", 0.01)
+    monkeypatch.setattr(engine, "QUOTA_S", 0.01)
     fs = fsspec.filesystem("cdrive")
     fs.ls(f"My Drive/{drive.name}")
     source, units = fs._source, units_of(drive)
-    until(lambda: source.runtime.cache.quota.of_account(source.identity, DAY)[0] == units)
+    until(lambda: source.engine.cache.quota.of_account(source.identity, DAY)[0] == units)
 
 
 def test_other_origins_have_no_daily_quota(cloud):
@@ -177,7 +177,7 @@ def used_up(**options):
     """Return a filesystem whose account has used half of its daily quota."""
     fs = fsspec.filesystem("cdrive", drive={"daily_limit": 0.5, **options}, **SMALL)
     source = fs._source
-    source.runtime.cache.quota.add(source.identity, DAY, UNITS_A_DAY // 2, 0)
+    source.engine.cache.quota.add(source.identity, DAY, UNITS_A_DAY // 2, 0)
     return fs
 
 

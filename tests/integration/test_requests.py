@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from cachedfs.fetch import source
+from cachedfs.core import source
 from cachedfs.sim import Fault, GCSServer
 from tests.support import AGE_S, Cloud, MiB, forget, noise
 

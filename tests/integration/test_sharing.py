@@ -11,7 +11,7 @@ import types
 import fsspec
 import pytest
 
-from cachedfs.read.reader import Reader
+from cachedfs.core.reader import Reader
 from cachedfs.sim import Delay, Fault, GCSServer, Profile
 from tests.support import Cloud, KiB, MiB, noise, until
 
@@ -25,7 +25,7 @@ READERS = """
 import asyncio, json, multiprocessing, os, random, sys, threading
 import fsspec, gcsfs
 import tests.long_timeouts
-from cachedfs.fetch import runtimes
+from cachedfs.core import engines
 from tests.support import noise, until
 
 size, block, options, ways = (json.loads(argument) for argument in sys.argv[1:])
@@ -72,11 +72,11 @@ def by_tasks(order, before_each):
 
 def left_in_memory():
     '''What this process still holds when all was read and stored.'''
-    (own,) = runtimes._runtimes.values()
+    (own,) = engines._engines.values()
     assert own.drain(120)
     until(lambda: not own.active_requests)
     locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
-    return [own.inflight_requests, own.lookups._running, own._tasks, locks]
+    return [own.by_block, own.lookups._running, own._tasks, locks]
 
 context = multiprocessing.get_context("fork")
 barrier = context.Barrier(len(ways))
@@ -179,7 +179,7 @@ def fetch(_):
     on_refused_lock(lambda: None)
     fs = fsspec.filesystem("cgs", **options)
     threading.Thread(target=fs.cat_file, args=(path,), daemon=True).start()
-    until(lambda: fs._source.runtime.requests and fs._source.runtime.bytes_fetched >= int(os.environ["BEGUN"]))
+    until(lambda: fs._source.engine.requests and fs._source.engine.bytes_fetched >= int(os.environ["BEGUN"]))
     begun.set()
     threading.Event().wait()
 
@@ -190,12 +190,12 @@ def wait(me):
     left = left_in_memory()
     assert not any(left), left
 
-(fetcher,) = run(fetch, [0])
+(downloads,) = run(fetch, [0])
 assert begun.wait(120)
 readers = run(wait, range(len(ways)))
 assert all(event.wait(120) for event in waiting)
 assert all(process.is_alive() for process in readers)
-fetcher.kill()
+downloads.kill()
 assert [process.join(120) or process.exitcode for process in readers] == [0] * len(ways)
 """
 
@@ -218,17 +218,17 @@ SLOW = """
 import fsspec, sys, time
 from cachedfs.common.types import BlockKey, CacheBounds
 fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=1 << 20)
-path, runtime, data = sys.argv[1], fs._source.runtime, open(sys.argv[2], "rb").read()
+path, engine, data = sys.argv[1], fs._source.engine, open(sys.argv[2], "rb").read()
 key = fs._source.key(fs._source.last_known(path))
 size = key.block_size
 blocks = range(len(data) // size)
 sys.stdin.readline()
-print(all([runtime.cache.take_lock(key.hash64(index)) for index in blocks]), flush=True)
+print(all([engine.cache.take_lock(key.hash64(index)) for index in blocks]), flush=True)
 for index in blocks:
     sys.stdin.readline()
     block = memoryview(data)[index * size : (index + 1) * size]
-    runtime.cache.put([(BlockKey(key, index), block)], CacheBounds(size=1 << 30))
-    runtime.cache.release_lock(key.hash64(index))
+    engine.cache.put([(BlockKey(key, index), block)], CacheBounds(size=1 << 30))
+    engine.cache.release_lock(key.hash64(index))
     print("stored", flush=True)
 """
 
@@ -243,14 +243,14 @@ def test_a_slow_fetch_of_another_process_is_waited_for_while_it_makes_progress(c
         return found
 
     monkeypatch.setattr(Reader, "_take_cached", recording)
-    monkeypatch.setattr("cachedfs.fetch.runtime.OVERDUE_S", 1000)
+    monkeypatch.setattr("cachedfs.core.engine.OVERDUE_S", 1000)
     shifted = types.SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
-    monkeypatch.setattr("cachedfs.fetch.polling.time", shifted)
+    monkeypatch.setattr("cachedfs.core.polling.time", shifted)
     path, data = cloud.path("slow"), cloud.put("slow", noise(4 * MiB))
     (tmp_path / "data").write_bytes(data)
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=MiB)
     fs.info(path)
-    fs._source.runtime.drain(120)
+    fs._source.engine.drain(120)
     with cloud.talking(SLOW, path, str(tmp_path / "data")) as ask:
         assert ask("lock") == "True"
         cloud.asked()
@@ -275,21 +275,21 @@ for path in sys.argv[1:]:
     hashes.append(ObjectKey(fs._source.identity, path, "what is it?", 0).hash64(0))
     if known := fs._source.last_known(path):
         hashes += [fs._source.key(known).hash64(index) for index in range(2)]
-print(len(hashes), all([fs._source.runtime.cache.take_lock(hash64) for hash64 in hashes]), flush=True)
+print(len(hashes), all([fs._source.engine.cache.take_lock(hash64) for hash64 in hashes]), flush=True)
 sys.stdin.read()
 """
 
 
 def test_blocks_locked_by_a_stopped_process_are_fetched_after_a_while(cloud, monkeypatch):
     """It is alive, as after Ctrl-Z, and so are its fetch locks."""
-    for module in ("fetch.runtime", "metadata.resolver"):
+    for module in ("core.engine", "core.resolver"):
         monkeypatch.setattr(f"cachedfs.{module}.OVERDUE_S", 0.0)
     data = {cloud.path(key): cloud.put(key, noise(2 * MiB, n)) for n, key in enumerate("abc")}
     read, prefetched, unknown = data
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.info(read)
     fs.info(prefetched)
-    fs._source.runtime.drain(120)
+    fs._source.engine.drain(120)
     with cloud.talking(STOPPED, *data) as ask:
         assert ask("lock") == "7 True"
         cloud.asked()

@@ -41,7 +41,7 @@ from pydrive2.auth import GoogleAuth
 
 from cachedfs.cli.output import message_of
 from cachedfs.config import Config
-from cachedfs.fetch import runtimes
+from cachedfs.core import engines
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.mount.fuse_session import FuseSession, fusermount
 from cachedfs.mount.local_files import LocalFile
@@ -235,7 +235,7 @@ def new_home(tmp_path, monkeypatch, default_patience):
             mock.patch.dict(fsspec.config.conf, conf, clear=True),
         ):
             yield
-            runtimes._close_all()
+            engines._close_all()
 
 
 @pytest.mark.filterwarnings("default")
@@ -256,9 +256,9 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, new_home, monkey
                 f"{page}, line {block.line}, prints\n{out.getvalue()}\nand not\n{shown and shown.text}"
             )
             # A user takes a moment between two blocks, in which requests finish and blocks are stored.
-            for runtime in list(runtimes._runtimes.values()):
-                until(lambda runtime=runtime: not runtime.active_requests)
-                runtime.drain(120)
+            for engine in list(engines._engines.values()):
+                until(lambda engine=engine: not engine.active_requests)
+                engine.drain(120)
     finally:
         servers = [value for value in vars(module).values() if isinstance(value, SimServer)]
         vars(module).clear()
@@ -623,7 +623,7 @@ class Mishaps:
             fs = self.fs(server, **bad)
             fs.cat_file("My Drive/data/a.txt")
             fs.stats()
-            runtimes._close_all()
+            engines._close_all()
 
 
 def test_the_messages_of_troubleshooting_are_real(tmp_path, monkeypatch, caplog):

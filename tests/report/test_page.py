@@ -49,11 +49,11 @@ def run(cloud, tmp_path, monkeypatch):
         fs.cat_file(cloud.path(f"d{number % 2}/{number}"))
     with pytest.raises(FileNotFoundError):
         fs.cat_file(cloud.path("<b>none</b>"))
-    runtime = fs._source.runtime
+    engine = fs._source.engine
     asked = len(cloud.server.requests)
     forget()
     log_events(None)
-    return tmp_path / "events", runtime.sums(), asked
+    return tmp_path / "events", engine.sums(), asked
 
 
 def report(*arguments, status=0):

@@ -232,7 +232,7 @@ def children(page: Mapping[str, Any], bucket: str, prefix: str) -> Iterator[Obje
     """Yield the objects and folders in one page of a listing of `prefix`.
 
     An empty object "d/" is the folder d, as created by hand; one that has bytes is also an object in d. A folder with
-    an empty name, such as the one in `a` for `a//b`, is `a/`: see `cachedfs.metadata.listings`.
+    an empty name, such as the one in `a` for `a//b`, is `a/`: see `cachedfs.core.listings`.
     """
     for name in page.get("prefixes", ()):
         yield folder_info(f"{bucket}/{_below(prefix, name).removesuffix('/')}")

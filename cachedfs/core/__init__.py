@@ -1,0 +1,1 @@
+"""The core: what a path is, downloads, reads, open files, and storing what came."""

@@ -1,0 +1,337 @@
+"""Readahead across objects: fetch the next chunks of an array, or the next numbered objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from cachedfs.common.blocks import block_range, clip, covering
+from cachedfs.common.types import ObjectKey, Range, Suffix
+from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.core.downloads import Downloads
+from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.resolver import MetadataResolver
+from cachedfs.core.source import Source
+from cachedfs.core.speculation import SpeculativeRequest
+from cachedfs.readahead.chunk_grid import METADATA, ChunkGrid, NumberedNames, Place, grids_in, numbered
+from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
+
+__all__ = ["ALL", "ChunkPrefetch", "first_want"]
+
+ALL = 1 << 62  # a demand beyond the end of any object
+MOST_SERIES = 256  # series of objects, and metadata documents, remembered
+MOST_AWAITED = 20_000  # names requested ahead and not read yet
+# bytes; larger metadata documents are not parsed, because that would delay the event loop
+MOST_METADATA = 2 << 20
+MOST_ABOVE = 8  # levels searched for metadata, from the array's folder upward
+
+Send = Callable[[], Iterable[Download] | asyncio.Task[Iterable[Download]]]
+_Document = tuple[str, ObjectKey]  # path and version of a metadata document
+
+
+class _Series:
+    """A series of objects (the chunks of a grid, or numbered names): how they are read, and their size."""
+
+    def __init__(
+        self, names: ChunkGrid | NumberedNames, root: str = "", document: _Document | None = None
+    ) -> None:
+        self.names = names
+        self.root = root  # in front of each name
+        self.document = document  # where the grid comes from
+        self.extents: Extents = names.extents if isinstance(names, ChunkGrid) else (None,)
+        self.history = ChunkHistory()
+        # The first range that is read of each object: `[start:stop]`.
+        self.start: int | None = None
+        self.stop: int | None = None
+        self.is_whole = False  # earlier objects were read completely, even if `[start:stop]` is less
+        self.n_seen = self.n_bytes = 0  # objects read whose size is known, and the sum of their sizes
+
+    @property
+    def asks_all(self) -> bool:
+        """True when the first read of each object covers all of it."""
+        return not self.start and self.stop is None
+
+    def path(self, place: Place) -> str:
+        return self.root + self.names.name(place)
+
+
+class ChunkPrefetch:
+    """Predict and fetch the next objects of each series. Event loop thread only, except `reached`.
+
+    An object is requested only if the array's shape or a fresh metadata entry says that it exists. The
+    request covers the range that was read first of its predecessors, so the next reader finds that range
+    cached or in flight.
+    """
+
+    def __init__(self, source: Source, downloads: Downloads, resolver: MetadataResolver) -> None:
+        self._source = source
+        self._downloads = downloads
+        self._resolver = resolver
+        # Names requested ahead and not read yet; with their series while the request is queued, with None once it is
+        # sent. Any thread looks names up, and removes those it reads.
+        self.awaited: dict[str, _Series | None] = {}
+        # reads of these names that are not processed yet
+        self._reached: deque[tuple[str, int | None, int | None]] = deque()
+        self._is_scheduled = False  # a call that processes them is scheduled on the event loop
+        self._series: dict[str | NumberedNames, _Series] = {}
+        self._no_arrays: set[str] = set()  # folders without an array, according to the cached metadata
+        self._documents: dict[ObjectKey, dict[str, ChunkGrid]] = {}
+
+    def reached(self, path: str, start: int | None, stop: int | None) -> None:
+        """Record a read of a name that was requested ahead, even if it is already cached. From any thread."""
+        self.awaited.pop(path, None)
+        self._reached.append((path, start, stop))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._source.engine.call_soon(self._observe_reached)
+
+    def _observe_reached(self) -> None:
+        self._is_scheduled = False  # first, so that a read recorded from now on schedules another call
+        while self._reached:
+            self._observe(*self._reached.popleft())
+
+    def observe(self, path: str, start: int | None = None, stop: int | None = None) -> None:
+        """Record a read of `[start:stop]` of `path`, and request what will probably be read next."""
+        self._observe_reached()
+        self._observe(path, start, stop)
+
+    def _observe(self, path: str, start: int | None, stop: int | None) -> None:
+        self.awaited.pop(path, None)
+        if not self._is_on():
+            return
+        if path.endswith(METADATA):
+            self._no_arrays.clear()
+            return
+        # A read inside an object says nothing about the next object.
+        found = self._find(path) if start is None or start <= 0 else None
+        if found is None:
+            return
+        series, place = found
+        before = series.history
+        series.history = before.after(place, series.extents)
+        if series.history is before:
+            return  # read a moment ago
+        series.start, series.stop = start, stop
+        self._look_back(series)
+        if series.history.n_wasted > before.n_wasted:
+            self._withdraw(series)
+        if not self._look_ahead(series):
+            # the request for `path` is no longer speculative, so its slot is free
+            self._source.engine.speculation.pump()
+
+    def _is_on(self) -> bool:
+        """Return whether readahead is useful: its results are stored, and still fresh when they are read."""
+        config, cannot_store = self._source.config, self._source.engine.cache.cannot_store
+        is_kept = self._source.lifetime_s > 0 and cannot_store is None
+        return config.read_ahead > 0 and is_kept and not config.offline
+
+    def _look_back(self, series: _Series) -> None:
+        """Record the size of the previous object, and whether all of it is cached or being fetched."""
+        engine, before = self._source.engine, series.history.before
+        series.is_whole = series.asks_all
+        found = None if before is None else self._object(series.path(before))
+        if found is None:
+            return
+        key, size = found
+        series.n_seen, series.n_bytes = series.n_seen + 1, series.n_bytes + size
+
+        def is_coming(index: int) -> bool:
+            # The request of an open file may cover more than its reader wants; `demand` is how far it reads.
+            download = engine.by_block.get(key.name(index))
+            return download is not None and download.demand > index * key.block_size
+
+        series.is_whole |= all(
+            is_coming(index) or engine.cache.has(key, index)
+            for index in covering(Range(0, size), key.block_size)
+        )
+
+    def _object(self, path: str) -> tuple[ObjectKey, int] | None:
+        """Return the key and the size of an object from the metadata cache; None for anything else."""
+        entry = self._source.metadata.get(path)
+        key = None if entry is None else self._source.key(entry)
+        return None if entry is None or key is None else (key, entry.object.size or 0)
+
+    # Find the series of a name.
+
+    def _find(self, path: str) -> tuple[_Series, Place] | None:
+        """Return the series that `path` belongs to, and its index there."""
+        for root in _roots(path):
+            series = self._array(root)
+            if series is not None and isinstance(series.names, ChunkGrid):
+                place = series.names.place(path[len(root) :])
+                if place is not None:
+                    return series, place
+        if (found := numbered(path)) is None:
+            return None
+        names, place = found
+        # A zero-padded series goes from 0099 to 0100, which has no leading zero.
+        padded = self._series.get(names._replace(width=len(str(place[0]))))
+        series = padded or self._series.get(names) or self._keep(names, _Series(names))
+        return series, place
+
+    def _array(self, root: str) -> _Series | None:
+        """Return the series of the array at `root`, a new one if its metadata has changed; None without one."""
+        series = self._series.get(root)
+        if series is not None and series.document is not None:
+            path, key = series.document
+            found = self._object(path)
+            if found is not None and found[0] == key:
+                return series
+            self._withdraw(self._series.pop(root))
+        if root in self._no_arrays:
+            return None
+        below, folder = "", root.removesuffix("/")
+        for level in range(MOST_ABOVE):
+            for kind in ("zarr.json", ".zmetadata" if level else ".zarray"):
+                path = f"{folder}/{kind}"
+                found = self._object(path)
+                grid = self._grids(kind, *found).get(below) if found is not None else None
+                if found is not None and grid is not None:
+                    return self._keep(root, _Series(grid, root, (path, found[0])))
+            folder, _, last = folder.rpartition("/")
+            below = f"{last}/{below}" if below else last
+            if not folder:
+                break
+        if len(self._no_arrays) >= MOST_AWAITED:
+            self._no_arrays.clear()
+        self._no_arrays.add(root)
+        return None
+
+    def _keep(self, slot: str | NumberedNames, series: _Series) -> _Series:
+        self._series[slot] = series
+        if len(self._series) > MOST_SERIES:
+            self._withdraw(self._series.pop(next(iter(self._series))))
+        return series
+
+    def _grids(self, kind: str, key: ObjectKey, size: int) -> dict[str, ChunkGrid]:
+        """Return the grids in a metadata document if it is cached. Sends no request."""
+        if key not in self._documents:
+            data = self._cached(key, size) if size <= MOST_METADATA else None
+            if data is None:
+                return {}
+            self._documents[key] = grids_in(kind, data)
+            if len(self._documents) > MOST_SERIES:
+                del self._documents[next(iter(self._documents))]
+        return self._documents[key]
+
+    def _cached(self, key: ObjectKey, size: int) -> bytes | None:
+        """Return all bytes of a small object, from the cache or an in-flight request; None for a miss."""
+        engine, verify, pieces = self._source.engine, self._source.config.verify_always, []
+        for index in covering(Range(0, size), key.block_size):
+            want = block_range(index, key.block_size, size)
+            download = engine.by_block.get(key.name(index))
+            piece: bytes | None = None
+            if download is not None and want.stop <= download.filled:
+                with contextlib.suppress(DownloadStopped):  # just stored: the cache has it
+                    piece = download.copy(want)
+            piece = piece or engine.cache.read(key, index, 0, want.size, verify=verify)
+            if piece is None or len(piece) != want.size:
+                return None
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    # Request what comes next.
+
+    def _look_ahead(self, series: _Series) -> int:
+        """Request the objects that the history predicts; return how many objects were handled."""
+        config = self._source.config
+        # Nothing is known before the first object is received.
+        size = max(1, series.n_bytes // series.n_seen) if series.n_seen else config.whole_request
+        most = max(1, self._source.engine.window(config) // size)
+        n = 0
+        for place in ahead(series.history, extents=series.extents, most=most):
+            path = series.path(place)
+            if path not in self.awaited:
+                entry = None if series.document else self._source.fresh(path)
+                if not series.document and (entry is None or self._source.key(entry) is None):
+                    break  # it is not known to exist
+                self._ask(series, path, min(size, config.whole_request))
+            n += 1
+        if n:
+            series.history = series.history.having_asked(n)
+        return n
+
+    def _ask(self, series: _Series, path: str, size: int) -> None:
+        self.awaited[path] = series
+        if len(self.awaited) > MOST_AWAITED:
+            with contextlib.suppress(RuntimeError):  # another thread removed an entry meanwhile
+                self.awaited.pop(next(iter(self.awaited)), None)
+
+        def send() -> asyncio.Task[Iterable[Download]]:
+            self.awaited[path] = None
+            return self._source.engine.spawn(self._request(series, path))
+
+        # A reader that gets to the object before this request is sent fetches it by itself.
+        self._submit(series, path, size, send, is_over=lambda: path not in self.awaited)
+
+    def _submit(
+        self, series: _Series, path: str, size: int, send: Send, *, is_over: Callable[[], bool] = bool
+    ) -> None:
+        origin, is_wanted = partial(self._source.origin, path), lambda: path not in self.awaited
+        self._source.engine.speculation.submit(
+            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
+        )
+
+    def _withdraw(self, series: _Series) -> None:
+        """Drop the unsent requests of a series whose reader went elsewhere."""
+        self._source.engine.speculation.withdraw(series)
+        for path in [path for path, queued in list(self.awaited.items()) if queued is series]:
+            self.awaited.pop(path, None)
+
+    async def _request(self, series: _Series, path: str) -> Iterable[Download]:
+        """Request the range that was read first of the previous objects, or all that was read of them."""
+        config = self._source.config
+        step = config.whole_request
+        want = first_want(series.start, series.stop, config.block_size, step)
+        entry, download = await self._resolver.resolve(path, want, demand=ALL)
+        key = self._source.key(entry)
+        if key is None:
+            return () if download is None else (download,)
+        size = entry.object.size or 0
+        launch = partial(self._launch, entry, key)
+        if series.is_whole:
+            most = min(size, self._source.engine.window(config))
+            for start in range(step if series.asks_all else 0, most, step):
+                blocks = covering(Range(start, min(size, start + step)), key.block_size)
+                self._submit(series, path, step, partial(launch, blocks))
+        if download is not None:
+            return (download,)
+        blocks = covering(clip(series.start, series.stop, size), key.block_size)
+        return launch(blocks[: step // key.block_size])
+
+    def _launch(self, entry: Entry, key: ObjectKey, blocks: range) -> Iterable[Download]:
+        missing = [index for index in blocks if not self._source.engine.cache.has(key, index)]
+        return dict.fromkeys(self._downloads.launch(entry, key, missing).values())
+
+
+def first_want(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:
+    """Return the range to request of an object of unknown size to serve `[start:stop]`.
+
+    It consists of whole blocks. It has at most `most` bytes, unless `start` is negative.
+    """
+    if start is not None and start < 0:
+        # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
+        return Suffix(-start + block_size - 1)
+    first = (start or 0) - (start or 0) % block_size
+    if stop is None or stop < 0:
+        return Range(first, first + most)
+    whole = -(-max(first + 1, stop) // block_size) * block_size
+    return Range(first, min(whole, first + most))
+
+
+def _roots(path: str) -> list[str]:
+    """Return the folders, with trailing "/", that may hold the array of chunk `path`; the likeliest first."""
+    parts = path.split("/")
+    at = len(parts) - 1
+    is_flat = parts[at].removeprefix("c.").replace(".", "").isdecimal()
+    found = ["/".join(parts[:at]) + "/"] if is_flat else []
+    while at > 0 and parts[at].isdecimal():
+        at -= 1
+        if parts[at] == "c":
+            return ["/".join(parts[:at]) + "/", *found]
+        if at < len(parts) - 1 and parts[at].isdecimal():
+            found.append("/".join(parts[:at]) + "/")
+    return found

@@ -1,0 +1,262 @@
+"""In-flight requests: buffers that fill from the front, with readers that wait for their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+
+from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.origins.request_slots import is_speculative
+
+__all__ = ["Download", "DownloadStopped"]
+
+
+_NO_BLOCKS = 1 << 20  # stands for the block size of objects without a key, which have no blocks
+
+
+class DownloadStopped(Exception):
+    """The request ended before the bytes that a reader waited for. Internal.
+
+    The reader fetches them again.
+    """
+
+
+class Download:
+    """The bytes `[start, stop)` of one object version, filled from the front by one request.
+
+    Created and fed on the event loop thread. Any thread may read `filled` and copy bytes below it: received bytes never
+    change. Methods below "Event loop thread only." need that thread. The bytes stay in the pieces in which they came
+    from the socket: a copy of each would take as long as storing it.
+
+    `demand` is the byte up to which the request may read. Past it, the body stays in the socket until a reader wants
+    more. A stopped request ends at its demand.
+    """
+
+    def __init__(self, *, demand: int) -> None:
+        self.info: ObjectInfo | None = None  # set at the response headers
+        self.key: ObjectKey | None = None  # also None if the origin gives no fingerprint
+        self.start = 0
+        self.stop = 0
+        self.filled = 0  # Invariant: start <= filled <= stop; never decreases
+        self.demand = demand
+        self.is_speculative = is_speculative()  # no caller waited for it when it was created
+        self.is_wanted = False  # a caller has waited for it since then
+        self.task: asyncio.Task[None] | None = None  # the task that runs it, once started
+        self.done = False
+        self.stopped = False  # it ends at `demand`
+        self.paused = False
+        self.error: Exception | None = None
+        self.released = False
+        self.n_received = 0  # blocks passed to the cache writer; changed on the event loop thread
+        self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
+        self._all_stored = True
+        self._block_size = _NO_BLOCKS
+        # The received pieces, and the position after each. Invariant: they are [start, filled), or nothing after
+        # release(), which replaces both lists at once.
+        self._received: tuple[list[memoryview], list[int]] = [], []
+        self._headers = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    # Any thread.
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the request holds now, or will hold once all is received.
+
+        0 if all blocks are stored, or if none was received.
+        """
+        if self.released:
+            return 0
+        return (self.filled if self.done else self.stop) - self.start
+
+    @property
+    def is_settled(self) -> bool:
+        """True once the request is over and the cache writer has stored each of its blocks or failed to."""
+        return self.done and self._n_stored >= self.n_received
+
+    @property
+    def is_storable(self) -> bool:
+        """True while no block failed to be stored."""
+        return self._all_stored
+
+    @property
+    def blocks_until_stop(self) -> range:
+        """Indexes of the received blocks and the current one: all that a request stopped now delivers."""
+        return range(self.start // self._block_size, -(-self.filled // self._block_size))
+
+    def covers(self, position: int) -> bool:
+        """Return whether the byte at `position` is in memory or will be received; False after `release`."""
+        return not self.released and self.start <= position < (self.filled if self.done else self.stop)
+
+    def holds(self, index: int) -> bool:
+        """Return whether the complete block `index` is in memory."""
+        start = index * self._block_size
+        return self.covers(start) and min(start + self._block_size, self.stop) <= self.filled
+
+    def take(self, position: int, into: memoryview) -> int:
+        """Copy received bytes from `position` on into `into`; return their number.
+
+        0 if none is received yet.
+        """
+        n = min(len(into), self.filled - position)
+        if n <= 0 or position < self.start:
+            return 0
+        done = 0
+        for view in self._views(position, position + n):
+            into[done : done + len(view)] = view
+            done += len(view)
+        return done
+
+    def views(self, want: Range) -> list[memoryview]:
+        """Return the received bytes of `want` in pieces, without copying.
+
+        Raises DownloadStopped if they were dropped after being stored on disk.
+        """
+        views = self._views(want.start, want.stop)
+        if not views and want.size:
+            raise DownloadStopped
+        return views
+
+    def copy(self, want: Range) -> bytes:
+        """Return a copy of the received bytes of `want`; raises like `views`."""
+        return b"".join(self.views(want))
+
+    def _views(self, start: int, stop: int) -> list[memoryview]:
+        """Return the received bytes `[start, stop)` in pieces; an empty list after `release`."""
+        pieces, ends = self._received  # another thread may call release()
+        if not pieces:
+            return []
+        number, views = bisect_right(ends, start), []
+        begins = ends[number - 1] if number else self.start
+        while begins < stop:
+            views.append(pieces[number][max(start - begins, 0) : stop - begins])
+            begins, number = ends[number], number + 1
+        return views
+
+    def stored(self, is_stored: bool) -> None:
+        """Record that a block was stored, or failed to be. Drop the buffers once all blocks are on disk."""
+        self._n_stored += 1
+        self._all_stored &= is_stored
+        self._release_if_stored()
+
+    # Event loop thread only.
+
+    async def wait_for_headers(self) -> ObjectInfo:
+        """Wait for the response headers and return the object's metadata; raises the request's error."""
+        await self._headers.wait()
+        if self.info is None:
+            raise self.error or DownloadStopped
+        return self.info
+
+    async def wait_until(self, position: int) -> None:
+        """Wait until all bytes below `position` are received.
+
+        Raises the request's error, or DownloadStopped.
+        """
+        if self.filled >= position:
+            return
+        if self.done:
+            raise self.error or DownloadStopped
+        # A prefetch plan that waits for its own request does not count.
+        self.is_wanted |= not is_speculative()
+        self.want(position)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((position, future))
+        await future
+
+    def want(self, position: int) -> None:
+        """Let the request read at least up to `position`."""
+        if position > self.demand:
+            self.demand, self.stopped = position, False
+            self._wanted.set()
+
+    def stop_soon(self, position: int) -> None:
+        """End the request at `position`, or where the last current waiter needs it."""
+        self.demand = min(self.demand, max([position, *(p for p, f in self._waiters if not f.done())]))
+        self.stopped = True
+        self._wanted.set()
+
+    def stop_at_block(self) -> None:
+        """End the request after the current block, or where the last current waiter needs it."""
+        self.stop_soon(-(-self.filled // self._block_size) * self._block_size)
+
+    def give_up(self) -> None:
+        """End the request after the current block; cancel it if no byte was received and no reader waits.
+
+        Canceling also ends retries.
+        """
+        is_awaited = any(not future.done() for _, future in self._waiters)
+        self.stop_at_block()
+        if self.task is not None and self.filled == self.start and not (is_awaited or self.done):
+            self.task.cancel()
+
+    async def wait_for_demand(self, patience_s: float) -> bool:
+        """Wait while the request has reached its demand; return False if it should end there.
+
+        It should end if it was stopped, or if no reader wanted more within `patience_s` seconds.
+        """
+        while self.demand <= self.filled < self.stop:
+            if self.stopped:
+                return False
+            self._wanted.clear()
+            self.paused = True
+            try:
+                await asyncio.wait_for(self._wanted.wait(), patience_s)
+            except TimeoutError:
+                return False
+            finally:
+                self.paused = False
+        return True
+
+    def begin(self, info: ObjectInfo, key: ObjectKey | None, bytes_: Range) -> None:
+        """Set the object version and the byte range, and wake the tasks waiting in `wait_for_headers`."""
+        self.info, self.key, self.start, self.stop, self.filled = (
+            info,
+            key,
+            bytes_.start,
+            bytes_.stop,
+            bytes_.start,
+        )
+        if key is not None:
+            self._block_size = key.block_size
+        self._headers.set()
+
+    def feed(self, data: bytes) -> None:
+        """Append received bytes, and wake the readers waiting for them."""
+        if len(data) > self.stop - self.filled:
+            raise ValueError(f"{len(data)} bytes at {self.filled} go past the end at {self.stop}")
+        pieces, ends = self._received
+        pieces.append(memoryview(data))
+        ends.append(self.filled + len(data))
+        self.filled += len(data)  # last: other threads read what is below it
+        self._wake()
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Mark the request as over (complete, stopped, or failed with `error`), and wake all waiters."""
+        self.error, self.done = error, True
+        self._headers.set()
+        self._wake()
+        self._release_if_stored()
+
+    def release(self) -> None:
+        """Drop the buffers. Readers take the bytes from disk, or fetch them again."""
+        self.released = True
+        self._received = [], []
+
+    def _release_if_stored(self) -> None:
+        if self.done and self.n_received and self.n_received == self._n_stored and self._all_stored:
+            self.release()
+
+    def _wake(self) -> None:
+        waiting = []
+        for position, future in self._waiters:
+            if future.done():
+                continue
+            if self.filled >= position:
+                future.set_result(None)
+            elif self.done:
+                future.set_exception(self.error or DownloadStopped())
+            else:
+                waiting.append((position, future))
+        self._waiters = waiting

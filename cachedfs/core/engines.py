@@ -1,0 +1,129 @@
+"""Registry of this process's engines, one per set of cache directories.
+
+They are closed at exit and not used after a fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import tempfile
+import threading
+
+from cachedfs.cache.disk import is_network
+from cachedfs.common.user_folders import found_folder, why_unwritable
+from cachedfs.config import Config
+from cachedfs.core.engine import Engine
+
+__all__ = ["engine_for", "settle"]
+
+logger = logging.getLogger("cachedfs.core")
+
+# By the real paths of the cache directories. A forked child starts with none.
+_engines: dict[tuple[str, ...], Engine] = {}
+_engines_lock = threading.RLock()  # reentrant: a destructor may need a engine
+_inherited: list[Engine] = []
+_warned = False
+
+
+def engine_for(config: Config) -> Engine:
+    """Return this process's engine for the cache directories of `config`."""
+    directories = config.cache_dir or (_default_directory(),)
+    key = tuple(os.path.realpath(path) for path in directories)
+    engine = _engines.get(key)
+    if engine is None:
+        with _engines_lock:
+            engine = _engines.get(key)
+            if engine is None:
+                created = Engine(key, explicit=config.cache_dir is not None)
+                engine = _engines.setdefault(key, created)  # a destructor may have added one meanwhile
+                _close_with_process()
+    return engine
+
+
+def _default_directory() -> str:
+    """Return the user's cache folder; where it cannot be used, the system's temporary folder, with one warning."""
+    import platformdirs  # imported lazily: most processes set cache_dir
+
+    directory = found_folder(platformdirs.user_cache_dir)
+    if directory is None:
+        problem: str | None = "this user has no home folder"
+    elif is_network(directory):
+        problem = f"{directory} is on a network file system"
+    elif problem := why_unwritable(directory):
+        problem = f"{directory} cannot be written ({problem})"
+    if directory is not None and problem is None:
+        return directory
+    try:
+        scratch = tempfile.gettempdir()
+    except OSError:  # nothing can be written on this machine: nothing is cached, and the cache says why
+        return directory or os.path.join(os.sep, "tmp")
+    _warn(problem, scratch)
+    return scratch
+
+
+def _warn(problem: str | None, scratch: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "%s, so cachedfs caches in %s; set cache_dir= to choose another folder", problem, scratch
+        )
+
+
+def settle() -> None:
+    """Wait up to 5 s per engine until received blocks are stored.
+
+    Warnings about storing are then logged.
+    """
+    for engine in list(_engines.values()):
+        engine.drain()
+
+
+def _close_all() -> None:
+    global _closing_in
+    _closing_in = None  # a engine created after this is closed as well
+    for engine in list(_engines.values()):
+        engine.close()
+    _engines.clear()
+
+
+_closing_in: int | None = None  # id of the process that has registered _close_all
+_at_exit = False
+
+
+def _close_with_process() -> None:
+    """Close the engines when this process ends.
+
+    Workers of multiprocessing skip atexit and need a finalizer.
+    """
+    global _closing_in, _at_exit
+    if _closing_in == os.getpid():
+        return
+    if not _at_exit:
+        _at_exit = True
+        atexit.register(_close_all)
+    _closing_in = os.getpid()
+    if "multiprocessing.process" in sys.modules:
+        from multiprocessing import process, util
+
+        if process.parent_process() is not None:
+            util.Finalize(None, _close_all, exitpriority=100)
+
+
+def _after_fork() -> None:
+    # Keep the parent's engines, unused and never garbage-collected: their threads do not exist here, and closing their
+    # connections would disturb the parent. Only open block files are closed, as they keep disk space occupied.
+    global _engines_lock
+    _engines_lock = threading.RLock()
+    for engine in _engines.values():
+        engine.pid = 0  # makes holders of it get a new one
+        engine.cache.leave()
+    _inherited.extend(_engines.values())
+    _engines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

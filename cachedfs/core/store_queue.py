@@ -1,0 +1,224 @@
+"""A background thread that stores fetched blocks and metadata records on disk.
+
+Readers do not wait for it: they take their bytes from the in-flight request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.cache.index.metadata_records import MetadataRecord
+from cachedfs.common.types import BlockKey, CacheBounds
+from cachedfs.core.download import Download
+from cachedfs.errors import CacheError
+
+__all__ = ["StoreQueue", "FetchedBlock"]
+
+logger = logging.getLogger("cachedfs.core")
+
+GATHER_S = 0.005  # everything added within this time is stored in one transaction
+BATCH_BYTES = 8 << 20  # per transaction: amortizes its cost, and still lets drain() end in time
+
+
+class FetchedBlock(NamedTuple):
+    """One complete block that was received from the origin and is not on disk yet."""
+
+    key: BlockKey
+    pieces: list[memoryview]
+    size: int  # of all pieces, in bytes
+    download: Download
+    bounds: CacheBounds
+    order: FutureUses | None = None  # future uses in the prefetch plan that fetched it
+
+
+class StoreQueue:
+    """One thread that stores blocks and metadata records, oldest first. The first addition starts it.
+
+    `queued_bytes` is the number of bytes not stored yet. While it is too large, the engine reads no more response
+    bytes.
+    """
+
+    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
+        self._cache = cache
+        self._stored = stored  # called for each batch with True if all its blocks were stored
+        # Always entered directly: an interrupt inside `with self._changed` would leave the lock held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._blocks: list[FetchedBlock] = []
+        self._records: list[MetadataRecord] = []
+        self._callbacks: list[Callable[[], object]] = []
+        self._idle = False  # the thread waits for a first item, not for more items of a batch
+        self._busy = False
+        self._closed = False
+        self._draining = 0  # number of callers in drain()
+        self._thread: threading.Thread | None = None
+        self._has_warned = False  # the failure to start the thread was logged
+        self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
+
+    def add(self, block: FetchedBlock) -> None:
+        """Queue `block` for storing."""
+        with self._lock:
+            self._blocks.append(block)
+            self.queued_bytes += block.size
+            is_running = self._start()
+        if not is_running:
+            self._drop_all()
+
+    def add_record(self, record: MetadataRecord) -> None:
+        """Queue the metadata record for storing."""
+        with self._lock:
+            self._records.append(record)
+            is_running = self._start()
+        if not is_running:
+            self._drop_all()
+
+    def after_metadata(self, function: Callable[[], object]) -> None:
+        """Call `function` in the writer thread once the metadata records added so far are stored."""
+        with self._lock:
+            self._callbacks.append(function)
+            is_running = self._start()
+        if not is_running:
+            self._drop_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until the queue is empty and stored.
+
+        Return False if that takes longer than `timeout_s` seconds.
+        """
+        with self._lock:
+            self._draining += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not (self._waiting() or self._busy), timeout_s)
+            finally:
+                self._draining -= 1
+
+    def close(self) -> None:
+        """End the thread once the queue is empty."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _start(self) -> bool:
+        """Start or wake the thread; return False if it cannot be started."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
+                if not self._has_warned:
+                    self._has_warned = True
+                    logger.warning("blocks are not cached while no thread can be started: %s", error)
+                return False
+            self._thread = thread
+        # Waking the thread for each of many small blocks would cost as much as storing them.
+        if self._idle or self._is_urgent():
+            self._idle = False  # it wakes once
+            self._changed.notify_all()
+        return True
+
+    def _drop_all(self) -> None:
+        """Drop the queue because no thread can store it.
+
+        Otherwise requests would wait for space forever. The next addition tries again to start the thread.
+        """
+        with self._lock:
+            blocks, callbacks = self._blocks, self._callbacks
+            self._blocks, self._records, self._callbacks = [], [], []
+            self.queued_bytes -= sum(block.size for block in blocks)
+        for function in callbacks:
+            self._attempt(function)
+        if blocks:
+            self._attempt(lambda: self._stored(blocks, False))
+
+    def _run(self) -> None:
+        while self._store_next():
+            pass
+
+    def _store_next(self) -> bool:
+        """Wait for items and store one batch; return False when the thread should end."""
+        with self._lock:
+            self._idle = True
+            self._changed.wait_for(lambda: self._waiting() or self._closed)
+            self._idle = False
+            # Wait a moment: a caller that reads small objects one by one can send its next request undisturbed.
+            self._changed.wait_for(self._is_urgent, GATHER_S)
+            if not self._waiting():
+                return False
+            blocks, records, callbacks = self._batch(), self._records, self._callbacks
+            self._records, self._callbacks, self._busy = [], [], True
+        are_stored = self._store(records, blocks, callbacks)
+        with self._lock:
+            self.queued_bytes -= sum(block.size for block in blocks)
+        self._attempt(lambda: self._stored(blocks, are_stored))
+        with self._lock:
+            self._busy = False
+            self._changed.notify_all()
+        return True
+
+    def _is_urgent(self) -> bool:
+        return self._closed or self._draining > 0 or self.queued_bytes >= BATCH_BYTES
+
+    def _batch(self) -> list[FetchedBlock]:
+        """Take the oldest blocks that share cache bounds and prefetch plan, up to one batch.
+
+        Two plans that fetch alternately make two batches.
+        """
+        batch: list[FetchedBlock] = []
+        rest: list[FetchedBlock] = []
+        size, is_full = 0, False
+        most = BATCH_BYTES
+        if self._blocks and (order := self._blocks[0].order) is not None:
+            most = min(most, order.at_once)
+        for block in self._blocks:
+            if (block.bounds, block.order) != (self._blocks[0].bounds, self._blocks[0].order):
+                rest.append(block)
+            elif is_full or (batch and size + block.size > most):
+                is_full = True
+                rest.append(block)
+            else:
+                batch.append(block)
+                size += block.size
+        self._blocks = rest
+        return batch
+
+    def _waiting(self) -> bool:
+        return bool(self._blocks or self._records or self._callbacks)
+
+    def _store(
+        self, records: list[MetadataRecord], blocks: list[FetchedBlock], callbacks: list[Callable[[], object]]
+    ) -> bool:
+        """Store a batch; return whether all its blocks are on disk now."""
+        with contextlib.suppress(OSError):  # a broken directory: storing says why
+            self._cache.wait_for_deletion()
+        # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
+        if records:
+            self._attempt(lambda: self._cache.metadata.keep_records(records))
+        for function in callbacks:
+            self._attempt(function)
+        if not blocks:
+            return True
+        pairs = [(block.key, block.pieces) for block in blocks]
+        bounds, order = blocks[0].bounds, blocks[0].order
+        return self._attempt(lambda: self._cache.put(pairs, bounds, plan=order))
+
+    def _attempt(self, act: Callable[[], object]) -> bool:
+        """Call `act` and return whether it succeeded; log errors.
+
+        This thread must go on, because requests wait for it.
+        """
+        try:
+            act()
+        except CacheError as error:
+            logger.debug("not kept: %s", error)  # the cache warns once; a read never fails because of it
+            return False
+        except Exception:  # reads go on without storing
+            logger.exception("blocks could not be stored")
+            return False
+        return True

@@ -1,1 +1,0 @@
-"""Fetching from the origin: in-flight requests, fetch queue, cache writer, process runtime."""

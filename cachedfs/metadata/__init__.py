@@ -1,1 +1,0 @@
-"""Object and folder metadata: lookups, listings, change feeds and the stale fallback."""

@@ -1,1 +1,0 @@
-"""Reading objects: cached reads, fetching reads, open files and verification of blocks."""

@@ -1,0 +1,367 @@
+"""Readahead of zarr chunks and numbered objects: which objects are requested, how often, and before they are read."""
+
+import asyncio
+import collections
+import random
+
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from cachedfs.core.downloads import Downloads
+from cachedfs.filesystem import CachedFileSystem
+from cachedfs.sim import Fault
+from tests.support import KiB, MiB, noise, until
+
+consolidating = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+
+KINDS = {
+    "v3": {},
+    "v3 dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+    "v3 named as v2": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "v2": {"zarr_format": 2},
+    "v2 slashes": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    "sharded": {"shards": (2, 2, 2), "shape": (4, 4, 8)},
+}
+SHAPE = (4, 2, 8)
+CHUNK_BYTES = 8
+# Positions in a new array of three axes without metadata, read one at a time: the first four, and the starts of the
+# second row and the second plane.
+N_UNFORESEEN = 4 + 1 + 1
+
+
+@pytest.fixture
+def wait_before_reads(monkeypatch):
+    """Start each read after all earlier requests are received; otherwise the number of chunks ahead is a race."""
+    cat_file, turn = CachedFileSystem._cat_file, asyncio.Lock()
+
+    async def in_turn(fs):
+        async with turn:  # first come, first served
+            await settled(fs)
+
+    async def waiting(self, *args, **options):
+        await self._source.engine.await_on_loop(in_turn(self))
+        return await cat_file(self, *args, **options)
+
+    monkeypatch.setattr(CachedFileSystem, "_cat_file", waiting)
+
+
+async def settled(fs):
+    """Wait until no request is queued or will be; on the loop, where a read queues its requests in one step."""
+    engine, chunks = fs._source.engine, fs._reader.chunk_prefetch
+    queue = engine.speculation
+    while chunks._reached or any(queue._queues) or queue._lookups or engine.active_requests:  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def one_chunk_at_a_time(wait_before_reads):
+    """Let zarr read one chunk at a time instead of ten, so that speculative requests are exact."""
+    with zarr.config.set({"async.concurrency": 1}):
+        yield
+
+
+@pytest.fixture
+def requested_ahead(monkeypatch):
+    """The paths of the objects requested before a reader waited for them, in that order."""
+    found, run_request = [], Downloads.run_request
+
+    def recorded(self, download, request):
+        if download.is_speculative:
+            call = request.args  # (in-flight request, path, ...)
+            found.append(call[1])
+        return run_request(self, download, request)
+
+    monkeypatch.setattr(Downloads, "run_request", recorded)
+    return found
+
+
+def put_folder(cloud, folder, name):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            cloud.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def make(cloud, tmp_path, name="a.zarr", shape=SHAPE, written=None, **options):
+    """Create an array of chunks with one value each at the service; return its values."""
+    options = {"chunks": (1,) * len(shape), "dtype": "i8", "compressors": None} | options
+    array = zarr.create_array(tmp_path / name, shape=shape, fill_value=0, **options)
+    values = np.arange(1, array.size + 1).reshape(shape)
+    if written is None:
+        array[...] = values
+    else:
+        for at in np.ndindex(*shape):
+            if written(at):
+                array[at] = values[at]
+            else:
+                values[at] = 0
+    put_folder(cloud, tmp_path / name, name)
+    return values
+
+
+def counted(cloud):
+    """Return how often each object was requested since the last call, and the bytes received."""
+    asked = collections.Counter(request.key for request in cloud.server.requests)
+    sent = cloud.server.bytes_sent()
+    cloud.server.reset()
+    return asked, sent
+
+
+# In order.
+@pytest.mark.parametrize(("kind", "at_once"), list(zip(KINDS, [1, 1, 10, 1, 10, 1], strict=True)))
+def test_a_whole_array_costs_one_request_per_object_and_most_are_ahead(
+    cloud, tmp_path, requested_ahead, wait_before_reads, kind, at_once
+):
+    values = make(cloud, tmp_path, **KINDS[kind])
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    with zarr.config.set({"async.concurrency": at_once}):
+        np.testing.assert_array_equal(array[...], values)
+    asked, sent = counted(cloud)
+    objects = [
+        path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file() and path.name[-1].isdigit()
+    ]
+    assert len(asked) == len(objects) == (16 if kind == "sharded" else 64)
+    assert set(asked.values()) == {1}
+    assert sent == sum(path.stat().st_size for path in objects)
+    if at_once == 1:
+        assert len(requested_ahead) == len(objects) - N_UNFORESEEN
+    else:  # how many of zarr's ten reads come before the order is recognized is a race
+        assert requested_ahead
+    assert len(set(requested_ahead)) == len(requested_ahead)
+
+
+def test_only_the_part_that_is_read_of_every_step_is_requested(
+    cloud, tmp_path, requested_ahead, one_chunk_at_a_time
+):
+    values = make(cloud, tmp_path, shape=(12, 4, 5))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    for t in range(12):
+        np.testing.assert_array_equal(array[t, 1:3, 2:4], values[t, 1:3, 2:4])
+    asked, _ = counted(cloud)
+    read = {cloud.path(f"a.zarr/c/{t}/{y}/{x}") for t in range(12) for y in (1, 2) for x in (2, 3)}
+    unread = {key for key in asked if f"{cloud.bucket}/{key}" not in read}
+    assert set(asked.values()) == {1}
+    # One more position of the first part is requested; where the second part begins cannot be predicted.
+    assert len(unread) <= 1
+    assert len(requested_ahead) - len(unread) == len(read) - 4 - 1
+
+
+def test_at_most_one_window_is_requested_and_never_read(cloud, tmp_path, fs):
+    make(cloud, tmp_path, shape=(80,))
+    options = {"cachedfs": {"read_ahead": 16 * CHUNK_BYTES}}
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r", storage_options=options)
+    counted(cloud)
+    for i in range(40):
+        array[i]
+    engine = fs._source.engine
+    until(lambda: not (any(engine.speculation._queues) or engine.active_requests))
+    asked, _ = counted(cloud)
+    assert 40 <= len(asked) <= 56
+
+
+@consolidating
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_the_grid_is_known_from_consolidated_metadata(
+    cloud, tmp_path, requested_ahead, one_chunk_at_a_time, zarr_format
+):
+    t = np.arange(20 * 5, dtype="f4").reshape(20, 5)
+    data = xr.Dataset(dict.fromkeys(("a", "b"), (("time", "x"), t)))
+    encoding = {name: {"chunks": (1, 5)} for name in ("a", "b")}
+    data.to_zarr(tmp_path / "d.zarr", zarr_format=zarr_format, consolidated=True, encoding=encoding)
+    put_folder(cloud, tmp_path / "d.zarr", "d.zarr")
+    with xr.open_zarr(cloud.url("d.zarr"), consolidated=True, chunks=None) as opened:
+        counted(cloud)
+        for i in range(20):  # two arrays at a time
+            assert opened.isel(time=i).load().equals(data.isel(time=i))
+    asked, _ = counted(cloud)
+    assert len(asked) == 40
+    assert set(asked.values()) == {1}
+    assert len(requested_ahead) == 2 * (20 - 4)
+
+
+# Shards.
+def test_an_array_that_grew_is_read_ahead_to_its_new_end(
+    cloud, tmp_path, requested_ahead, one_chunk_at_a_time
+):
+    make(cloud, tmp_path, shape=(10,))
+    zarr.open_array(cloud.url("a.zarr"), mode="r")[...]
+    values = make(cloud, tmp_path / "more", shape=(30,))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.evict()
+    fs.invalidate_cache()
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    counted(cloud)
+    requested_ahead.clear()
+    np.testing.assert_array_equal(array[...], values)
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == 30
+    assert len(requested_ahead) == 30 - 4
+
+
+def sharded(cloud, tmp_path, n=8):
+    values = np.frombuffer(noise(n * 16 * 128 * KiB), "u1").reshape(n * 16, -1)
+    array = zarr.create_array(
+        tmp_path / "s.zarr",
+        shape=values.shape,
+        chunks=(1, 128 * KiB),
+        shards=(16, 128 * KiB),
+        dtype="u1",
+        compressors=None,
+    )
+    array[...] = values
+    put_folder(cloud, tmp_path / "s.zarr", "s.zarr")
+    return values
+
+
+def test_the_index_of_the_next_shard_is_requested_as_its_reader_would(
+    cloud, tmp_path, requested_ahead, one_chunk_at_a_time
+):
+    """Of shards of 2 MiB the first chunk is read: index and chunk are one request each, as without readahead."""
+    values = sharded(cloud, tmp_path)
+    read = {}
+    for size in (0, 64 * MiB):
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=size)
+        fs.evict()
+        fs.invalidate_cache()
+        store = zarr.storage.FsspecStore(fs=_async(fs), path=cloud.path("s.zarr"))
+        array = zarr.open_array(store, mode="r")
+        counted(cloud)
+        requested_ahead.clear()
+        for i in range(0, len(values), 16):
+            np.testing.assert_array_equal(array[i], values[i])
+        read[size], _ = counted(cloud)
+    assert read[0] == read[64 * MiB]
+    assert len(set(requested_ahead)) == 8 - 4
+
+
+def test_the_next_shard_is_requested_whole_if_the_previous_ones_were_read_whole(
+    cloud, tmp_path, requested_ahead
+):
+    values = sharded(cloud, tmp_path)
+    array = zarr.open_array(cloud.url("s.zarr"), mode="r")
+    counted(cloud)
+    for i in range(5 * 16 + 1):
+        np.testing.assert_array_equal(array[i], values[i])
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    size = fs.info(cloud.path("s.zarr/c/6/0"))["size"]
+    until(lambda: fs.cached_extent(cloud.path("s.zarr/c/6/0")) == [(0, size)])
+
+
+def _async(fs):
+    return type(fs)(asynchronous=True, **{**fs.storage_options, "skip_instance_cache": True})
+
+
+# Nothing to request.
+@pytest.mark.parametrize("options", [{"read_ahead": 0}, {"max_age": 0}], ids=str)
+def test_nothing_is_requested_ahead_when_it_is_switched_off_or_useless(
+    cloud, tmp_path, requested_ahead, options
+):
+    values = make(cloud, tmp_path, shape=(12,))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r", storage_options={"cachedfs": options})
+    np.testing.assert_array_equal(array[...], values)
+    assert requested_ahead == []
+
+
+def test_random_chunks_request_nothing_ahead(cloud, tmp_path, requested_ahead):
+    values = make(cloud, tmp_path, shape=(40, 5))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    for i in random.Random(3).sample(range(200), 60):
+        assert array[i // 5, i % 5] == values[i // 5, i % 5]
+    assert requested_ahead == []
+
+
+def test_a_missing_chunk_is_requested_once_and_is_no_error(cloud, tmp_path):
+    values = make(cloud, tmp_path, shape=(20, 4), written=lambda at: at[0] % 3 == 0)
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    for expected in (80, 0):
+        counted(cloud)
+        np.testing.assert_array_equal(array[...], values)
+        asked, _ = counted(cloud)
+        assert sum(asked.values()) == len(asked) == expected
+
+
+def test_chunks_missing_in_a_listing_are_not_requested(cloud, tmp_path, fs):
+    values = make(cloud, tmp_path, shape=(20, 4), written=lambda at: at[1] == 1)
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    fs.find(cloud.path("a.zarr"))
+    counted(cloud)
+    np.testing.assert_array_equal(array[...], values)
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == 20
+
+
+def test_a_speculative_request_that_fails_is_no_error(cloud, tmp_path, fs):
+    values = make(cloud, tmp_path, shape=(60,))
+    array = zarr.open_array(cloud.url("a.zarr"), mode="r")
+    for i in (22, 23, 25):
+        cloud.server.fail(Fault(key=f"a.zarr/c/{i}", status=400))  # not retried
+    for i in range(20):
+        assert array[i] == values[i]
+    until(lambda: sum(request.status == 400 for request in cloud.server.requests) == 3)
+    until(lambda: not fs._source.engine.active_requests)
+    np.testing.assert_array_equal(array[...], values)
+
+
+def test_malformed_metadata_does_not_break_reads(cloud, fs, requested_ahead):
+    cloud.put("a.zarr/zarr.json", b'{"shape": [10, "x"], "chunk_grid": 7}')
+    cloud.put("a.zarr/.zarray", b"\xff")
+    for i in range(12):
+        cloud.put(f"a.zarr/c/{i}", noise(100, i))
+    for name in ("zarr.json", ".zarray"):
+        fs.cat_file(cloud.path(f"a.zarr/{name}"))
+    for i in range(12):
+        assert fs.cat_file(cloud.path(f"a.zarr/c/{i}")) == noise(100, i)
+    assert requested_ahead == []
+
+
+# Numbered objects.
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_numbered_objects_of_a_listed_folder_are_read_ahead(cloud, fs, requested_ahead, is_opened):
+    for i in range(16):
+        cloud.put(f"f/part-{i:05}.json", noise(3000, i))
+    fs.ls(cloud.path("f"))
+    counted(cloud)
+    for i in range(16):
+        fs._run(settled(fs))
+        key = f"f/part-{i:05}.json"
+        if is_opened:
+            with fsspec.open(cloud.url(key), "rb") as file:
+                assert file.read() == noise(3000, i)
+        else:
+            assert fs.cat_file(cloud.path(key)) == noise(3000, i)
+    asked, _ = counted(cloud)
+    assert len(asked) == sum(asked.values()) == 16
+    assert len(requested_ahead) == 16 - 4
+
+
+def test_the_start_of_the_next_numbered_file_is_requested_or_all_of_it(cloud, fs, requested_ahead):
+    data = noise(3 * MiB)
+    for i in range(20):
+        cloud.put(f"f/{i}", data)
+    fs.ls(cloud.path("f"))
+    counted(cloud)
+    for i in range(20):
+        with fs.open(cloud.path(f"f/{i}")) as file:
+            assert file.read(1000) == data[:1000]
+    until(lambda: fs.stats().blocks == 20)
+    assert len(requested_ahead) >= 12
+    asked = {
+        cloud.path(request.key): request.headers["range"]
+        for request in cloud.server.requests
+        if request.kind == "media"
+    }
+    assert {asked[path] for path in requested_ahead} == {f"bytes=0-{MiB - 1}"}
+
+
+def test_numbered_objects_without_a_listing_are_not_read_ahead(cloud, fs, requested_ahead):
+    for i in range(16):
+        cloud.put(f"f/{i}", noise(300, i))
+    for i in range(12):
+        fs.cat_file(cloud.path(f"f/{i}"))
+    asked, _ = counted(cloud)
+    assert len(asked) == 12
+    assert requested_ahead == []

@@ -1,0 +1,184 @@
+"""Access patterns: what reads of one object cost, with blocks of 64 KiB, requests of 8 blocks and windows of 64."""
+
+import random
+from collections import deque
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+
+from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.core.download import Download
+from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.object_history import RangeReadahead
+from tests.support import KiB, forget, noise, until
+
+BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
+
+
+def filesystem(**options):
+    options = {"block_size": BLOCK, "request_size": REQUEST, "read_ahead": WINDOW, **options}
+    return fsspec.filesystem("cachedfs", target_protocol="gs", **options)
+
+
+@pytest.fixture
+def fs(origin):
+    return filesystem()
+
+
+def block_received(fs):
+    """Wait until no request is in flight; return how many bytes of `b/k` were received."""
+    engine = fs._source.engine
+    until(lambda: not (engine.active_requests or any(engine.speculation._queues)))
+    engine.drain(120)
+    return engine.bytes_fetched
+
+
+def requested(origin):
+    return [what for kind, _, what in origin.log if kind == "read"]
+
+
+def put(fs, origin, n_blocks, key="b/k"):
+    """Put an object of n blocks, cache its metadata and let the writer find the size of the cache."""
+    data = origin.put(key, noise(n_blocks * BLOCK))
+    fs.info(key)
+    engine = fs._source.engine
+    # The writer looks it up; with an origin this fast, readers would not see it.
+    engine.window(fs._source.config)
+    until(lambda: engine.cache.allowed is not None)
+    origin.log.clear()
+    return data
+
+
+def read_block(fs, data, index, how):
+    at = index * BLOCK + 1000
+    if how == "ranges":
+        assert fs.cat_file("b/k", at, at + 5000) == data[at : at + 5000]
+        return
+    with fs.open("b/k") as file:
+        file.seek(at)
+        assert file.read(5000) == data[at : at + 5000]
+
+
+HOW = pytest.mark.parametrize("how", ["ranges", "handles"])
+
+
+@HOW
+def test_the_second_read_of_a_small_object_fetches_all_of_it(fs, origin, how):
+    data = put(fs, origin, 8)
+    read_block(fs, data, 7, how)
+    assert block_received(fs) == BLOCK
+    read_block(fs, data, 3, how)
+    assert block_received(fs) == 8 * BLOCK
+    assert sorted(requested(origin), key=lambda want: want.start) == [
+        Range(0, 3 * BLOCK),
+        Range(3 * BLOCK, 7 * BLOCK),
+        Range(7 * BLOCK, 8 * BLOCK),
+    ]
+    for index in range(8):
+        read_block(fs, data, index, how)
+    assert len(requested(origin)) == 3
+
+
+def test_reads_of_an_index_and_one_piece_fetch_all_of_a_small_object(fs, origin):
+    data = origin.put("b/k", noise(8 * BLOCK))
+    assert fs.cat_file("b/k", start=-300) == data[-300:]
+    read_block(fs, data, 3, "ranges")
+    block_received(fs)
+    assert len(requested(origin)) == 3
+    for index in range(7):
+        read_block(fs, data, index, "ranges")
+    assert len(requested(origin)) == 3
+
+
+@HOW
+def test_random_reads_of_an_object_fetch_the_rest_in_large_requests(fs, origin, how):
+    data, rng = put(fs, origin, 192), random.Random(1)
+    for _ in range(120):
+        read_block(fs, data, rng.randrange(192), how)
+        block_received(fs)
+    assert 150 * BLOCK < block_received(fs) <= 192 * BLOCK, "no byte twice"
+    assert len(requested(origin)) <= 70
+
+
+@pytest.mark.parametrize(
+    ("how", "n_reads"), [("ranges", 11), ("handles", 11), ("ranges", 12), ("handles", 16)]
+)
+def test_random_reads_that_stop_waste_at_most_one_window(fs, origin, how, n_reads):
+    data = put(fs, origin, 192)
+    for index in random.Random(2).sample(range(192), n_reads):
+        read_block(fs, data, index, how)
+    in_vain = block_received(fs) - n_reads * BLOCK
+    assert in_vain == 0 if n_reads < 12 else in_vain <= WINDOW + (n_reads - 11) * REQUEST
+
+
+@pytest.mark.parametrize("options", [{"read_ahead": 0}, {"cache_size": 256 * BLOCK}])
+def test_the_rest_is_not_fetched_if_it_does_not_fit_or_readahead_is_off(origin, options):
+    fs = filesystem(**options)
+    data = put(fs, origin, 192)
+    for index in random.Random(4).sample(range(192), 30):
+        read_block(fs, data, index, "ranges")
+    assert block_received(fs) == 30 * BLOCK
+
+
+@pytest.mark.parametrize("step", [1, 16])
+def test_consecutive_ranges_are_read_ahead(fs, origin, step):
+    n = 96
+    data = put(fs, origin, n)
+    for start in range(0, n, step):
+        stop = start + step
+        assert fs.cat_file("b/k", start * BLOCK, stop * BLOCK) == data[start * BLOCK : stop * BLOCK]
+    assert block_received(fs) == len(data)
+    assert len(requested(origin)) <= n / 8 + 10
+
+
+def test_blocks_that_were_not_received_do_not_count_as_wasted():
+    info, stopped = ObjectInfo("b/k", size=1000 * BLOCK), []
+    entry, key = Entry("b/k", info, 0.0, 0, ()), ObjectKey("gs", "b/k", "1", BLOCK)
+    engine = SimpleNamespace(window=lambda config: WINDOW, call_soon=lambda function, *args: function(*args))
+    config = SimpleNamespace(request_size=REQUEST, block_size=BLOCK)
+    downloads = SimpleNamespace(
+        source=SimpleNamespace(engine=engine, config=config), forget_speculative=stopped.append
+    )
+    readahead = RangeReadahead(BLOCK)
+    for index in range(8):
+        readahead.observe(downloads, index * BLOCK, (index + 1) * BLOCK)
+        readahead.predict(downloads.source, entry, key)
+    assert readahead.history.runs[0].n_unread(BLOCK) > 16
+    sent = [Download(demand=8 * BLOCK), Download(demand=8 * BLOCK)]
+    for download, start in zip(sent, (8, 16), strict=True):
+        download.begin(info, key, Range(start * BLOCK, (start + 8) * BLOCK))
+        readahead.requests_of(readahead.history.runs[0]).append(download)
+    sent[0].feed(bytes(2 * BLOCK + 1))
+    for index in range(500, 503):
+        readahead.observe(downloads, index * BLOCK, (index + 1) * BLOCK)
+    assert stopped == [deque(sent)]
+    assert readahead.history.n_wasted == 3, "those of which something came"
+    assert list(readahead) == []
+
+
+def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):
+    monkeypatch.setattr("cachedfs.core.object_history.MOST", 3)
+    for number in range(6):
+        put(fs, origin, 8, key=f"b/{number}")
+        fs.cat_file(f"b/{number}", 0, 10)
+    assert len(fs._reader.object_histories.by_digest) == 3
+    forget()
+
+
+def test_a_sequential_read_from_the_start_uses_one_running_request(fs, origin):
+    data = put(fs, origin, 192)
+    with fs.open("b/k") as file:
+        for at in range(0, 3 * BLOCK, 8 * KiB):
+            assert file.read(8 * KiB) == data[at : at + 8 * KiB]
+        assert requested(origin)[0] == Range(0, REQUEST)
+        assert sum(want.start < REQUEST for want in requested(origin)) == 1
+
+
+def test_reading_only_the_first_bytes_fetches_at_most_two_blocks(fs, origin):
+    put(fs, origin, 192)
+    for _ in range(3):
+        with fs.open("b/k") as file:
+            file.read(100)
+    assert block_received(fs) <= 2 * BLOCK
+    assert len(requested(origin)) == 1

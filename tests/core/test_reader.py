@@ -1,0 +1,378 @@
+"""The reader: shared requests, errors, replaced objects, readahead, and a disk that is slow or full."""
+
+import asyncio
+import threading
+from functools import partial
+
+import fsspec
+import pytest
+
+from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_pool import BlockPool
+from cachedfs.common.types import ObjectKey
+from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
+from tests.fakes import gate
+from tests.support import KiB, MiB, forget, noise, until
+
+
+@pytest.fixture
+def fs(origin):
+    return fsspec.filesystem("cachedfs", target_protocol="gs")
+
+
+def reads(origin):
+    return [what for kind, _, what in origin.log if kind == "read"]
+
+
+def in_threads(n, function):
+    """Run `function` in n threads; return what they returned or raised."""
+    results = [None] * n
+
+    def run(i):
+        try:
+            results[i] = function(i)
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    return threads, results
+
+
+def test_blocks_of_a_first_read_are_in_flight_before_the_metadata_is_stored(fs, origin, monkeypatch):
+    data, taken = origin.put("b/k", noise(3 * MiB)), []
+    engine, metadata_cache = fs._source.engine, fs._source.metadata
+    keep = metadata_cache._write
+
+    def look(record):
+        key = ObjectKey(fs._source.identity, "b/k", "1", MiB)
+        taken.append([key.name(index) in engine.by_block for index in range(3)])
+        keep(record)
+
+    monkeypatch.setattr(metadata_cache, "_write", look)
+    assert fs.cat_file("b/k") == data
+    assert taken == [[True, True, True]]
+
+
+def test_fifty_readers_of_one_block_make_one_request(fs, origin):
+    data = origin.put("b/k", noise(MiB // 2))
+    gate(fs, origin, is_open=False)
+    threads, results = in_threads(50, lambda i: fs.cat_file("b/k", i, i + 1000))
+    until(lambda: origin.log)
+    gate(fs, origin, is_open=True)
+    for thread in threads:
+        thread.join()
+    assert results == [data[i : i + 1000] for i in range(50)]
+    assert len(origin.log) == 1
+
+
+def test_all_readers_of_a_failed_request_get_its_error_and_the_next_read_works(fs, origin):
+    data = origin.put("b/k", noise(3 * MiB))
+    fs.info("b/k")
+    origin.break_after[2] = 2 * MiB
+    gate(fs, origin, is_open=False)
+    threads, results = in_threads(8, lambda i: fs.cat_file("b/k", 5 * i, 3 * MiB - 5 * i))
+    until(lambda: sum(len(download._waiters) for download in fs._source.engine.active_requests.copy()) == 8)
+    gate(fs, origin, is_open=True)
+    for thread in threads:
+        thread.join()
+    assert [type(result) for result in results] == [CachedFSError] * 8
+    assert fs._source.engine.drain(120)
+    assert not fs._source.engine.by_block
+    assert fs.cat_file("b/k") == data
+    # The two received blocks were kept; only the third was requested again.
+    assert [(want.start, want.stop) for want in reads(origin)] == [(0, 3 * MiB), (2 * MiB, 3 * MiB)]
+
+
+def test_an_answer_with_other_bytes_than_requested_is_an_error(fs, origin):
+    data = origin.put("b/k", noise(20 * MiB))
+    with fs.open("b/k") as file:
+        assert file.read(10) == data[:10]
+        origin.objects["b/k"] = (1, data[: 15 * MiB + 5])  # shorter, under the same version
+        file.seek(15 * MiB)
+        with pytest.raises(ObjectChanged, match="bytes 15728640 to 15728645 were announced"):
+            file.read(10)
+
+
+def test_offline_a_missing_block_of_a_known_object_is_an_error(fs, origin):
+    data = origin.put("b/k", noise(3 * MiB))
+    assert fs.cat_file("b/k", 0, 10) == data[:10]
+    fs._source.engine.drain(120)
+    offline = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True)
+    assert offline.cat_file("b/k", 5, 10) == data[5:10]
+    for read in (lambda: offline.cat_file("b/k"), lambda: offline.open("b/k").read()):
+        with pytest.raises(OriginUnavailable, match="offline"):
+            read()
+    assert len(origin.log) == 1
+
+
+def test_a_cancelled_read_does_not_stop_the_request_for_others(fs, origin):
+    data = origin.put("b/k", noise(MiB))
+    fs.info("b/k")
+    gate(fs, origin, is_open=False)
+    reader, engine = fs._reader, fs._source.engine
+
+    async def two_readers():
+        first = asyncio.ensure_future(reader.read("b/k"))
+        second = asyncio.ensure_future(reader.read("b/k"))
+
+        def both_wait():
+            return any(len(download._waiters) > 1 for download in engine.active_requests.copy())
+
+        await asyncio.to_thread(until, both_wait)
+        first.cancel()
+        origin.gate.set()
+        return await second
+
+    assert engine.run(two_readers()) == data
+    assert len(reads(origin)) == 1
+
+
+def test_a_closed_file_leaves_no_request_running(fs, origin):
+    origin.put("b/k", noise(8 * MiB))
+    file = fs.open("b/k")
+    file.read(10)
+    file.close()
+    until(lambda: not (origin.open_bodies or fs._source.engine.active_requests))
+    assert fs.stats().bytes_fetched <= 2 * MiB
+
+
+def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
+    monkeypatch.setattr("cachedfs.core.engine.MAX_QUEUED", 2 * MiB)
+    let_go, put = threading.Event(), BlockCache.put
+
+    def slow_put(self, *args, **kwargs):
+        assert let_go.wait(120)
+        return put(self, *args, **kwargs)
+
+    monkeypatch.setattr(BlockCache, "put", slow_put)
+    data = origin.put("b/k", noise(12 * MiB))
+    fs.info("b/k")
+    threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
+    engine = fs._source.engine
+    until(lambda: engine.store_queue.queued_bytes > 2 * MiB)
+    for _ in range(500):  # more turns of the loop than all the bytes take
+        engine.run(asyncio.sleep(0))
+    assert engine.store_queue.queued_bytes <= 6 * MiB, (
+        "two requests stop at the limit, each at its next block"
+    )
+    let_go.set()
+    threads[0].join()
+    assert results == [data]
+
+
+@pytest.mark.parametrize("has_sizes", [True, False])
+def test_an_object_without_a_fingerprint_is_read_without_the_cache(fs, origin, has_sizes):
+    origin.has_fingerprints, origin.has_sizes = False, has_sizes
+    data = origin.put("b/k", noise(5 * MiB))
+    assert fs.cat_file("b/k", 10, 20) == data[10:20]
+    assert fs.cat_file("b/k") == data
+    origin.log.clear()
+    with fs.open("b/k") as file:
+        assert file.read(MiB) == data[:MiB]
+        assert [file.read(4 * KiB) for _ in range(100)] == [
+            data[MiB + i * 4 * KiB :][: 4 * KiB] for i in range(100)
+        ]
+    assert len(origin.log) <= 2
+    assert fs.stats().blocks == 0
+
+
+@pytest.mark.usefixtures("default_patience")
+@pytest.mark.parametrize("then", ["all", "a part"])
+def test_an_object_without_a_fingerprint_can_be_read_on_after_a_pause(fs, origin, then):
+    origin.has_fingerprints = False
+    data = origin.put("b/k", noise(5 * MiB))
+    with fs.open("b/k") as file:
+        assert file.read(10) == data[:10]
+        until(lambda: not fs._source.engine.active_requests)  # the request ended because the reader paused
+        if then == "all":
+            assert file.read() == data[10:]
+        else:
+            assert file.read(3 * MiB) == data[10 : 10 + 3 * MiB]
+
+
+def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin, monkeypatch, caplog):
+    def full(self, *args, **kwargs):
+        raise CacheError("the disk is full")
+
+    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
+    data = origin.put("b/k", noise(20 * MiB))
+    with fs.open("b/k") as file:
+        assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
+    assert fs.stats().bytes_fetched == len(data)
+    assert fs.stats().requests <= 10
+    fs._source.engine.drain(120)
+    assert fs.stats().cannot_store == "the disk is full"
+    assert fs.cat_file("b/k") == data
+
+
+def test_an_unexpected_error_in_the_writer_does_not_stop_readers(fs, origin, monkeypatch, caplog):
+    def broken(self, *args, **kwargs):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(BlockCache, "put", broken)
+    data = origin.put("b/k", noise(3 * MiB))
+    for _ in range(2):
+        assert fs.cat_file("b/k") == data
+        fs._source.engine.drain(120)
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("leave", ["close", "seek"])
+def test_readahead_stops_when_the_reader_closes_or_seeks(origin, leave):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=64 * MiB)
+    origin.put("b/k", noise(120 * MiB))
+    file = fs.open("b/k")
+    for _ in range(12):
+        file.read(MiB)
+    engine = fs._source.engine
+    # The next block is cached by readahead, so the closed gate does not block the reads.
+    until(lambda: any(start <= 12 * MiB and 13 * MiB <= stop for start, stop in fs.cached_extent("b/k")))
+    gate(fs, origin, is_open=False)
+    for _ in range(2):
+        file.read(MiB // 2)
+    if leave == "close":
+        file.close()
+    else:
+        gate(fs, origin, is_open=True)
+        file.seek(110 * MiB)
+        file.read(10)
+    gate(fs, origin, is_open=True)
+    until(lambda: not (any(engine.speculation._queues) or engine.active_requests))
+    assert fs.stats().bytes_fetched < 100 * MiB
+
+
+def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, monkeypatch):
+    def full(self, *args, **kwargs):
+        raise CacheError("the disk is full")
+
+    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
+    data = origin.put("b/k", noise(80 * MiB))
+    with fs.open("b/k") as file:
+        for start in (0, 40, 0, 60, 20, 0):
+            file.seek(start * MiB)
+            for i in range(start, start + 10):
+                assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
+            fs._source.engine.run(asyncio.sleep(0))
+            assert (
+                sum(len(piece) for download in file.raw._readahead for piece in download._received[0])
+                <= 80 * MiB
+            )
+
+
+def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored(fs, monkeypatch):
+    engine, config = fs._source.engine, fs._source.config
+    for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 128 * MiB), (1000, MiB)):
+        monkeypatch.setattr(engine.cache._own.store, "allowed", allowed)
+        assert engine.window(config) == window
+    monkeypatch.setattr(engine.cache._own, "cannot_store", "the disk is full")
+    assert engine.window(config) == 64 * MiB
+
+
+def test_an_interrupted_read_does_not_return_a_block_twice_to_the_pool(fs, origin, monkeypatch):
+    data = origin.put("b/k", noise(3 * MiB))
+    fs.cat_file("b/k")
+    fs._source.engine.drain(120)
+    file = fs.open("b/k")
+    file.read(10)
+    give, idle = BlockPool.give, fs._source.engine.cache._handles._idle
+
+    def interrupted(self, *args):
+        give(self, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BlockPool, "give", interrupted)
+    file.seek(2 * MiB)
+    with pytest.raises(KeyboardInterrupt):
+        file.read(10)
+    monkeypatch.undo()
+    assert file.raw._current_block._block not in idle.values()
+    file.seek(5)
+    assert file.read(10) == data[5:15]
+
+
+def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cache, tmp_path):
+    data = origin.put("b/k", noise(2 * MiB))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=tmp_path / "layer")
+    assert fs.cat_file("b/k") == data
+    forget()
+    for path in (tmp_path / "layer").rglob("blocks/*/*-*"):
+        path.write_bytes(b"")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=[own_cache, tmp_path / "layer"])
+    fs.info("b/k")
+    assert fs.cat_file("b/k", 5, 10) == data[5:10]
+    with fs.open("b/k") as file:
+        assert file.read() == data
+    # The same in the writable directory: a folder has the name of the block file.
+    forget()
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", max_age="immutable")
+    for path in own_cache.rglob("blocks/*/*-*"):
+        path.unlink()
+        (path / "in the way").mkdir(parents=True)
+    assert fs.cat_file("b/k", 5, 10) == data[5:10]
+    assert fs.cat_file("b/k") == data
+
+
+def short_of(fs, path, index):
+    """Store a valid block that is shorter than the object, as from an origin that reuses a fingerprint."""
+    source = fs._source
+    key = source.key(source.metadata.get(path))
+    source.engine.drain(120)
+    source.engine.cache.evict(source.identity, path)
+    source.engine.cache.put([(key.block(index), b"short")], source.config.bounds)
+
+
+READS = {
+    "cat_file": lambda fs, path: fs.cat_file(path),
+    "cat_ranges": lambda fs, path: fs.cat_file(path, MiB, MiB + 100),
+    "file": lambda fs, path: fs.open(path).read(),
+    "pieces": lambda fs, path: b"".join(iter(partial(fs.open(path).read, 1000), b"")),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "layer"), [("cat_file", False), ("cat_ranges", True), ("file", True), ("pieces", False)]
+)
+def test_a_block_that_is_shorter_than_its_object_is_fetched_again(origin, tmp_path, how, layer):
+    read = READS[how]
+    data = origin.put("b/k", noise(2 * MiB + 500))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    expected = read(fs, "b/k")
+    for index in range(3):
+        short_of(fs, "b/k", index)
+        if layer:
+            forget()
+            below = tmp_path / f"below-{index}"
+            (tmp_path / "cache").rename(below)
+            layers = [str(tmp_path / "cache"), str(below)]
+            fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=layers)
+        assert read(fs, "b/k") == expected
+        assert fs.cat_file("b/k") == data
+        fs._source.engine.drain(120)
+        n_requests = len(origin.log)
+        assert fs.cat_file("b/k") == data
+        assert len(origin.log) == n_requests
+
+
+def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, monkeypatch):
+    """The disk is slower than the link: here it stores nothing."""
+    may_store, put = threading.Event(), BlockCache.put
+
+    def held(cache, given, bounds, *, plan=None):
+        assert may_store.wait(120)
+        return put(cache, given, bounds, plan=plan)
+
+    monkeypatch.setattr(BlockCache, "put", held)
+    monkeypatch.setattr("cachedfs.core.engine.MAX_QUEUED", 16 * MiB)
+    origin.put("b/big", noise(64 * MiB))
+    data = origin.put("b/other", noise(4 * MiB, 1))
+    engine, got = fs._source.engine, []
+    with fs.prefetch("b/big") as plan:
+        until(lambda: engine.store_queue.queued_bytes > 8 * MiB and engine.bytes_fetched >= 8 * MiB)
+        thread = threading.Thread(target=lambda: got.append(fs.cat_file("b/other")))
+        thread.start()
+        thread.join(600)
+        assert got == [data]
+        assert not plan.progress.is_over
+        may_store.set()
