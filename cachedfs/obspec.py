@@ -18,7 +18,7 @@ from cachedfs.common.blocks import clip
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import filesystem_class, is_url
 from cachedfs.common.walk import ABSENT
-from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.objects import Entry
 from cachedfs.errors import AccessDenied, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.filesystem import CachedFileSystem
 from cachedfs.origins.obstore_origin import identity_of_store, root_of_store
@@ -136,9 +136,9 @@ class CachedStore:
             return GetResult(self, entry, options)
 
     def _existing(self, path: str) -> Entry | None:
-        entry = self.fs._source.existing(self._full(path))
+        entry = self.fs._objects.existing(self._full(path))
         if entry is not None and entry.object.kind == "directory":
-            raise self.fs._source.is_a_folder(entry.path)
+            raise self.fs._objects.is_a_folder(entry.path)
         return entry
 
     def get_range(self, path: str, *, start: int, end: int | None = None, length: int | None = None) -> bytes:
@@ -268,7 +268,7 @@ class CachedStore:
     def _meta(self, found: ObjectInfo | dict[str, Any]) -> dict[str, Any]:
         info = found.as_info() if isinstance(found, ObjectInfo) else found
         if _is_folder(info):
-            raise self.fs._source.is_a_folder(info["name"])
+            raise self.fs._objects.is_a_folder(info["name"])
         at = next((info[name] for name in _TIMES if info.get(name) is not None), 0)
         return {
             "path": self._short(info["name"]),

@@ -160,7 +160,7 @@ def gate(fs: CachedFileSystem, origin: FakeOrigin, *, is_open: bool) -> None:
         origin.gate = origin.gate or asyncio.Event()
         (origin.gate.set if is_open else origin.gate.clear)()
 
-    fs._source.engine.run(act())
+    fs._objects.engine.run(act())
 
 
 class FakeClock:

@@ -8,9 +8,9 @@ from werkzeug.test import Client
 
 from cachedfs.sim.messages import Call, Response, Route
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import DataBody
 from cachedfs.sim.server import SimServer, command
 from cachedfs.sim.service import Service
+from cachedfs.sim.stored_objects import DataBody
 
 _KINDS = {"PUT": "upload", "POST": "upload", "HEAD": "metadata", "DELETE": "delete"}
 _SET_BY_US = {"connection", "content-length", "host", "transfer-encoding"}

@@ -318,7 +318,7 @@ def test_a_store_with_new_credentials_replaces_one_of_the_same_account(cloud):
         given = gcs_store(cloud, token=token)
         store = CachedStore(given, account="me")
         assert store.head("a.bin")["size"] == 3
-        assert store.fs._source.origin("a.bin").store is given
+        assert store.fs._objects.origin("a.bin").store is given
 
 
 @pytest.mark.parametrize("made", [lambda cloud: cloud.url(), gcs_store])

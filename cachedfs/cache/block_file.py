@@ -238,12 +238,17 @@ class OpenBlock:
             stop = self.length
         if start >= stop:
             return b""
-        if verify or (self.unchecked and self._unchecked_of(start, stop)):
-            first, last = start // PAGE, (stop - 1) // PAGE
+        first, last = start // PAGE, (stop - 1) // PAGE
+        if verify or (self.unchecked >> first & (1 << last - first + 1) - 1):
             data = self._load(first * PAGE, min((last + 1) * PAGE, self.length), nowait)
             self._check(first, memoryview(data))
             return data[start - first * PAGE : stop - first * PAGE]
-        return self._load(start, stop, nowait)
+        if nowait:
+            return self._load(start, stop, nowait)
+        data = os.pread(self.fd, stop - start, start)
+        if len(data) != stop - start:
+            raise self._short(nowait)
+        return data
 
     def read_into(self, start: int, buffer: memoryview, *, nowait: bool = False, verify: bool = False) -> int:
         """Fill `buffer` from offset `start`; return the number of bytes read. Raises the same errors as `read`."""

@@ -35,7 +35,7 @@ class BlockPool:
 
     def __init__(self) -> None:
         self._limit = max(4, min(_MOST_HANDLES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
-        self._idle: dict[_Key, OpenBlock] = {}  # Invariant: no thread uses a handle in here
+        self.idle: dict[_Key, OpenBlock] = {}  # Invariant: no thread uses a handle in here
         self._checked: dict[_Key, tuple[tuple[int, int], int]] = {}  # file stamp, bit mask of unchecked pages
         self._sweep_at = 0.0
         self.on_sweep: Callable[[], object] = bool
@@ -43,7 +43,7 @@ class BlockPool:
 
     def take(self, key: ObjectKey, index: int) -> OpenBlock | None:
         """Remove and return the open handle of a block; None when it is not open or is in use."""
-        return self._idle.pop((key.digest, index), None)
+        return self.idle.pop((key.digest, index), None)
 
     def open(
         self, path: str, key: ObjectKey, index: int, *, nowait: bool = False, owner: int | None = None
@@ -67,12 +67,12 @@ class BlockPool:
     def give(self, key: ObjectKey, index: int, handle: OpenBlock) -> None:
         """Put a handle back after use."""
         name = (key.digest, index)
-        if self._idle.setdefault(name, handle) is not handle:  # another thread had opened the block too
+        if self.idle.setdefault(name, handle) is not handle:  # another thread had opened the block too
             self.close(name, handle)
         self._given += 1
         if self._given & 31 == 0:
             self._sweep_if_due()
-        if len(self._idle) > self._limit:
+        if len(self.idle) > self._limit:
             self._close_oldest()
 
     def _sweep_if_due(self) -> None:
@@ -93,13 +93,13 @@ class BlockPool:
         """Close the handles of deleted blocks, and forget which of their pages were checked."""
         for name in names:
             self._checked.pop(name, None)
-            handle = self._idle.pop(name, None)
+            handle = self.idle.pop(name, None)
             if handle is not None:
                 handle.close()
 
     def close_all(self) -> None:
-        for name in list(self._idle):
-            handle = self._idle.pop(name, None)
+        for name in list(self.idle):
+            handle = self.idle.pop(name, None)
             if handle is not None:
                 self.close(name, handle)
 
@@ -109,17 +109,17 @@ class BlockPool:
         self.close_all()
 
     def _close_oldest(self) -> None:
-        found = _pop_first(self._idle)
+        found = _pop_first(self.idle)
         if found is not None:
             self.close(*found)
 
     def _sweep(self) -> None:
         """Close handles of deleted blocks to free their disk space: at most 256 fstat calls a second."""
-        for name in list(self._idle):
-            handle = self._idle.pop(name, None)
+        for name in list(self.idle):
+            handle = self.idle.pop(name, None)
             if handle is None:
                 continue
-            if _is_deleted(handle) or self._idle.setdefault(name, handle) is not handle:
+            if _is_deleted(handle) or self.idle.setdefault(name, handle) is not handle:
                 self.close(name, handle)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import struct
 import zlib
@@ -88,7 +89,10 @@ class ChangeCounters:
 
     def at(self, slots: tuple[int, ...]) -> int:
         """Return the current counter made of `slots`: 63 bits."""
-        generation = self._main.read(8, _GENERATION_AT)
+        main = self._main
+        generation = os.pread(main.fd, 8, _GENERATION_AT) if main.fd >= 0 else b""
+        if len(generation) != 8:
+            generation = main.generation()  # memory, or a truncated file
         for table in self._further:
             generation += table.generation()
         known = self._known

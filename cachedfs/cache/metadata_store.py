@@ -149,11 +149,16 @@ class MetadataStore:
 
     def __init__(self, own: WritableDirectory, shared: SharedFiles) -> None:
         self._own = own
-        self._shared = shared
+        self.shared = shared
         self._sweep = SweepPosition()
         self._has_clock = False
         # What the table `versions` would hold, had it been stored: by (identity, folder).
         self._unstored: dict[tuple[str, str], float] = {}
+
+    def look(self) -> float:
+        """Once a second, use the shared files that other processes use now; return when to look again (monotonic)."""
+        self._look()
+        return self._own.look_at
 
     def _look(self) -> None:
         self._own.look()
@@ -300,7 +305,7 @@ class MetadataStore:
     @property
     def sees_other_processes(self) -> bool:
         """True if changes by other processes are noticed: the change counters are in a shared file."""
-        return not (self._shared.marks or self._shared.open_marks()).is_private
+        return not (self.shared.marks or self.shared.open_marks()).is_private
 
     def mark(self, identity: str, path: str) -> int:
         """Return the change counter of `path`: it differs after a change of the path by any process."""
@@ -325,11 +330,11 @@ class MetadataStore:
     def _read(self, question: Callable[[ChangeCounters], int]) -> int:
         """Return a number read from the change counters: from others, if these were truncated or cannot be read."""
         for _ in range(_N_TRIES):
-            marks = self._shared.open_marks()
+            marks = self.shared.open_marks()
             try:
                 return question(marks)
             except OSError:
-                self._shared.release_unreadable(marks)
+                self.shared.release_unreadable(marks)
         return _number_of_its_own()
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
@@ -346,25 +351,25 @@ class MetadataStore:
         self._change(lambda marks: marks.change_alone(identity, paths, folders))
 
     def _change(self, change: Callable[[ChangeCounters], Sequence[ChangeTable]]) -> None:
-        before = self._shared.open_marks()
-        self._shared.release_unwritable(before, change(before))
+        before = self.shared.open_marks()
+        self.shared.release_unwritable(before, change(before))
         # The file may have been deleted, and other processes may use a new one already.
         self._own.look_now()
-        now = self._shared.open_marks()
+        now = self.shared.open_marks()
         if now is not before:
-            self._shared.release_unwritable(now, change(now))
+            self.shared.release_unwritable(now, change(now))
 
     def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
         """Return the slots to pass to `mark_at`, the same in every process and forever.
 
         A folder's name with a trailing "/" means its listing.
         """
-        return self._shared.open_marks().slots_of(identity, path)
+        return self.shared.open_marks().slots_of(identity, path)
 
     def mark_at(self, slots: tuple[int, ...]) -> int:
         """Return the change counter stored in these slots."""
         self._own.look()  # a process that reads only cached data must see that the file was replaced
         try:
-            return (self._shared.marks or self._shared.open_marks()).at(slots)
+            return (self.shared.marks or self.shared.open_marks()).at(slots)
         except OSError:
             return self._read(lambda marks: marks.at(slots))

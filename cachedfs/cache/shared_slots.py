@@ -49,7 +49,7 @@ class SharedSlots:
         self.path = path
         self.n_slots = n_slots
         self.trouble: str | None = None
-        self._fd = -1
+        self.fd = -1
         self._identity = 0, 0  # device and inode of the file behind the descriptor
         header = _HEADER.pack(self.magic, n_slots) + header
         if path is not None:
@@ -58,7 +58,7 @@ class SharedSlots:
                     self._make(path, temp, header)
             except OSError as error:
                 self.trouble = f"{path} cannot be shared with other processes: {error}"
-        self.is_private = self._fd < 0
+        self.is_private = self.fd < 0
         self._memory = bytearray()
         if self.is_private:
             self.n_slots = n_slots
@@ -66,10 +66,10 @@ class SharedSlots:
 
     def __del__(self) -> None:
         # Closed when no thread uses it any more. A program that closed all descriptors may have another file there.
-        if getattr(self, "_fd", -1) >= 0:
+        if getattr(self, "fd", -1) >= 0:
             with contextlib.suppress(OSError):
                 if self._is_ours():
-                    os.close(self._fd)
+                    os.close(self.fd)
 
     @property
     def size(self) -> int:
@@ -83,22 +83,22 @@ class SharedSlots:
 
     def read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset`. Raises OSError, also if the file was truncated."""
-        if self._fd < 0:
+        if self.fd < 0:
             return bytes(self._memory[offset : offset + size])
-        data = os.pread(self._fd, size, offset)
+        data = os.pread(self.fd, size, offset)
         if len(data) != size:
             raise OSError(errno.EIO, "the file was truncated", self.path)
         return data
 
     def write(self, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Write all (offset, bytes), in order. Raises OSError; the pieces before the failed one are then written."""
-        if self._fd < 0:
+        if self.fd < 0:
             for offset, data in pieces:
                 self._memory[offset : offset + len(data)] = data
             return
         if not self._is_ours():  # never write into a file that somebody else has opened since
             raise OSError(errno.EBADF, "its descriptor was closed by other code", self.path)
-        fd, pwrite = self._fd, os.pwrite
+        fd, pwrite = self.fd, os.pwrite
         for offset, data in pieces:
             if pwrite(fd, data, offset) != len(data):
                 raise OSError(errno.ENOSPC, "it was written in part", self.path)
@@ -120,14 +120,14 @@ class SharedSlots:
             return
         try:
             if self._is_ours():
-                disk.truncate(self._fd)
+                disk.truncate(self.fd)
         except OSError:
             with contextlib.suppress(OSError):  # read-only: others notice when they write, or in a second
                 disk.unlink(self.path)
 
     def _is_ours(self) -> bool:
         """Return whether the descriptor is still that of our file. Raises OSError if it is closed."""
-        return _identity(os.fstat(self._fd)) == self._identity
+        return _identity(os.fstat(self.fd)) == self._identity
 
     def _open(self, path: str, at_least: int) -> bool:
         """Open a valid file at `path`; return False if there is none. Remove an invalid file."""
@@ -148,7 +148,7 @@ class SharedSlots:
             is_valid = magic == self.magic and self.may_have(n_slots) and n_slots >= at_least
             is_valid = is_valid and status.st_size == HEADER_SIZE + 8 * n_slots
             if is_valid:
-                self.n_slots, self._identity, self._fd = n_slots, _identity(status), fd
+                self.n_slots, self._identity, self.fd = n_slots, _identity(status), fd
             elif (now := disk.state(path)) is not None and _identity(now) == _identity(status):
                 disk.unlink(path)
         finally:
@@ -174,11 +174,11 @@ class SharedSlots:
 
     def _use_memory(self, header: bytes) -> None:
         try:
-            self._fd = disk.memory_file(self.size)
-            self._identity = _identity(os.fstat(self._fd))
-            disk.write_all(self._fd, [header], 0)
+            self.fd = disk.memory_file(self.size)
+            self._identity = _identity(os.fstat(self.fd))
+            disk.write_all(self.fd, [header], 0)
         except OSError:  # no descriptor is free, or not on this system: not shared with forked children
-            self._fd, self._memory = -1, bytearray(self.size)
+            self.fd, self._memory = -1, bytearray(self.size)
             self._memory[: len(header)] = header
 
 

@@ -54,7 +54,7 @@ class WritableDirectory:
         self._layers = layers
         self._shared = shared
         self._complaints = complaints
-        self._look_at = 0.0
+        self.look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
         self.locks = ByteRangeLocks(None)
         self.index: CacheIndex | None = None
@@ -103,9 +103,9 @@ class WritableDirectory:
         Once a minute, try again what failed before. Two threads may do this at the same time without harm.
         """
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self.look_at:
             return
-        self._look_at = now + _LOOK_S
+        self.look_at = now + _LOOK_S
         if now >= self._again_at:
             self._again_at = now + _AGAIN_S
             self._try_again()
@@ -115,7 +115,7 @@ class WritableDirectory:
 
     def look_now(self) -> None:
         """Run the checks of `look`, however recent the last ones are."""
-        self._look_at = 0.0
+        self.look_at = 0.0
         self.look()
 
     def _try_again(self) -> None:

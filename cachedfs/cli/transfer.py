@@ -194,7 +194,7 @@ def import_(
     started = time.perf_counter()
     with progress(is_quiet=common.as_json) as callback:
         run = Import(reader, location.path, identity=None, callback=callback).run()
-        done = reader.source.engine.run(run)
+        done = reader.objects.engine.run(run)
     seconds = time.perf_counter() - started
     fetched = moved(done.bytes, "fetched", seconds)
     text = f"{counted(done.blocks, 'block')}, {fetched}; {done.here:,} were here already"

@@ -80,12 +80,12 @@ class Location:
 
     @property
     def cache(self) -> BlockCache:
-        return self.fs._source.engine.cache
+        return self.fs._objects.engine.cache
 
     @property
     def identity(self) -> str:
         """The name under which the cache has the blocks of this origin."""
-        return self.fs._source.identity
+        return self.fs._objects.identity
 
     def matches(self) -> list[dict[str, Any]]:
         """Return the entries that match the pattern. Raises ObjectNotFound if there are none."""

@@ -27,7 +27,8 @@ class Clock:
     def now(self) -> float:
         """Return the time."""
         wall, since_boot = time.time(), time.clock_gettime(_SINCE_BOOT)
-        self.advance(wall - since_boot)
+        if wall - since_boot > self.offset:
+            self.offset = wall - since_boot
         return since_boot + self.offset
 
     def advance(self, offset: float) -> None:

@@ -22,8 +22,10 @@ __all__ = [
     "Changes",
     "Counted",
     "Exported",
+    "GOLDEN",
     "Imported",
     "Kind",
+    "MASK64",
     "LinkStats",
     "ObjectInfo",
     "ObjectKey",
@@ -37,8 +39,8 @@ __all__ = [
 Kind = Literal["file", "directory"]
 
 _CONTAINERS = frozenset({dict, list})  # the mutable JSON types
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive block indexes over all slots
-_MASK64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive block indexes over all slots
+MASK64 = (1 << 64) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class ObjectKey:
     bytes.
     """
 
-    __slots__ = ("_number", "block_size", "digest", "fingerprint", "identity", "path")
+    __slots__ = ("block_size", "digest", "fingerprint", "identity", "number", "path")
 
     def __init__(self, identity: str, path: str, fingerprint: str, block_size: int) -> None:
         self.identity = identity
@@ -160,13 +162,13 @@ class ObjectKey:
             hasher.update(len(data).to_bytes(8, "little"))
             hasher.update(data)
         self.digest = hasher.hexdigest()
-        self._number = int(self.digest[:16], 16)
+        self.number = int(self.digest[:16], 16)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObjectKey) and self.digest == other.digest
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
     def __repr__(self) -> str:
         return f"ObjectKey({self.path!r}, fingerprint={self.fingerprint!r})"
@@ -181,7 +183,7 @@ class ObjectKey:
 
     def hash64(self, index: int) -> int:
         """Return a 64-bit hash of block `index`, which selects its access record and its fetch lock."""
-        return (self._number + index * _GOLDEN) & _MASK64
+        return (self.number + index * GOLDEN) & MASK64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable
 from cachedfs.cache.index.metadata_records import FeedPosition, FeedSnapshot
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey
-from cachedfs.core.metadata_cache import folder_of
-from cachedfs.core.source import Source, is_fresh
+from cachedfs.core.objects import Objects, folder_of, is_fresh
 from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
 
@@ -34,8 +33,8 @@ class ChangeFeeds:
     `max_age`.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
         # Parts without a feed, or with a failed one -> monotonic time of the next try.
         self._not_before: dict[str, float] = {}
 
@@ -80,26 +79,26 @@ class ChangeFeeds:
                 return None
             parents.append((info.path, info.id))
             parent_path = folder_of(info.path)
-            entry = self._source.metadata.get(parent_path) if parent_path else None
+            entry = self._objects.get(parent_path) if parent_path else None
             if parent_path and (entry is None or entry.info is None):
                 return None
             info = entry.info if entry is not None else None
         return FeedSnapshot(position.id, position.number, tuple(parents))
 
     def _may_follow(self, path: str) -> bool:
-        source, lifetime_s = self._source, self._source.lifetime_s
+        objects, lifetime_s = self._objects, self._objects.lifetime_s
         return (
             0 < lifetime_s < math.inf
-            and source.origin(path).by_parent
-            and not source.engine.is_unreachable(source.identity)
+            and objects.origin(path).by_parent
+            and not objects.engine.is_unreachable(objects.identity)
             and time.monotonic() >= self._not_before.get(_part_of(path), 0.0)
         )
 
     def _feed(self, path: str) -> FeedPosition | None:
-        return self._source.engine.cache.metadata.feed(self._source.identity, _part_of(path))
+        return self._objects.engine.cache.metadata.feed(self._objects.identity, _part_of(path))
 
     def _is_fresh(self, feed: FeedPosition) -> bool:
-        return is_fresh(feed.checked_at, clock.now(), lifetime_s=self._source.lifetime_s)
+        return is_fresh(feed.checked_at, clock.now(), lifetime_s=self._objects.lifetime_s)
 
     async def _once(
         self,
@@ -111,40 +110,40 @@ class ChangeFeeds:
         part = _part_of(path)
 
         async def poll_once() -> None:
-            cache = self._source.engine.cache
-            poll_lock = _poll_lock(self._source.identity, part)
-            if not await self._source.engine.locked(poll_lock, within_s=_WAIT_S):
+            cache = self._objects.engine.cache
+            poll_lock = _poll_lock(self._objects.identity, part)
+            if not await self._objects.engine.locked(poll_lock, within_s=_WAIT_S):
                 return  # asking the origin directly is cheaper than waiting longer
             try:
                 if not is_done(self._feed(path)):
                     await poll(part)
             except OriginUnreachable:  # what is cached is served without asking again
-                self._source.engine.mark_unreachable(self._source.identity)
+                self._objects.engine.mark_unreachable(self._objects.identity)
             except CachedFSError as error:  # a feed only saves requests: go on without it
-                logger.info("%s: the change feed failed: %s", self._source.url(part), error)
-                self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._source.lifetime_s)
+                logger.info("%s: the change feed failed: %s", self._objects.url(part), error)
+                self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._objects.lifetime_s)
             finally:
                 cache.release_lock(poll_lock)
 
-        await self._source.engine.lookups.run((self._source.identity, f"\0{part}"), 0, poll_once)
+        await self._objects.engine.lookups.run((self._objects.identity, f"\0{part}"), 0, poll_once)
 
     async def _begin(self, part: str) -> None:
-        source, now = self._source, clock.now()
-        first = await source.origin(part).changes(part, None)
+        objects, now = self._objects, clock.now()
+        first = await objects.origin(part).changes(part, None)
         if first is not None:
-            shared, identity = source.engine.cache.metadata, source.identity
+            shared, identity = objects.engine.cache.metadata, objects.identity
             await asyncio.to_thread(shared.begin_feed, identity, part, first.token, now)
         if first is None or self._feed(part) is None:
             self._not_before[part] = math.inf
 
     async def _poll(self, part: str) -> None:
-        source, now = self._source, clock.now()
-        shared, identity = source.engine.cache.metadata, source.identity
+        objects, now = self._objects, clock.now()
+        shared, identity = objects.engine.cache.metadata, objects.identity
         feed = shared.feed(identity, part)
         if feed is None:
             return
-        has_stale_answer.set(source.config.stale_if_error)  # in this task only
-        changes = await source.origin(part).changes(part, feed.token)
+        has_stale_answer.set(objects.config.stale_if_error)  # in this task only
+        changes = await objects.origin(part).changes(part, feed.token)
         if changes is None:
             await asyncio.to_thread(shared.drop_feed, feed)
             return

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from cachedfs.common.blocks import block_range, clip, covering
-from cachedfs.common.types import ObjectKey, Range, Suffix
-from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.common.types import Range, Suffix
+from cachedfs.core.download import Download, joined
 from cachedfs.core.downloads import Downloads
-from cachedfs.core.metadata_cache import Entry
-from cachedfs.core.resolver import MetadataResolver
-from cachedfs.core.source import Source
+from cachedfs.core.lookups import Lookups
+from cachedfs.core.objects import Objects
 from cachedfs.core.speculation import SpeculativeRequest
+from cachedfs.core.version import Version
 from cachedfs.readahead.chunk_grid import METADATA, ChunkGrid, NumberedNames, Place, grids_in, numbered
 from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
 
@@ -29,7 +29,7 @@ MOST_METADATA = 2 << 20
 MOST_ABOVE = 8  # levels searched for metadata, from the array's folder upward
 
 Send = Callable[[], Iterable[Download] | asyncio.Task[Iterable[Download]]]
-_Document = tuple[str, ObjectKey]  # path and version of a metadata document
+_Document = tuple[str, Version]  # path and version of a metadata document
 
 
 class _Series:
@@ -66,10 +66,10 @@ class ChunkPrefetch:
     cached or in flight.
     """
 
-    def __init__(self, source: Source, downloads: Downloads, resolver: MetadataResolver) -> None:
-        self._source = source
+    def __init__(self, objects: Objects, downloads: Downloads, lookups: Lookups) -> None:
+        self._objects = objects
         self._downloads = downloads
-        self._resolver = resolver
+        self._lookups = lookups
         # Names requested ahead and not read yet; with their series while the request is queued, with None once it is
         # sent. Any thread looks names up, and removes those it reads.
         self.awaited: dict[str, _Series | None] = {}
@@ -78,7 +78,7 @@ class ChunkPrefetch:
         self._is_scheduled = False  # a call that processes them is scheduled on the event loop
         self._series: dict[str | NumberedNames, _Series] = {}
         self._no_arrays: set[str] = set()  # folders without an array, according to the cached metadata
-        self._documents: dict[ObjectKey, dict[str, ChunkGrid]] = {}
+        self._documents: dict[Version, dict[str, ChunkGrid]] = {}
 
     def reached(self, path: str, start: int | None, stop: int | None) -> None:
         """Record a read of a name that was requested ahead, even if it is already cached. From any thread."""
@@ -86,7 +86,7 @@ class ChunkPrefetch:
         self._reached.append((path, start, stop))
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._source.engine.call_soon(self._observe_reached)
+            self._objects.engine.call_soon(self._observe_reached)
 
     def _observe_reached(self) -> None:
         self._is_scheduled = False  # first, so that a read recorded from now on schedules another call
@@ -117,42 +117,39 @@ class ChunkPrefetch:
         series.start, series.stop = start, stop
         self._look_back(series)
         if series.history.n_wasted > before.n_wasted:
-            self._withdraw(series)
+            self._cancel(series)
         if not self._look_ahead(series):
             # the request for `path` is no longer speculative, so its slot is free
-            self._source.engine.speculation.pump()
+            self._objects.engine.speculation.pump()
 
     def _is_on(self) -> bool:
         """Return whether readahead is useful: its results are stored, and still fresh when they are read."""
-        config, cannot_store = self._source.config, self._source.engine.cache.cannot_store
-        is_kept = self._source.lifetime_s > 0 and cannot_store is None
+        config, cannot_store = self._objects.config, self._objects.engine.cache.cannot_store
+        is_kept = self._objects.lifetime_s > 0 and cannot_store is None
         return config.read_ahead > 0 and is_kept and not config.offline
 
     def _look_back(self, series: _Series) -> None:
         """Record the size of the previous object, and whether all of it is cached or being fetched."""
-        engine, before = self._source.engine, series.history.before
+        engine, before = self._objects.engine, series.history.before
         series.is_whole = series.asks_all
-        found = None if before is None else self._object(series.path(before))
-        if found is None:
+        version = None if before is None else self._object(series.path(before))
+        if version is None:
             return
-        key, size = found
-        series.n_seen, series.n_bytes = series.n_seen + 1, series.n_bytes + size
+        series.n_seen, series.n_bytes = series.n_seen + 1, series.n_bytes + version.size
 
         def is_coming(index: int) -> bool:
             # The request of an open file may cover more than its reader wants; `demand` is how far it reads.
-            download = engine.by_block.get(key.name(index))
-            return download is not None and download.demand > index * key.block_size
+            download = engine.by_block.get((version.digest, index))
+            return download is not None and download.demand > index * version.block_size
 
         series.is_whole |= all(
-            is_coming(index) or engine.cache.has(key, index)
-            for index in covering(Range(0, size), key.block_size)
+            is_coming(index) or engine.cache.has(version, index) for index in range(version.n_blocks)
         )
 
-    def _object(self, path: str) -> tuple[ObjectKey, int] | None:
-        """Return the key and the size of an object from the metadata cache; None for anything else."""
-        entry = self._source.metadata.get(path)
-        key = None if entry is None else self._source.key(entry)
-        return None if entry is None or key is None else (key, entry.object.size or 0)
+    def _object(self, path: str) -> Version | None:
+        """Return the known version of an object, without a request; None for anything else."""
+        entry = self._objects.get(path)
+        return None if entry is None else self._objects.version(entry)
 
     # Find the series of a name.
 
@@ -176,11 +173,10 @@ class ChunkPrefetch:
         """Return the series of the array at `root`, a new one if its metadata has changed; None without one."""
         series = self._series.get(root)
         if series is not None and series.document is not None:
-            path, key = series.document
-            found = self._object(path)
-            if found is not None and found[0] == key:
+            path, version = series.document
+            if self._object(path) == version:
                 return series
-            self._withdraw(self._series.pop(root))
+            self._cancel(self._series.pop(root))
         if root in self._no_arrays:
             return None
         below, folder = "", root.removesuffix("/")
@@ -188,9 +184,9 @@ class ChunkPrefetch:
             for kind in ("zarr.json", ".zmetadata" if level else ".zarray"):
                 path = f"{folder}/{kind}"
                 found = self._object(path)
-                grid = self._grids(kind, *found).get(below) if found is not None else None
+                grid = self._grids(kind, found).get(below) if found is not None else None
                 if found is not None and grid is not None:
-                    return self._keep(root, _Series(grid, root, (path, found[0])))
+                    return self._keep(root, _Series(grid, root, (path, found)))
             folder, _, last = folder.rpartition("/")
             below = f"{last}/{below}" if below else last
             if not folder:
@@ -203,31 +199,29 @@ class ChunkPrefetch:
     def _keep(self, slot: str | NumberedNames, series: _Series) -> _Series:
         self._series[slot] = series
         if len(self._series) > MOST_SERIES:
-            self._withdraw(self._series.pop(next(iter(self._series))))
+            self._cancel(self._series.pop(next(iter(self._series))))
         return series
 
-    def _grids(self, kind: str, key: ObjectKey, size: int) -> dict[str, ChunkGrid]:
+    def _grids(self, kind: str, version: Version) -> dict[str, ChunkGrid]:
         """Return the grids in a metadata document if it is cached. Sends no request."""
-        if key not in self._documents:
-            data = self._cached(key, size) if size <= MOST_METADATA else None
+        if version not in self._documents:
+            data = self._cached(version) if version.size <= MOST_METADATA else None
             if data is None:
                 return {}
-            self._documents[key] = grids_in(kind, data)
+            self._documents[version] = grids_in(kind, data)
             if len(self._documents) > MOST_SERIES:
                 del self._documents[next(iter(self._documents))]
-        return self._documents[key]
+        return self._documents[version]
 
-    def _cached(self, key: ObjectKey, size: int) -> bytes | None:
-        """Return all bytes of a small object, from the cache or an in-flight request; None for a miss."""
-        engine, verify, pieces = self._source.engine, self._source.config.verify_always, []
-        for index in covering(Range(0, size), key.block_size):
-            want = block_range(index, key.block_size, size)
-            download = engine.by_block.get(key.name(index))
-            piece: bytes | None = None
+    def _cached(self, version: Version) -> bytes | None:
+        """Return all bytes of a small object, from the cache or a download; None for a miss."""
+        engine, verify, pieces = self._objects.engine, self._objects.config.verify_always, []
+        for index in range(version.n_blocks):
+            want = block_range(index, version.block_size, version.size)
+            download, piece = engine.by_block.get((version.digest, index)), None
             if download is not None and want.stop <= download.filled:
-                with contextlib.suppress(DownloadStopped):  # just stored: the cache has it
-                    piece = download.copy(want)
-            piece = piece or engine.cache.read(key, index, 0, want.size, verify=verify)
+                piece = joined(download.views(want.start, want.stop), want.size)
+            piece = piece or engine.cache.read(version, index, 0, want.size, verify=verify)
             if piece is None or len(piece) != want.size:
                 return None
             pieces.append(piece)
@@ -237,16 +231,16 @@ class ChunkPrefetch:
 
     def _look_ahead(self, series: _Series) -> int:
         """Request the objects that the history predicts; return how many objects were handled."""
-        config = self._source.config
+        config = self._objects.config
         # Nothing is known before the first object is received.
         size = max(1, series.n_bytes // series.n_seen) if series.n_seen else config.whole_request
-        most = max(1, self._source.engine.window(config) // size)
+        most = max(1, self._objects.engine.window(config) // size)
         n = 0
         for place in ahead(series.history, extents=series.extents, most=most):
             path = series.path(place)
             if path not in self.awaited:
-                entry = None if series.document else self._source.fresh(path)
-                if not series.document and (entry is None or self._source.key(entry) is None):
+                entry = None if series.document else self._objects.fresh(path)
+                if not series.document and (entry is None or self._objects.version(entry) is None):
                     break  # it is not known to exist
                 self._ask(series, path, min(size, config.whole_request))
             n += 1
@@ -262,7 +256,7 @@ class ChunkPrefetch:
 
         def send() -> asyncio.Task[Iterable[Download]]:
             self.awaited[path] = None
-            return self._source.engine.spawn(self._request(series, path))
+            return self._objects.engine.spawn(self._request(series, path))
 
         # A reader that gets to the object before this request is sent fetches it by itself.
         self._submit(series, path, size, send, is_over=lambda: path not in self.awaited)
@@ -270,41 +264,40 @@ class ChunkPrefetch:
     def _submit(
         self, series: _Series, path: str, size: int, send: Send, *, is_over: Callable[[], bool] = bool
     ) -> None:
-        origin, is_wanted = partial(self._source.origin, path), lambda: path not in self.awaited
-        self._source.engine.speculation.submit(
+        origin, is_wanted = partial(self._objects.origin, path), lambda: path not in self.awaited
+        self._objects.engine.speculation.submit(
             SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
         )
 
-    def _withdraw(self, series: _Series) -> None:
-        """Drop the unsent requests of a series whose reader went elsewhere."""
-        self._source.engine.speculation.withdraw(series)
+    def _cancel(self, series: _Series) -> None:
+        """Cancel the unsent requests of a series whose reader went elsewhere."""
+        self._objects.engine.speculation.cancel(series)
         for path in [path for path, queued in list(self.awaited.items()) if queued is series]:
             self.awaited.pop(path, None)
 
     async def _request(self, series: _Series, path: str) -> Iterable[Download]:
         """Request the range that was read first of the previous objects, or all that was read of them."""
-        config = self._source.config
+        config = self._objects.config
         step = config.whole_request
         want = first_want(series.start, series.stop, config.block_size, step)
-        entry, download = await self._resolver.resolve(path, want, demand=ALL)
-        key = self._source.key(entry)
-        if key is None:
+        entry, download = await self._lookups.resolve(path, want, demand=ALL)
+        version = self._objects.version(entry)
+        if version is None:
             return () if download is None else (download,)
-        size = entry.object.size or 0
-        launch = partial(self._launch, entry, key)
+        launch = partial(self._launch, version)
         if series.is_whole:
-            most = min(size, self._source.engine.window(config))
+            most = min(version.size, self._objects.engine.window(config))
             for start in range(step if series.asks_all else 0, most, step):
-                blocks = covering(Range(start, min(size, start + step)), key.block_size)
+                blocks = covering(Range(start, min(version.size, start + step)), version.block_size)
                 self._submit(series, path, step, partial(launch, blocks))
         if download is not None:
             return (download,)
-        blocks = covering(clip(series.start, series.stop, size), key.block_size)
-        return launch(blocks[: step // key.block_size])
+        blocks = covering(clip(series.start, series.stop, version.size), version.block_size)
+        return launch(blocks[: step // version.block_size])
 
-    def _launch(self, entry: Entry, key: ObjectKey, blocks: range) -> Iterable[Download]:
-        missing = [index for index in blocks if not self._source.engine.cache.has(key, index)]
-        return dict.fromkeys(self._downloads.launch(entry, key, missing).values())
+    def _launch(self, version: Version, blocks: range) -> Iterable[Download]:
+        missing = [index for index in blocks if not self._objects.engine.cache.has(version, index)]
+        return dict.fromkeys(self._downloads.launch(version, missing).values())
 
 
 def first_want(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:

@@ -1,17 +1,19 @@
-"""In-flight requests: buffers that fill from the front, with readers that wait for their bytes."""
+"""Downloads: buffers that fill from the front, with readers that wait for their bytes."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Sequence
 
-from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.core.version import Version
 from cachedfs.origins.request_slots import is_speculative
 
 __all__ = ["Download", "DownloadStopped"]
 
 
-_NO_BLOCKS = 1 << 20  # stands for the block size of objects without a key, which have no blocks
+_NO_BLOCKS = 1 << 20  # stands for the block size of what cannot be cached, which has no blocks
 
 
 class DownloadStopped(Exception):
@@ -22,7 +24,7 @@ class DownloadStopped(Exception):
 
 
 class Download:
-    """The bytes `[start, stop)` of one object version, filled from the front by one request.
+    """The bytes `[start, stop)` of one object, filled from the front by one request.
 
     Created and fed on the event loop thread. Any thread may read `filled` and copy bytes below it: received bytes never
     change. Methods below "Event loop thread only." need that thread. The bytes stay in the pieces in which they came
@@ -34,7 +36,7 @@ class Download:
 
     def __init__(self, *, demand: int) -> None:
         self.info: ObjectInfo | None = None  # set at the response headers
-        self.key: ObjectKey | None = None  # also None if the origin gives no fingerprint
+        self.version: Version | None = None  # None also if it cannot be cached
         self.start = 0
         self.stop = 0
         self.filled = 0  # Invariant: start <= filled <= stop; never decreases
@@ -47,7 +49,7 @@ class Download:
         self.paused = False
         self.error: Exception | None = None
         self.released = False
-        self.n_received = 0  # blocks passed to the cache writer; changed on the event loop thread
+        self.n_received = 0  # blocks passed to the store queue; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self._all_stored = True
         self._block_size = _NO_BLOCKS
@@ -72,7 +74,7 @@ class Download:
 
     @property
     def is_settled(self) -> bool:
-        """True once the request is over and the cache writer has stored each of its blocks or failed to."""
+        """True once the request is over and the store queue has stored each of its blocks or failed to."""
         return self.done and self._n_stored >= self.n_received
 
     @property
@@ -103,27 +105,13 @@ class Download:
         if n <= 0 or position < self.start:
             return 0
         done = 0
-        for view in self._views(position, position + n):
+        for view in self.views(position, position + n):
             into[done : done + len(view)] = view
             done += len(view)
         return done
 
-    def views(self, want: Range) -> list[memoryview]:
-        """Return the received bytes of `want` in pieces, without copying.
-
-        Raises DownloadStopped if they were dropped after being stored on disk.
-        """
-        views = self._views(want.start, want.stop)
-        if not views and want.size:
-            raise DownloadStopped
-        return views
-
-    def copy(self, want: Range) -> bytes:
-        """Return a copy of the received bytes of `want`; raises like `views`."""
-        return b"".join(self.views(want))
-
-    def _views(self, start: int, stop: int) -> list[memoryview]:
-        """Return the received bytes `[start, stop)` in pieces; an empty list after `release`."""
+    def views(self, start: int, stop: int) -> list[memoryview]:
+        """Return the received bytes `[start, stop)` in pieces, without copying; an empty list after `release`."""
         pieces, ends = self._received  # another thread may call release()
         if not pieces:
             return []
@@ -135,10 +123,11 @@ class Download:
         return views
 
     def stored(self, is_stored: bool) -> None:
-        """Record that a block was stored, or failed to be. Drop the buffers once all blocks are on disk."""
+        """Record that a block was stored, or failed to be. Release the buffers once all blocks are on disk."""
         self._n_stored += 1
         self._all_stored &= is_stored
-        self._release_if_stored()
+        if self.done and self._n_stored == self.n_received and self._all_stored:
+            self.release()
 
     # Event loop thread only.
 
@@ -160,7 +149,8 @@ class Download:
             raise self.error or DownloadStopped
         # A prefetch plan that waits for its own request does not count.
         self.is_wanted |= not is_speculative()
-        self.want(position)
+        if position > self.demand:
+            self.want(position)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((position, future))
         await future
@@ -181,8 +171,8 @@ class Download:
         """End the request after the current block, or where the last current waiter needs it."""
         self.stop_soon(-(-self.filled // self._block_size) * self._block_size)
 
-    def give_up(self) -> None:
-        """End the request after the current block; cancel it if no byte was received and no reader waits.
+    def cancel(self) -> None:
+        """End the request after the current block; cancel its task if no byte was received and no reader waits.
 
         Canceling also ends retries.
         """
@@ -209,17 +199,13 @@ class Download:
                 self.paused = False
         return True
 
-    def begin(self, info: ObjectInfo, key: ObjectKey | None, bytes_: Range) -> None:
+    def begin(self, info: ObjectInfo, version: Version | None, bytes_: Range) -> None:
         """Set the object version and the byte range, and wake the tasks waiting in `wait_for_headers`."""
-        self.info, self.key, self.start, self.stop, self.filled = (
-            info,
-            key,
-            bytes_.start,
-            bytes_.stop,
-            bytes_.start,
-        )
-        if key is not None:
-            self._block_size = key.block_size
+        self.info, self.version = info, version
+        self.start = self.filled = bytes_.start
+        self.stop = bytes_.stop
+        if version is not None:
+            self._block_size = version.block_size
         self._headers.set()
 
     def feed(self, data: bytes) -> None:
@@ -230,23 +216,22 @@ class Download:
         pieces.append(memoryview(data))
         ends.append(self.filled + len(data))
         self.filled += len(data)  # last: other threads read what is below it
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def finish(self, error: Exception | None = None) -> None:
         """Mark the request as over (complete, stopped, or failed with `error`), and wake all waiters."""
         self.error, self.done = error, True
         self._headers.set()
-        self._wake()
-        self._release_if_stored()
+        if self._waiters:
+            self._wake()
+        if self.n_received and self._n_stored == self.n_received and self._all_stored:
+            self.release()
 
     def release(self) -> None:
-        """Drop the buffers. Readers take the bytes from disk, or fetch them again."""
+        """Release the buffers. Readers take the bytes from disk, or fetch them again."""
         self.released = True
         self._received = [], []
-
-    def _release_if_stored(self) -> None:
-        if self.done and self.n_received and self.n_received == self._n_stored and self._all_stored:
-            self.release()
 
     def _wake(self) -> None:
         waiting = []
@@ -260,3 +245,9 @@ class Download:
             else:
                 waiting.append((position, future))
         self._waiters = waiting
+
+
+def joined(views: Sequence[memoryview], size: int) -> bytes | None:
+    """Return the bytes of all pieces, or None if these are not `size` bytes."""
+    data = b"".join(views)
+    return data if len(data) == size else None

@@ -1,4 +1,4 @@
-"""The state of a process per cache directory: event loop, in-flight requests, cache writer."""
+"""The state of a process per cache directory: event loop, downloads, cache writer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import logging
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from fsspec.utils import tokenize
 
@@ -23,7 +25,6 @@ from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import ObjectKey, Stats
 from cachedfs.config import Config
 from cachedfs.core.download import Download
-from cachedfs.core.metadata_cache import MetadataCache
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
@@ -40,7 +41,6 @@ logger = logging.getLogger("cachedfs.core")
 
 T = TypeVar("T")
 
-MAX_QUEUED = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
 CHECK_S = 0.05  # while that limit is exceeded: seconds between checks whether a caller waits by now
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
@@ -50,6 +50,12 @@ QUOTA_S = 3.0  # from the first request that is counted against a quota until th
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 
 
+class EngineUser(Protocol):
+    """Whoever keeps an engine, and gets another one once it is closed."""
+
+    def engine_closed(self) -> None: ...
+
+
 class Engine(event_log.CounterSource):
     """One per process and cache directory, shared by all filesystem instances that use it.
 
@@ -57,13 +63,15 @@ class Engine(event_log.CounterSource):
     hits has neither.
     """
 
+    max_queued = 64 << 20  # limit of bytes not stored yet; above it, no response bytes are read
+
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
         self.cache = BlockCache(directories, explicit=explicit)
         self.store_queue = StoreQueue(self.cache, self._stored)
-        # By block name. Invariant: holds a block from the creation of its request until the block is on disk, given up,
+        # By digest and index. Invariant: holds a block from the creation of its request until the block is on disk,
         # or its request failed. Changed on the event loop thread and, for stored blocks, in the writer thread.
-        self.by_block: dict[str, Download] = {}
+        self.by_block: dict[tuple[str, int], Download] = {}
         # Requests that hold a request slot or wait for one. Event loop thread only.
         self.active_requests: set[Download] = set()
         # Of the active prefetch plans. Changed on the event loop thread.
@@ -75,7 +83,10 @@ class Engine(event_log.CounterSource):
         self._statistics = StatisticsPublisher(self, self.cache.counts)
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
         self._origins: dict[str, Origin] = {}
-        self._metadata_caches: dict[str, MetadataCache] = {}
+        self._entries: dict[str, OrderedDict[str, Any]] = {}
+        # Of the objects that are read by ranges, by digest: see `ObjectHistories`. The latest is last.
+        self.histories: dict[str, Any] = {}
+        self.users: WeakSet[EngineUser] = WeakSet()
         self._quota_meters: dict[str, QuotaMeter] = {}
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
@@ -196,11 +207,11 @@ class Engine(event_log.CounterSource):
         Return True once one of them is on disk, in flight in this process, or free to be fetched. Return False after
         OVERDUE_S seconds: the other process may be stopped, so fetch them here as `overdue`.
         """
-        blocks = [(index, key.name(index), key.hash64(index)) for index in indexes]
+        blocks = [(index, key.hash64(index)) for index in indexes]
 
         def is_over() -> bool:
-            for index, name, fetch_lock in blocks:
-                download = self.by_block.get(name)
+            for index, fetch_lock in blocks:
+                download = self.by_block.get((key.digest, index))
                 if self.cache.has(key, index) or (download and download.covers(index * key.block_size)):
                     return True
                 # A request that does not cover it any more is about to be unregistered.
@@ -211,11 +222,10 @@ class Engine(event_log.CounterSource):
 
         return await poll(is_over, within_s=OVERDUE_S)
 
-    def metadata_cache(self, identity: str) -> MetadataCache:
-        """Return this process's metadata cache of the origin with this identity."""
-        return self._metadata_caches.setdefault(
-            identity, MetadataCache(self.cache.metadata, identity, self.store_queue.add_record)
-        )
+    def entries(self, identity: str) -> OrderedDict[str, Any]:
+        """Return the entries of the origin with this identity, by path: see `Objects`."""
+        # A plain dict would search from its start for the oldest entry, past all the removed ones.
+        return self._entries.setdefault(identity, OrderedDict())
 
     def quota_meter(self, identity: str) -> QuotaMeter:
         """Return what counts the quota of the Drive account with this identity, for all processes."""
@@ -302,22 +312,35 @@ class Engine(event_log.CounterSource):
 
     # Storing blocks.
 
-    def block_received(self, block: FetchedBlock) -> None:
-        """Queue a complete block for storing; its in-flight request serves it until then."""
-        self.misses += 1
-        block.download.n_received += 1
+    def received(self, blocks: Sequence[FetchedBlock]) -> None:
+        """Queue complete blocks for storing; their downloads serve them until then."""
+        self.misses += len(blocks)
+        for block in blocks:
+            block.download.n_received += 1
         if self.future_uses:
-            block = block._replace(order=order_of(self.future_uses, block.key.object, block.key.index))
-        self.store_queue.add(block)
+            blocks = [
+                block._replace(order=order_of(self.future_uses, block.key.object, block.key.index))
+                for block in blocks
+            ]
+        self.store_queue.add(blocks)
 
     async def wait_for_space(self, download: Download) -> None:
         """Wait until few enough bytes are waiting to be stored to read more of this request's body."""
-        while self.store_queue.queued_bytes > _max_queued(download):
+        while self._is_behind(download):
             self._space_freed.clear()
-            if self.store_queue.queued_bytes > _max_queued(download):
+            if self._is_behind(download):
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CHECK_S):  # a caller may wait by now: see _max_queued
+                    async with asyncio.timeout(CHECK_S):  # a caller may wait by now: see _is_behind
                         await self._space_freed.wait()
+
+    def _is_behind(self, download: Download) -> bool:
+        """Return whether too many bytes wait to be stored to receive more of this download.
+
+        Speculative requests get half. With a disk slower than the link, they would otherwise delay the reads that
+        callers wait for.
+        """
+        is_ahead = download.is_speculative and not download.is_wanted
+        return self.store_queue.queued_bytes > (self.max_queued // 2 if is_ahead else self.max_queued)
 
     def _stored(self, blocks: Sequence[FetchedBlock], are_stored: bool) -> None:
         try:
@@ -327,8 +350,8 @@ class Engine(event_log.CounterSource):
             for block in blocks:
                 block.download.stored(are_stored)
                 # The name may belong to a newer request by now.
-                if self.by_block.get(block.key.name) is block.download:
-                    self.give_up(block.key.name, block.key.hash64)
+                if self.by_block.get((block.key.object.digest, block.key.index)) is block.download:
+                    self.release_block(block.key.object, block.key.index)
         finally:
             self.call_soon(self._after_storing)
             self._statistics.publish_now_and_then()
@@ -337,12 +360,18 @@ class Engine(event_log.CounterSource):
         self._space_freed.set()
         self.speculation.pump()
 
-    def give_up(self, name: str, hash64: int) -> None:
-        """Unregister a block that is on disk or no longer fetched, and release its fetch lock."""
-        self.by_block.pop(name, None)
-        self.cache.release_lock(hash64)
+    def release_block(self, key: ObjectKey, index: int) -> None:
+        """Release a block that is on disk or no longer fetched: its download, and its fetch lock."""
+        self.by_block.pop((key.digest, index), None)
+        self.cache.release_lock(key.hash64(index))
 
     # Shutdown.
+
+    def disconnect(self) -> None:
+        """Let those who use this engine get a new one."""
+        self.pid = 0
+        for user in list(self.users):
+            user.engine_closed()
 
     def drain(self, timeout_s: float = DRAIN_S) -> bool:
         """Wait until all received blocks are on disk.
@@ -356,7 +385,7 @@ class Engine(event_log.CounterSource):
 
         Called when the process exits.
         """
-        self.pid = 0  # makes holders of this engine get a new one
+        self.disconnect()
         if self._loop is not None:
             # Canceled tasks have no reader left: keep asyncio from reporting them.
             self._loop.set_exception_handler(lambda loop, context: None)
@@ -436,12 +465,3 @@ def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -
         loop.call_soon_threadsafe(end)  # runs after the call that submitted the coroutine, if any
     except RuntimeError:  # the loop is closed: it never got the coroutine
         coroutine.close()
-
-
-def _max_queued(download: Download) -> int:
-    """Return how many bytes may wait to be stored while this request still reads.
-
-    Speculative requests get half. With a disk slower than the link, they would otherwise delay the reads that callers
-    wait for.
-    """
-    return MAX_QUEUED // 2 if download.is_speculative and not download.is_wanted else MAX_QUEUED

@@ -119,7 +119,7 @@ def _after_fork() -> None:
     global _engines_lock
     _engines_lock = threading.RLock()
     for engine in _engines.values():
-        engine.pid = 0  # makes holders of it get a new one
+        engine.disconnect()
         engine.cache.leave()
     _inherited.extend(_engines.values())
     _engines.clear()

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
-from cachedfs.core.source import Source, is_fresh
+from cachedfs.core.objects import Objects, is_fresh
 from cachedfs.errors import CacheError
 
 __all__ = ["Listings", "by_folder", "by_path", "is_nameless"]
@@ -25,8 +25,8 @@ class Listings:
     Long listings take time: call it off the event loop.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
 
     def store(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
@@ -40,7 +40,7 @@ class Listings:
         listings = {
             folder: found for folder, found in listings.items() if not _is_ambiguous(folder, found, listings)
         }
-        shared, identity = self._source.engine.cache.metadata, self._source.identity
+        shared, identity = self._objects.engine.cache.metadata, self._objects.identity
         marks = {
             info.path: shared.mark(identity, info.path) for children in listings.values() for info in children
         }
@@ -55,7 +55,7 @@ class Listings:
             logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
             folder_marks = {}
         # Otherwise an older absence in memory would hide a path that was just listed.
-        self._source.metadata.drop_older(marks, now)
+        self._objects.remove_older(marks, now)
         return folder_marks
 
     def of(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:
@@ -63,10 +63,10 @@ class Listings:
 
         It expires after `lifetime_s`, or after `max_age`.
         """
-        listing = self._source.engine.cache.metadata.listing(self._source.identity, folder)
+        listing = self._objects.engine.cache.metadata.listing(self._objects.identity, folder)
         if listing is None:
             return None
-        at = self._source.metadata.confirmed_until(folder, listing.checked_at, listing.told)
+        at = self._objects.confirmed_until(folder, listing.checked_at, listing.told)
         listing = listing._replace(checked_at=at)
         if not self.is_current(folder, listing, lifetime_s):
             return None
@@ -75,8 +75,8 @@ class Listings:
 
     def is_current(self, folder: str, listing: ListingRecord, lifetime_s: float | None = None) -> bool:
         """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""
-        lifetime_s = self._source.lifetime_s if lifetime_s is None else lifetime_s
-        mark = self._source.engine.cache.metadata.listing_mark(self._source.identity, folder)
+        lifetime_s = self._objects.lifetime_s if lifetime_s is None else lifetime_s
+        mark = self._objects.engine.cache.metadata.listing_mark(self._objects.identity, folder)
         return mark == listing.mark and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
 
     def below(
@@ -86,7 +86,7 @@ class Listings:
 
         `above` has the ids of the parent folders, to stop at cycles.
         """
-        entry = self._source.metadata.get(folder)
+        entry = self._objects.get(folder)
         above |= {entry.info.id} if entry is not None and entry.info is not None else set()
         listing = self.of(folder, lifetime_s)
         found = listing and listing.infos

@@ -13,17 +13,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import chain
-from weakref import WeakKeyDictionary
 
 from cachedfs.common.blocks import covering, merge
-from cachedfs.common.types import ObjectKey, Range
+from cachedfs.common.types import Range
 from cachedfs.config import Config
 from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
-from cachedfs.core.engine import Engine
-from cachedfs.core.metadata_cache import Entry
-from cachedfs.core.source import Source
+from cachedfs.core.objects import Objects
 from cachedfs.core.speculation import LinkEstimate
+from cachedfs.core.version import Version
 from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 
 __all__ = [
@@ -44,7 +42,6 @@ FEW = 64  # objects with more blocks are checked block by block only if an estim
 # Momentary figures of the link would make the decision depend on chance.
 TYPICAL_LINK = LinkEstimate()
 
-_by_engine: WeakKeyDictionary[Engine, dict[str, ObjectHistory]] = WeakKeyDictionary()
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
 
 
@@ -92,24 +89,24 @@ class RangeReadahead:
             requests = self._requests.pop(run.number, deque())
             arriving = {index for download in [*requests] for index in download.blocks_until_stop}
             n_wasted += len(arriving.intersection(chain(*run.unread(history.block_size))))
-            downloads.source.engine.call_soon(downloads.forget_speculative, requests)
+            downloads.objects.engine.call_soon(downloads.cancel_speculative, requests)
         self.history = history._replace(dropped=(), n_wasted=history.n_wasted + n_wasted)
 
-    def predict(self, source: Source, entry: Entry, key: ObjectKey) -> list[range]:
+    def predict(self, objects: Objects, version: Version) -> list[range]:
         """Return the blocks to `request` now, a range for each request."""
-        window = source.engine.window(source.config)
+        window = objects.engine.window(objects.config)
         self.history, wanted = ahead(
             self.history,
-            n_blocks=_n_blocks(entry, key),
-            blocks_per_request=_per_request(source.config, window),
-            most=window // key.block_size,
+            n_blocks=version.n_blocks,
+            blocks_per_request=_per_request(objects.config, window),
+            most=window // version.block_size,
         )
         return wanted
 
-    def request(self, downloads: Downloads, entry: Entry, key: ObjectKey, wanted: list[range]) -> None:
+    def request(self, downloads: Downloads, version: Version, wanted: list[range]) -> None:
         if wanted:
             keep = self.requests_of(self.history.runs[0])
-            downloads.source.engine.call_soon(downloads.launch_speculative, entry, key, wanted, keep)
+            downloads.objects.engine.call_soon(downloads.launch_speculative, version, wanted, keep)
 
     def requests_of(self, run: SequentialRun) -> deque[Download]:
         """Return the requests ahead of a run, without those it has passed. They may be in any order."""
@@ -125,7 +122,7 @@ class RangeReadahead:
         """Stop all requests."""
         while self._requests:
             _, requests = self._requests.popitem()
-            downloads.source.engine.call_soon(downloads.forget_speculative, requests)
+            downloads.objects.engine.call_soon(downloads.cancel_speculative, requests)
 
 
 @contextmanager
@@ -154,115 +151,103 @@ class ObjectHistory:
         # The latest requests sent for the rest.
         self.of_rest: deque[Download] = deque(maxlen=MOST_KEPT)
 
-    def read_ahead(self, downloads: Downloads, entry: Entry, key: ObjectKey) -> None:
-        self.readahead.request(downloads, entry, key, self.readahead.predict(downloads.source, entry, key))
+    def read_ahead(self, downloads: Downloads, version: Version) -> None:
+        self.readahead.request(downloads, version, self.readahead.predict(downloads.objects, version))
         reads = self.readahead.history
-        is_ahead = reads.runs[0].n_unread(key.block_size) > 0
-        self.observed_from = (reads.last + 1) * key.block_size if is_ahead else None
+        is_ahead = reads.runs[0].n_unread(version.block_size) > 0
+        self.observed_from = (reads.last + 1) * version.block_size if is_ahead else None
 
 
 class ObjectHistories:
-    """Observe the reads of one source's objects, and request what comes next.
+    """Observe the reads of one objects's objects, and request what comes next.
 
-    Event loop thread only, except `is_observed`. All filesystems that use a engine share the histories.
+    Event loop thread only, except `is_observed`. All filesystems that use an engine share the histories.
     """
 
-    def __init__(self, source: Source, downloads: Downloads) -> None:
-        self._source = source
+    def __init__(self, objects: Objects, downloads: Downloads) -> None:
+        self._objects = objects
         self._downloads = downloads
-        self._here: tuple[Engine | None, dict[str, ObjectHistory]] = None, {}
 
-    @property
-    def by_digest(self) -> dict[str, ObjectHistory]:
-        """The histories by digest of the object key, the latest last."""
-        engine = self._source.engine
-        if self._here[0] is not engine:
-            self._here = engine, _by_engine.setdefault(engine, {})
-        return self._here[1]
+    def is_observed(self, version: Version, stop: int) -> bool:
+        """Return whether `observe_hit` should be called for a read of cached bytes up to `stop`. From any thread."""
+        history = self._objects.engine.histories.get(version.digest)
+        return history is not None and history.observed_from is not None and stop > history.observed_from
 
-    def is_observed(self, key: ObjectKey, want: Range) -> bool:
-        """Return whether `observe_hit` should be called for a read of cached bytes. From any thread."""
-        history = self.by_digest.get(key.digest)
-        return history is not None and history.observed_from is not None and want.stop > history.observed_from
-
-    def observe_range(self, entry: Entry, key: ObjectKey, want: Range, *, is_first: bool) -> None:
+    def observe_range(self, version: Version, want: Range, *, is_first: bool) -> None:
         """Record a range read (such as `cat_file`) of the bytes `want`, some of which are not cached.
 
         `is_first`: the object was unknown, and the request that looks it up also brings these bytes.
         """
         if _is_declared.get():
             return
-        history = self._history(key)
+        history = self._history(version)
         history.n_misses += is_first
         history.readahead.observe(self._downloads, want.start, want.stop)
-        self.observe_wait(entry, key, covering(want, key.block_size))
-        history.read_ahead(self._downloads, entry, key)
+        self.observe_wait(version, covering(want, version.block_size))
+        history.read_ahead(self._downloads, version)
 
-    def observe_hit(self, entry: Entry, key: ObjectKey, want: Range) -> None:
+    def observe_hit(self, version: Version, want: Range) -> None:
         """Record a range read of the cached bytes `want` of an object that is read ahead."""
-        history = self._history(key)
+        history = self._history(version)
         history.readahead.observe(self._downloads, want.start, want.stop)
-        history.read_ahead(self._downloads, entry, key)
+        history.read_ahead(self._downloads, version)
 
-    def observe_wait(self, entry: Entry, key: ObjectKey, blocks: range, *, n_reads: int = 1) -> None:
+    def observe_wait(self, version: Version, blocks: range, *, n_reads: int = 1) -> None:
         """Record that a reader waits for `blocks`, and request more of the object if that pays off.
 
         `n_reads` is the number of reads of the object since the last wait. If the rest fits into one request,
         what follows `blocks` is requested together with them.
         """
-        free = self._missing(key, blocks)
-        if _is_declared.get() or not free or _n_blocks(entry, key) < 2:
+        free = self._missing(version, blocks)
+        if _is_declared.get() or not free or version.n_blocks < 2:
             return
-        history, window = self._history(key), self._source.engine.window(self._source.config)
-        per_request = _per_request(self._source.config, window)
+        history, window = self._history(version), self._objects.engine.window(self._objects.config)
+        per_request = _per_request(self._objects.config, window)
         history.n_misses += 1
         if history.rest is not None:
             history.n_earned += max(1, n_reads) * per_request
-        elif missing := self._rest(entry, key, history.n_misses, per_request):
+        elif missing := self._rest(version, history.n_misses, per_request):
             if len(missing) <= per_request:
-                self._downloads.launch(entry, key, [index for index in missing if index >= free[0]])
+                self._downloads.launch(version, [index for index in missing if index >= free[0]])
             others = [index for index in missing if index not in blocks]
-            size, request_size = _n_blocks(entry, key) * key.block_size, per_request * key.block_size
-            parts = merge(others, key.block_size, size=size, request_size=request_size)
-            history.rest = deque(covering(part, key.block_size) for part in parts)
-            history.n_earned = window // key.block_size
+            size, request_size = version.n_blocks * version.block_size, per_request * version.block_size
+            parts = merge(others, version.block_size, size=size, request_size=request_size)
+            history.rest = deque(covering(part, version.block_size) for part in parts)
+            history.n_earned = window // version.block_size
         requests = []
         while history.rest and history.n_earned > 0:
             requests.append(history.rest.popleft())
             history.n_earned -= len(requests[-1])
-        self._downloads.launch_speculative(entry, key, requests, history.of_rest)
+        self._downloads.launch_speculative(version, requests, history.of_rest)
 
-    def _rest(self, entry: Entry, key: ObjectKey, n_misses: int, per_request: int) -> list[int]:
+    def _rest(self, version: Version, n_misses: int, per_request: int) -> list[int]:
         """Return the missing blocks of an object if they are worth fetching, else an empty list."""
-        source, size, n_blocks = self._source, key.block_size, _n_blocks(entry, key)
+        objects, size, n_blocks = self._objects, version.block_size, version.n_blocks
         if (
             n_misses < 2
-            or not source.config.read_ahead
-            or not source.engine.fits(source.config, n_blocks * size)
+            or not objects.config.read_ahead
+            or not objects.engine.fits(objects.config, n_blocks * size)
         ):
             return []
         is_worth_it = partial(is_rest_worth_it, n_misses, block_size=size, blocks_per_request=per_request)
         if n_blocks > FEW and not is_worth_it(n_blocks - n_misses):
             return []
-        missing = self._missing(key, range(n_blocks))
+        missing = self._missing(version, range(n_blocks))
         return missing if is_worth_it(len(missing)) else []
 
-    def _missing(self, key: ObjectKey, blocks: Iterable[int]) -> list[int]:
-        download, has = self._source.engine.by_block, self._source.engine.cache.has
-        return [index for index in blocks if key.name(index) not in download and not has(key, index)]
+    def _missing(self, version: Version, blocks: Iterable[int]) -> list[int]:
+        download, has = self._objects.engine.by_block, self._objects.engine.cache.has
+        return [
+            index for index in blocks if (version.digest, index) not in download and not has(version, index)
+        ]
 
-    def _history(self, key: ObjectKey) -> ObjectHistory:
-        histories = self.by_digest
-        history = histories.pop(key.digest, None) or ObjectHistory(key.block_size)
-        histories[key.digest] = history
+    def _history(self, version: Version) -> ObjectHistory:
+        histories = self._objects.engine.histories
+        history = histories.pop(version.digest, None) or ObjectHistory(version.block_size)
+        histories[version.digest] = history
         if len(histories) > MOST:
             del histories[next(iter(histories))]
         return history
-
-
-def _n_blocks(entry: Entry, key: ObjectKey) -> int:
-    assert entry.object.size is not None  # an object with a key has a size
-    return -(-entry.object.size // key.block_size)
 
 
 def _per_request(config: Config, window: int) -> int:

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.core.listings import Listings
-from cachedfs.core.metadata_cache import Entry, folder_of
-from cachedfs.core.source import ABSENCE_S, Source
+from cachedfs.core.objects import ABSENCE_S, Entry, Objects, folder_of
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
 
@@ -29,8 +28,8 @@ class StaleFallback:
     The first stale answer for an unreachable origin logs a warning.
     """
 
-    def __init__(self, source: Source, listings: Listings) -> None:
-        self._source = source
+    def __init__(self, objects: Objects, listings: Listings) -> None:
+        self._objects = objects
         self._listings = listings
         self._warned = False
 
@@ -39,14 +38,14 @@ class StaleFallback:
 
         Raises OriginUnavailable if `offline` is set and `old` cannot be served.
         """
-        source = self._source
-        if source.config.offline:
+        objects = self._objects
+        if objects.config.offline:
             if old is None or not self._can_serve(old):
-                raise source.offline(path)
+                raise objects.offline(path)
             return old
         if old is None or not self._is_needed() or not self._can_serve(old):
             return None
-        self._warn(f"{source.url(path)}: the origin could not be reached a moment ago")
+        self._warn(f"{objects.url(path)}: the origin could not be reached a moment ago")
         return old
 
     def entry_after(self, error: OriginUnreachable, old: Entry | None) -> Entry:
@@ -54,21 +53,21 @@ class StaleFallback:
 
         Raises `error` if that is not possible.
         """
-        self._source.engine.mark_unreachable(self._source.identity)
-        if old is None or not self._source.config.stale_if_error or not self._can_serve(old):
+        self._objects.engine.mark_unreachable(self._objects.identity)
+        if old is None or not self._objects.config.stale_if_error or not self._can_serve(old):
             raise error
         self._warn(str(error))
         return old
 
     def waiting_less(self, old: Entry | None) -> AbstractContextManager[None]:
         """Let requests in the block connect within seconds if `old` can be served instead of their answer."""
-        is_set = self._source.config.stale_if_error
+        is_set = self._objects.config.stale_if_error
         return _has_stale_answer(is_set and old is not None and self._can_serve(old))
 
     def waiting_less_for_listing(self, folder: str) -> AbstractContextManager[None]:
         """Let requests in the block connect within seconds if a listing of `folder` is cached."""
-        shared, identity = self._source.engine.cache.metadata, self._source.identity
-        is_set = self._source.config.stale_if_error
+        shared, identity = self._objects.engine.cache.metadata, self._objects.identity
+        is_set = self._objects.config.stale_if_error
         return _has_stale_answer(is_set and shared.listing_size(identity, folder, most=1) is not None)
 
     def listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
@@ -77,7 +76,7 @@ class StaleFallback:
             return None
         old = self._stale_listing(folder, deep=deep)
         if old is not None:
-            self._warn(f"{self._source.url(folder)}: the origin could not be reached a moment ago")
+            self._warn(f"{self._objects.url(folder)}: the origin could not be reached a moment ago")
         return old
 
     def listing_after(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
@@ -85,8 +84,8 @@ class StaleFallback:
 
         Raises `error` if there is none.
         """
-        self._source.engine.mark_unreachable(self._source.identity)
-        old = self._stale_listing(folder, deep=deep) if self._source.config.stale_if_error else None
+        self._objects.engine.mark_unreachable(self._objects.identity)
+        old = self._stale_listing(folder, deep=deep) if self._objects.config.stale_if_error else None
         if old is None:
             raise error
         self._warn(str(error))
@@ -101,14 +100,14 @@ class StaleFallback:
         """
         if old.info is not None:
             return True
-        metadata, now = self._source.metadata, clock.now()
-        newest_at = metadata.newest_version_at(folder_of(old.path))
-        unlisted_at = metadata.unlisted_at(old.path)
+        now = clock.now()
+        newest_at = self._objects.newest_version_at(folder_of(old.path))
+        unlisted_at = self._objects.unlisted_at(old.path)
         # A time to come is that of a clock that was wrong, and proves nothing.
         if unlisted_at is not None and newest_at <= unlisted_at <= now:
             return True
         # Requests of one open overlap, so its 404 may be a little older than what it was used with.
-        is_newest = newest_at <= old.checked_at + ABSENCE_S and old.checked_at <= now
+        is_newest = newest_at <= old.asked_at + ABSENCE_S and old.asked_at <= now
         return is_newest and self._is_zarr_node(old.path)
 
     def _is_zarr_node(self, path: str) -> bool:
@@ -116,13 +115,13 @@ class StaleFallback:
         folder, _, name = path.rpartition("/")
         if name not in ZARR_METADATA:
             return False
-        known = (self._source.last_known(f"{folder}/{other}") for other in ZARR_METADATA if other != name)
+        known = (self._objects.known(f"{folder}/{other}") for other in ZARR_METADATA if other != name)
         return any(entry is not None and entry.info is not None for entry in known)
 
     def _is_needed(self) -> bool:
         """Return whether the origin was unreachable a moment ago and `stale_if_error` is set."""
-        source = self._source
-        return source.config.stale_if_error and source.engine.is_unreachable(source.identity)
+        objects = self._objects
+        return objects.config.stale_if_error and objects.engine.is_unreachable(objects.identity)
 
     def _stale_listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
         if deep:

@@ -11,11 +11,12 @@ from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import BadBlock, OpenBlock
 from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.metadata_cache import Entry
 from cachedfs.core.object_history import RangeReadahead
+from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
+from cachedfs.core.version import Version
 from cachedfs.errors import ChecksumMismatch
 from cachedfs.readahead.sequential import ENOUGH
 
@@ -34,10 +35,10 @@ class CurrentBlock:
     `[start, stop)` is its byte range in the object, empty without a block. Not thread-safe: the file is locked.
     """
 
-    __slots__ = ("_block", "_cache", "_key", "_size", "_verify", "start", "stop")
+    __slots__ = ("_block", "_cache", "_verify", "_version", "start", "stop")
 
-    def __init__(self, cache: BlockCache, key: ObjectKey | None, size: int, *, verify: bool) -> None:
-        self._cache, self._key, self._size, self._verify = cache, key, size, verify
+    def __init__(self, cache: BlockCache, version: Version | None, *, verify: bool) -> None:
+        self._cache, self._version, self._verify = cache, version, verify
         self._block: OpenBlock | None = None
         self.start = self.stop = 0
 
@@ -57,19 +58,19 @@ class CurrentBlock:
 
     def take(self, index: int) -> bool:
         """Replace the block by block `index`; return False, and hold no block, if that is not cached."""
-        key = self._key
-        if key is None:
+        version = self._version
+        if version is None:
             return False
-        size = key.block_size
+        size = version.block_size
         old = None if self._block is None else (self.start // size, self._block)
         # Clear before giving back: an interrupt in between may leak a descriptor, but it never has two users.
         self._clear()
-        block = self._cache.borrow(key, index, old)
+        block = self._cache.borrow(version, index, old)
         if block is None:
             return False
         # Too short for its object: drop it, or every read would find it again.
-        if block.length < size and block.length < self._size - index * size:
-            self._cache.give_back(key, index, block, BadBlock("it is shorter than its object"))
+        if block.length < size and block.length < version.size - index * size:
+            self._cache.give_back(version, index, block, BadBlock("it is shorter than its object"))
             return False
         self._block, self.start, self.stop = block, index * size, index * size + block.length
         return True
@@ -78,8 +79,8 @@ class CurrentBlock:
         """Give the block back to the cache, which drops it if `error` shows that it is damaged."""
         block, start = self._block, self.start
         self._clear()
-        if block is not None and self._key is not None:
-            self._cache.give_back(self._key, start // self._key.block_size, block, error)
+        if block is not None and self._version is not None:
+            self._cache.give_back(self._version, start // self._version.block_size, block, error)
 
     def leave(self, cache: BlockCache) -> None:
         """Switch to another cache, as after a fork, and give the block back to it."""
@@ -93,21 +94,20 @@ class CurrentBlock:
 class RawFile(io.RawIOBase):
     """Read position and read history of one open file.
 
-    Reads come from a cached block or an in-flight request. Not thread-safe: the BufferedReader around it has a lock.
+    Reads come from a cached block or a download. Not thread-safe: the BufferedReader around it has a lock.
     """
 
     def __init__(self, reader: Reader, entry: Entry, download: Download | None) -> None:
-        assert entry.info is not None
-        self.info: ObjectInfo = entry.info
+        self.info: ObjectInfo = entry.object
         self._reader = reader
         self._entry = entry
-        self._key = reader.source.key(entry)
-        self._engine = reader.source.engine
+        self._version = reader.objects.version(entry)
+        self._engine = reader.objects.engine
         self._cache = self._engine.cache
-        self._block_size = reader.source.config.block_size
+        self._block_size = reader.objects.config.block_size
         self._position = 0
-        verify = reader.source.config.verify_always
-        self._current_block = CurrentBlock(self._engine.cache, self._key, entry.info.size or 0, verify=verify)
+        verify = reader.objects.config.verify_always
+        self._current_block = CurrentBlock(self._cache, self._version, verify=verify)
         self._has_seeked = False  # a seek moved the position since the last read
         self._seek_from = self._seek_to = 0  # position before the last seek; start of the first read after it
         self._last = -1  # index of the block read last
@@ -116,24 +116,24 @@ class RawFile(io.RawIOBase):
         self._requested: set[int] = set()
         if download is not None:
             self._add_requested(download.start, download.stop)
-        # This file needed a fetch recently: check in-flight requests and read ahead.
+        # This file needed a fetch recently: check downloads and read ahead.
         self._is_fetching = download is not None
         self._n_cached = 0  # blocks read from disk since one came from elsewhere
         self._opening = download  # the request sent by open(); this file may stop it
         self._download = download  # the request that served the last read
         self._readahead = RangeReadahead(self._block_size)  # kept up to date only while `_is_fetching`
-        if entry.info.size is None:
-            data = reader.source.engine.run(reader.collect(entry, None, None))
+        if self.info.size is None:
+            data = reader.objects.engine.run(reader.collect(entry, None, None))
             self._data: bytes | None = data
             self.size = len(data)
         else:
             self._data = None
-            self.size = entry.info.size
+            self.size = self.info.size
 
     @property
     def name(self) -> str:
         # A URL: libraries such as PIL open the local file of this name if one exists.
-        return self._reader.source.url(self._entry.path)
+        return self._reader.objects.url(self._entry.path)
 
     @property
     def mode(self) -> str:
@@ -207,12 +207,13 @@ class RawFile(io.RawIOBase):
         if self._data is not None:
             data = self._data[self._position :]
         else:
-            want = Range(self._position, self.size)
             if self._engine.pid != getpid():
                 self._after_fork()
             if self._download is None or not self._download.covers(self._position):
                 self._stop_opening()
-            cached = self._reader.cached_reads.of_version(self._key, want) if self._key is not None else None
+            cached = None
+            if self._version is not None:
+                cached = self._reader.cached_bytes(self._version, self._position, self.size)
             data = cached if cached is not None else self._collect(self._position)
         self._position = self.size
         return data
@@ -269,7 +270,7 @@ class RawFile(io.RawIOBase):
         return n
 
     def _from_requests(self, index: int, position: int, into: memoryview) -> int:
-        """Copy from an in-flight request; on a new block, first update the history and read ahead."""
+        """Copy from a download; on a new block, first update the history and read ahead."""
         if index != self._readahead.history.last:
             came_from = self._seek_from if self._seek_to == position else position
             stop = min(position + len(into), (index + 1) * self._block_size)
@@ -281,7 +282,7 @@ class RawFile(io.RawIOBase):
     def _count_cached_block(self) -> None:
         """Count a cached block; after AT_HOME of them, read from the cache only until a block is missing.
 
-        Checking in-flight requests at each block costs more than the rest of a small read.
+        Checking downloads at each block costs more than the rest of a small read.
         """
         self._n_cached = 0 if next(iter(self._readahead), None) else self._n_cached + 1
         if self._n_cached >= CACHED_AFTER:
@@ -296,7 +297,7 @@ class RawFile(io.RawIOBase):
         self._readahead.observe(downloads, position, position + 1)
 
     def _from_download(self, position: int, into: memoryview) -> int:
-        """Copy what an in-flight request has received at `position`; return 0 if there is nothing yet."""
+        """Copy what a download has received at `position`; return 0 if there is nothing yet."""
         download = self._download = self._download_at(position)
         if download is None:
             self._stop_opening()
@@ -304,10 +305,10 @@ class RawFile(io.RawIOBase):
         # Never past the block: the history must see each block, or a sequential read looks like a seek.
         n = download.take(position, into[: self._block_size - position % self._block_size])
         self._n_cached = 0
-        if n and position // self._block_size != self._last and self._key is not None:
+        if n and position // self._block_size != self._last and self._version is not None:
             self._last = position // self._block_size
             self._requested.discard(self._last)
-            self._cache.touch(self._key, self._last)
+            self._cache.touch(self._version, self._last)
         if download is self._opening and not download.done:
             run = FIRST_DEMAND * (position + n - download.start)
             if run > download.demand - download.start:
@@ -316,7 +317,7 @@ class RawFile(io.RawIOBase):
         return n
 
     def _download_at(self, position: int) -> Download | None:
-        """Return an in-flight request that covers `position`, of this file or of any other reader.
+        """Return a download that covers `position`, of this file or of any other reader.
 
         Raises ChecksumMismatch if the last one turned out to have brought wrong bytes.
         """
@@ -325,23 +326,23 @@ class RawFile(io.RawIOBase):
                 return self._download
             if isinstance(self._download.error, ChecksumMismatch):
                 raise self._download.error
-        name = self._key.name(position // self._block_size) if self._key is not None else ""
-        shared = self._engine.by_block.get(name)
+        digest = "" if self._version is None else self._version.digest
+        shared = self._engine.by_block.get((digest, position // self._block_size))
         if shared is not None and shared.covers(position):
             return shared
         return next((download for download in self._readahead if download.covers(position)), None)
 
     async def _fetch(self, position: int, size: int) -> Download | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
-        reader, key, entry = self._reader, self._key, self._entry
+        reader, version = self._reader, self._version
         index, offset = divmod(position, self._block_size)
-        if key is not None and size <= BUFFER_SIZE and key.name(index) in self._engine.by_block:
+        if version is not None and size <= BUFFER_SIZE and (version.digest, index) in self._engine.by_block:
             # A full buffer is more than the caller asked for. Do not request the next block for it: otherwise the
             # speed of the link would decide which blocks are fetched.
             size = min(size, self._block_size - offset)
         # Without the current block: it was counted when its reading began.
         self._add_requested((index + (index == self._last)) * self._block_size, position + size)
-        if key is None:
+        if version is None:
             return await self._fetch_uncached(position, size)
         if (found := self._download_at(position)) is not None and found.filled > position:
             return found  # received since the last check; may exist only here if it could not be stored
@@ -349,9 +350,9 @@ class RawFile(io.RawIOBase):
         up_to = 0
         # Request more, as open() does for an unknown object. Not if another reader requested block 0: this file may
         # only stop its own request.
-        if position == 0 and self._last < 0 and key.name(0) not in self._engine.by_block:
-            up_to = min(self.size, reader.source.config.whole_request)
-        download = await reader.fetch(entry, key, want, n_reads=self._n_reads, up_to=up_to)
+        if position == 0 and self._last < 0 and (version.digest, 0) not in self._engine.by_block:
+            up_to = min(self.size, reader.objects.config.whole_request)
+        download = await reader.fetch(version, want, n_reads=self._n_reads, up_to=up_to)
         if up_to and download is not None and download.demand < download.stop:
             self._opening = download
         return download
@@ -364,7 +365,7 @@ class RawFile(io.RawIOBase):
         download = self._download
         while True:
             if download is None or not download.covers(position):
-                download = self._reader.downloads.launch_uncached(self._entry, position)
+                download = self._reader.downloads.launch_uncached(self.info, position)
             try:
                 with waiting(self._entry.path, position, position + size):
                     await download.wait_until(min(position + size, download.stop))
@@ -379,10 +380,10 @@ class RawFile(io.RawIOBase):
             self._engine.call_soon(self._opening.want, self._opening.stop)
             self._readahead.requests_of(run).append(self._opening)
             self._opening = None
-        if (key := self._key) is not None:
-            wanted, has = self._readahead.predict(self._reader.source, self._entry, key), self._cache.has
-            self._requested.update(index for blocks in wanted for index in blocks if not has(key, index))
-            self._readahead.request(self._reader.downloads, self._entry, key, wanted)
+        if (version := self._version) is not None:
+            wanted, has = self._readahead.predict(self._reader.objects, version), self._cache.has
+            self._requested.update(index for blocks in wanted for index in blocks if not has(version, index))
+            self._readahead.request(self._reader.downloads, version, wanted)
 
     def _add_requested(self, start: int, stop: int) -> None:
         """Record that this file requests the bytes `[start, stop)`."""
@@ -402,9 +403,9 @@ class RawFile(io.RawIOBase):
     def _after_fork(self) -> None:
         """Switch to the child's engine after a fork.
 
-        The in-flight requests stay with the parent.
+        The downloads stay with the parent.
         """
-        self._engine = self._reader.source.engine
+        self._engine = self._reader.objects.engine
         self._cache = self._engine.cache
         self._current_block.leave(self._cache)
         self._download = self._opening = None

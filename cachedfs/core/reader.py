@@ -1,68 +1,202 @@
-"""Read and write objects: resolve the path, take cached blocks, fetch the missing ones once."""
+"""Read and write objects: take cached blocks in any thread, else look the path up and fetch what is missing once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, BinaryIO
 
 from cachedfs.common.blocks import clip, covering
 from cachedfs.common.clock import clock
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import AnyVersion, ObjectInfo, ObjectKey, Range
-from cachedfs.core.cached_reads import CachedReads, ReadBuffer, note_version
+from cachedfs.common.types import AnyVersion, ObjectInfo, Range
+from cachedfs.common.urls import without_slash
 from cachedfs.core.chunk_prefetch import ALL, ChunkPrefetch, first_want
-from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.core.download import Download, DownloadStopped, joined
 from cachedfs.core.downloads import Downloads
-from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.lookups import Lookups
 from cachedfs.core.object_history import ObjectHistories
-from cachedfs.core.resolver import MetadataResolver
-from cachedfs.core.source import Source
+from cachedfs.core.objects import Entry, Objects
+from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectExists, ObjectNotFound
 from cachedfs.origins.upload import Uploader, check_version
 
-__all__ = ["TRIES", "Reader"]
+__all__ = ["TRIES", "Reader", "versions_read"]
 
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
+_Versions = dict[str, set[str | None]]
+_versions_read: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
+Wanted = tuple[str, int | None, int | None]  # path, and start and stop as in a Python slice
+
+
+@contextlib.contextmanager
+def versions_read() -> Iterator[_Versions]:
+    """Yield a dictionary of the versions that reads in this context return bytes of.
+
+    It maps a path to fingerprints. It records the reads of this thread and of the coroutines it waits for. Use it
+    instead of the metadata after the read, which may be of a newer version already.
+    """
+    versions: _Versions = {}
+    token = _versions_read.set(versions)
+    try:
+        yield versions
+    finally:
+        _versions_read.reset(token)
+
 
 class Reader:
-    """Reads and writes the objects of one source.
+    """Reads and writes the objects of one origin.
 
-    `cached_reads` serves cached objects in any thread, without the event loop. The coroutines run on the engine's
-    event loop only (`engine.run`, `engine.await_on_loop`).
+    `cached`, `cached_bytes` and `read_many` work in any thread, without the event loop. The coroutines run on the
+    engine's event loop only (`engine.run`, `engine.await_on_loop`).
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.downloads = Downloads(source)
-        self.resolver = MetadataResolver(source, self.downloads)
-        self.chunk_prefetch = ChunkPrefetch(source, self.downloads, self.resolver)
-        self.object_histories = ObjectHistories(source, self.downloads)
-        self.cached_reads = CachedReads(source, self.chunk_prefetch, self.object_histories)
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.downloads = Downloads(objects)
+        self.lookups = Lookups(objects, self.downloads)
+        self.chunk_prefetch = ChunkPrefetch(objects, self.downloads, self.lookups)
+        self.object_histories = ObjectHistories(objects, self.downloads)
+        self._awaited = self.chunk_prefetch.awaited
+        self._block_size, self._verifies = objects.config.block_size, objects.config.verify_always
 
-    # Reads.
+    # Cached reads: any thread, no event loop, no request.
+
+    def cached(self, path: str, start: int | None, stop: int | None, *, nowait: bool = False) -> bytes | None:
+        """Return the bytes `[start:stop]` of an object if all are cached.
+
+        None if the origin must be asked. With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises
+        ObjectNotFound for a known absence.
+        """
+        if path in self._awaited and not self._is_answered(path, start, stop):
+            return None
+        entry = self.objects.fresh(path)
+        version = None if entry is None else entry.version
+        if version is None or version.block_size != self._block_size:
+            version = self._version(path, entry)
+            if version is None:
+                return None
+        start, stop, _ = slice(start, stop).indices(version.size)
+        engine, index = self.objects.engine, start // self._block_size
+        if engine.by_block or not start < stop <= (index + 1) * self._block_size:
+            data = self.cached_bytes(version, start, max(start, stop), nowait=nowait)
+        else:  # the usual case, without further calls
+            skipped = index * self._block_size
+            data = engine.cache.read(
+                version, index, start - skipped, stop - skipped, nowait=nowait, verify=self._verifies
+            )
+            if data is None or len(data) != stop - start:
+                return None
+            engine.hits += 1
+            engine.bytes_served += len(data)
+        if data is not None and (version.digest in engine.histories or _versions_read.get() is not None):
+            self._observe_hit(path, version, start, stop)
+        return data
+
+    def _version(self, path: str, entry: Entry | None) -> Version | None:
+        """Return the version to read; None if the origin must be asked. Raises ObjectNotFound for an absence."""
+        if entry is not None and entry.info is None and path == without_slash(path):
+            raise self.objects.not_found(path, entry)
+        return None if entry is None else self.objects.version(entry)
+
+    def _is_answered(self, path: str, start: int | None, stop: int | None) -> bool:
+        """Report the read of an object that was requested ahead; return False while its answer has not come."""
+        self.chunk_prefetch.reached(path, start, stop)
+        return self.objects.in_memory(path) is not None
+
+    def _observe_hit(self, path: str, version: Version, start: int, stop: int) -> None:
+        """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
+        if (versions := _versions_read.get()) is not None:
+            versions.setdefault(path, set()).add(version.fingerprint)
+        if self.object_histories.is_observed(version, stop):
+            engine, want = self.objects.engine, Range(start, max(start, stop))
+            engine.call_soon(self.object_histories.observe_hit, version, want)
+
+    def read_many(self, wanted: Sequence[Wanted]) -> list[bytes | OSError | None]:
+        """Return the result of `cached` for each `(path, start, stop)`, or its error."""
+        found: list[bytes | OSError | None] = []
+        for path, start, stop in wanted:
+            try:
+                found.append(self.cached(path, start, stop))
+            except OSError as error:
+                found.append(error)
+        return found
+
+    def cached_bytes(self, version: Version, start: int, stop: int, *, nowait: bool = False) -> bytes | None:
+        """Return the bytes `[start, stop)` of one version if all are cached or received, else None."""
+        engine = self.objects.engine
+        blocks = (
+            range(start // version.block_size, -(-stop // version.block_size)) if start < stop else range(0)
+        )
+        if len(blocks) > 1 and not all(self._has(version, index, stop) for index in blocks):
+            return None
+        buffer = _zeros(stop - start)
+        with buffer.getbuffer() as view:
+            for index in blocks:
+                if not self._copy(version, index, view, start, stop, nowait=nowait):
+                    return None
+        engine.hits += len(blocks)
+        engine.bytes_served += stop - start
+        return buffer.getvalue()
+
+    def _has(self, version: Version, index: int, stop: int) -> bool:
+        """Return whether block `index` is in memory, up to the object's byte `stop`, or on disk."""
+        download = self.objects.engine.by_block.get((version.digest, index))
+        if download is None or download.released:
+            return self.objects.engine.cache.has(version, index)
+        return download.filled >= min(stop, (index + 1) * version.block_size)
+
+    def _copy(
+        self, version: Version, index: int, view: memoryview, start: int, stop: int, *, nowait: bool = False
+    ) -> bool:
+        """Copy what block `index` has of the bytes `[start, stop)` into `view`; return False if it is not cached."""
+        engine, block_start = self.objects.engine, index * version.block_size
+        first, last = max(start, block_start), min(stop, block_start + version.block_size)
+        place = view[first - start : last - start]
+        download = engine.by_block.get((version.digest, index))
+        if download is not None and download.filled >= last and download.take(first, place) == len(place):
+            engine.cache.touch(version, index)
+            return True
+        # Release the view here: Python 3.13 raises if a traceback keeps it alive longer than its BytesIO.
+        with place:
+            n = engine.cache.read_into(
+                version, index, first - block_start, place, nowait=nowait, verify=self._verifies
+            )
+            if 0 <= n < len(place):
+                # Valid, but too short for its object: remove it, or every read would find it again.
+                engine.cache.refuse(version, index)
+            return n == len(place)
+
+    # Reads that may send requests.
 
     async def open(self, path: str) -> tuple[Entry, Download | None]:
-        """Return the version that a new open file reads, and the request for its first bytes.
+        """Return the entry that a new open file reads, and the download of its first bytes.
 
-        The request is None if none was sent. Costs one request for an unknown object and returns at its response
+        The download is None if no request was sent. Costs one request for an unknown object and returns at its response
         headers. Costs none for an object with fresh metadata. Raises ObjectNotFound and IsAFolder.
         """
-        want, block_size = Range(0, self.source.config.whole_request), self.source.config.block_size
-        self.chunk_prefetch.observe(path, 0, block_size)
+        want = Range(0, self.objects.config.whole_request)
+        self.chunk_prefetch.observe(path, 0, self._block_size)
         with waiting(path):
-            entry, download = await self.resolver.resolve(path, want, demand=block_size)
+            entry, download = await self.lookups.resolve(path, want, demand=self._block_size)
         if entry.info is None:
             raise await self._missing(entry)
         if entry.info.kind == "directory":
-            raise self.source.is_a_folder(path)
+            raise self.objects.is_a_folder(path)
         return entry, download
+
+    def opened(self, path: str) -> None:
+        """Note that an open file will read an object whose metadata is cached. From any thread."""
+        if path in self._awaited:
+            self.chunk_prefetch.reached(path, 0, self._block_size)
 
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return the bytes `[start:stop]` of one version of an object.
@@ -70,40 +204,34 @@ class Reader:
         Blocks that are not cached are fetched. Look the object up again and retry, up to TRIES attempts, if the version
         was replaced meanwhile or failed its checksum.
         """
+        want = first_want(start, stop, self._block_size, self.objects.config.whole_request)
         with waiting(path, start, stop):
-            return await self._read(path, start, stop)
-
-    async def _read(self, path: str, start: int | None, stop: int | None) -> bytes:
-        config = self.source.config
-        want = first_want(start, stop, config.block_size, config.whole_request)
-        self.chunk_prefetch.observe(path, start, stop)
-        for tries_left in reversed(range(TRIES)):
-            entry, download = await self.resolver.resolve(path, want, demand=ALL)
-            if entry.info is None:
-                raise self.source.not_found(path, entry)
-            try:
-                # After a change, the bytes of any one version do.
-                is_pinned = tries_left == TRIES - 1
-                data = await self._collect(entry, start, stop, download, is_pinned=is_pinned)
-                note_version(entry)
+            self.chunk_prefetch.observe(path, start, stop)
+            for tries_left in reversed(range(TRIES)):
+                entry, download = await self.lookups.resolve(path, want, demand=ALL)
+                if entry.info is None:
+                    raise self.objects.not_found(path, entry)
+                try:
+                    # After a change, the bytes of any one version do.
+                    is_pinned = tries_left == TRIES - 1
+                    data = await self._collect(entry, start, stop, download, is_pinned=is_pinned)
+                except (ObjectChanged, ChecksumMismatch):
+                    if not tries_left:
+                        raise
+                    self.objects.expire(path)
+                    continue
+                if (versions := _versions_read.get()) is not None:
+                    versions.setdefault(path, set()).add(entry.info.fingerprint)
                 return data
-            except (ObjectChanged, ChecksumMismatch):
-                if not tries_left:
-                    raise
-                self.source.metadata.expire(path)
         raise AssertionError("unreachable")
 
     async def collect(
-        self,
-        entry: Entry,
-        start: int | None,
-        stop: int | None,
-        download: Download | None = None,
+        self, entry: Entry, start: int | None, stop: int | None, download: Download | None = None
     ) -> bytes:
-        """Return the bytes `[start:stop]` of exactly this version.
+        """Return the bytes `[start:stop]` of exactly the version of `entry`.
 
-        They come from the cache, from in-flight requests or from new ones. Raises ObjectChanged if a missing block is
-        of a version that no longer exists.
+        They come from the cache, from downloads or from new requests. Raises ObjectChanged if a missing block is of a
+        version that no longer exists.
         """
         self.chunk_prefetch.observe(entry.path, start, stop)
         with waiting(entry.path, start, stop):
@@ -118,71 +246,85 @@ class Reader:
         *,
         is_pinned: bool = True,
     ) -> bytes:
-        info = entry.info
-        assert info is not None
+        info, version = entry.object, self.objects.version(entry)
         if info.kind == "directory":
-            raise self.source.is_a_folder(entry.path)
-        key = self.source.key(entry)
-        if key is None or info.size is None:
-            return await self._uncached(entry, info, start, stop, download, is_pinned=is_pinned)
-        want = clip(start, stop, info.size)
-        out = ReadBuffer(want)
-        runs = _runs(
-            covering(want, key.block_size), max(1, self.source.config.request_size // key.block_size)
-        )
+            raise self.objects.is_a_folder(entry.path)
+        if version is None:
+            return await self._uncached(info, start, stop, download, is_pinned=is_pinned)
+        want = clip(start, stop, version.size)
+        if 0 < want.size < version.size:
+            self.object_histories.observe_range(version, want, is_first=download is not None)
         fetched = (
-            set() if download is None else set(covering(Range(download.start, download.stop), key.block_size))
+            set()
+            if download is None
+            else set(covering(Range(download.start, download.stop), self._block_size))
         )
-        if 0 < want.size < info.size:
-            self.object_histories.observe_range(entry, key, want, is_first=download is not None)
-        slots = asyncio.Semaphore(
-            2 * self.source.config.first_concurrency
-        )  # limits the buffers of one huge read
+        blocks, n_at_once = (
+            covering(want, self._block_size),
+            self.objects.config.whole_request // self._block_size,
+        )
+        buffer = _zeros(want.size)
+        view = buffer.getbuffer()
+        try:
+            if len(blocks) <= n_at_once:
+                await self._gather(version, blocks, view, want, fetched)
+            else:
+                await self._gather_runs(version, blocks, view, want, fetched)
+        finally:
+            with contextlib.suppress(BufferError):  # of a canceled read, a thread may still copy
+                view.release()
+        self.objects.engine.bytes_served += want.size
+        return buffer.getvalue()
+
+    async def _gather_runs(
+        self, version: Version, blocks: range, view: memoryview, want: Range, fetched: set[int]
+    ) -> None:
+        """Gather many blocks in runs of one request each, few at a time."""
+        slots = asyncio.Semaphore(2 * self.objects.config.first_concurrency)
+        n_at_once = self.objects.config.whole_request // self._block_size
 
         async def gather(run: range) -> None:
             async with slots:
-                await self._gather(entry, key, run, out, fetched)
+                await self._gather(version, run, view, want, fetched)
 
-        if len(runs) == 1:
-            await gather(runs[0])
-        else:
-            await _all(gather(run) for run in runs)
-        self.source.engine.bytes_served += want.size
-        return out.finish()
+        await _all(gather(blocks[i : i + n_at_once]) for i in range(0, len(blocks), n_at_once))
 
     async def _gather(
-        self, entry: Entry, key: ObjectKey, run: Iterable[int], out: ReadBuffer, fetched: set[int]
+        self, version: Version, run: Iterable[int], view: memoryview, want: Range, fetched: set[int]
     ) -> None:
-        """Copy the blocks of `run` into `out`, cached or fetched; those in `fetched` do not count as hits."""
-        engine, missing = self.source.engine, set(run)
+        """Copy the blocks of `run` into `view`, cached or fetched; those in `fetched` do not count as hits."""
+        engine, missing = self.objects.engine, sorted(run)
         while missing:
-            taken = await self._take_cached(key, sorted(missing), out)
+            taken = await self._take_cached(version, missing, view, want)
             engine.hits += len(taken - fetched)
-            missing -= taken
-            fetched |= missing
+            missing = [index for index in missing if index not in taken]
+            fetched |= set(missing)
             if not missing:
                 return
-            for index, download in (await self.downloads.get(entry, key, sorted(missing))).items():
-                want = out.part(index, key.block_size)
+            for index, download in (await self.downloads.get(version, missing)).items():
+                start = max(want.start, index * version.block_size)
+                stop = min(want.stop, (index + 1) * version.block_size)
                 with contextlib.suppress(DownloadStopped):  # just stored, or to be fetched again
-                    await download.wait_until(want.stop)
-                    out.fill(want, download.views(want))
-                    engine.cache.touch(key, index)
-                    missing.discard(index)
+                    await download.wait_until(stop)
+                    if download.take(start, view[start - want.start : stop - want.start]) == stop - start:
+                        engine.cache.touch(version, index)
+                        missing.remove(index)
 
-    async def _take_cached(self, key: ObjectKey, indexes: list[int], out: ReadBuffer) -> set[int]:
-        """Copy the blocks that are in memory or on disk into `out`; return their indexes."""
-        cached_reads = self.cached_reads
-        cached = [i for i in indexes if cached_reads.has(key, i, out.part(i, key.block_size).stop)]
+    async def _take_cached(
+        self, version: Version, indexes: list[int], view: memoryview, want: Range
+    ) -> set[int]:
+        """Copy the blocks that are in memory or on disk into `view`; return their indexes."""
+        cached = [index for index in indexes if self._has(version, index, want.stop)]
+        if not cached:
+            return set()
 
         def copy() -> set[int]:
-            return {index for index in cached if cached_reads.copy(key, index, out)}
+            return {index for index in cached if self._copy(version, index, view, want.start, want.stop)}
 
         return copy() if len(cached) <= HITS_INLINE else await asyncio.to_thread(copy)
 
     async def _uncached(
         self,
-        entry: Entry,
         info: ObjectInfo,
         start: int | None,
         stop: int | None,
@@ -194,52 +336,44 @@ class Reader:
 
         Unless `is_pinned`, the bytes may be of another version of the same size.
         """
-        if info.size is not None:
-            want = clip(start, stop, info.size)
+        want = None if info.size is None else clip(start, stop, info.size)
+        if want is not None:
             if download is not None and download.start <= want.start and want.stop <= download.stop:
                 with contextlib.suppress(DownloadStopped):  # it was stopped before these bytes
                     await download.wait_until(want.stop)
-                    return download.copy(want)
+                    if (data := joined(download.views(want.start, want.stop), want.size)) is not None:
+                        return data
             if want.size == 0:
                 return b""
-        async with self.source.origin(entry.path).read(
-            entry.path, want if info.size is not None else None, info if is_pinned else None
-        ) as reply:
-            if info.size is not None and reply.info.size != info.size:
+        async with self.objects.origin(info.path).read(info.path, want, info if is_pinned else None) as reply:
+            if want is not None and reply.info.size != info.size:
                 raise ObjectChanged(
-                    f"{self.source.url(entry.path)}: its size changed while it was read; read it again"
+                    f"{self.objects.url(info.path)}: its size changed while it was read; read it again"
                 )
             data = b"".join([piece async for piece in reply])
-        self.source.engine.bytes_fetched += len(data)
-        return data if info.size is not None else data[start:stop]
+        self.objects.engine.bytes_fetched += len(data)
+        return data if want is not None else data[start:stop]
 
     async def fetch(
-        self,
-        entry: Entry,
-        key: ObjectKey,
-        want: Range,
-        *,
-        n_reads: int = 1,
-        up_to: int = 0,
+        self, version: Version, want: Range, *, n_reads: int = 1, up_to: int = 0
     ) -> Download | None:
-        """Request `want` and return the in-flight request once the first block's bytes are there.
+        """Request `want` and return the download once the first block's bytes are there.
 
-        Return None if they are cached now.
-        `n_reads` is the number of reads of the object since its last wait. `up_to` requests bytes beyond `want`: those
-        are received only when a reader wants them.
+        Return None if they are cached now. `n_reads` is the number of reads of the object since its last wait. `up_to`
+        requests bytes beyond `want`: those are received only when a reader wants them.
         """
-        blocks, engine = covering(want, key.block_size), self.source.engine
-        self.object_histories.observe_wait(entry, key, blocks, n_reads=n_reads)
+        blocks, engine, path = covering(want, version.block_size), self.objects.engine, version.info.path
+        self.object_histories.observe_wait(version, blocks, n_reads=n_reads)
         first = blocks[0]
         if not first:
-            self.chunk_prefetch.observe(entry.path, 0, key.block_size)
+            self.chunk_prefetch.observe(path, 0, version.block_size)
         demand = None
-        if up_to > want.stop and key.name(first) not in engine.by_block:
-            demand = blocks.stop * key.block_size
-            blocks = covering(Range(want.start, up_to), key.block_size)
-        with waiting(entry.path, want.start, want.stop):
-            while not engine.cache.has(key, first):
-                download = (await self.downloads.get(entry, key, blocks, demand=demand)).get(first)
+        if up_to > want.stop and (version.digest, first) not in engine.by_block:
+            demand = blocks.stop * version.block_size
+            blocks = covering(Range(want.start, up_to), version.block_size)
+        with waiting(path, want.start, want.stop):
+            while not engine.cache.has(version, first):
+                download = (await self.downloads.get(version, blocks, demand=demand)).get(first)
                 if download is not None:
                     with contextlib.suppress(DownloadStopped):
                         await download.wait_until(min(want.stop, download.stop))
@@ -256,7 +390,7 @@ class Reader:
         `tree` includes everything below `paths`.
         """
         paths = list(paths)
-        origin = self.source.origin(paths[0])
+        origin = self.objects.origin(paths[0])
         with self._changing(paths, tree=tree):
             return await origin.call(method, *args, **options)
 
@@ -280,30 +414,30 @@ class Reader:
         The change counters change before and after it, so that metadata requested before or during the write is never
         valid.
         """
-        shared = self.source.engine.cache.metadata
-        shared.changed(self.source.identity, paths, tree=tree)
+        shared = self.objects.store
+        shared.changed(self.objects.identity, paths, tree=tree)
         try:
             yield
         finally:
-            shared.changed(self.source.identity, paths, tree=tree)
+            shared.changed(self.objects.identity, paths, tree=tree)
 
     async def check_version(self, path: str, expected: ObjectInfo | AnyVersion | None) -> None:
         """Raise ObjectExists or ObjectChanged unless the origin has this version (None: no object), by one lookup."""
         found = None
         if not isinstance(expected, AnyVersion):
             with contextlib.suppress(ObjectNotFound):
-                found = await self.source.origin(path).lookup(path)
+                found = await self.objects.origin(path).lookup(path)
         try:
-            check_version(self.source.url(path), expected, found)
+            check_version(self.objects.url(path), expected, found)
         except (ObjectChanged, ObjectExists):
-            self.source.metadata.expire(path)  # it is of an older version
+            self.objects.expire(path)  # it is of an older version
             raise
 
     async def look_up_written(self, path: str) -> ObjectInfo:
         """Return the metadata of an object that was just written, by one lookup, and store it."""
-        checked_at, mark = clock.now(), self.source.metadata.mark(path)
-        info = await self.source.origin(path).lookup(path)
-        self.source.metadata.store(path, info, checked_at=checked_at, mark=mark)
+        asked_at, counter = clock.now(), self.objects.counter(path)
+        info = await self.objects.origin(path).lookup(path)
+        self.objects.learn(path, info, asked_at=asked_at, counter=counter)
         return info
 
     # Errors.
@@ -312,15 +446,20 @@ class Reader:
         """Return the error for opening an absent object: a second request tells whether it is a folder."""
         path = entry.path
         try:
-            folder = await self.resolver.is_folder(path)
+            folder = await self.lookups.is_folder(path)
         except CachedFSError as error:
             logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
             folder = False
-        return self.source.is_a_folder(path) if folder else self.source.not_found(path, entry)
+        return self.objects.is_a_folder(path) if folder else self.objects.not_found(path, entry)
 
 
-def _runs(indexes: range, length: int) -> list[range]:
-    return [indexes[i : i + length] for i in range(0, len(indexes), length)]
+def _zeros(size: int) -> io.BytesIO:
+    """Return a buffer of `size` bytes, whose `getvalue` does not copy."""
+    buffer = io.BytesIO()
+    if size:
+        buffer.seek(size - 1)
+        buffer.write(b"\0")
+    return buffer
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -114,7 +114,7 @@ class SpeculativeRequest(NamedTuple):
     """A request worth sending before a reader needs it. It is sent once, or dropped.
 
     `size` is the memory in bytes that it takes until its blocks are stored. `send` sends it, unless its blocks are
-    cached by now, and returns the in-flight requests: directly, or as an awaitable if the object must be looked up.
+    cached by now, and returns the downloads: directly, or as an awaitable if the object must be looked up.
     """
 
     owner: object  # requests of one owner are sent in order
@@ -159,8 +159,8 @@ class SpeculativeQueue:
         self._queues[candidate.is_declared].setdefault(id(candidate.owner), deque()).append(candidate)
         self.pump()
 
-    def withdraw(self, owner: object) -> None:
-        """Drop the unsent requests of `owner`."""
+    def cancel(self, owner: object) -> None:
+        """Cancel the unsent requests of `owner`."""
         for queues in self._queues:
             queues.pop(id(owner), None)
 
@@ -297,7 +297,7 @@ class SpeculativeQueue:
         self.pump()
 
     def _send(self, candidate: SpeculativeRequest, origin: Origin, load: float) -> bool:
-        """Send a request; return whether it started an in-flight request or a lookup."""
+        """Send a request; return whether it started a download or a lookup."""
         self._most_memory += candidate.size
         with speculative():
             try:
@@ -321,7 +321,7 @@ class SpeculativeQueue:
         self.pump()
 
     def _track(self, by_block: Iterable[Download], origin: Origin) -> bool:
-        """Track the in-flight requests that are speculative; return whether there are any."""
+        """Track the downloads that are speculative; return whether there are any."""
         tracked = [download for download in by_block if download.is_speculative]
         for download in tracked:
             self._active[download] = origin, self.link(origin).load(download.stop - download.start)

@@ -1,6 +1,6 @@
 """A background thread that stores fetched blocks and metadata records on disk.
 
-Readers do not wait for it: they take their bytes from the in-flight request.
+Readers do not wait for it: they take their bytes from the download.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class StoreQueue:
         self._has_warned = False  # the failure to start the thread was logged
         self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
 
-    def add(self, block: FetchedBlock) -> None:
-        """Queue `block` for storing."""
+    def add(self, blocks: Sequence[FetchedBlock]) -> None:
+        """Queue blocks for storing."""
         with self._lock:
-            self._blocks.append(block)
-            self.queued_bytes += block.size
+            self._blocks += blocks
+            self.queued_bytes += sum([block.size for block in blocks])
             is_running = self._start()
         if not is_running:
             self._drop_all()

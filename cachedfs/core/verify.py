@@ -9,9 +9,8 @@ from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.blocks import block_range
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, ObjectKey, Verified
-from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.reader import Reader
-from cachedfs.core.source import Source
 from cachedfs.errors import CachedFSError
 
 __all__ = ["Verifier"]
@@ -20,14 +19,14 @@ logger = logging.getLogger("cachedfs.core")
 
 
 class Verifier:
-    """Verifies the cached blocks of one source.
+    """Verifies the cached blocks of one objects.
 
     Its methods block on the disk: call them off the event loop. The origin is asked only if the version of an object is
     unknown, or if the object is completely cached and its checksum is unknown.
     """
 
-    def __init__(self, source: Source, reader: Reader) -> None:
-        self._source, self._reader = source, reader
+    def __init__(self, objects: Objects, reader: Reader) -> None:
+        self._objects, self._reader = objects, reader
 
     def paths(self, path: str) -> list[str]:
         """Return the sorted paths to verify.
@@ -36,12 +35,12 @@ class Verifier:
         are none and `path` is known to be absent. Asks the origin, and raises its errors, if nothing is known about
         `path`.
         """
-        found = self._source.engine.cache.paths_below(self._source.identity, path)
-        entry = self._source.last_known(path)
+        found = self._objects.engine.cache.paths_below(self._objects.identity, path)
+        entry = self._objects.known(path)
         if entry is None and path and not found:
             entry = self._look_up(path)
         if entry is not None and entry.info is None and not found:
-            raise self._source.not_found(path, entry)
+            raise self._objects.not_found(path, entry)
         is_object = entry is not None and entry.info is not None and entry.info.kind == "file"
         return sorted({*found, path}) if is_object else found
 
@@ -49,7 +48,7 @@ class Verifier:
         """Return the cached byte ranges `(start, stop)` of a version, merged, without reading the blocks."""
         extent: list[tuple[int, int]] = []
         for index in _blocks(key, info):
-            if self._source.engine.cache.has(key, index):
+            if self._objects.engine.cache.has(key, index):
                 part = block_range(index, key.block_size, info.size or 0)
                 start = extent.pop()[0] if extent and extent[-1][1] == part.start else part.start
                 extent.append((start, part.stop))
@@ -61,10 +60,10 @@ class Verifier:
         `advance` is called with the size in bytes of each block read.
         """
         try:
-            entry = self._source.last_known(path) or self._look_up(path)
+            entry = self._objects.known(path) or self._look_up(path)
         except CachedFSError as error:
             return _unknown(path, f"the version to verify is unknown: {error}")
-        info, key = entry.info, self._source.key(entry)
+        info, key = entry.info, self._objects.version(entry)
         if info is None:
             return _unknown(path, "the origin has no such object any more")
         if key is None:
@@ -74,10 +73,10 @@ class Verifier:
         return self._verify_blocks(key, info, advance)
 
     def _look_up(self, path: str) -> Entry:
-        return self._source.engine.run(self._reader.resolver.ask(path))
+        return self._objects.engine.run(self._reader.lookups.ask(path))
 
     def _is_complete(self, key: ObjectKey, info: ObjectInfo) -> bool:
-        return all(self._source.engine.cache.has(key, index) for index in _blocks(key, info))
+        return all(self._objects.engine.cache.has(key, index) for index in _blocks(key, info))
 
     def _with_checksum(self, info: ObjectInfo) -> ObjectInfo:
         """Return the metadata with the origin's checksum if the version is unchanged, else `info` itself."""
@@ -119,7 +118,7 @@ class Verifier:
 
         Raises BadBlock for damage or a wrong length.
         """
-        cache = self._source.engine.cache
+        cache = self._objects.engine.cache
         data = cache.read_anew(key, index)
         expected = block_range(index, key.block_size, info.size or 0).size
         if data is None or len(data) == expected:
@@ -139,9 +138,9 @@ class Verifier:
         difference = checksum.contradiction()
         if difference is None:
             return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
-        logger.warning("%s: all its cached blocks are removed: %s", self._source.url(key.path), difference)
+        logger.warning("%s: all its cached blocks are removed: %s", self._objects.url(key.path), difference)
         for index in range(found.blocks):
-            self._source.engine.cache.refuse(key, index)
+            self._objects.engine.cache.refuse(key, index)
         bad = tuple(range(found.blocks))
         return found._replace(blocks=0, bad=bad, whole=False, reason=difference)
 

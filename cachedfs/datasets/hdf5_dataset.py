@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from h5py._objects import phil
 
-from cachedfs.core.cached_reads import versions_read
+from cachedfs.core.reader import versions_read
 from cachedfs.datasets.hdf5_features import elsewhere, unreadable
 from cachedfs.datasets.samples import Item, Samples, once_each, reading
 from cachedfs.errors import ObjectChanged

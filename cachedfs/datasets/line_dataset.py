@@ -294,5 +294,5 @@ def _version(fs: Any, path: str) -> str | None:
 
 def _listed_version(fs: Any, path: str) -> str | None:
     """Return `_version` as of the last listing or lookup, even if that is expired by now."""
-    known = fs._source.last_known(path) if isinstance(fs, CachedFileSystem) else None
+    known = fs._objects.known(path) if isinstance(fs, CachedFileSystem) else None
     return _version(fs, path) if known is None or known.info is None else known.info.fingerprint

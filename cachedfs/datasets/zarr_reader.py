@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from fsspec import AbstractFileSystem
 
-from cachedfs.core.cached_reads import versions_read
+from cachedfs.core.reader import versions_read
 from cachedfs.datasets.chunks import BoundedLRU, ChunkCache, ChunkSlice, in_threads, parts_of
 from cachedfs.datasets.samples import Item, reading
 from cachedfs.datasets.zarr_layout import ABSENT, ArrayLayout
@@ -236,10 +236,10 @@ class ChunkReader:
         fs = self._fs
         if not isinstance(fs, CachedFileSystem):
             return self._ukey(path)
-        known = fs._source.fresh(path)
+        known = fs._objects.fresh(path)
         if known is not None:
             return None if known.info is None else known.info.fingerprint
-        return fs._source.metadata.mark(path) if fs._source.lifetime_s > 0 else None
+        return fs._objects.counter(path) if fs._objects.lifetime_s > 0 else None
 
     def _ukey(self, path: str) -> str | None:
         """Return the version of an object in a local filesystem without cachedfs; None for a remote one."""

@@ -19,8 +19,8 @@ from cachedfs.common.types import Exported, Imported, LinkStats, ObjectInfo, Sta
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import Config
+from cachedfs.core.objects import Objects
 from cachedfs.core.reader import Reader
-from cachedfs.core.source import Source
 from cachedfs.core.verify import Verifier
 from cachedfs.errors import CacheError
 
@@ -45,7 +45,7 @@ class CacheMethods(ChainedFileSystem):
     config: Config
     target_protocol: str
     target_options: Mapping[str, Any]
-    _source: Source
+    _objects: Objects
     _reader: Reader
 
     def _strip(self, path: Any) -> Any:
@@ -95,11 +95,11 @@ class CacheMethods(ChainedFileSystem):
 
     def stats(self) -> Stats:
         """Return this process's counters (hits, misses, bytes fetched) and what the cache holds."""
-        return self._source.engine.stats()
+        return self._objects.engine.stats()
 
     def link_stats(self) -> LinkStats:
         """Return this process's measurements of the link to the origin, taken from speculative requests."""
-        return self._source.link_stats()
+        return self._objects.link_stats()
 
     def quota_stats(self) -> QuotaStats | None:
         """Return what this Drive account used of Google's daily quota today; None for other origins.
@@ -108,7 +108,7 @@ class CacheMethods(ChainedFileSystem):
         """
         if self.target_protocol != "drive":
             return None
-        meter = self._source.engine.quota_meter(self._source.identity)
+        meter = self._objects.engine.quota_meter(self._objects.identity)
         meter.refresh()
         return meter.today()
 
@@ -118,19 +118,19 @@ class CacheMethods(ChainedFileSystem):
         None where nothing can be stored; `stats().cannot_store` then has the reason.
         """
         try:
-            return self._source.engine.cache.allowance(self.config.bounds)
+            return self._objects.engine.cache.allowance(self.config.bounds)
         except CacheError:  # `stats` has the reason
             return None
 
     def cached_extent(self, path: AnyPath) -> list[tuple[int, int]]:
         """Return the cached byte ranges `(start, stop)` of the object's current version, merged."""
-        self._source.engine.drain()  # include blocks that are still being written
+        self._objects.engine.drain()  # include blocks that are still being written
         info = self._object(path)
-        entry = self._source.metadata.get(info.path)
-        key = None if entry is None else self._source.key(entry)
+        entry = self._objects.get(info.path)
+        key = None if entry is None else self._objects.version(entry)
         if key is None:
             return []
-        return Verifier(self._source, self._reader).extent(key, info)
+        return Verifier(self._objects, self._reader).extent(key, info)
 
     def pin(self, path: AnyPath) -> None:
         """Keep the blocks of an object, cached now or later, until `unpin`.
@@ -138,11 +138,11 @@ class CacheMethods(ChainedFileSystem):
         This applies to all processes of the machine and survives restarts. Raises CacheError where nothing can be
         stored.
         """
-        self._source.engine.cache.pin(self._source.identity, self._name_to_pin(path))
+        self._objects.engine.cache.pin(self._objects.identity, self._name_to_pin(path))
 
     def unpin(self, path: AnyPath) -> None:
         """Allow the blocks of an object to be evicted again."""
-        self._source.engine.cache.unpin(self._source.identity, self._name_to_pin(path))
+        self._objects.engine.cache.unpin(self._objects.identity, self._name_to_pin(path))
 
     def _name_to_pin(self, path: AnyPath) -> str:
         """Return the name of the object at `path`. Only a path that ends in a slash is looked up: it may have two."""
@@ -159,9 +159,9 @@ class CacheMethods(ChainedFileSystem):
         Without `path`, this drops all blocks of the origin. A folder is matched by name: the origin is not asked for
         its contents. Pinned blocks are dropped too.
         """
-        self._source.engine.drain()
+        self._objects.engine.drain()
         name = None if path is None else self._strip(path)
-        return self._source.engine.cache.evict(self._source.identity, name)
+        return self._objects.engine.cache.evict(self._objects.identity, name)
 
     def verify(self, path: AnyPath, callback: Any = DEFAULT_CALLBACK) -> list[Verified]:
         """Check the cached blocks of an object, or of all objects below a folder.
@@ -173,8 +173,8 @@ class CacheMethods(ChainedFileSystem):
         One block is in memory at a time. The check does not count as an access, so it does not change what is evicted
         next. `callback` receives the number of bytes read. With `offline`, the known checksums are used.
         """
-        self._source.engine.drain()  # include blocks that are still being written
-        integrity = Verifier(self._source, self._reader)
+        self._objects.engine.drain()  # include blocks that are still being written
+        integrity = Verifier(self._objects, self._reader)
         return [
             integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
         ]
@@ -193,9 +193,9 @@ class CacheMethods(ChainedFileSystem):
         name: str = self._strip_object(path)
         info = self._object(name)
         if info.kind == "directory":
-            raise self._source.is_a_folder(name)
+            raise self._objects.is_a_folder(name)
         with self.open(name, "rb") as file:
-            lease = self._source.engine.cache.lease(file.size, self.config.bounds, _suffix_of(name))
+            lease = self._objects.engine.cache.lease(file.size, self.config.bounds, _suffix_of(name))
             try:
                 offset = 0
                 while data := file.read(WINDOW // 8):
@@ -225,7 +225,7 @@ class CacheMethods(ChainedFileSystem):
         """
         from cachedfs.snapshot import Export
 
-        self._source.engine.drain()  # include blocks that are still being written
+        self._objects.engine.drain()  # include blocks that are still being written
         there, folder = self._open_archive_folder(target, target_options)
         roots = [self._strip(each) for each in (path if isinstance(path, list | tuple) else [path])]
         if not roots:
@@ -247,9 +247,9 @@ class CacheMethods(ChainedFileSystem):
         """
         from cachedfs.snapshot import Import
 
-        self._source.engine.drain()  # blocks that are still being written take space too
+        self._objects.engine.drain()  # blocks that are still being written take space too
         there, folder = self._open_archive_folder(source, source_options)
-        return self._run(Import(there, folder, identity=self._source.identity, callback=callback).run())
+        return self._run(Import(there, folder, identity=self._objects.identity, callback=callback).run())
 
     async def _import_cache(self, *args: Any, **kwargs: Any) -> Imported:
         return await asyncio.to_thread(self.import_cache, *args, **kwargs)
@@ -272,8 +272,10 @@ class CacheMethods(ChainedFileSystem):
             options = self.target_options if is_same else {}
         config = dataclasses.replace(self.config, offline=False)
         prefix = f"{protocol}://"
-        source = Source(protocol, options, config, lambda path: path if "://" in path else f"{prefix}{path}")
-        return Reader(source), strip(self.protocol, protocol, text)
+        objects = Objects(
+            protocol, options, config, lambda path: path if "://" in path else f"{prefix}{path}"
+        )
+        return Reader(objects), strip(self.protocol, protocol, text)
 
 
 def _suffix_of(path: str) -> str:

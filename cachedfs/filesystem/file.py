@@ -16,7 +16,7 @@ from cachedfs.common.logging import public_text
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo
 from cachedfs.core.download import Download
-from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.objects import Entry
 from cachedfs.core.open_file import BUFFER_SIZE, RawFile
 from cachedfs.core.reader import Reader
 from cachedfs.errors import ObjectChanged, OriginUnavailable
@@ -50,7 +50,7 @@ class CachedFile(SharedFile, io.BufferedReader):
         self.fs = fs
         self.path = path
         self.size = raw.size
-        self.blocksize = reader.source.config.block_size
+        self.blocksize = reader.objects.config.block_size
 
     _seek, _tell = io.BufferedReader.seek, io.BufferedReader.tell
 
@@ -92,7 +92,7 @@ class CachedFile(SharedFile, io.BufferedReader):
         If the object was replaced or cannot be looked up now, return the metadata from when the file was opened.
         """
         info = self._object()
-        if not is_whole(self.fs._source.identity, info):
+        if not is_whole(self.fs._objects.identity, info):
             with contextlib.suppress(FileNotFoundError, OriginUnavailable):  # then keep `info`
                 now = self.fs._described(self.path)
                 info = now if now.fingerprint == info.fingerprint else info

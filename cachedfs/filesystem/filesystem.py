@@ -28,8 +28,8 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
 from cachedfs.common.walk import ABSENT, begins_with
 from cachedfs.config import FSSPEC_KEYWORDS, Config
+from cachedfs.core.objects import Objects
 from cachedfs.core.reader import TRIES, Reader
-from cachedfs.core.source import Source
 from cachedfs.errors import ChecksumMismatch, ObjectChanged, ObjectExists
 from cachedfs.filesystem.cache_api import WINDOW, AnyPath, CacheMethods
 from cachedfs.filesystem.file import CachedFile
@@ -111,8 +111,11 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         self.target_protocol = target_protocol
         self.target_options = target_options
         self.config = Config.resolve(options, defaults=conf.get("cachedfs"), protocol=target_protocol)
-        self._source = Source(target_protocol, target_options, self.config, self.unstrip_protocol)
-        self._reader = Reader(self._source)
+        self._objects = Objects(target_protocol, target_options, self.config, self.unstrip_protocol)
+        self._reader = Reader(self._objects)
+        self._name_of = functools.lru_cache(4096)(
+            functools.partial(object_name, self.protocol, target_protocol)
+        )
         if self.asynchronous and target_protocol == "drive":
             self._find_identity_first()
         # An instance knows the target's rules for bare paths; the class knows only URLs with a protocol.
@@ -129,12 +132,12 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of this process's engine."""
-        return self._source.engine.loop
+        return self._objects.engine.loop
 
     @property
     def fsid(self) -> str:
         """Name of the origin and account: instances with the same name share cached blocks."""
-        return f"cachedfs-{self._source.identity}"
+        return f"cachedfs-{self._objects.identity}"
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -153,6 +156,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     def _strip_object(self, path: Any) -> Any:
         """Return the target's path of an object, whose name may end in a slash; a folder's has none: `_strip`."""
+        if type(path) is str:
+            return self._name_of(path)
         if isinstance(path, list):
             return [self._strip_object(each) for each in path]
         return object_name(self.protocol, self.target_protocol, path)
@@ -173,8 +178,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         The cache treats a write through it like a write from another machine. Raises ImportError where the target's
         package is not installed.
         """
-        engine = self._source.engine
-        return engine.run(self._source.origin("").filesystem())
+        engine = self._objects.engine
+        return engine.run(self._objects.origin("").filesystem())
 
     @overload
     def open(self, path: AnyPath, mode: Literal["rb"] = "rb", *args: Any, **kwargs: Any) -> CachedFile: ...
@@ -220,10 +225,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip_object(path)
-        entry = self._source.fresh_with_details(path)
+        entry = self._objects.existing_whole(path)
         if entry is not None:
             return entry.object.as_info()
-        return (await self._hop(self._reader.resolver.describe(path))).as_info()
+        return (await self._hop(self._reader.lookups.describe(path))).as_info()
 
     def size(self, path: AnyPath) -> int | None:
         """Return the size in bytes: 0 for a folder, None where the origin does not state it."""
@@ -253,7 +258,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             return None
 
     def _exists_in_cache(self, path: str) -> bool:
-        entry = self._source.fresh(path)
+        entry = self._objects.fresh(path)
         return entry is not None and entry.info is not None
 
     async def _isfile(self, path: Any) -> bool:
@@ -278,7 +283,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         ObjectChanged.
         """
         name: str = self._strip_object(path)
-        data = self._reader.cached_reads.read(name, start, end)
+        data = self._reader.cached(name, start, end)
         return data if data is not None else self._run(self._reader.read(name, start, end))
 
     async def _cat_file(
@@ -286,9 +291,9 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     ) -> bytes:
         path, reader = self._strip_object(path), self._reader
         try:
-            data = reader.cached_reads.read(path, start, end, nowait=True)
+            data = reader.cached(path, start, end, nowait=True)
         except BlockingIOError:  # on disk but not in the page cache: do not block the caller's loop
-            data = await asyncio.to_thread(reader.cached_reads.read, path, start, end)
+            data = await asyncio.to_thread(reader.cached, path, start, end)
         return data if data is not None else await self._hop(reader.read(path, start, end))
 
     async def _cat(self, path: Any, recursive: bool = False, **kwargs: Any) -> Any:
@@ -347,7 +352,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
         Cached ranges are read at once. All others are fetched in one call to the event loop thread.
         """
-        found: list[Any] = [*self._reader.cached_reads.read_many(wanted)]
+        found: list[Any] = [*self._reader.read_many(wanted)]
         missing = [i for i, data in enumerate(found) if data is None]
         if missing:
             fetched = self._run(self._fetch_many([wanted[i] for i in missing], **options))
@@ -363,7 +368,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     ) -> list[Any]:
         """Read ranges that are not all cached, `batch_size` at a time; return the bytes or the error of each."""
         # Each read works before it sends its request: with too many at once, the first request would wait for all.
-        n_at_once = batch_size or self.batch_size or self._source.config.concurrency
+        n_at_once = batch_size or self.batch_size or self._objects.config.concurrency
         slots = asyncio.Semaphore(n_at_once if n_at_once > 0 else len(wanted))
 
         async def read(path: str, start: int | None, stop: int | None) -> bytes:
@@ -391,12 +396,12 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         path = str(path)  # not an `_ObjectName`
         # Libraries pass block_size, cache_type and cache_options to speed up other filesystems; a read ignores them.
         if mode in ("rb", "r"):
-            entry = self._source.existing(path)
+            entry = self._objects.existing(path)
             download = None
             if entry is None or entry.object.kind == "directory":
                 entry, download = self._run(self._reader.open(path))
             else:
-                self._reader.cached_reads.opened(path)
+                self._reader.opened(path)
             return CachedFile(self, path, self._reader, entry, download)
         if block_size is not None:
             kwargs["block_size"] = block_size
@@ -406,9 +411,9 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     def _open_version(self, path: str, fingerprint: str | None) -> CachedFile:
         """Return an open file of exactly this version; raise ObjectChanged if the object has another one."""
-        entry = self._source.last_known(path)
+        entry = self._objects.known(path)
         if entry is not None and entry.info is not None and entry.info.fingerprint == fingerprint is not None:
-            self._reader.cached_reads.opened(path)
+            self._reader.opened(path)
             return CachedFile(self, path, self._reader, entry, None)
         file: CachedFile = self.open(path)
         if file._object().fingerprint != fingerprint:
@@ -427,7 +432,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     async def _get_one(self, rpath: Any, lpath: Any, callback: Any) -> None:
         path = self._strip_object(rpath)
-        info = await self._hop(self._reader.resolver.info(path))
+        info = await self._hop(self._reader.lookups.info(path))
         if info.kind == "directory" or (path.endswith("/") and os.fspath(lpath).endswith("/")):
             os.makedirs(lpath, exist_ok=True)  # a local folder has no bytes
             return
@@ -436,7 +441,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
         begin = file.tell() if getattr(file, "seekable", bool)() else None
         for tries_left in reversed(range(TRIES)):
-            entry = self._source.existing(path) or (await self._hop(self._reader.open(path)))[0]
+            entry = self._objects.existing(path) or (await self._hop(self._reader.open(path)))[0]
             size = entry.object.size
             callback.set_size(size)
             try:
@@ -449,7 +454,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             except (ObjectChanged, ChecksumMismatch):
                 if not tries_left or begin is None:
                     raise
-                self._source.metadata.expire(path)
+                self._objects.expire(path)
                 file.seek(begin)
                 file.truncate()
                 callback.absolute_update(0)
@@ -459,8 +464,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     async def _ls(self, path: Any, detail: bool = True, refresh: bool = False, **kwargs: Any) -> list[Any]:
         path = self._strip(path)
         if refresh:
-            self._source.engine.cache.metadata.changed(self._source.identity, [path])
-        found = (await self._hop(self._reader.resolver.listing(path))).infos
+            self._objects.engine.cache.metadata.changed(self._objects.identity, [path])
+        found = (await self._hop(self._reader.lookups.listing(path))).infos
         if not detail:
             return [info.path for info in found]
         if [info.path for info in found] == [path]:  # an object, maybe known only from a read's headers
@@ -469,10 +474,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     def _listing(self, folder: str) -> ListingRecord:
         """Return the listing of a folder; `_is_current` tells how long it may be used."""
-        return self._run(self._reader.resolver.listing(folder))
+        return self._run(self._reader.lookups.listing(folder))
 
     def _is_current(self, folder: str, listing: ListingRecord) -> bool:
-        return self._reader.resolver.is_current(folder, listing)
+        return self._reader.lookups.is_current(folder, listing)
 
     async def _find(
         self,
@@ -490,10 +495,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
                 with contextlib.suppress(
                     *ABSENT
                 ):  # fsspec first asks whether `path` is a folder: the listing tells
-                    await self._hop(self._reader.resolver.listing(path))
+                    await self._hop(self._reader.lookups.listing(path))
             wanted = await self._find_near(path, prefix, maxdepth, withdirs, **kwargs)
             return wanted if detail else list(wanted)
-        found = await self._hop(self._reader.resolver.find(path))
+        found = await self._hop(self._reader.lookups.find(path))
         if not found:
             found = await self._itself(path, withdirs, detail)
         elif withdirs and path:
@@ -529,9 +534,9 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         return sum(sizes.values()) if total else sizes
 
     async def _itself(self, path: str, withdirs: bool, detail: bool) -> list[ObjectInfo]:
-        resolver = self._reader.resolver
+        lookups = self._reader.lookups
         try:
-            info = await self._hop(resolver.describe(path) if detail else resolver.info(path))
+            info = await self._hop(lookups.describe(path) if detail else lookups.info(path))
         except FileNotFoundError:
             return []
         return [info] if withdirs or info.kind == "file" else []
@@ -563,22 +568,22 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             if hasattr(details.get(name), "isoformat"):
                 return details[name]
         path = self._strip_object(path)
-        return self._run(self._source.origin(path).call(method, path))
+        return self._run(self._objects.origin(path).call(method, path))
 
     def _object(self, path: Any) -> ObjectInfo:
         path = self._strip_object(path)
-        entry = self._source.existing(path)
-        return entry.object if entry is not None else self._run(self._reader.resolver.info(path))
+        entry = self._objects.existing(path)
+        return entry.object if entry is not None else self._run(self._reader.lookups.info(path))
 
     async def _object_at(self, path: Any) -> ObjectInfo:
         path = self._strip_object(path)
-        entry = self._source.existing(path)
-        return entry.object if entry is not None else await self._hop(self._reader.resolver.info(path))
+        entry = self._objects.existing(path)
+        return entry.object if entry is not None else await self._hop(self._reader.lookups.info(path))
 
     def _described(self, path: Any) -> ObjectInfo:
         path = self._strip_object(path)
-        entry = self._source.fresh_with_details(path)
-        return entry.object if entry is not None else self._run(self._reader.resolver.describe(path))
+        entry = self._objects.existing_whole(path)
+        return entry.object if entry is not None else self._run(self._reader.lookups.describe(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:
         """Return a signed URL that opens the object for `expiration` seconds without an account.
@@ -586,7 +591,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         Raises NotImplementedError at Google Drive, AccessDenied for credentials that cannot sign.
         """
         path = self._strip_object(path)
-        return self._run(self._source.origin(path).call("sign", path, expiration=expiration, **kwargs))
+        return self._run(self._objects.origin(path).call("sign", path, expiration=expiration, **kwargs))
 
     # The cache. Methods that fsspec does not have are in `cache_api`.
 
@@ -596,13 +601,13 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         The next use in any process of the machine asks the origin.
         """
         below = "" if path is None else self._strip(path)
-        self._source.engine.cache.metadata.changed(self._source.identity, [below], tree=True)
+        self._objects.engine.cache.metadata.changed(self._objects.identity, [below], tree=True)
         super().invalidate_cache(path)
 
     # Running coroutines on the engine's event loop.
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._source.engine.run(coroutine)
+        return self._objects.engine.run(coroutine)
 
     def _mirror_all(self) -> None:
         """Create the blocking versions of the coroutines, as fsspec does.
@@ -630,7 +635,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         def after_identity(method: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(method)
             async def call(*args: Any, **kwargs: Any) -> Any:
-                await self._source.find_identity()
+                await self._objects.find_identity()
                 return await method(*args, **kwargs)
 
             return call
@@ -639,7 +644,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             setattr(self, name, after_identity(getattr(self, name)))
 
     async def _hop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await self._source.engine.await_on_loop(coroutine)
+        return await self._objects.engine.await_on_loop(coroutine)
 
     def __reduce__(self) -> Any:
         if self.target_protocol == "drive":

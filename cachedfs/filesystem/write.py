@@ -27,7 +27,7 @@ from cachedfs.common.clock import clock
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, SLASH_NAMES, before_magic, is_pattern, without_slash
 from cachedfs.common.walk import ABSENT, CycleSafeWalk
-from cachedfs.core.metadata_cache import folder_of
+from cachedfs.core.objects import folder_of
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.move import MovedObject, ObjectMove, Requests, StatedContent
@@ -67,7 +67,7 @@ class WriteMethods(CycleSafeWalk):
                 shutil.copyfileobj(data, file)
 
         # Made first: making it takes a thread, and many writes at once may take them all.
-        await self._hop(self._reader.source.origin(path).filesystem())
+        await self._hop(self._reader.objects.origin(path).filesystem())
         await asyncio.to_thread(write)
 
     async def _put_file(
@@ -106,7 +106,7 @@ class WriteMethods(CycleSafeWalk):
         self, path: Any, file: BinaryIO, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
     ) -> ObjectInfo:
         path, reader = self._strip_object(path), self._reader
-        origin = reader.source.origin(path)
+        origin = reader.objects.origin(path)
         info: ObjectInfo
         if isinstance(origin, Uploader):
             info = await self._hop(reader.upload(origin, path, file, replaces=replaces, mtime_ns=mtime_ns))
@@ -134,7 +134,7 @@ class WriteMethods(CycleSafeWalk):
         if not 0 <= clock.now() - asked_at < _QUOTA_S:
             quota = None
             with contextlib.suppress(Exception):  # whatever is wrong, a read or a write will say it
-                origin = self._reader.source.origin(path)
+                origin = self._reader.objects.origin(path)
                 if isinstance(origin, HasStorageQuota):
                     quota = self._run(origin.storage_quota(top))
             known[top] = clock.now(), quota
@@ -163,7 +163,7 @@ class WriteMethods(CycleSafeWalk):
             self._expire_listing(path, recursive)
         limited = recursive and maxdepth is not None
         found = await self._expand_path(paths, limited, maxdepth if limited else None)
-        inner = await self._hop(self._reader.source.origin(paths[0]).filesystem())
+        inner = await self._hop(self._reader.objects.origin(paths[0]).filesystem())
         folders = recursive and isinstance(inner, CycleSafeWalk)  # it takes existing names literally
         names = [path for path in found if not limited and (folders or not is_pattern(path))]
         if names:
@@ -208,7 +208,7 @@ class WriteMethods(CycleSafeWalk):
             if await self._isdir(source):
                 # fsspec copies a folder by creating it.
                 await self._makedirs(target, exist_ok=True)
-            elif tree and (await self._hop(self._reader.resolver.ask(source))).info is not None:
+            elif tree and (await self._hop(self._reader.lookups.ask(source))).info is not None:
                 # A concurrent copy has not created its folder yet.
                 await self._makedirs(folder_of(target), exist_ok=True)
                 await self._copy_object(source, target, **kwargs)
@@ -217,7 +217,7 @@ class WriteMethods(CycleSafeWalk):
 
     async def _copy_object(self, source: str, target: str, **kwargs: Any) -> None:
         if self._is_local and await asyncio.to_thread(_is_other_file, source, target):
-            with mapped(self._reader.source.url(source), "reading it"):
+            with mapped(self._reader.objects.url(source), "reading it"):
                 opened = functools.partial(io.FileIO, source)
                 # A transaction delays no copy, as at other origins: a move removes the source right after it.
                 await self._write_by_open(target, "overwrite", opened, autocommit=True)
@@ -267,11 +267,11 @@ class WriteMethods(CycleSafeWalk):
 
         The names are those of the inner filesystem: it also lists the empty objects that make folders.
         """
-        origin, target = self._reader.source.origin(source), self._strip(path2)
+        origin, target = self._reader.objects.origin(source), self._strip(path2)
         found = await self._hop(origin.call("find", source, detail=True))
         if not found:
             raise ObjectNotFound(
-                f"{self._reader.source.url(source)}: no object or folder has this name, so nothing was moved"
+                f"{self._reader.objects.url(source)}: no object or folder has this name, so nothing was moved"
             )
         kind = "directory" if stringify_path(path2).endswith("/") else await self._kind_of(target)
         base = f"{target}/{source.rpartition('/')[2]}" if kind == "directory" else target
@@ -302,11 +302,13 @@ class WriteMethods(CycleSafeWalk):
         try:
             await ObjectMove(objects, requests).run()
         finally:
-            self._reader.source.engine.cache.metadata.changed(self._reader.source.identity, paths, tree=True)
+            self._reader.objects.engine.cache.metadata.changed(
+                self._reader.objects.identity, paths, tree=True
+            )
 
     async def _names_below(self, folder: str) -> set[str]:
         """Return the names of a path and of all objects below it, also of those that make folders."""
-        listed = self._reader.source.origin(folder).list(folder, deep=True)
+        listed = self._reader.objects.origin(folder).list(folder, deep=True)
         infos = []
         with contextlib.suppress(*ABSENT):
             infos = [info async for info in listed]
@@ -323,12 +325,12 @@ class WriteMethods(CycleSafeWalk):
                 list(coroutines), batch_size=batch_size or self.batch_size, nofiles=True
             )
 
-        return Requests(copy, self._rm_file, move, self._content_now, gather, self._reader.source.url)
+        return Requests(copy, self._rm_file, move, self._content_now, gather, self._reader.objects.url)
 
     async def _content_now(self, path: str) -> StatedContent | None:
         """Return the content of an object as the origin states it now; None if there is no object."""
         try:
-            info = await self._hop(self._reader.source.origin(path).lookup(path))
+            info = await self._hop(self._reader.objects.origin(path).lookup(path))
         except ABSENT:
             return None
         return StatedContent.of(info.size, info.details) if info.kind == "file" else None
@@ -367,8 +369,8 @@ class WriteMethods(CycleSafeWalk):
 
     def _content_known(self, path: str, since: float) -> StatedContent | None:
         """Return the content of an object from metadata checked after `since`."""
-        entry = self._reader.source.last_known(path)
-        if entry is None or entry.info is None or entry.checked_at < since:
+        entry = self._reader.objects.known(path)
+        if entry is None or entry.info is None or entry.asked_at < since:
             return None
         return StatedContent.of(entry.info.size, entry.info.details)
 
@@ -377,7 +379,7 @@ class WriteMethods(CycleSafeWalk):
         paths = [path]
         if isinstance(above, str) and (path == (top := self._strip(above)) or path.startswith(f"{top}/")):
             paths.append(top)
-        entries = [self._reader.source.last_known(each) for each in paths]
+        entries = [self._reader.objects.known(each) for each in paths]
         return any(entry is not None and entry.info is None for entry in entries)
 
     async def _remove(self, paths: Collection[str]) -> None:
@@ -402,13 +404,13 @@ class WriteMethods(CycleSafeWalk):
         """Return whether `path` is a folder, from metadata checked after `since` or by asking the origin."""
         if path != without_slash(path):
             return False
-        entry = self._reader.source.last_known(path)
-        if entry is None or entry.info is None or entry.checked_at < since:
+        entry = self._reader.objects.known(path)
+        if entry is None or entry.info is None or entry.asked_at < since:
             return bool(await self._isdir(path))
         return entry.info.kind == "directory"
 
     async def _nothing_moved(self, source: str, recursive: bool) -> CachedFSError:
-        url = self._reader.source.url(source)
+        url = self._reader.objects.url(source)
         if recursive or not await self._isdir(source):
             return ObjectNotFound(f"{url}: nothing was moved: the path matches only folders, no objects")
         return IsAFolder(f"{url} is a folder, and was not moved: call mv with recursive=True")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ANY_VERSION, ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, LOCAL_PROTOCOLS
-from cachedfs.core.metadata_cache import folder_of
+from cachedfs.core.objects import folder_of
 from cachedfs.errors import NotDownloadable, ObjectChanged, ObjectExists, OriginUnavailable, OriginUnreachable
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.filesystem.file import CachedFile
@@ -338,7 +338,7 @@ class MountOperations:
                 file.close()
                 raise
         except ObjectChanged as error:
-            self._fs._source.metadata.expire(path)
+            self._fs._objects.expire(path)
             raise self._stale(path, inode, str(error)) from error
         return self._opened(_Handle(inode, file), keeps_pages=fingerprint is not None)
 
@@ -370,8 +370,8 @@ class MountOperations:
 
     def _was_absent(self, path: str) -> bool:
         """Return whether the origin has just said that there is no such object; the upload compares again."""
-        entry = self._fs._source.last_known(path)
-        return entry is not None and entry.info is None and clock.now() - entry.checked_at < self._kept_s
+        entry = self._fs._objects.known(path)
+        return entry is not None and entry.info is None and clock.now() - entry.asked_at < self._kept_s
 
     def _now(self, path: str) -> ObjectInfo | None:
         """Ask the origin which version of an object there is now; return None for none."""

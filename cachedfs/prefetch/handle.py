@@ -194,7 +194,7 @@ def begin(
     callback: Any = DEFAULT_CALLBACK,
 ) -> Prefetch:
     """Start a prefetch plan and return its handle. `fs.prefetch` documents the parameters."""
-    engine = reader.source.engine
+    engine = reader.objects.engine
     _ = engine.loop  # starts the event loop thread
     plan = PrefetchPlan(
         reader,

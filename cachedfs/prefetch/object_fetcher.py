@@ -12,7 +12,7 @@ from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.eviction.future_uses import FutureUses, position_of
 from cachedfs.common.blocks import beginning
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.objects import Entry
 from cachedfs.core.reader import TRIES, Reader
 from cachedfs.errors import (
     CachedFSError,
@@ -53,10 +53,10 @@ class ObjectFetcher:
         enter: Callable[[str], object],
         changed: Callable[[], object],
     ) -> None:
-        self._reader, self._source, self._engine = reader, reader.source, reader.source.engine
+        self._reader, self._objects, self._engine = reader, reader.objects, reader.objects.engine
         self._tally, self._spawn, self._enter, self._changed = tally, spawn, enter, changed
         self.failures = FailureLimit()
-        self.turns = Turns(self._source, self.failures, changed=changed, failed=self._end_with)
+        self.turns = Turns(self._objects, self.failures, changed=changed, failed=self._end_with)
         self.uses: FutureUses | None = None  # None until the plan begins, and offline
         self.error: Exception | None = None
         self.open: set[PrefetchObject] = set()
@@ -81,8 +81,8 @@ class ObjectFetcher:
     def stop(self) -> None:
         """End the requests that no reader waits for at their next block."""
         for download in self.active:
-            if not download.done and download.key is not None:
-                download.give_up()
+            if not download.done and download.version is not None:
+                download.cancel()
 
     def close(self) -> None:
         self._tally.fetched += self.n_coming
@@ -90,7 +90,7 @@ class ObjectFetcher:
 
     def fetch(self, obj: PrefetchObject) -> bool:
         """Begin to fetch an object; return False if it is cached, and done."""
-        entry = self._source.fresh(obj.path)
+        entry = self._objects.fresh(obj.path)
         if self._start(obj, entry) and not self._skip_cached(obj):
             self._tally.n_done += 1
             return False
@@ -112,9 +112,9 @@ class ObjectFetcher:
                     n_tries += 1
                     if n_tries == TRIES:
                         raise
-                    self._source.metadata.expire(obj.path)
+                    self._objects.expire(obj.path)
                     self._give_up(obj)
-                entry = self._source.fresh(obj.path)
+                entry = self._objects.fresh(obj.path)
         except CachedFSError as error:
             self._give_up(obj)
             if not obj.is_failed:
@@ -130,7 +130,7 @@ class ObjectFetcher:
         sent: dict[int, Download] = {}
         if not self._start(obj, entry):
             sent = await self._look_up(obj, entry)
-        if obj.key is None:
+        if obj.version is None:
             return  # it is a folder
         try:
             async with asyncio.TaskGroup() as group:
@@ -153,12 +153,12 @@ class ObjectFetcher:
 
     def _start(self, obj: PrefetchObject, entry: Entry | None) -> bool:
         """Set the version and blocks of an object; return False if it cannot be cached, or nothing is known of it."""
-        key = None if entry is None else self._source.key(entry)
-        if entry is None or key is None or entry.info is None or entry.info.kind != "file":
+        version = None if entry is None else self._objects.version(entry)
+        if version is None:
             return False
-        if obj.key != key:
+        if obj.version != version:
             self._give_up(obj)
-            obj.begin(entry, key)
+            obj.begin(version)
             if self.uses is not None:
                 self.uses.add(obj.use(index) for index in obj.wanted)
         if obj.listed_size != obj.wanted_size:
@@ -167,25 +167,25 @@ class ObjectFetcher:
 
     async def _look_up(self, obj: PrefetchObject, entry: Entry | None) -> dict[int, Download]:
         """Look an object up, and begin it unless it is a folder; return the request of each block that comes with it."""
-        is_offline, download = self._source.config.offline, None
+        is_offline, download = self._objects.config.offline, None
         if entry is None:
             if is_offline:
-                raise self._source.offline(obj.path)
+                raise self._objects.offline(obj.path)
             entry, download = await self._read_first(obj)
         if entry.info is None and (obj.bounds is not None or entry.by_listing or is_offline):
-            raise self._source.not_found(obj.path, entry)
+            raise self._objects.not_found(obj.path, entry)
         if entry.info is None or entry.info.kind == "directory":
             if obj.bounds is not None:
-                raise self._source.is_a_folder(obj.path)
+                raise self._objects.is_a_folder(obj.path)
             self._enter(obj.path)
             return {}
         if download is not None and download.is_speculative:
-            if download.key is None:
+            if download.version is None:
                 download.stop_soon(download.start)
             elif download not in self.active:
                 self._note_sent([download], obj)
         if not self._start(obj, entry):
-            raise self._source.uncached(obj.path, entry.info)
+            raise self._objects.uncached(obj.path, entry.info)
         if download is None:
             return {}
         brought = [i for i in obj.left if download.start <= obj.bytes_of(i).start < download.stop]
@@ -198,14 +198,14 @@ class ObjectFetcher:
     async def _read_first(self, obj: PrefetchObject) -> tuple[Entry, Download | None]:
         """Return the metadata of an object, and the request that brings its first bytes, if any."""
         assert self.uses is not None
-        config, uses = self._source.config, self.uses
+        config, uses = self._objects.config, self.uses
         most = min(config.whole_request, uses.limit // config.first_concurrency)
         want = beginning(*(obj.bounds or (None, None)), block_size=config.block_size, most=int(most))
         found: list[tuple[Entry, Download | None]] = []
 
         async def read() -> list[Download]:
             first = want.start + config.block_size  # limits what is read if this task is cancelled
-            found.append(await self._reader.resolver.resolve(obj.path, want, demand=first))
+            found.append(await self._reader.lookups.resolve(obj.path, want, demand=first))
             return [download for _, download in found if download is not None]
 
         position = position_of(obj.number, 0)
@@ -245,20 +245,20 @@ class ObjectFetcher:
 
     def _download(self, obj: PrefetchObject, index: int) -> Download | None:
         """Return the request that brings a block; None if there is none."""
-        download = self._engine.by_block.get(obj.block_key.name(index))
+        download = self._engine.by_block.get((obj.begun.digest, index))
         return download if download is not None and download.covers(obj.bytes_of(index).start) else None
 
     def _is_coming(self, obj: PrefetchObject, index: int) -> bool:
         """Return whether a block is cached, or a request brings it."""
-        return bool(self._download(obj, index)) or self._engine.cache.has(obj.block_key, index)
+        return bool(self._download(obj, index)) or self._engine.cache.has(obj.begun, index)
 
     def _next_run(self, obj: PrefetchObject) -> list[int]:
         """Return the next blocks that one request brings: an active one, or one to be sent."""
-        most = max(1, self._source.config.whole_request // obj.block_key.block_size)
+        most = max(1, self._objects.config.whole_request // obj.begun.block_size)
         first, *others = obj.left[:most]
         run, download = [first], self._download(obj, first)
         for index in others:
-            if self._download(obj, index) is not download or self._engine.cache.has(obj.block_key, index):
+            if self._download(obj, index) is not download or self._engine.cache.has(obj.begun, index):
                 break
             run.append(index)
         return run
@@ -267,19 +267,18 @@ class ObjectFetcher:
         self, obj: PrefetchObject, run: list[int], *, is_overdue: bool = False
     ) -> dict[int, Download]:
         """Request blocks when there is a slot; return their requests, as `Downloads.launch` does."""
-        if self._source.config.offline:
-            raise self._source.offline(obj.path)
-        slot = self._source.caller_key, obj.path
+        if self._objects.config.offline:
+            raise self._objects.offline(obj.path)
+        slot = self._objects.caller_key, obj.path
         while (lookup := self._engine.lookups.task_of(slot)) is not None:
             await asyncio.wait([lookup])  # another caller's lookup: it may bring the first bytes
 
         requests: dict[int, Download] = {}
 
         def launch() -> list[Download]:
-            assert obj.entry is not None
             before = set(self._engine.active_requests)
             overdue = run if is_overdue else ()
-            requests.update(self._reader.downloads.launch(obj.entry, obj.block_key, run, overdue=overdue))
+            requests.update(self._reader.downloads.launch(obj.begun, run, overdue=overdue))
             sent = [download for download in dict.fromkeys(requests.values()) if download not in before]
             self._note_sent(sent, obj)
             return sent
@@ -303,14 +302,14 @@ class ObjectFetcher:
                 with contextlib.suppress(DownloadStopped):
                     await download.wait_until(min(obj.bytes_of(run[-1]).stop, download.stop))
                 n = sum(obj.bytes_of(index).stop <= download.filled for index in run)
-            elif self._engine.cache.has(obj.block_key, run[0]):
+            elif self._engine.cache.has(obj.begun, run[0]):
                 n = 1
             else:
                 sent = await self._request(obj, run)
                 if run[0] not in sent and not self._is_coming(obj, run[0]):
                     self._n_elsewhere += 1
                     try:
-                        is_over = await self._engine.wait_for_other_process(obj.block_key, run[:1])
+                        is_over = await self._engine.wait_for_other_process(obj.begun, run[:1])
                     finally:
                         self._n_elsewhere -= 1
                     if not is_over:
@@ -343,7 +342,7 @@ class ObjectFetcher:
             if not obj.is_failed:
                 obj.is_failed = True
                 error = CacheError(
-                    f"{self._source.url(obj.path)}: some of it came and could not be stored, as the cache could store "
+                    f"{self._objects.url(obj.path)}: some of it came and could not be stored, as the cache could store "
                     "nothing for a while; prefetch it again"
                 )
                 self._tally.spoilt(obj.path, error)
@@ -354,19 +353,19 @@ class ObjectFetcher:
 
     def _give_up(self, obj: PrefetchObject) -> None:
         """Forget the version and the blocks of an object."""
-        if obj.key is not None and self.uses is not None:
+        if obj.version is not None and self.uses is not None:
             self.uses.remove(position_of(obj.number, 0), position_of(obj.number + 1, 0))
             # Blocks still in flight are reported when they arrive.
-            asked = [(obj.key, index) for index in range(obj.wanted.start, obj.left.start)]
+            asked = [(obj.version, index) for index in range(obj.wanted.start, obj.left.start)]
             self.uses.lost(block for block in asked if not self._engine.cache.has(*block))
-        obj.entry = obj.key = None
+        obj.entry = obj.version = None
 
     def count_failure(self, path: str, error: CachedFSError, *, size: int | None = None) -> None:
         """Count a failure; end the plan after too many consecutive ones that are not specific to one object."""
         self._tally.failed(path, error, size)
         is_general = isinstance(error, OriginUnavailable | QuotaExceeded)
         is_general = (
-            is_general and not isinstance(error, ChecksumMismatch) and not self._source.config.offline
+            is_general and not isinstance(error, ChecksumMismatch) and not self._objects.config.offline
         )
         if is_general and self.failures.failed():
             self._end_with(error)

@@ -40,7 +40,7 @@ class ObjectStream:
         wait_for_origin: Callable[[OriginUnreachable], Awaitable[None]],
         failed: Callable[[str, CachedFSError], object],
     ) -> None:
-        self._source, self._resolver = reader.source, reader.resolver
+        self._objects, self._lookups = reader.objects, reader.lookups
         self._items, self._tally = items, tally
         self._strip, self._glob, self._spawn = strip, glob, spawn
         self._wait_for_origin, self._failed = wait_for_origin, failed
@@ -110,7 +110,7 @@ class ObjectStream:
 
     def _object(self, path: str, size: int | None = None, bounds: Slice | None = None) -> PrefetchObject:
         self._n_objects += 1
-        return PrefetchObject(self._n_objects - 1, path, size, bounds, self._source.fresh(path))
+        return PrefetchObject(self._n_objects - 1, path, size, bounds, self._objects.fresh(path))
 
     # Expand folders and patterns.
 
@@ -139,8 +139,8 @@ class ObjectStream:
                 await self._wait_for_origin(error)
 
     async def _below(self, path: str) -> list[ObjectInfo]:
-        found = [info for info in await self._resolver.find(path) if info.kind == "file"]
-        if not found and (info := await self._resolver.info(path)).kind == "file":
+        found = [info for info in await self._lookups.find(path) if info.kind == "file"]
+        if not found and (info := await self._lookups.info(path)).kind == "file":
             found = [info]
         return found
 

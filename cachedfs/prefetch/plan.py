@@ -52,7 +52,7 @@ class PrefetchPlan:
         self.failure: BaseException | None = None
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # waiting callers cannot cancel it
-        self._source, self._engine, self._report = reader.source, reader.source.engine, report
+        self._objects, self._engine, self._report = reader.objects, reader.objects.engine, report
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -62,10 +62,10 @@ class PrefetchPlan:
             reader,
             self.tally,
             spawn=self._spawn,
-            enter=lambda path: self._objects.enter(path),
+            enter=lambda path: self._stream.enter(path),
             changed=self._changed.set,
         )
-        self._objects = ObjectStream(
+        self._stream = ObjectStream(
             reader,
             self._items,
             self.tally,
@@ -76,7 +76,7 @@ class PrefetchPlan:
             failed=self._fetcher.count_failure,
         )
         self._window = math.inf if window is None else window
-        self._since = self._engine.cache.clock(self._source.config.bounds)
+        self._since = self._engine.cache.clock(self._objects.config.bounds)
         self._uses: FutureUses | None = None  # None before `_begin`, and offline
 
     # Start and end.
@@ -125,12 +125,12 @@ class PrefetchPlan:
 
     async def _begin(self) -> None:
         """Raise the errors that would make the whole plan useless."""
-        if self._source.config.offline:
+        if self._objects.config.offline:
             return
-        self._source.origin("")  # raises errors of the origin, such as a missing package
-        cache, bounds = self._engine.cache, self._source.config.bounds
+        self._objects.origin("")  # raises errors of the origin, such as a missing package
+        cache, bounds = self._engine.cache, self._objects.config.bounds
         allowed = await asyncio.to_thread(cache.allowance, bounds)
-        if allowed is None or allowed < self._source.config.block_size:
+        if allowed is None or allowed < self._objects.config.block_size:
             raise cannot_store(cache)
         self._uses = FutureUses(cache, bounds, since=self._since, window=self._window)
         self._fetcher.begin(self._uses)
@@ -191,7 +191,7 @@ class PrefetchPlan:
                 raise fetcher.error
             if self._is_cancelled:  # a coroutine awaited above suppressed the cancellation
                 raise asyncio.CancelledError
-            if self._objects.is_over and not (self._tasks or fetcher.active):
+            if self._stream.is_over and not (self._tasks or fetcher.active):
                 return
             # If no object is open, blocks only have to be stored: check soon, unless the origin is unreachable.
             is_near = has_moved or not (fetcher.open or fetcher.failures.is_unreachable)
@@ -214,7 +214,7 @@ class PrefetchPlan:
         for _ in range(AT_ONCE):
             if n_begun + len(self._fetcher.turns) >= READY or len(self._fetcher.open) >= MOST_OPEN:
                 return
-            if (obj := self._objects.take()) is None:
+            if (obj := self._stream.take()) is None:
                 return
             n_begun += self._fetcher.fetch(obj)
         self._changed.set()
@@ -223,14 +223,14 @@ class PrefetchPlan:
         """Look up the objects to come, so that the cache knows when their blocks are used."""
         uses = self._uses
         for _ in range(AHEAD_AT_ONCE):
-            if uses is None or uses.room <= 0 or (self._objects.n_seen >= NEAR and not uses.is_tight):
+            if uses is None or uses.room <= 0 or (self._stream.n_seen >= NEAR and not uses.is_tight):
                 return
-            if (obj := self._objects.look_ahead()) is None:
+            if (obj := self._stream.look_ahead()) is None:
                 return
             if obj.entry is None:
                 return  # not more than one lookup in the cache in vain before other tasks run
-            if (key := self._source.key(obj.entry)) is not None:
-                obj.begin(obj.entry, key)
+            if (version := self._objects.version(obj.entry)) is not None:
+                obj.begin(version)
                 uses.add(obj.use(index) for index in obj.wanted)
         self._changed.set()
 

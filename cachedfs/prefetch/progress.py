@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from cachedfs.cache.eviction.future_uses import Use, position_of
 from cachedfs.common.blocks import block_range, clip, covering
-from cachedfs.common.types import ObjectKey, Range
-from cachedfs.core.metadata_cache import Entry
+from cachedfs.common.types import Range
+from cachedfs.core.objects import Entry
+from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError, without_frames
 
 __all__ = ["PrefetchObject", "Progress", "ProgressCounts", "Slice"]
@@ -27,8 +28,8 @@ class PrefetchObject:
     path: str
     listed_size: int | None = None  # bytes counted for it in the plan's total; None: not counted
     bounds: Slice | None = None
-    entry: Entry | None = None
-    key: ObjectKey | None = None  # set by `begin`, as `wanted` and `left`
+    entry: Entry | None = None  # what was known of it when the plan came to it
+    version: Version | None = None  # set by `begin`, as `wanted` and `left`
     wanted: range = range(0)  # its blocks
     left: range = range(0)  # of these, the blocks that the plan has not asked for
     coming: list[int] = field(
@@ -36,16 +37,11 @@ class PrefetchObject:
     )  # blocks that the plan asked for and that have not arrived
     is_failed: bool = False
 
-    def begin(self, entry: Entry, key: ObjectKey) -> None:
+    def begin(self, version: Version) -> None:
         """Set the object's version, and its blocks to fetch."""
-        self.entry, self.key, self.coming = entry, key, []
-        self.wanted = self.left = covering(clip(*(self.bounds or (None, None)), self.size), key.block_size)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the object. Requires `begin`."""
-        assert self.entry is not None
-        return self.entry.object.size or 0
+        self.version, self.coming = version, []
+        want = clip(*(self.bounds or (None, None)), version.size)
+        self.wanted = self.left = covering(want, version.block_size)
 
     @property
     def wanted_size(self) -> int:
@@ -53,17 +49,17 @@ class PrefetchObject:
         return self.bytes_of(self.wanted[-1]).stop - self.bytes_of(self.wanted[0]).start if self.wanted else 0
 
     @property
-    def block_key(self) -> ObjectKey:
-        """The key. Requires `begin`."""
-        assert self.key is not None
-        return self.key
+    def begun(self) -> Version:
+        """The version. Requires `begin`."""
+        assert self.version is not None
+        return self.version
 
     def bytes_of(self, index: int) -> Range:
-        return block_range(index, self.block_key.block_size, self.size)
+        return block_range(index, self.begun.block_size, self.begun.size)
 
     def use(self, index: int) -> Use:
         """Return the plan's use of block `index`. Requires `begin`."""
-        return Use(position_of(self.number, index), (self.block_key, index), self.bytes_of(index).size)
+        return Use(position_of(self.number, index), (self.begun, index), self.bytes_of(index).size)
 
 
 class Progress(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from cachedfs.cache.eviction.future_uses import FutureUses, Use
 from cachedfs.core.download import Download
-from cachedfs.core.source import Source
+from cachedfs.core.objects import Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.errors import CachedFSError
 from cachedfs.origins.base import Origin
@@ -46,13 +46,13 @@ class Turns:
 
     def __init__(
         self,
-        source: Source,
+        objects: Objects,
         failures: FailureLimit,
         *,
         changed: Callable[[], object],
         failed: Callable[[Exception], object],
     ) -> None:
-        self._source, self._failures, self._changed, self._failed = source, failures, changed, failed
+        self._objects, self._failures, self._changed, self._failed = objects, failures, changed, failed
         self.uses: FutureUses | None = None  # None: there is no limit
         self._ties = count()
         self._waiting: list[_Turn] = []  # for space: a heap
@@ -70,7 +70,7 @@ class Turns:
         return bool(self._ready)
 
     def close(self) -> None:
-        self._source.engine.speculation.withdraw(self)
+        self._objects.engine.speculation.cancel(self)
         self._waiting, self._ready = [], []
 
     # Space ahead of the reader.
@@ -114,7 +114,7 @@ class Turns:
         """Return how many blocks may be ahead of the reader now; 0 if the reader has to read first."""
         assert self.uses is not None
         sizes = [use.size for use in turn.uses] or [turn.size]
-        most = self._source.config.whole_request
+        most = self._objects.config.whole_request
         n = n_to_request(sizes, ahead=self.uses.ahead, limit=self.uses.limit, most=most)
         if not turn.uses:
             self.uses.reserve(turn.size if n else 0)
@@ -142,7 +142,7 @@ class Turns:
             turn = self._ready[0]
             assert turn.send is not None
             origin = partial(self._origin, turn.send[0])
-            self._source.engine.speculation.submit(
+            self._objects.engine.speculation.submit(
                 SpeculativeRequest(self, turn.size, self._send_next, origin, is_declared=True)
             )
 
@@ -153,7 +153,7 @@ class Turns:
     def _origin(self, path: str) -> Origin:
         """Return the origin of a path. An error ends the plan, whose requests would otherwise wait forever."""
         try:
-            return self._source.origin(path)
+            return self._objects.origin(path)
         except Exception as error:  # of any kind: it is the same for all objects
             self._n_submitted -= 1
             self._is_broken = True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from cachedfs.sim.objects import Body
+from cachedfs.sim.stored_objects import Body
 
 __all__ = ["DROP", "Door", "Fault", "SpoiltBody", "hang_up"]
 

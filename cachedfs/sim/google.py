@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from cachedfs.sim.messages import Call, Refusal, Response
-from cachedfs.sim.objects import Content
+from cachedfs.sim.stored_objects import Content
 
 __all__ = ["match_path", "ranged", "split_related", "take_chunk"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cachedfs.sim.objects import NO_BODY, Body, DataBody
+from cachedfs.sim.stored_objects import NO_BODY, Body, DataBody
 
 __all__ = ["JSON", "Call", "Refusal", "Request", "Response", "Route", "json_response", "unauthorized"]
 

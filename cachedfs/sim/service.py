@@ -18,7 +18,7 @@ from aiohttp import web
 from cachedfs.sim.faults import DROP, Door, Fault, SpoiltBody, hang_up
 from cachedfs.sim.messages import JSON, Call, Refusal, Request, Response, Route, json_response, unauthorized
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import Body, DataBody
+from cachedfs.sim.stored_objects import Body, DataBody
 
 __all__ = ["CONTROL", "Service"]
 

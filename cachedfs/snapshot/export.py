@@ -13,8 +13,8 @@ from cachedfs.cache.block_file import BadBlock, file_size
 from cachedfs.common.blocks import block_range
 from cachedfs.common.clock import clock
 from cachedfs.common.types import Exported
-from cachedfs.core.metadata_cache import key_of
 from cachedfs.core.reader import Reader
+from cachedfs.core.version import version_of
 from cachedfs.errors import CachedFSError, CacheError
 from cachedfs.snapshot import archive, manifest
 from cachedfs.snapshot.archive import BadBundle, BundleEntry
@@ -35,8 +35,8 @@ class Export:
     """
 
     def __init__(self, reader: Reader, there: Reader, folder: str, *, callback: Any) -> None:
-        self._source, self._cache = reader.source, reader.source.engine.cache
-        self._there, self._folder = there, ExportFolder(there.source, folder)
+        self._objects, self._cache = reader.objects, reader.objects.engine.cache
+        self._there, self._folder = there, ExportFolder(there.objects, folder)
         self._callback = callback
         self._bundles = asyncio.Semaphore(AT_ONCE)
 
@@ -50,24 +50,24 @@ class Export:
         made_at = clock.now()
         entries = await asyncio.to_thread(lambda: list(self._entries(roots)))
         if not entries:
-            urls = ", ".join(self._source.url(root) for root in roots)
+            urls = ", ".join(self._objects.url(root) for root in roots)
             raise CacheError(f"no block of {urls} is cached, so nothing was exported")
         if max(entry.size for entry in entries) > archive.MOST:
             raise CacheError(
                 f"blocks of more than {archive.MOST:,} bytes cannot be exported: lower block_size"
             )
         paths = list(dict.fromkeys(entry.key.path for entry in entries))
-        metadata, rows = await asyncio.to_thread(lambda: encoded_rows(rows_of(self._source, roots, paths)))
+        metadata, rows = await asyncio.to_thread(lambda: encoded_rows(rows_of(self._objects, roots, paths)))
         there = await self._names_there()
-        if self._there.source.protocol not in ("gs", "gcs"):  # in GCS, a folder is only a part of names
+        if self._there.objects.protocol not in ("gs", "gcs"):  # in GCS, a folder is only a part of names
             await self._there.write([self._folder.path], "makedirs", self._folder.path, exist_ok=True)
         self._callback.set_size(sum(entry.size for entry in entries))
         sent = await gathered(self._send(group, there) for group in archive.cut(entries))
         if there.get(metadata) != len(rows):
             await self._write("pipe_file", metadata, rows)
         made = manifest.Manifest(
-            identity=self._source.identity,
-            block_size=self._source.config.block_size,
+            identity=self._objects.identity,
+            block_size=self._objects.config.block_size,
             made_at=made_at,
             metadata=metadata,
             metadata_size=len(rows),
@@ -89,15 +89,15 @@ class Export:
 
     def _entries(self, roots: Iterable[str]) -> Iterator[BundleEntry]:
         """Yield the cached blocks at and below `roots`, ordered by path."""
-        identity, block_size = self._source.identity, self._source.config.block_size
+        identity, block_size = self._objects.identity, self._objects.config.block_size
         for path in sorted({path for root in roots for path in self._cache.paths_below(identity, root)}):
             # The last known version counts even if it may be stale: blocks of an old version do no harm.
             record = self._cache.metadata.lookup(identity, path)
-            key = None if record is None else key_of(record.info, identity, block_size)
-            if record is None or record.info is None or key is None:
+            key = None if record is None else version_of(identity, record.info, block_size)
+            if key is None:
                 continue
-            size = record.info.size or 0
-            for index in range(-(-size // block_size)):
+            size = key.size
+            for index in range(key.n_blocks):
                 if self._cache.has(key, index):
                     data = block_range(index, block_size, size).size
                     yield BundleEntry(key, index, file_size(key, data))
@@ -109,7 +109,7 @@ class Export:
         """
         infos = await self._folder.infos()
         if (info := infos.get(manifest.NAME)) is not None:
-            url, ours = self._folder.url(manifest.NAME), self._source.identity
+            url, ours = self._folder.url(manifest.NAME), self._objects.identity
             advice = "nothing was sent: choose another folder, or remove it"
             try:
                 whose = (await self._folder.manifest(info)).identity
@@ -172,7 +172,7 @@ class Export:
 
     async def _write_whole(self, name: str, data: bytes) -> None:
         """Write bytes atomically also at a local target. Object stores always do so."""
-        if self._there.source.protocol not in ("file", "local"):
+        if self._there.objects.protocol not in ("file", "local"):
             await self._write("pipe_file", name, data)
             return
         path, part = f"{self._folder.path}/{name}", f"{self._folder.path}/{name}.part"

@@ -26,8 +26,7 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
-from cachedfs.core.metadata_cache import folder_of
-from cachedfs.core.source import Source
+from cachedfs.core.objects import Objects, folder_of
 from cachedfs.snapshot.archive import BadBundle
 from cachedfs.snapshot.manifest import LATEST_S
 
@@ -66,14 +65,14 @@ def decoded_rows(file: IO[bytes]) -> Iterator[Any]:
         raise BadBundle(f"it is invalid: {error}") from error
 
 
-def rows_of(source: Source, roots: Sequence[str], paths: Sequence[str]) -> Iterator[list[Any]]:
+def rows_of(objects: Objects, roots: Sequence[str], paths: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the valid metadata of the objects at `paths`, of the folders above, and below `roots`.
 
     Listings are those of `roots` and of the folders below. Each time is that of the last check, by the origin's change
     feed or by a request.
     """
-    store, identity = source.engine.cache.metadata, source.identity
-    confirmed_until = source.metadata.confirmed_until
+    store, identity = objects.engine.cache.metadata, objects.identity
+    confirmed_until = objects.confirmed_until
     above = {folder: None for path in [*roots, *paths] for folder in _folders_above(path)}
     pending = list(
         {

@@ -42,9 +42,9 @@ class Import:
     """
 
     def __init__(self, there: Reader, folder: str, *, identity: str | None, callback: Any) -> None:
-        self._engine, self._config = there.source.engine, there.source.config
+        self._engine, self._config = there.objects.engine, there.objects.config
         self._cache = self._engine.cache
-        self._folder = ExportFolder(there.source, folder)
+        self._folder = ExportFolder(there.objects, folder)
         self._accepted = identity
         self._identity = ""  # of the export
         self._callback = callback

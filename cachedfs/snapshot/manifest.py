@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.core.source import Source
+from cachedfs.core.objects import Objects
 from cachedfs.errors import ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
 from cachedfs.snapshot.archive import MOST_BLOCKS, MOST_INDEX, BadBundle, Bundle
@@ -91,15 +91,15 @@ class Manifest:
 class ExportFolder:
     """A folder at an origin that has an export, or will have one."""
 
-    def __init__(self, source: Source, path: str) -> None:
-        self._source, self.path = source, path
+    def __init__(self, objects: Objects, path: str) -> None:
+        self._objects, self.path = objects, path
 
     def url(self, name: str = "") -> str:
-        return self._source.url(f"{self.path}/{name}" if name else self.path)
+        return self._objects.url(f"{self.path}/{name}" if name else self.path)
 
     async def infos(self) -> dict[str, ObjectInfo]:
         """Return the objects in the folder by name. Reads use these versions, without further lookups."""
-        found = self._source.origin(self.path).list(self.path)
+        found = self._objects.origin(self.path).list(self.path)
         with contextlib.suppress(ObjectNotFound):  # then there is no manifest either
             return {info.path.rpartition("/")[2]: info async for info in found if info.kind == "file"}
         return {}
@@ -114,10 +114,10 @@ class ExportFolder:
     @contextlib.asynccontextmanager
     async def reading(self, info: ObjectInfo, span: Range) -> AsyncIterator[Reply]:
         """Open a read of the bytes `span` of one object version. Raises ObjectChanged for other bytes."""
-        async with self._source.origin(info.path).read(info.path, span, info) as reply:
+        async with self._objects.origin(info.path).read(info.path, span, info) as reply:
             if (reply.start, reply.stop) != (span.start, span.stop):
                 raise ObjectChanged(
-                    f"{self._source.url(info.path)}: the origin sent other bytes than requested; try again"
+                    f"{self._objects.url(info.path)}: the origin sent other bytes than requested; try again"
                 )
             yield reply
 

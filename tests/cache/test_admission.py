@@ -118,7 +118,7 @@ def test_one_object_larger_than_the_cache_does_not_drive_the_others_out(tmp_path
     fs = fsspec.filesystem(
         "cachedfs", target_protocol="file", cache_size=bound, block_size=65536, max_age="immutable"
     )
-    names, engine = [f"{folder}/{number}" for number in range(30)], fs._source.engine
+    names, engine = [f"{folder}/{number}" for number in range(30)], fs._objects.engine
 
     def missed(read):
         """Return how many blocks were fetched for a read; what waits for the disk is no hit of the next one."""

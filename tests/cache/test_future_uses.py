@@ -20,11 +20,11 @@ class Plan:
     """An order over the blocks of one object; what it names is fetched unless it is in the cache."""
 
     def __init__(self, fs, path):
-        self.fs, self.path, self.engine, self.downloads = fs, path, fs._source.engine, fs._reader.downloads
+        self.fs, self.path, self.engine, self.downloads = fs, path, fs._objects.engine, fs._reader.downloads
         fs.info(path)
-        self.known = fs._source.last_known(path)
-        self.key = fs._source.key(self.known)
-        self.order = FutureUses(self.engine.cache, fs._source.config.bounds, window=8 * BLOCK)
+        self.known = fs._objects.known(path)
+        self.key = fs._objects.version(self.known)
+        self.order = FutureUses(self.engine.cache, fs._objects.config.bounds, window=8 * BLOCK)
         self.engine.run(self.begin())
 
     async def begin(self):
@@ -69,7 +69,7 @@ def read_with_prefetch(cloud, fs, path, order, *, window):
     for at, index in enumerate(order):
         # Not more than the next item: a plan that lost a block keeps less than its window ahead.
         until(lambda at=at: plan.progress.items > at)
-        fs._source.engine.drain(120)  # so that what is counted does not depend on how long the disk takes
+        fs._objects.engine.drain(120)  # so that what is counted does not depend on how long the disk takes
         start = index * BLOCK + 100
         assert fs.cat_file(path, start, start + 4) == index.to_bytes(4, "big")
     plan.cancel()
@@ -80,9 +80,9 @@ def with_room_for_half(cloud, **options):
     """Return a filesystem whose cache holds half of the blocks of an object, its path, and how many blocks it has."""
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=BLOCK, read_ahead=0, **options)
     fs.cat_file(filled(cloud, 300, "filler"))
-    fs._source.engine.drain(120)
-    n_fit = fs._source.engine.cache.usage()[0]
-    fs._source.engine.cache.evict(None)
+    fs._objects.engine.drain(120)
+    n_fit = fs._objects.engine.cache.usage()[0]
+    fs._objects.engine.cache.evict(None)
     path = filled(cloud, 2 * n_fit)
     fs.info(path)
     return fs, path, 2 * n_fit
@@ -121,11 +121,11 @@ def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
     chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
     order = chance.sample(units, 4 * n)
     assert is_best(order, n // 2, read_with_prefetch(cloud, fs, path, order, window=8), window=8)
-    assert not fs._source.engine.future_uses
+    assert not fs._objects.engine.future_uses
 
 
 def test_what_comes_for_a_plan_is_told_to_it_and_what_cannot_be_stored_as_well(cloud, fs, monkeypatch):
-    engine = fs._source.engine
+    engine = fs._objects.engine
     plan = Plan(fs, filled(cloud, 8))
     plan.order.add(plan.uses(range(8)))
     engine.run(plan.send(range(8)))
@@ -149,8 +149,8 @@ def test_what_could_not_be_had_takes_no_room_of_the_plan(cloud, fs):
     plan = fs.prefetch(held(paths, going_on))
     until(lambda: plan.progress.items == 8)
     assert plan.progress.errors == 1
-    (order,) = fs._source.engine.future_uses
-    key = fs._source.key(fs._source.last_known(paths[0]))
+    (order,) = fs._objects.engine.future_uses
+    key = fs._objects.version(fs._objects.known(paths[0]))
     until(lambda: order.taken == 7 * file_size(key, BLOCK))
     going_on.set()
     with pytest.raises(CachedFSError, match=f"{folder}/3"):
@@ -171,5 +171,5 @@ def test_what_a_reader_fetches_ahead_of_its_plan_counts_as_the_plans(cloud, fs):
     plan = Plan(fs, filled(cloud, 8))
     plan.order.add(plan.uses(range(4)))
     fs.cat_file(plan.path)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     assert plan.order.taken == 4 * file_size(plan.key, BLOCK)

@@ -493,14 +493,14 @@ def test_a_program_that_closes_all_descriptors_gets_nothing_written_into_its_fil
     shared = [cache._shared.marks.tables[0], cache._shared.open_touches()]
     mine, copies = os.open(tmp_path / "mine", os.O_RDWR | os.O_CREAT), []
     for table in shared:
-        copies.append(os.dup(table._fd))
-        os.dup2(mine, table._fd)  # closed, and the number used again
+        copies.append(os.dup(table.fd))
+        os.dup2(mine, table.fd)  # closed, and the number used again
     cache.touch(key, 0)
     cache._shared.touches.flush()
     cache.metadata.changed(ORIGIN, ["b/x"])
     assert cache.metadata.mark(ORIGIN, "b/x") != mark
     assert os.fstat(mine).st_size == 0
-    for fd in [mine, *copies, *(table._fd for table in shared)]:
+    for fd in [mine, *copies, *(table.fd for table in shared)]:
         os.close(fd)
 
 

@@ -227,9 +227,9 @@ def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache
     assert whole(other, key, 0) is not None
     cache.evict(key.identity, key.path)
     assert whole(other, key, 0) == content(key, 0)
-    assert len(other._handles._idle) == 1
+    assert len(other._handles.idle) == 1
     other._handles._sweep()
-    assert len(other._handles._idle) == 0
+    assert len(other._handles.idle) == 0
     assert whole(other, key, 0) is None
 
 
@@ -725,13 +725,13 @@ def test_too_many_open_files_empty_the_pool(cache, monkeypatch):
 
     def scarce(path):
         opened.append(path)
-        if cache._handles._idle:
+        if cache._handles.idle:
             raise OSError(errno.EMFILE, "Too many open files")
         return open_to_read(path)
 
     monkeypatch.setattr(disk, "open_to_read", scarce)
     assert whole(cache, key, 3) == content(key, 3)
-    assert len(cache._handles._idle) == 1
+    assert len(cache._handles.idle) == 1
 
 
 def test_the_pool_stays_within_its_limit(cache):
@@ -740,7 +740,7 @@ def test_the_pool_stays_within_its_limit(cache):
     put(cache, key, *range(10))
     for index in range(10):
         assert whole(cache, key, index) == content(key, index)
-    assert len(cache._handles._idle) <= 5
+    assert len(cache._handles.idle) <= 5
 
 
 def test_nowait_is_a_hit_a_miss_or_a_blocking_error(cache, monkeypatch):

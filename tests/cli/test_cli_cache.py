@@ -60,7 +60,7 @@ def test_what_all_processes_counted_is_added_up(cloud):
 
 def test_stats_show_what_drive_accounts_used_today(drive, monkeypatch):
     monkeypatch.setattr("cachedfs.origins.drive.quota.day_of", lambda now: "2026-11-25")
-    cache = fsspec.filesystem("cdrive")._source.engine.cache
+    cache = fsspec.filesystem("cdrive")._objects.engine.cache
     assert json_of("stats")["quota"] == []
     assert "Drive account" not in run("stats").stdout
     cache.quota.add("drive|www.googleapis.com|user-7", "2026-11-25", 40_000_000, 2_500_000_000)

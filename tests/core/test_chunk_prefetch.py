@@ -42,7 +42,7 @@ def wait_before_reads(monkeypatch):
             await settled(fs)
 
     async def waiting(self, *args, **options):
-        await self._source.engine.await_on_loop(in_turn(self))
+        await self._objects.engine.await_on_loop(in_turn(self))
         return await cat_file(self, *args, **options)
 
     monkeypatch.setattr(CachedFileSystem, "_cat_file", waiting)
@@ -50,7 +50,7 @@ def wait_before_reads(monkeypatch):
 
 async def settled(fs):
     """Wait until no request is queued or will be; on the loop, where a read queues its requests in one step."""
-    engine, chunks = fs._source.engine, fs._reader.chunk_prefetch
+    engine, chunks = fs._objects.engine, fs._reader.chunk_prefetch
     queue = engine.speculation
     while chunks._reached or any(queue._queues) or queue._lookups or engine.active_requests:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.001)
@@ -66,15 +66,15 @@ def one_chunk_at_a_time(wait_before_reads):
 @pytest.fixture
 def requested_ahead(monkeypatch):
     """The paths of the objects requested before a reader waited for them, in that order."""
-    found, run_request = [], Downloads.run_request
+    found, run = [], Downloads.run
 
     def recorded(self, download, request):
         if download.is_speculative:
-            call = request.args  # (in-flight request, path, ...)
-            found.append(call[1])
-        return run_request(self, download, request)
+            what = request.args[1]  # a path, or the metadata of an object
+            found.append(getattr(what, "path", what))
+        return run(self, download, request)
 
-    monkeypatch.setattr(Downloads, "run_request", recorded)
+    monkeypatch.setattr(Downloads, "run", recorded)
     return found
 
 
@@ -157,7 +157,7 @@ def test_at_most_one_window_is_requested_and_never_read(cloud, tmp_path, fs):
     counted(cloud)
     for i in range(40):
         array[i]
-    engine = fs._source.engine
+    engine = fs._objects.engine
     until(lambda: not (any(engine.speculation._queues) or engine.active_requests))
     asked, _ = counted(cloud)
     assert 40 <= len(asked) <= 56
@@ -302,7 +302,7 @@ def test_a_speculative_request_that_fails_is_no_error(cloud, tmp_path, fs):
     for i in range(20):
         assert array[i] == values[i]
     until(lambda: sum(request.status == 400 for request in cloud.server.requests) == 3)
-    until(lambda: not fs._source.engine.active_requests)
+    until(lambda: not fs._objects.engine.active_requests)
     np.testing.assert_array_equal(array[...], values)
 
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.core.source import ABSENCE_S, is_fresh
+from cachedfs.core.objects import ABSENCE_S, is_fresh
 
 times = st.floats(0, 2e9, allow_nan=False)
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download
-from cachedfs.core.metadata_cache import Entry
 from cachedfs.core.object_history import RangeReadahead
+from cachedfs.core.version import Version
 from tests.support import KiB, forget, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
@@ -28,7 +28,7 @@ def fs(origin):
 
 def block_received(fs):
     """Wait until no request is in flight; return how many bytes of `b/k` were received."""
-    engine = fs._source.engine
+    engine = fs._objects.engine
     until(lambda: not (engine.active_requests or any(engine.speculation._queues)))
     engine.drain(120)
     return engine.bytes_fetched
@@ -42,9 +42,9 @@ def put(fs, origin, n_blocks, key="b/k"):
     """Put an object of n blocks, cache its metadata and let the writer find the size of the cache."""
     data = origin.put(key, noise(n_blocks * BLOCK))
     fs.info(key)
-    engine = fs._source.engine
+    engine = fs._objects.engine
     # The writer looks it up; with an origin this fast, readers would not see it.
-    engine.window(fs._source.config)
+    engine.window(fs._objects.config)
     until(lambda: engine.cache.allowed is not None)
     origin.log.clear()
     return data
@@ -133,21 +133,21 @@ def test_consecutive_ranges_are_read_ahead(fs, origin, step):
 
 
 def test_blocks_that_were_not_received_do_not_count_as_wasted():
-    info, stopped = ObjectInfo("b/k", size=1000 * BLOCK), []
-    entry, key = Entry("b/k", info, 0.0, 0, ()), ObjectKey("gs", "b/k", "1", BLOCK)
+    info, stopped = ObjectInfo("b/k", size=1000 * BLOCK, fingerprint="1"), []
+    version = Version("gs", info, BLOCK)
     engine = SimpleNamespace(window=lambda config: WINDOW, call_soon=lambda function, *args: function(*args))
     config = SimpleNamespace(request_size=REQUEST, block_size=BLOCK)
     downloads = SimpleNamespace(
-        source=SimpleNamespace(engine=engine, config=config), forget_speculative=stopped.append
+        objects=SimpleNamespace(engine=engine, config=config), cancel_speculative=stopped.append
     )
     readahead = RangeReadahead(BLOCK)
     for index in range(8):
         readahead.observe(downloads, index * BLOCK, (index + 1) * BLOCK)
-        readahead.predict(downloads.source, entry, key)
+        readahead.predict(downloads.objects, version)
     assert readahead.history.runs[0].n_unread(BLOCK) > 16
     sent = [Download(demand=8 * BLOCK), Download(demand=8 * BLOCK)]
     for download, start in zip(sent, (8, 16), strict=True):
-        download.begin(info, key, Range(start * BLOCK, (start + 8) * BLOCK))
+        download.begin(info, version, Range(start * BLOCK, (start + 8) * BLOCK))
         readahead.requests_of(readahead.history.runs[0]).append(download)
     sent[0].feed(bytes(2 * BLOCK + 1))
     for index in range(500, 503):
@@ -162,7 +162,7 @@ def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):
     for number in range(6):
         put(fs, origin, 8, key=f"b/{number}")
         fs.cat_file(f"b/{number}", 0, 10)
-    assert len(fs._reader.object_histories.by_digest) == 3
+    assert len(fs._objects.engine.histories) == 3
     forget()
 
 

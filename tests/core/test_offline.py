@@ -44,7 +44,7 @@ class Cloud:
     def close(self, way, monkeypatch):
         """Return a filesystem over the same cache, for which the origin cannot be asked."""
         self.clock(1000)
-        self.fs._source.engine.drain(120)
+        self.fs._objects.engine.drain(120)
 
         def refuse(self, kind, path, what):
             raise OriginUnreachable(f"{path}: {kind}")
@@ -141,7 +141,7 @@ def test_an_absence_that_is_not_proven_is_an_error(far, way, known, monkeypatch)
 @pytest.mark.parametrize("newer", [lambda far: far.read("b/d/meta"), lambda far: far.list("b/d")])
 def test_a_new_version_counts_also_if_the_disk_is_full(far, newer, monkeypatch):
     far.find("b/d")
-    far.fs._source.engine.drain(120)
+    far.fs._objects.engine.drain(120)
 
     def full(index):
         raise sqlite3.OperationalError("database or disk is full")
@@ -150,7 +150,7 @@ def test_a_new_version_counts_also_if_the_disk_is_full(far, newer, monkeypatch):
         patch.setattr(CacheIndex, "writing", full)
         far.put("b/d/meta")
         newer(far)
-        far.fs._source.engine.drain(120)
+        far.fs._objects.engine.drain(120)
     with pytest.raises(OriginUnreachable):
         far.close("outage", monkeypatch).exists("b/d/sub/missing")
 

@@ -42,15 +42,15 @@ def in_threads(n, function):
 
 def test_blocks_of_a_first_read_are_in_flight_before_the_metadata_is_stored(fs, origin, monkeypatch):
     data, taken = origin.put("b/k", noise(3 * MiB)), []
-    engine, metadata_cache = fs._source.engine, fs._source.metadata
-    keep = metadata_cache._write
+    engine = fs._objects.engine
+    keep = engine.store_queue.add_record
 
     def look(record):
-        key = ObjectKey(fs._source.identity, "b/k", "1", MiB)
-        taken.append([key.name(index) in engine.by_block for index in range(3)])
+        key = ObjectKey(fs._objects.identity, "b/k", "1", MiB)
+        taken.append([(key.digest, index) in engine.by_block for index in range(3)])
         keep(record)
 
-    monkeypatch.setattr(metadata_cache, "_write", look)
+    monkeypatch.setattr(engine.store_queue, "add_record", look)
     assert fs.cat_file("b/k") == data
     assert taken == [[True, True, True]]
 
@@ -73,13 +73,13 @@ def test_all_readers_of_a_failed_request_get_its_error_and_the_next_read_works(f
     origin.break_after[2] = 2 * MiB
     gate(fs, origin, is_open=False)
     threads, results = in_threads(8, lambda i: fs.cat_file("b/k", 5 * i, 3 * MiB - 5 * i))
-    until(lambda: sum(len(download._waiters) for download in fs._source.engine.active_requests.copy()) == 8)
+    until(lambda: sum(len(download._waiters) for download in fs._objects.engine.active_requests.copy()) == 8)
     gate(fs, origin, is_open=True)
     for thread in threads:
         thread.join()
     assert [type(result) for result in results] == [CachedFSError] * 8
-    assert fs._source.engine.drain(120)
-    assert not fs._source.engine.by_block
+    assert fs._objects.engine.drain(120)
+    assert not fs._objects.engine.by_block
     assert fs.cat_file("b/k") == data
     # The two received blocks were kept; only the third was requested again.
     assert [(want.start, want.stop) for want in reads(origin)] == [(0, 3 * MiB), (2 * MiB, 3 * MiB)]
@@ -98,7 +98,7 @@ def test_an_answer_with_other_bytes_than_requested_is_an_error(fs, origin):
 def test_offline_a_missing_block_of_a_known_object_is_an_error(fs, origin):
     data = origin.put("b/k", noise(3 * MiB))
     assert fs.cat_file("b/k", 0, 10) == data[:10]
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     offline = fsspec.filesystem("cachedfs", target_protocol="gs", offline=True)
     assert offline.cat_file("b/k", 5, 10) == data[5:10]
     for read in (lambda: offline.cat_file("b/k"), lambda: offline.open("b/k").read()):
@@ -111,7 +111,7 @@ def test_a_cancelled_read_does_not_stop_the_request_for_others(fs, origin):
     data = origin.put("b/k", noise(MiB))
     fs.info("b/k")
     gate(fs, origin, is_open=False)
-    reader, engine = fs._reader, fs._source.engine
+    reader, engine = fs._reader, fs._objects.engine
 
     async def two_readers():
         first = asyncio.ensure_future(reader.read("b/k"))
@@ -134,12 +134,12 @@ def test_a_closed_file_leaves_no_request_running(fs, origin):
     file = fs.open("b/k")
     file.read(10)
     file.close()
-    until(lambda: not (origin.open_bodies or fs._source.engine.active_requests))
+    until(lambda: not (origin.open_bodies or fs._objects.engine.active_requests))
     assert fs.stats().bytes_fetched <= 2 * MiB
 
 
 def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
-    monkeypatch.setattr("cachedfs.core.engine.MAX_QUEUED", 2 * MiB)
+    monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 2 * MiB)
     let_go, put = threading.Event(), BlockCache.put
 
     def slow_put(self, *args, **kwargs):
@@ -150,7 +150,7 @@ def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
     data = origin.put("b/k", noise(12 * MiB))
     fs.info("b/k")
     threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
-    engine = fs._source.engine
+    engine = fs._objects.engine
     until(lambda: engine.store_queue.queued_bytes > 2 * MiB)
     for _ in range(500):  # more turns of the loop than all the bytes take
         engine.run(asyncio.sleep(0))
@@ -185,7 +185,7 @@ def test_an_object_without_a_fingerprint_can_be_read_on_after_a_pause(fs, origin
     data = origin.put("b/k", noise(5 * MiB))
     with fs.open("b/k") as file:
         assert file.read(10) == data[:10]
-        until(lambda: not fs._source.engine.active_requests)  # the request ended because the reader paused
+        until(lambda: not fs._objects.engine.active_requests)  # the request ended because the reader paused
         if then == "all":
             assert file.read() == data[10:]
         else:
@@ -202,7 +202,7 @@ def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
     assert fs.stats().bytes_fetched == len(data)
     assert fs.stats().requests <= 10
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     assert fs.stats().cannot_store == "the disk is full"
     assert fs.cat_file("b/k") == data
 
@@ -215,7 +215,7 @@ def test_an_unexpected_error_in_the_writer_does_not_stop_readers(fs, origin, mon
     data = origin.put("b/k", noise(3 * MiB))
     for _ in range(2):
         assert fs.cat_file("b/k") == data
-        fs._source.engine.drain(120)
+        fs._objects.engine.drain(120)
     assert "a bug" in caplog.text
 
 
@@ -226,7 +226,7 @@ def test_readahead_stops_when_the_reader_closes_or_seeks(origin, leave):
     file = fs.open("b/k")
     for _ in range(12):
         file.read(MiB)
-    engine = fs._source.engine
+    engine = fs._objects.engine
     # The next block is cached by readahead, so the closed gate does not block the reads.
     until(lambda: any(start <= 12 * MiB and 13 * MiB <= stop for start, stop in fs.cached_extent("b/k")))
     gate(fs, origin, is_open=False)
@@ -254,7 +254,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
             file.seek(start * MiB)
             for i in range(start, start + 10):
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
-            fs._source.engine.run(asyncio.sleep(0))
+            fs._objects.engine.run(asyncio.sleep(0))
             assert (
                 sum(len(piece) for download in file.raw._readahead for piece in download._received[0])
                 <= 80 * MiB
@@ -262,7 +262,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
 
 
 def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored(fs, monkeypatch):
-    engine, config = fs._source.engine, fs._source.config
+    engine, config = fs._objects.engine, fs._objects.config
     for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 128 * MiB), (1000, MiB)):
         monkeypatch.setattr(engine.cache._own.store, "allowed", allowed)
         assert engine.window(config) == window
@@ -273,10 +273,10 @@ def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored
 def test_an_interrupted_read_does_not_return_a_block_twice_to_the_pool(fs, origin, monkeypatch):
     data = origin.put("b/k", noise(3 * MiB))
     fs.cat_file("b/k")
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     file = fs.open("b/k")
     file.read(10)
-    give, idle = BlockPool.give, fs._source.engine.cache._handles._idle
+    give, idle = BlockPool.give, fs._objects.engine.cache._handles.idle
 
     def interrupted(self, *args):
         give(self, *args)
@@ -316,11 +316,11 @@ def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cac
 
 def short_of(fs, path, index):
     """Store a valid block that is shorter than the object, as from an origin that reuses a fingerprint."""
-    source = fs._source
-    key = source.key(source.metadata.get(path))
-    source.engine.drain(120)
-    source.engine.cache.evict(source.identity, path)
-    source.engine.cache.put([(key.block(index), b"short")], source.config.bounds)
+    objects = fs._objects
+    key = objects.version(objects.get(path))
+    objects.engine.drain(120)
+    objects.engine.cache.evict(objects.identity, path)
+    objects.engine.cache.put([(key.block(index), b"short")], objects.config.bounds)
 
 
 READS = {
@@ -349,7 +349,7 @@ def test_a_block_that_is_shorter_than_its_object_is_fetched_again(origin, tmp_pa
             fs = fsspec.filesystem("cachedfs", target_protocol="gs", cache_dir=layers)
         assert read(fs, "b/k") == expected
         assert fs.cat_file("b/k") == data
-        fs._source.engine.drain(120)
+        fs._objects.engine.drain(120)
         n_requests = len(origin.log)
         assert fs.cat_file("b/k") == data
         assert len(origin.log) == n_requests
@@ -364,10 +364,10 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
         return put(cache, given, bounds, plan=plan)
 
     monkeypatch.setattr(BlockCache, "put", held)
-    monkeypatch.setattr("cachedfs.core.engine.MAX_QUEUED", 16 * MiB)
+    monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)
     origin.put("b/big", noise(64 * MiB))
     data = origin.put("b/other", noise(4 * MiB, 1))
-    engine, got = fs._source.engine, []
+    engine, got = fs._objects.engine, []
     with fs.prefetch("b/big") as plan:
         until(lambda: engine.store_queue.queued_bytes > 8 * MiB and engine.bytes_fetched >= 8 * MiB)
         thread = threading.Thread(target=lambda: got.append(fs.cat_file("b/other")))

@@ -131,7 +131,7 @@ async def test_withdrawn_requests_are_not_sent(queue):
     for name in "abc":
         queue.candidate(name, owner=keep)
     queue.candidate("d")
-    queue.ahead.withdraw(keep)
+    queue.ahead.cancel(keep)
     queue.receive("a")
     queue.receive("b")
     assert queue.sent == ["a", "b", "d"]

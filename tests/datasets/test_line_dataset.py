@@ -341,7 +341,7 @@ def test_resuming_reads_nothing_before_the_position(cloud):
         next(iterator)
     state = dataset.state_dict()
     del iterator
-    dataset.fs._source.engine.drain(120)  # a block that is stored later would not be evicted
+    dataset.fs._objects.engine.drain(120)  # a block that is stored later would not be evicted
     dataset.fs.evict(cloud.path("a.jsonl"))
     cloud.asked()
     assert numbers(resumed(dataset, state)) == list(range(49_000, 50_000))

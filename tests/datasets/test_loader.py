@@ -95,7 +95,7 @@ def our_threads():
 
 def plans(fs):
     """Return the tasks of prefetch plans, and whether threads take their items."""
-    tasks = [task.get_coro().__qualname__ for task in list(fs._source.engine._tasks)]
+    tasks = [task.get_coro().__qualname__ for task in list(fs._objects.engine._tasks)]
     at_work = [
         name for name in tasks if name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream."))
     ]
@@ -744,7 +744,7 @@ def test_consecutive_epochs_are_one_plan_that_pauses_while_everything_is_cached(
         assert len(list(loader)) == 8
     until(lambda: len(calls[0]) == 90)  # the second epoch sent no request
     assert numbers_of(calls[0]) == [i for epoch in range(3) for i in order_of(30, epoch=epoch)]
-    dataset.fs._source.engine.drain(120)  # a block that is stored later would not be evicted
+    dataset.fs._objects.engine.drain(120)  # a block that is stored later would not be evicted
     dataset.fs.evict(cloud.path("d/007"))
     for n_plans in (1, 2):
         assert len(list(loader)) == 8
@@ -761,7 +761,7 @@ def test_epochs_over_more_data_than_the_cache_holds_hit_what_it_holds(cloud, own
         cloud.put(f"d/{i:03}", noise(block, i))
     options = {"cachedfs": {"cache_size": n * block // 2, "block_size": block}, **cloud.options}
     dataset = FileDataset(cloud.url("d"), decode=len, storage_options=options)
-    engine, fetched = dataset.fs._source.engine, []
+    engine, fetched = dataset.fs._objects.engine, []
     with Loader(dataset, batch_size=8, shuffle=True, n_threads=n_threads) as loader:
         for _ in range(3):
             for _batch in loader:
@@ -924,7 +924,7 @@ def test_readahead_is_not_inferred_from_declared_reads(cloud, monkeypatch):
     loader = Loader(Subset(dataset, range(0, 64, 4)), batch_size=8, shuffle=True)
     list(loader)
     loader.close()
-    until(lambda: not dataset.fs._source.engine.active_requests)
+    until(lambda: not dataset.fs._objects.engine.active_requests)
     assert dataset.fs.stats().bytes_fetched <= 16 * MiB  # the blocks that contain the samples
 
 

@@ -181,7 +181,7 @@ def test_sequential_reads_request_each_byte_once(fs, cloud, is_late):
             while piece := file.read(size):
                 pieces.append(piece)
                 if is_late:
-                    until(lambda: all(download.paused for download in fs._source.engine.active_requests))
+                    until(lambda: all(download.paused for download in fs._objects.engine.active_requests))
         assert b"".join(pieces) == big
         assert cloud.server.bytes_sent() == len(big)
         assert len(cloud.asked()) <= requests
@@ -238,7 +238,7 @@ def test_readahead_stops_looking_when_the_whole_file_is_cached(cloud, monkeypatc
     look = RawFile._read_ahead
     with fs.open(cloud.path("many")) as file:
         read_all(file)
-        fs._source.engine.drain(120)
+        fs._objects.engine.drain(120)
         hits = fs.stats().hits
         monkeypatch.setattr(RawFile, "_read_ahead", lambda raw: (looks.append(raw), look(raw)))
         for block in random.Random(1).sample(range(300), 300):
@@ -266,7 +266,7 @@ def test_failed_readahead_of_a_closed_file_is_not_retried(origin, monkeypatch):
     monkeypatch.setattr(origin, "read", tried)
     origin.put("b/ahead", noise(64 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
-    engine = fs._source.engine
+    engine = fs._objects.engine
     with fs.open("b/ahead") as file:
         for _ in range(5):
             file.read(MiB // 2)

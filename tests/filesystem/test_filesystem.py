@@ -484,7 +484,7 @@ def test_several_paths_may_be_any_iterable(tmp_path, form):
 def test_a_move_does_not_look_up_what_it_listed(tmp_path, monkeypatch):
     fs = fsspec.filesystem("cachedfs", target_protocol="memory", max_age=0)
     fs.pipe({f"{tmp_path}/d/{i}": b"1" for i in range(20)})
-    asked, kind = [], type(fs._source.origin(""))
+    asked, kind = [], type(fs._objects.origin(""))
     honest = kind.lookup
 
     async def lookup(self, path, *args, **kwargs):
@@ -563,7 +563,7 @@ def test_a_file_changed_in_place_is_seen_at_once(tmp_path, protocol):
     for i in range(3):
         fs.pipe_file(path, b"one two")
         assert fs.cat_file(path) == b"one two"
-        fs._source.engine.drain(120)
+        fs._objects.engine.drain(120)
         with fs.open(path, "r+b") as file:
             file.seek(4)
             file.write(b"%d" % i)
@@ -884,7 +884,7 @@ def test_cached_extent_evict_and_stats_report_cached_blocks(cloud):
     assert fs.cached_extent(path) == []
     fs.cat_file(path, MiB, 2 * MiB)
     fs.cat_file(path, 4 * MiB, None)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     assert fs.cached_extent(path) == [(MiB, 2 * MiB), (4 * MiB, 5 * MiB + 10)]
     stats = fs.stats()
     assert stats.misses == stats.blocks == 3
@@ -904,7 +904,7 @@ def test_a_path_with_a_slash_at_its_end_pins_the_object_that_it_names(cloud):
     cloud.put("a", b"data")
     cloud.put("both", b"1")
     cloud.put("both/", b"2")
-    pins = fs._source.engine.cache.pins
+    pins = fs._objects.engine.cache.pins
     fs.pin(f"{path}/")
     assert [name for _, name in pins()] == [path]
     fs.unpin(f"{path}/")
@@ -921,7 +921,7 @@ def test_link_stats_and_may_hold(cloud, tmp_path):
     options = {"cache_dir": str(tmp_path / "own"), "cache_size": "8MiB", "concurrency": 7}
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", **options)
     assert fs.link_stats() == (0, 0.0, None, 14, None)
-    assert fs._source._origin is None  # no origin is created for it
+    assert fs._objects._origin is None  # no origin is created for it
     assert 5 * MiB < fs.may_hold() <= 8 * MiB
     for i in range(20):
         cloud.put(f"s/{i}", noise(1000))
@@ -973,7 +973,7 @@ def test_an_unchanged_object_is_not_fetched_again_after_max_age(cloud, fs, clock
     path = cloud.path("a")
     cloud.put("a", noise(MiB))
     fs.cat_file(path)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     clock(61)
     cloud.asked()
     sent = cloud.server.bytes_sent()
@@ -1004,7 +1004,7 @@ def test_metadata_refreshed_by_another_process_is_used(cloud, fs, clock):
     fs.cat_file(cloud.path("a"))
     clock(61)
     other = fsspec.filesystem("cgs")
-    other._source.engine.drain(120)
+    other._objects.engine.drain(120)
     code = f"""
         import fsspec, time
         real = time.time
@@ -1036,7 +1036,7 @@ def test_max_age_zero_checks_at_every_open(cloud):
             assert file.read() == data
         assert fs.info(path)["size"] == len(data)
         assert fs.ls(cloud.bucket)[0]["size"] == len(data)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     cloud.asked()
     for _ in range(3):
         assert fs.cat_file(path) == fs.open(path).read() == b"three"
@@ -1060,7 +1060,7 @@ def test_where_changes_of_other_processes_cannot_be_noticed_metadata_is_checked_
     path = cloud.path("a")
     cloud.put("a", b"data")
     assert fs.cat_file(path) == b"data"
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     cloud.asked()
     for _ in range(3):
         assert fs.cat_file(path) == b"data"
@@ -1133,7 +1133,7 @@ def test_cached_versions_are_served_while_the_origin_is_unreachable(cloud, clock
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
     strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)
     assert fs.cat_file("far/a") == data
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     server.close()
     clock(61)
     with caplog.at_level(logging.WARNING, "cachedfs"):
@@ -1152,7 +1152,7 @@ def test_cached_versions_are_served_while_the_origin_is_unreachable(cloud, clock
 def test_an_error_response_does_not_make_the_origin_unreachable(cloud, fs, clock, status):
     cloud.put("a", b"1")
     fs.cat_file(cloud.path("a"))
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     clock(61)
     cloud.server.fail(Fault(status=status, times=None))
     with pytest.raises(FileNotFoundError if status == 404 else PermissionError):
@@ -1236,17 +1236,17 @@ def test_cat_ranges_reads_cached_ranges_at_once_and_fetches_the_others_together(
     data = {name: cloud.put(name, noise(3 * MiB, i)) for i, name in enumerate("abc")}
     paths = {name: cloud.path(name) for name in data}
     fs.cat_ranges([paths["a"]] * 2, [0, 2 * MiB], [MiB, 3 * MiB])
-    fs._source.engine.drain(120)
-    loop_runs = fs._source.engine.run
+    fs._objects.engine.drain(120)
+    loop_runs = fs._objects.engine.run
     cloud.asked()
     wanted = [("a", 5, 9), ("a", -7, None), ("a", 2 * MiB, None), ("a", 7, 3), ("a", -9, -3)]
-    fs._source.engine.run = None  # cached ranges need no loop
+    fs._objects.engine.run = None  # cached ranges need no loop
     try:
         found = fs.cat_ranges(
             *map(list, zip(*((paths[name], *bounds) for name, *bounds in wanted), strict=True))
         )
     finally:
-        fs._source.engine.run = loop_runs
+        fs._objects.engine.run = loop_runs
     assert found == [data[name][start:stop] for name, start, stop in wanted]
     assert cloud.asked() == []
     wanted = [("a", 5, 9), ("b", 5, 9), ("a", MiB, MiB + 5), ("a", 6, 8), ("b", 7, 9), ("c", None, 4)]

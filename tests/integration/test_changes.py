@@ -20,7 +20,7 @@ from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.core import engines
 from cachedfs.core.download import Download
 from cachedfs.core.engine import Engine
-from cachedfs.core.metadata_cache import MetadataCache
+from cachedfs.core.objects import Objects
 from cachedfs.errors import ObjectChanged
 from cachedfs.filesystem import filesystem
 from cachedfs.origins.retry import RetryAttempts, RetryPolicy
@@ -43,7 +43,7 @@ class Steps:
         before = (
             (Engine, "_count_request"),
             (Download, "feed"),
-            (MetadataCache, "store"),
+            (Objects, "learn"),
             (MetadataStore, "keep_listings"),
         )
         for owner, name in before:
@@ -183,7 +183,7 @@ def test_a_read_of_a_changing_object_returns_one_version(request, steps, clock, 
             place.put(key, OLD)
             if is_old:
                 fs.cat_file(path, 0, BLOCK)
-                fs._source.engine.drain(120)
+                fs._objects.engine.drain(120)
                 clock(61)
             steps.plan({n: lambda key=key, how=how: change(place, key, how)})
             try:
@@ -253,7 +253,7 @@ ASKS = {
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_write_that_overtakes_a_lookup_is_seen_after_it(fake, steps, ask, existed):
     fs = cached(fake)
-    cache, identity = fs._source.engine.cache, fs._source.identity
+    cache, identity = fs._objects.engine.cache, fs._objects.identity
     most = 6
     for order in itertools.combinations_with_replacement(range(1, most + 1), 3):
         folder = "-".join(map(str, order))
@@ -419,7 +419,7 @@ def test_many_files_are_read_while_the_origin_is_unreachable(own_cache, clock, c
             "cachedfs", target_protocol="gs", gs={"token": "anon", "endpoint_url": server.endpoint_url}
         )
         assert fs.cat(list(objects)) == objects
-        fs._source.engine.drain(120)
+        fs._objects.engine.drain(120)
     clock(61)
     before = fs.stats().requests
     with caplog.at_level(logging.WARNING, "cachedfs"):

@@ -38,11 +38,11 @@ def read_in_all_ways(fs, path, data):
 def is_stored_again(origin, fs):
     """Return whether the second read of a new object costs no request."""
     data = origin.put("b/later", noise(3000))
-    fs._source.engine.cache._own._again_at = fs._source.engine.cache._own._look_at = (
+    fs._objects.engine.cache._own._again_at = fs._objects.engine.cache._own.look_at = (
         0.0  # as if the pause were over
     )
     assert fs.cat_file("b/later") == data
-    assert fs._source.engine.drain(120)
+    assert fs._objects.engine.drain(120)
     n_requests = len(origin.log)
     assert fs.cat_file("b/later") == data
     return len(origin.log) == n_requests and fs.stats().cannot_store is None
@@ -74,7 +74,7 @@ def test_reads_succeed_when_every_system_call_of_the_cache_fails(origin, monkeyp
 def test_reads_succeed_without_a_writer_thread_and_blocks_are_stored_later(origin, monkeypatch, caplog):
     """The object is larger than the queue of the writer: no read waits for space in it."""
     data = origin.put("b/long", noise(5 * MiB + 5))
-    monkeypatch.setattr(engine, "MAX_QUEUED", MiB)
+    monkeypatch.setattr(engine.Engine, "max_queued", MiB)
     start = threading.Thread.start
 
     def refused(thread):
@@ -87,7 +87,7 @@ def test_reads_succeed_without_a_writer_thread_and_blocks_are_stored_later(origi
         patch.setattr(threading.Thread, "start", refused)
         for _ in range(2):
             read_in_all_ways(fs, "b/long", data)
-        assert fs._source.engine.store_queue.queued_bytes == 0
+        assert fs._objects.engine.store_queue.queued_bytes == 0
     assert is_stored_again(origin, fs)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "blocks are not cached while no thread can be started: can't start new thread"
@@ -134,11 +134,12 @@ def use_everything(machine, fs):
     fs.pin(key)
     fs.pipe_file(path("d/c"), b"c")
     fs.rm(path("d/c"))
-    source = fs._source
+    objects = fs._objects
     said += [
-        repr(each) for each in (source, source.engine, source.engine.cache, source.origin(key), fs.origin_fs)
+        repr(each)
+        for each in (objects, objects.engine, objects.engine.cache, objects.origin(key), fs.origin_fs)
     ]
-    said += [source.identity, str(vars(source.engine))]
+    said += [objects.identity, str(vars(objects.engine))]
     raised = []
     for act in (
         lambda: fs.cat_file(path("d/missing")),
@@ -185,7 +186,7 @@ def test_no_secret_is_in_files_logs_errors_reprs_pickles_or_json(machine, own_ca
     ]
     said += [f"{record.name}: {record.getMessage()}" for record in caplog.records]
     said += [path.read_bytes().decode("latin-1") for path in own_cache.rglob("*") if path.is_file()]
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     forget()
     files = [path for path in own_cache.rglob("*") if path.is_file()]
     said += [f"{path.name}: {path.read_bytes().decode('latin-1')}" for path in files]

@@ -22,7 +22,7 @@ from tests.support import KiB, MiB, noise, until
 
 def left(fs):
     """Return what this process still holds: requests, lookups, tasks, fetch locks."""
-    own = fs._source.engine
+    own = fs._objects.engine
     assert own.drain(120)
     locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
     return [*own.by_block, *own.active_requests, *own.lookups._running, *own._tasks, *locks]
@@ -42,7 +42,7 @@ origin.RetryPolicy = functools.partial(retry.RetryPolicy, stall_s=3600.0)  # not
 bucket = os.environ["BUCKET"]
 
 def active_requests():
-    return len(fs._source.engine.active_requests)
+    return len(fs._objects.engine.active_requests)
 
 fs = fsspec.filesystem("cgs")
 
@@ -61,8 +61,8 @@ def assert_clean(cloud, *keys, most_temporary=0):
     fs = fsspec.filesystem("cgs")
     for key in keys:
         assert fs.cat_file(cloud.path(key)) == noise(3 * MiB)
-    assert not fs._source.engine.cache.check(repair=True).corrupt
-    assert fs._source.engine.cache.check().ok
+    assert not fs._objects.engine.cache.check(repair=True).corrupt
+    assert fs._objects.engine.cache.check().ok
 
 
 def stall(cloud, *keys, after=None):
@@ -152,7 +152,7 @@ def test_an_interrupt_ends_a_read_and_the_process(cloud):
         until(lambda: not left(fs))  # a cancelled read sends no more requests
         interrupted(lambda: asyncio.run(there._cat_file(f"{bucket}/slow")), active_requests)
         until(lambda: not left(fs))
-        interrupted(lambda: fs.open(f"{bucket}/half").read(), lambda: fs._source.engine.bytes_fetched >= MiB)
+        interrupted(lambda: fs.open(f"{bucket}/half").read(), lambda: fs._objects.engine.bytes_fetched >= MiB)
         interrupted(lambda: target.cat_file("/d/slow"), stuck.is_set)
         """,
     )
@@ -213,7 +213,7 @@ ENDS = {
         file = fs.open(f"{bucket}/long")
         for _ in range(8):
             file.read(MiB)
-        until(lambda: any(f.start >= 8 * MiB for f in list(fs._source.engine.active_requests)))  # is read ahead
+        until(lambda: any(f.start >= 8 * MiB for f in list(fs._objects.engine.active_requests)))  # is read ahead
         """,
     "while the disk stores nothing": """
         from cachedfs.cache import disk
@@ -232,7 +232,7 @@ ENDS = {
         fs.cat_file(f"{bucket}/a")
         threading.Thread(target=quiet, args=("slow",), daemon=True).start()
         until(active_requests)
-        fs._source.engine.call_soon(threading.Event().wait)
+        fs._objects.engine.call_soon(threading.Event().wait)
         """,
 }
 
@@ -271,7 +271,7 @@ def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
             '''Open files and sockets, but for the blocks that are kept open on purpose.'''
             gc.collect()
             own = list(engines._engines.values())
-            return len(os.listdir("/proc/self/fd")) - sum(len(each.cache._handles._idle) for each in own)
+            return len(os.listdir("/proc/self/fd")) - sum(len(each.cache._handles.idle) for each in own)
 
         import aiohttp, gcsfs
         at_first = descriptors()
@@ -299,7 +299,7 @@ def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
                     pass
             assert len(fs.find(bucket)) == 6
             until(lambda: not left(fs))
-            return descriptors(), threading.active_count(), len(asyncio.all_tasks(fs._source.engine.loop))
+            return descriptors(), threading.active_count(), len(asyncio.all_tasks(fs._objects.engine.loop))
 
         rounds = [one_round() for _ in range(6)]
         print(json.dumps([rounds[2], rounds[-1]]))
@@ -321,8 +321,8 @@ def leaked_blocks(fs):
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/self/fd/{name}"))
-    cache = fs._source.engine.cache
-    return sum(link.startswith(f"{cache.root}/blocks/") for link in links) - len(cache._handles._idle)
+    cache = fs._objects.engine.cache
+    return sum(link.startswith(f"{cache.root}/blocks/") for link in links) - len(cache._handles.idle)
 
 
 def test_unreferenced_filesystems_and_files_are_collected(cloud):
@@ -339,7 +339,7 @@ def test_unreferenced_filesystems_and_files_are_collected(cloud):
 
     for _ in range(2):  # from the origin, then from the disk
         seen = [ref for i in range(10) for ref in use(i)]
-        fs._source.engine.call_soon(gc.collect)
+        fs._objects.engine.call_soon(gc.collect)
         until(lambda seen=seen: gc.collect() is not None and not any(ref() for ref in seen))
         until(lambda: not left(fs))
         assert leaked_blocks(fs) == 0

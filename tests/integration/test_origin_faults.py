@@ -174,10 +174,10 @@ def test_faults_lead_to_right_bytes_or_the_right_error_and_nothing_wrong_is_cach
     machine, moment, policy, clock
 ):
     patient = filesystem(machine)
-    patient._source.origin("")  # with the limits of now
+    patient._objects.origin("")  # with the limits of now
     policy["stall_s"] = 0.3
     hasty = filesystem(machine, concurrency=14)
-    hasty._source.origin("")
+    hasty._objects.origin("")
     wrong, n = [], 0
     for name, times in [*((name, 1) for name in PASSING), *((name, None) for name in LASTING)]:
         if name in ("wrong total", "wrong range", "all for a range") and MOMENTS[moment][1] != "media":
@@ -210,7 +210,7 @@ def test_faults_lead_to_right_bytes_or_the_right_error_and_nothing_wrong_is_cach
         if not is_right(got, moment, path, name, machine, is_lasting=times is None):
             wrong.append(f"{name}, {times}: {got!r:.150}")
         await_quiet()
-        fs._source.engine._unreachable.clear()
+        fs._objects.engine._unreachable.clear()
         clock(11)  # an absence has expired
         held = stored(machine, path)
         if moment is write and got is None and held != NEW:

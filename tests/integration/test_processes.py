@@ -128,7 +128,7 @@ def test_a_forked_child_holds_no_blocks_of_its_parent(cloud, forking):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=64 * KiB, **cloud.options)
     for _ in range(2):
         assert fs.cat_file(cloud.path("a")) == data
-        assert fs._source.engine.drain(120)
+        assert fs._objects.engine.drain(120)
     with fs.open(cloud.path("a")) as file:
         assert file.read(32 * KiB) == data[: 32 * KiB]
         assert len(blocks_open(cloud.cache_dir)) == 40

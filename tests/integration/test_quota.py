@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("default_rate_limits")
 
 def wait_until_idle(fs):
     """Wait until no request is in flight or queued and all blocks are stored."""
-    engine = fs._source.engine
+    engine = fs._objects.engine
 
     async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
         return not (engine.active_requests or any(engine.speculation._queues))
@@ -165,8 +165,8 @@ def test_what_is_used_is_stored_soon(drive, monkeypatch):
     monkeypatch.setattr(engine, "QUOTA_S", 0.01)
     fs = fsspec.filesystem("cdrive")
     fs.ls(f"My Drive/{drive.name}")
-    source, units = fs._source, units_of(drive)
-    until(lambda: source.engine.cache.quota.of_account(source.identity, DAY)[0] == units)
+    objects, units = fs._objects, units_of(drive)
+    until(lambda: objects.engine.cache.quota.of_account(objects.identity, DAY)[0] == units)
 
 
 def test_other_origins_have_no_daily_quota(cloud):
@@ -176,8 +176,8 @@ def test_other_origins_have_no_daily_quota(cloud):
 def used_up(**options):
     """Return a filesystem whose account has used half of its daily quota."""
     fs = fsspec.filesystem("cdrive", drive={"daily_limit": 0.5, **options}, **SMALL)
-    source = fs._source
-    source.engine.cache.quota.add(source.identity, DAY, UNITS_A_DAY // 2, 0)
+    objects = fs._objects
+    objects.engine.cache.quota.add(objects.identity, DAY, UNITS_A_DAY // 2, 0)
     return fs
 
 

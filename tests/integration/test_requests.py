@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from cachedfs.core import source
+from cachedfs.core import objects
 from cachedfs.sim import Fault, GCSServer
 from tests.support import AGE_S, Cloud, MiB, forget, noise
 
@@ -131,7 +131,7 @@ def data_set():
 def test_open_zarr_sends_each_request_once_and_none_after_a_restart(
     cloud, tmp_path, monkeypatch, zarr_format, consolidated, opening
 ):
-    monkeypatch.setattr(source, "ABSENCE_S", AGE_S)  # a busy machine may take longer than ten seconds
+    monkeypatch.setattr(objects, "ABSENCE_S", AGE_S)  # a busy machine may take longer than ten seconds
     data_set().to_zarr(tmp_path / "c.zarr", zarr_format=zarr_format, consolidated=consolidated)
     for path in (tmp_path / "c.zarr").rglob("*"):
         if path.is_file():

@@ -179,7 +179,7 @@ def fetch(_):
     on_refused_lock(lambda: None)
     fs = fsspec.filesystem("cgs", **options)
     threading.Thread(target=fs.cat_file, args=(path,), daemon=True).start()
-    until(lambda: fs._source.engine.requests and fs._source.engine.bytes_fetched >= int(os.environ["BEGUN"]))
+    until(lambda: fs._objects.engine.requests and fs._objects.engine.bytes_fetched >= int(os.environ["BEGUN"]))
     begun.set()
     threading.Event().wait()
 
@@ -218,8 +218,8 @@ SLOW = """
 import fsspec, sys, time
 from cachedfs.common.types import BlockKey, CacheBounds
 fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=1 << 20)
-path, engine, data = sys.argv[1], fs._source.engine, open(sys.argv[2], "rb").read()
-key = fs._source.key(fs._source.last_known(path))
+path, engine, data = sys.argv[1], fs._objects.engine, open(sys.argv[2], "rb").read()
+key = fs._objects.version(fs._objects.known(path))
 size = key.block_size
 blocks = range(len(data) // size)
 sys.stdin.readline()
@@ -250,7 +250,7 @@ def test_a_slow_fetch_of_another_process_is_waited_for_while_it_makes_progress(c
     (tmp_path / "data").write_bytes(data)
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=MiB)
     fs.info(path)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     with cloud.talking(SLOW, path, str(tmp_path / "data")) as ask:
         assert ask("lock") == "True"
         cloud.asked()
@@ -272,24 +272,24 @@ fs = fsspec.filesystem("cachedfs", target_protocol="gs")
 sys.stdin.readline()
 hashes = []
 for path in sys.argv[1:]:
-    hashes.append(ObjectKey(fs._source.identity, path, "what is it?", 0).hash64(0))
-    if known := fs._source.last_known(path):
-        hashes += [fs._source.key(known).hash64(index) for index in range(2)]
-print(len(hashes), all([fs._source.engine.cache.take_lock(hash64) for hash64 in hashes]), flush=True)
+    hashes.append(ObjectKey(fs._objects.identity, path, "what is it?", 0).hash64(0))
+    if known := fs._objects.known(path):
+        hashes += [fs._objects.version(known).hash64(index) for index in range(2)]
+print(len(hashes), all([fs._objects.engine.cache.take_lock(hash64) for hash64 in hashes]), flush=True)
 sys.stdin.read()
 """
 
 
 def test_blocks_locked_by_a_stopped_process_are_fetched_after_a_while(cloud, monkeypatch):
     """It is alive, as after Ctrl-Z, and so are its fetch locks."""
-    for module in ("core.engine", "core.resolver"):
+    for module in ("core.engine", "core.lookups"):
         monkeypatch.setattr(f"cachedfs.{module}.OVERDUE_S", 0.0)
     data = {cloud.path(key): cloud.put(key, noise(2 * MiB, n)) for n, key in enumerate("abc")}
     read, prefetched, unknown = data
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.info(read)
     fs.info(prefetched)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     with cloud.talking(STOPPED, *data) as ask:
         assert ask("lock") == "7 True"
         cloud.asked()

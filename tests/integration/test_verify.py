@@ -123,11 +123,11 @@ def test_a_missing_checksum_is_requested_unless_offline(cloud, fs):
     path = cloud.path("x")
     cloud.put("x", noise(SIZE))
     fs.cat_file(path)
-    known = fs._source.last_known(path)
+    known = fs._objects.known(path)
     plain = dataclasses.replace(known.object, details={})
     for offline, asked, whole in ((True, [], None), (False, ["metadata"], True)):
         one = fsspec.filesystem("cachedfs", target_protocol="gs", offline=offline, skip_instance_cache=True)
-        one._source.last_known(path).info = plain
+        one._objects.known(path).info = plain
         cloud.asked()
         [found] = one.verify(path)
         assert (cloud.asked(), found.whole, found.blocks) == (asked, whole, 4)

@@ -35,7 +35,7 @@ from cachedfs.sim.drive import DriveService
 from cachedfs.sim.gcs import GCSService
 from cachedfs.sim.messages import Call, Response
 from cachedfs.sim.network import PROFILES, Network
-from cachedfs.sim.objects import DataBody
+from cachedfs.sim.stored_objects import DataBody
 from tests.fakes import FakeClock
 from tests.support import WebServer, forget, make_old
 

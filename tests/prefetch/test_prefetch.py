@@ -20,7 +20,7 @@ from fsspec.callbacks import Callback
 from cachedfs.cache import disk
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.eviction import future_uses
-from cachedfs.core.source import Source
+from cachedfs.core.objects import Objects
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -64,7 +64,7 @@ def reads(origin):
 
 def is_idle(fs):
     """Return whether no request is in flight or queued and no plan runs."""
-    engine = fs._source.engine
+    engine = fs._objects.engine
     names = {task.get_coro().__qualname__ for task in list(engine._tasks)}
     is_working = any(
         name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream.", "Downloads.")) for name in names
@@ -103,7 +103,7 @@ def prefetch_below(url, options):
     """Prefetch in a process of its own; return how many objects and bytes are cached afterwards."""
     fs, path = fsspec.url_to_fs(url, cachedfs=options["cachedfs"], gs=options["gs"])
     done = fs.prefetch(path + "/").wait(120)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     return done.items, done.bytes_fetched + done.bytes_here
 
 
@@ -126,7 +126,7 @@ def test_an_object_that_is_being_read_costs_a_folder_prefetch_no_request(origin)
     until(lambda: reads(origin))
     plan = fs.prefetch("b/d/")
     until(lambda: plan.progress.items == 4)
-    fs._source.engine.call_soon(may_answer.set)
+    fs._objects.engine.call_soon(may_answer.set)
     assert plan.wait(120).items == 5
     thread.join()
     assert len(reads(origin)) == 5
@@ -378,7 +378,7 @@ def test_the_same_list_twice_is_two_passes(cloud, fs):
 def read_and_react(fs, path, seed, plan):
     """Read an object, and wait until the plan has reacted."""
     read(fs, path, seed)
-    runner, engine, looks = plan._plan, fs._source.engine, []
+    runner, engine, looks = plan._plan, fs._objects.engine, []
     look = runner._uses.look
     runner._uses.look = lambda **options: looks.append(None) or look(**options)
 
@@ -397,7 +397,7 @@ def test_without_a_window_the_plan_stops_before_it_evicts_unread_blocks(cloud, o
     paths = small_files(cloud, 30, size=MiB)
     plan = fs.prefetch(paths)
     until(lambda: plan.progress.state == "held")
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     n = plan.progress.items
     assert 8 <= n <= 16
     assert [bool(fs.cached_extent(path)) for path in paths] == [True] * n + [False] * (30 - n)
@@ -443,10 +443,10 @@ def check_given_up(origin, fs):
     n = len(reads(origin))
     gate(fs, origin, is_open=True)
     until(lambda: is_idle(fs) and not origin.open_bodies)
-    engine = fs._source.engine
+    engine = fs._objects.engine
     assert len(reads(origin)) == n == 2
     assert engine.bytes_fetched <= 2 * (MiB + origin.piece_size)
-    key = fs._source.key(fs._source.last_known("b/0"))
+    key = fs._objects.version(fs._objects.known("b/0"))
     for i in range(4):
         assert engine.cache.take_lock(key.hash64(i))
         engine.cache.release_lock(key.hash64(i))
@@ -487,7 +487,7 @@ def test_a_read_of_a_block_that_a_cancelled_plan_was_fetching_succeeds(origin):
     plan, data = slow_plan(origin, fs), []
     thread = threading.Thread(target=lambda: data.append(fs.cat_file("b/1")))
     thread.start()
-    until(lambda: any(len(download._waiters) > 1 for download in list(fs._source.engine.active_requests)))
+    until(lambda: any(len(download._waiters) > 1 for download in list(fs._objects.engine.active_requests)))
     plan.cancel()
     gate(fs, origin, is_open=True)
     thread.join(120)
@@ -564,7 +564,7 @@ def test_after_a_kill_only_missing_blocks_are_fetched(cloud):
     fs, path = fsspec.url_to_fs(sys.argv[1], cachedfs={"concurrency": 2})
     plan = fs.prefetch(path + "/")
     while plan.progress.items < 20: time.sleep(0.001)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     print("twenty", flush=True)
     print(plan.wait())
     """
@@ -641,7 +641,7 @@ def test_a_large_object_replaced_after_the_listing_is_fetched_whole(origin):
     fs.ls("b/d")
     new = origin.put("b/d/x", noise(20 * MiB, 2))
     assert fs.prefetch(["b/d/x"]).wait(120).errors == 0
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     n = len(origin.log)
     assert fs.cat_file("b/d/x") == new
     assert len(origin.log) == n
@@ -730,7 +730,7 @@ def test_each_failure_is_reported_and_many_end_the_plan(origin):
 
 
 def test_a_plan_ends_with_the_error_when_its_origin_cannot_be_created(origin, monkeypatch):
-    fs, found = fake_fs(), Source.origin
+    fs, found = fake_fs(), Objects.origin
 
     def lost(source, path):
         if path:
@@ -740,7 +740,7 @@ def test_a_plan_ends_with_the_error_when_its_origin_cannot_be_created(origin, mo
     for i in range(9):
         origin.put(f"b/{i}", b"1")
         fs.info(f"b/{i}")
-    monkeypatch.setattr(Source, "origin", lost)
+    monkeypatch.setattr(Objects, "origin", lost)
     with pytest.raises(ImportError, match="no such package"):
         fs.prefetch([f"b/{i}" for i in range(9)]).wait(120)
     until(lambda: is_idle(fs))
@@ -763,7 +763,7 @@ def test_offline_nothing_is_requested_and_missing_objects_are_reported(cloud, fs
 def test_a_plan_stops_soon_when_nothing_can_be_stored(cloud, fs, monkeypatch, caplog):
     paths = small_files(cloud, 200, size=100 * KiB)
     fs.cat_file(paths[0])
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     cloud.asked()
 
     def full(*args):
@@ -801,7 +801,7 @@ def test_a_plan_does_not_inherit_the_bytes_of_an_earlier_plan(origin):
     fs = fake_fs()
     origin.put("b/x", noise(10))
     fs.cat_file("b/x")
-    engine = fs._source.engine
+    engine = fs._objects.engine
     engine.drain(120)
     store = engine.cache._own.store
     with store._writing(time.time()) as rows:

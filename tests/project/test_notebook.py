@@ -14,7 +14,7 @@ from tests.report.browser import CHROMIUM, browser
 from tests.support import MiB, noise
 
 CELLS = [
-    "import fsspec, os\nfs = fsspec.filesystem('cgs')\nfs.cat_file(os.environ['BUCKET'] + '/d/0')\nfs._source.engine.drain(120)",
+    "import fsspec, os\nfs = fsspec.filesystem('cgs')\nfs.cat_file(os.environ['BUCKET'] + '/d/0')\nfs._objects.engine.drain(120)",
     "fs",
     "fs.stats()",
     "plan = fs.prefetch(os.environ['BUCKET'] + '/d/')\nplan.show().bytes_total",

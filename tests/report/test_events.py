@@ -59,7 +59,7 @@ def test_the_sums_of_events_equal_stats_and_the_server(cloud, folder):
     with fs.open(cloud.path("d/0")) as file:
         file.read()
     asked = len(cloud.server.requests)
-    engine = fs._source.engine
+    engine = fs._objects.engine
     forget()
     stats = engine.sums()
     summary = summary_of(read(folder))
@@ -75,7 +75,7 @@ def test_a_wait_is_recorded_with_its_path(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
-    fs._source.engine.drain(120)  # else the block may come from the request, which takes a turn of the loop
+    fs._objects.engine.drain(120)  # else the block may come from the request, which takes a turn of the loop
     fs.cat_file(cloud.path("key"))
     (wait,) = [event for event in lines(folder) if event["kind"] == "wait"]
     assert wait["path"] == cloud.path("key")
@@ -155,7 +155,7 @@ def test_a_read_of_cached_data_writes_no_event(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     n_before = len([event for event in lines(folder) if event["kind"] != "sums"])
     with fs.open(cloud.path("key")) as file:
         for _ in range(100):
@@ -180,7 +180,7 @@ def test_every_process_has_its_own_file(cloud, folder):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"), 0, 10)
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     with forked(lambda: fs.cat_file(cloud.path("key"), 0, 10)):
         pass
     heads = [event for event in lines(folder) if event["kind"] == "process"]
@@ -280,7 +280,7 @@ def test_events_enabled_later_count_from_there(cloud, tmp_path, monkeypatch):
     cloud.put("key", noise(MiB))
     fs = CachedGCSFileSystem()
     fs.cat_file(cloud.path("key"))
-    fs._source.engine.drain(120)
+    fs._objects.engine.drain(120)
     log_events(tmp_path / "events")
     assert os.environ[event_log.VARIABLE] == str(tmp_path / "events")
     fs.cat_file(cloud.path("key"))

@@ -49,7 +49,7 @@ def run(cloud, tmp_path, monkeypatch):
         fs.cat_file(cloud.path(f"d{number % 2}/{number}"))
     with pytest.raises(FileNotFoundError):
         fs.cat_file(cloud.path("<b>none</b>"))
-    engine = fs._source.engine
+    engine = fs._objects.engine
     asked = len(cloud.server.requests)
     forget()
     log_events(None)

@@ -274,7 +274,7 @@ def test_an_import_beside_one_that_is_stopped_goes_on(cloud, machine, exported, 
     data, target = exported
     monkeypatch.setattr(import_, "OVERDUE_S", 0.0)
     fs = machine("b", cloud)
-    identity, cache = fs._source.identity, fs._source.engine.cache
+    identity, cache = fs._objects.identity, fs._objects.engine.cache
     locks = {ObjectKey(identity, path.name, "who imports it?", 0).hash64(0) for path in target.iterdir()}
     assert all(map(cache.take_lock, locks))
     assert fs.import_cache(str(target)).blocks == len(data)
@@ -305,8 +305,8 @@ def test_metadata_that_cannot_be_stored_makes_the_import_fail(cloud, machine, ex
 
     data, folder = exported
     fs = machine("b", cloud)
-    monkeypatch.setattr(fs._source.engine.cache.metadata, "keep_records", full)
-    monkeypatch.setattr(fs._source.engine.cache.metadata, "keep_listings", full)
+    monkeypatch.setattr(fs._objects.engine.cache.metadata, "keep_records", full)
+    monkeypatch.setattr(fs._objects.engine.cache.metadata, "keep_listings", full)
     got = fs.import_cache(str(folder))
     assert (got.blocks, got.ok) == (60, False)
     assert ["not stored: the disk is full" in each for each in got.bad] == [True]

@@ -35,7 +35,7 @@ from cachedfs.sim.drive.reading import query_of
 from cachedfs.sim.drive.writing import DriveWriting
 from cachedfs.sim.google import match_path
 from cachedfs.sim.messages import Call, Refusal, Response, Route
-from cachedfs.sim.objects import DataBody
+from cachedfs.sim.stored_objects import DataBody
 
 __all__ = ["DriveApi"]
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cachedfs.sim.objects import Content
+from cachedfs.sim.stored_objects import Content
 
 __all__ = [
     "ANYONE",

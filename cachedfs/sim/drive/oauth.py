@@ -24,8 +24,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from cachedfs.sim.drive.fields import ME
 from cachedfs.sim.messages import Call, Refusal, Response, Route, unauthorized
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import DataBody
 from cachedfs.sim.service import Service
+from cachedfs.sim.stored_objects import DataBody
 
 __all__ = ["OAuth", "client_json", "token_of"]
 

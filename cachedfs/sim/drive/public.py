@@ -18,7 +18,7 @@ from cachedfs.sim.drive.items import FOLDER, Item
 from cachedfs.sim.drive.reading import DriveReading, can
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import DataBody
+from cachedfs.sim.stored_objects import DataBody
 
 __all__ = ["PublicDownloads"]
 

@@ -15,7 +15,7 @@ from cachedfs.sim.drive.query import Mask, Query, parse_mask, parse_query, proje
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import DataBody
+from cachedfs.sim.stored_objects import DataBody
 
 __all__ = ["DriveReading", "can", "forbidden", "invalid", "query_of"]
 

@@ -13,8 +13,8 @@ from cachedfs.sim.gcs.show import media_answer, resource, rfc3339, xml, xml_etag
 from cachedfs.sim.gcs.store import Page, SimObject, Store, list_page
 from cachedfs.sim.messages import Call, Refusal, Response
 from cachedfs.sim.network import Network
-from cachedfs.sim.objects import DataBody
 from cachedfs.sim.service import Service
+from cachedfs.sim.stored_objects import DataBody
 
 __all__ = ["TEXT", "GCSReading", "check", "check_key", "given_key"]
 

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 from cachedfs.sim.gcs.store import SimObject
 from cachedfs.sim.google import ranged
 from cachedfs.sim.messages import Call, Response
-from cachedfs.sim.objects import DataBody
+from cachedfs.sim.stored_objects import DataBody
 
 __all__ = ["FIELDS", "media_answer", "resource", "rfc3339", "xml", "xml_etag"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import google_crc32c
 
-from cachedfs.sim.objects import Content
+from cachedfs.sim.stored_objects import Content
 
 __all__ = ["Page", "SimObject", "Store", "checksums", "list_page"]
 

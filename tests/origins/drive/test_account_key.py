@@ -106,7 +106,7 @@ def test_credentials_that_show_nothing_are_asked_for_their_account(
     drive = {"credentials": Hidden(None), "endpoint_url": server.endpoint_url}
     fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive)
     assert fs.cat_file(f"{root}/a") == b"of alice"
-    assert fs._source.identity.endswith("|user-alice")
+    assert fs._objects.identity.endswith("|user-alice")
     first, second = (of(credentials=Hidden(None), may_ask=False) for _ in range(2))
     assert first != second
 
@@ -123,7 +123,7 @@ def test_a_late_sign_in_has_the_cache_of_its_account_at_once(
         fs.cat_file(f"{root}/a")
     gauth.credentials = google.oauth2.credentials.Credentials("TOKEN-1")
     assert fs.cat_file(f"{root}/a") == b"of alice"
-    assert fs._source.origin(root).identity.endswith("|user-alice")
+    assert fs._objects.origin(root).identity.endswith("|user-alice")
 
 
 async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
@@ -146,7 +146,7 @@ async def test_the_account_is_asked_for_once_and_not_in_the_event_loop(
     asyncio.get_running_loop().call_soon(runs.set)  # after the first step of each
     assert await asyncio.gather(*reads) == [b"of alice"] * 3 + [[f"{root}/a"]]
     assert len(users) == 1
-    assert fs._source.identity.endswith("|user-alice")
+    assert fs._objects.identity.endswith("|user-alice")
 
 
 def test_a_sign_in_that_changes_under_a_program_is_refused(
@@ -159,7 +159,7 @@ def test_a_sign_in_that_changes_under_a_program_is_refused(
     path.write_text(json.dumps({**server_key, "refresh_token": "R-1", "account": "one"}))
     drive = {"token": str(path), "endpoint_url": server.endpoint_url}
     fs = fsspec.filesystem("cachedfs", target_protocol="drive", drive=drive)
-    assert fs._source.identity
+    assert fs._objects.identity
     path.write_text(json.dumps({**server_key, "refresh_token": "R-2", "account": "two"}))
     with pytest.raises(AccessDenied, match="another account signed in"):
         fs.cat_file(f"{root}/a")

@@ -16,15 +16,14 @@ from cachedfs.core.change_feed import ChangeFeeds, is_covered
 from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.listings import Listings, by_folder, by_path, is_nameless
-from cachedfs.core.metadata_cache import Entry
+from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.offline import StaleFallback
 from cachedfs.core.polling import OVERDUE_S, poll
-from cachedfs.core.source import Source
 from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound, OriginUnreachable
 from cachedfs.origins.registry import is_whole, lookup_reads_names
 from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["MetadataResolver"]
+__all__ = ["Lookups"]
 
 T = TypeVar("T")
 
@@ -34,18 +33,18 @@ MOST_FOLDERS = 1000  # folders for which these lookups are counted
 PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
 
 
-class MetadataResolver:
+class Lookups:
     """Looks up paths and lists folders, from cached metadata or else from the origin.
 
     Concurrent callers share one request. The coroutines run on the engine's event loop.
     """
 
-    def __init__(self, source: Source, downloads: Downloads) -> None:
-        self.source = source
+    def __init__(self, objects: Objects, downloads: Downloads) -> None:
+        self.objects = objects
         self._downloads = downloads
-        self._change_feeds = ChangeFeeds(source)
-        self._listings = Listings(source)
-        self._stale_fallback = StaleFallback(source, self._listings)
+        self._change_feeds = ChangeFeeds(objects)
+        self._listings = Listings(objects)
+        self._stale_fallback = StaleFallback(objects, self._listings)
         # Folder -> (change counter of its listing, single lookups in it since the counter changed).
         self._n_single: dict[str, tuple[int, int]] = {}
 
@@ -54,11 +53,11 @@ class MetadataResolver:
 
         If no object has a name that ends in a slash, return that of the name without it. Raises ObjectNotFound.
         """
-        entry = self.source.fresh(path) or await self.ask(path)
+        entry = self.objects.fresh(path) or await self.ask(path)
         if entry.info is None:
             if (folder := without_slash(path)) != path:
                 return await self.info(folder)
-            raise self.source.not_found(path, entry)
+            raise self.objects.not_found(path, entry)
         return entry.info
 
     async def describe(self, path: str) -> ObjectInfo:
@@ -69,12 +68,12 @@ class MetadataResolver:
         info = await self.info(path)
         if info.path != path:
             path = without_slash(path)
-        if is_whole(self.source.identity, info):
+        if is_whole(self.objects.identity, info):
             return info
-        self.source.metadata.renewed(path)  # another process may have looked it up
-        entry = self.source.fresh_with_details(path) or await self.ask(path)
+        self.objects.newest(path)  # another process may have looked it up
+        entry = self.objects.existing_whole(path) or await self.ask(path)
         if entry.info is None:
-            raise self.source.not_found(path, entry)
+            raise self.objects.not_found(path, entry)
         return entry.info
 
     async def resolve(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Entry, Download | None]:
@@ -87,43 +86,43 @@ class MetadataResolver:
         if self._is_running(path) or self._is_unseen(path):
             # Skip the metadata store: the answer is already in flight, or `_ask_by_reading` looks there first.
             return await self._shared_lookup(path, by_reading)
-        old = self.source.last_known(path)
+        old = self.objects.known(path)
         if self._needs_lookup(path, old):
             return await self.ask(path), None
-        if old is not None and self.source.is_fresh(old):
+        if old is not None and self.objects.is_fresh(old):
             return old, None
         return await self._shared_lookup(path, by_reading)
 
     def _is_unseen(self, path: str) -> bool:
         """Return whether this process has no entry of `path`, and would look it up by reading it."""
-        return self.source.metadata.in_memory(path) is None and not self._by_parent(path)
+        return self.objects.in_memory(path) is None and not self._by_parent(path)
 
     def _needs_lookup(self, path: str, old: Entry | None) -> bool:
         """Return whether a lookup without a body is needed for `path`, or cheaper than a read."""
-        if old is not None and self.source.is_fresh(old):
+        if old is not None and self.objects.is_fresh(old):
             # A folder of a listing may be an object as well.
             return old.info is not None and old.info.kind != "file" and not self._by_parent(path)
-        key = None if old is None else self.source.key(old)
-        is_cached = key is not None and self.source.engine.cache.has(key, 0)
+        key = None if old is None else self.objects.version(old)
+        is_cached = key is not None and self.objects.engine.cache.has(key, 0)
         return is_cached or self._by_parent(path)  # expired, but probably unchanged: no need to fetch a body
 
     def _is_running(self, path: str) -> bool:
         """Return whether a valid lookup of `path` is running in this process."""
-        if self.source.lifetime_s == 0:
+        if self.objects.lifetime_s == 0:
             return False
-        slot = (self.source.caller_key, path)
-        return self.source.engine.lookups.is_running(slot, self.source.metadata.mark(path))
+        slot = (self.objects.caller_key, path)
+        return self.objects.engine.lookups.is_running(slot, self.objects.counter(path))
 
     def _by_parent(self, path: str) -> bool:
         """Return whether a read cannot serve as a lookup.
 
         So it is if the origin looks names up by folder, or if `offline` is set.
         """
-        return self.source.config.offline or self.source.origin(path).by_parent
+        return self.objects.config.offline or self.objects.origin(path).by_parent
 
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
-        entry, _ = await self._shared_lookup(path, lambda: self._lookup(path, self.source.last_known(path)))
+        entry, _ = await self._shared_lookup(path, lambda: self._lookup(path, self.objects.known(path)))
         return entry
 
     async def _shared_lookup(self, path: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -132,10 +131,10 @@ class MetadataResolver:
         A running lookup is not shared if the path was written since it began, and never with `max_age=0`: its answer
         may be older than this call.
         """
-        if self.source.lifetime_s == 0:
+        if self.objects.lifetime_s == 0:
             return await ask()
-        slot, mark = (self.source.caller_key, path), self.source.metadata.mark(path)
-        return await self.source.engine.lookups.run(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
+        slot, mark = (self.objects.caller_key, path), self.objects.counter(path)
+        return await self.objects.engine.lookups.run(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
 
     async def _lookup(self, path: str, old: Entry | None) -> tuple[Entry, Download | None]:
         if (stale := self._stale_fallback.of(path, old)) is not None:
@@ -158,12 +157,12 @@ class MetadataResolver:
         """
         if self._by_parent(path):
             return contextlib.nullcontext()
-        return self.source.engine.lookup_slots(self.source.identity, self.source.config.first_concurrency)
+        return self.objects.engine.lookup_slots(self.objects.identity, self.objects.config.first_concurrency)
 
     async def _request_entry(self, path: str, old: Entry | None) -> Entry:
-        now, mark = clock.now(), self.source.metadata.mark(path)
+        now, mark = clock.now(), self.objects.counter(path)
         folder = without_slash(path)
-        folder_mark = mark if folder == path else self.source.metadata.mark(folder)
+        folder_mark = mark if folder == path else self.objects.counter(folder)
         position = self._change_feeds.position(path)
         info, origin_error = None, ""
         parents: list[ObjectInfo] = []
@@ -178,13 +177,13 @@ class MetadataResolver:
         at = self._checked_at(path, now)
         if info is not None and info.kind == "directory" and path != folder:
             # No object has this name, but there is a folder.
-            self.source.metadata.store(info.path, info, checked_at=at, mark=folder_mark)
+            self.objects.learn(info.path, info, asked_at=at, counter=folder_mark)
             info = None
         watch = None
         if info is None or is_covered(info):
             watch = self._change_feeds.snapshot(position, parents[0] if parents else None)
-        return self.source.metadata.store(
-            path, info, checked_at=at, mark=mark, watch=watch, origin_error=origin_error
+        return self.objects.learn(
+            path, info, asked_at=at, counter=mark, watch=watch, origin_error=origin_error
         )
 
     async def _from_feed(self, path: str, old: Entry | None) -> Entry | None:
@@ -192,7 +191,7 @@ class MetadataResolver:
         if old is None:
             return None
         if await self._change_feeds.catch_up(path):
-            return self.source.fresh(path)
+            return self.objects.fresh(path)
         await self._change_feeds.begin(path)
         return None
 
@@ -202,8 +201,8 @@ class MetadataResolver:
         It is not later than that of the folder used for the lookup.
         """
         folder = path.rpartition("/")[0]
-        entry = self.source.metadata.get(folder) if folder and self.source.origin(path).by_parent else None
-        return now if entry is None else min(now, entry.checked_at)
+        entry = self.objects.get(folder) if folder and self.objects.origin(path).by_parent else None
+        return now if entry is None else min(now, entry.asked_at)
 
     async def _from_listing(self, path: str) -> Entry | None:
         """Return the entry of `path` after listing its folder again; None if a lookup is cheaper.
@@ -212,9 +211,9 @@ class MetadataResolver:
         neighbors. An epoch over known files then costs one request per folder instead of one per file.
         """
         folder = path.rpartition("/")[0]
-        if not folder or not self.source.origin(path).by_parent or self.source.lifetime_s == 0:
+        if not folder or not self.objects.origin(path).by_parent or self.objects.lifetime_s == 0:
             return None
-        shared, identity = self.source.engine.cache.metadata, self.source.identity
+        shared, identity = self.objects.engine.cache.metadata, self.objects.identity
         _, listed = shared.find(identity, path)
         if listed is None or not self._is_worth_listing(folder, listed.mark):
             return None
@@ -222,7 +221,7 @@ class MetadataResolver:
             return None
         with contextlib.suppress(ObjectNotFound):  # the folder is gone: the lookup will report it
             await self._shared_lookup(f"{folder}/", lambda: self._relist(folder))
-        return self.source.fresh(path)
+        return self.objects.fresh(path)
 
     def _is_worth_listing(self, folder: str, listed_mark: int) -> bool:
         """Return whether to list a folder again instead of looking up one more name in it.
@@ -230,7 +229,7 @@ class MetadataResolver:
         If the folder changed since it was listed, the first NAMES_FIRST names are looked up singly: it will probably
         change again, and the listing might renew few entries that are needed.
         """
-        mark = self.source.engine.cache.metadata.listing_mark(self.source.identity, folder)
+        mark = self.objects.engine.cache.metadata.listing_mark(self.objects.identity, folder)
         at, n_asked = self._n_single.pop(folder, (mark, 0))
         n_asked = n_asked + 1 if at == mark else 1
         self._n_single[folder] = (mark, n_asked)
@@ -247,20 +246,20 @@ class MetadataResolver:
         For origins that look names up by folder, look up the folder first. The folder that was used is appended to
         `parents`, even if the name is not in it.
         """
-        origin, folder = self.source.origin(path), path.rpartition("/")[0]
+        origin, folder = self.objects.origin(path), path.rpartition("/")[0]
         if not origin.by_parent or not folder:
             return await origin.lookup(path)
-        before = self.source.last_known(folder)
+        before = self.objects.known(folder)
         if (
             before is None
             or before.info is None
-            or self.source.is_fresh(before)
+            or self.objects.is_fresh(before)
             or lookup_reads_names(before.info)
         ):
             parents.append(await self.info(folder))
             return await origin.lookup(path, parents[0])
         # Look up expired parent folders in parallel with the path, assuming them unchanged: they rarely change.
-        asked = self.source.engine.spawn(self.info(folder))
+        asked = self.objects.engine.spawn(self.info(folder))
         info = None
         try:
             with contextlib.suppress(ObjectNotFound, AccessDenied):  # of the folder as it was
@@ -281,28 +280,28 @@ class MetadataResolver:
         One process of the machine asks; the others wait for its metadata entry. Their reads then find the fetch locks
         of the blocks taken.
         """
-        lookup_lock = ObjectKey(self.source.identity, path, "what is it?", 0).hash64(0)
-        cache = self.source.engine.cache
-        if self.source.lifetime_s > 0:
+        lookup_lock = ObjectKey(self.objects.identity, path, "what is it?", 0).hash64(0)
+        cache = self.objects.engine.cache
+        if self.objects.lifetime_s > 0:
             known = await poll(
-                lambda: cache.take_lock(lookup_lock) or self.source.fresh(path), within_s=OVERDUE_S
+                lambda: cache.take_lock(lookup_lock) or self.objects.fresh(path), within_s=OVERDUE_S
             )
             if isinstance(known, Entry):
                 return known, None
         try:
-            old = self.source.last_known(path)
+            old = self.objects.known(path)
             if self._needs_lookup(path, old):
                 return await self._lookup(path, old)
-            if old is not None and self.source.is_fresh(old):
+            if old is not None and self.objects.is_fresh(old):
                 return old, None
             if (stale := self._stale_fallback.of(path, old)) is not None:
                 return stale, None
             download = Download(demand=demand)
             learned: list[Entry] = []
             with self._stale_fallback.waiting_less(old):
-                request = self.source.engine.spawn(
-                    self._downloads.run_request(
-                        download, partial(self._downloads.fetch_unknown, download, path, want, learned)
+                request = self.objects.engine.spawn(
+                    self._downloads.run(
+                        download, partial(self._downloads.read_unknown, download, path, want, learned)
                     )
                 )
             try:
@@ -317,8 +316,8 @@ class MetadataResolver:
                 return self._stale_fallback.entry_after(error, old), None
             return learned[0], download
         finally:
-            if self.source.lifetime_s > 0:
-                self.source.engine.store_queue.after_metadata(lambda: cache.release_lock(lookup_lock))
+            if self.objects.lifetime_s > 0:
+                self.objects.engine.store_queue.after_metadata(lambda: cache.release_lock(lookup_lock))
 
     async def listing(self, folder: str) -> ListingRecord:
         """Return the children of `folder`, sorted by path; for an object, the object itself.
@@ -329,13 +328,13 @@ class MetadataResolver:
         here = await asyncio.to_thread(self._listings.of, folder)
         if here is not None:
             return here
-        if self.source.config.offline:
-            raise self.source.offline(folder)
+        if self.objects.config.offline:
+            raise self.objects.offline(folder)
         if await self._change_feeds.catch_up(folder):
             here = await asyncio.to_thread(self._listings.of, folder)
             if here is not None:
                 return here
-        entry = self.source.fresh(folder)
+        entry = self.objects.fresh(folder)
         if entry is not None and entry.info is not None and entry.info.kind == "file":
             return _for_once([entry.info])
         listing = await self._list(folder, deep=False)
@@ -353,7 +352,7 @@ class MetadataResolver:
         here = await asyncio.to_thread(self._listings.below, folder)
         if here is not None:
             return here
-        if not self.source.origin(folder).by_parent:
+        if not self.objects.origin(folder).by_parent:
             return (await self._list(folder, deep=True)).infos
         if await self._change_feeds.catch_up(folder):
             here = await asyncio.to_thread(self._listings.below, folder)
@@ -376,7 +375,7 @@ class MetadataResolver:
                     with contextlib.suppress(ObjectNotFound):
                         listing = await self._list(here, deep=False)
             children = [] if listing is None else listing.infos
-            entry = self.source.metadata.get(here)
+            entry = self.objects.get(here)
             above |= {entry.info.id} if entry is not None and entry.info is not None else set()
             found.extend(children)
             async with asyncio.TaskGroup() as group:
@@ -396,7 +395,7 @@ class MetadataResolver:
     async def _wait_for_spare_rate(self, folder: str) -> None:
         """Wait until a request that no caller waits for delays no other."""
         if is_speculative():
-            origin = self.source.origin(folder)
+            origin = self.objects.origin(folder)
             await poll(lambda: not origin.spare_s())
 
     async def _list(self, folder: str, *, deep: bool) -> ListingRecord:
@@ -406,13 +405,13 @@ class MetadataResolver:
         """
         if not deep:
             await self._change_feeds.begin(folder)
-        shared, now = self.source.engine.cache.metadata, clock.now()
+        shared, now = self.objects.engine.cache.metadata, clock.now()
         position = self._change_feeds.position(folder)
-        epoch, mark = shared.epoch(self.source.identity), self.source.metadata.mark(folder)
+        epoch, mark = shared.epoch(self.objects.identity), self.objects.counter(folder)
         if (stale := self._stale_fallback.listing(folder, deep=deep)) is not None:
             return _for_once(stale)
         found: list[ObjectInfo] = []
-        origin = self.source.origin(folder)
+        origin = self.objects.origin(folder)
         here = None
         try:
             if origin.by_parent and folder:
@@ -431,12 +430,10 @@ class MetadataResolver:
         is_folder = here is not None and here.kind == "directory"
         kept: dict[str, int] = {}
         if found or is_folder:  # an empty answer may also mean an object or an absence: needs a lookup
-            entry = self.source.fresh(folder)
+            entry = self.objects.fresh(folder)
             # GCS may have an object and a folder of the same name: the object counts.
             if not is_folder and (entry is None or entry.info is None or entry.info.kind != "file"):
-                self.source.metadata.store(
-                    folder, ObjectInfo(folder, "directory", 0), checked_at=now, mark=mark
-                )
+                self.objects.learn(folder, ObjectInfo(folder, "directory", 0), asked_at=now, counter=mark)
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
             if origin.lists_all(folder):  # a stored listing proves that other names are absent
@@ -455,10 +452,10 @@ class MetadataResolver:
         if self._by_parent(path):
             return False
         path = without_slash(path)
-        now, mark = clock.now(), self.source.metadata.mark(path)
-        async for _ in self.source.origin(path).list(path):
+        now, mark = clock.now(), self.objects.counter(path)
+        async for _ in self.objects.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)
-            self.source.metadata.store(path, folder, checked_at=now, mark=mark)
+            self.objects.learn(path, folder, asked_at=now, counter=mark)
             return True
         return False
 

@@ -1,0 +1,452 @@
+"""What is at each path of one origin: entries in memory and in the store, and the rules for their freshness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fsspec.utils import tokenize
+
+from cachedfs.cache.index.metadata_records import (
+    FeedConfirmation,
+    FeedSnapshot,
+    ListedName,
+    MetadataRecord,
+    folder_of,
+    hash_of,
+    new_version_at,
+)
+from cachedfs.cache.metadata_store import MetadataStore
+from cachedfs.common.clock import clock
+from cachedfs.common.types import LinkStats, ObjectInfo
+from cachedfs.common.urls import GCS_PROTOCOLS, without_slash
+from cachedfs.config import Config
+from cachedfs.core.engine import Engine
+from cachedfs.core.engines import engine_for
+from cachedfs.core.version import Version, version_of
+from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
+from cachedfs.origins.base import Origin
+from cachedfs.origins.registry import (
+    check_options,
+    identity_lasts_s,
+    identity_of,
+    is_whole,
+    names_a_version,
+    with_known_details,
+)
+from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
+
+__all__ = ["ABSENCE_S", "Entry", "Objects", "folder_of", "is_fresh"]
+
+ABSENCE_S = 10.0
+"""Maximum age in seconds of an absence known from a 404: objects appear more often than they change (gcsfuse: 5 s)."""
+MOST = 50_000  # entries in memory, at most 3 kB each with all GCS metadata; a query for another takes 15 us
+
+
+class Entry:
+    """What is known of one path as of `asked_at`, in seconds since the epoch.
+
+    `info` describes an object or folder; None means that there is neither. Valid while the change counter at `slots`
+    equals `counter`. `by_listing`: a complete listing of the folder lacks the path, instead of one 404. `origin_error`:
+    the origin's text, if it reported the absence to this process.
+    """
+
+    __slots__ = ("asked_at", "by_listing", "counter", "info", "origin_error", "path", "slots", "version")
+
+    def __init__(
+        self,
+        path: str,
+        info: ObjectInfo | None,
+        asked_at: float,
+        counter: int,
+        slots: tuple[int, ...],
+        *,
+        by_listing: bool = False,
+        origin_error: str = "",
+    ) -> None:
+        self.path, self.info, self.asked_at, self.counter, self.slots = path, info, asked_at, counter, slots
+        self.by_listing, self.origin_error = by_listing, origin_error
+        self.version: Version | None = None  # made by `Objects.version`
+
+    @property
+    def object(self) -> ObjectInfo:
+        """The object or folder at the path. Must not be used for an absence."""
+        assert self.info is not None
+        return self.info
+
+
+def is_fresh(asked_at: float, now: float, *, lifetime_s: float, absence: bool = False) -> bool:
+    """Return whether an answer from `asked_at` is fresh at `now`, both in seconds since the epoch.
+
+    With a lifetime of 0 no answer is fresh, with an infinite one every answer is. An answer from the future (the clock
+    was set back) is not fresh. `absence` limits the lifetime to ABSENCE_S.
+    """
+    if math.isinf(lifetime_s):
+        return True
+    age = now - asked_at
+    return 0 <= age < (min(lifetime_s, ABSENCE_S) if absence else lifetime_s)
+
+
+class Objects:
+    """The objects of one origin under one configuration, as this process knows them. Safe from any thread.
+
+    Filesystems of one origin share the entries; each compares their age with its own `max_age`. An entry carries the
+    change counter that was read before the origin was asked, and is valid only while the counter has that value, so a
+    change by any process of the machine counts at once. Cheap to create: the engine is made at first use, and again
+    after a fork.
+    """
+
+    def __init__(
+        self, protocol: str, options: Mapping[str, Any], config: Config, url: Callable[[str], str]
+    ) -> None:
+        self.protocol, self.options, self.config = protocol, options, config
+        self.url = url  # returns the full URL of a path, for messages
+        check_options(protocol, options)
+        self._identity: str | None = None
+        self._identify_at = math.inf  # when to ask again whose data this is
+        self._identifying: asyncio.Future[str] | None = None
+        self._look_at = -math.inf  # when to look again: identity and shared files may be others
+        self._lifetime_s = config.lifetime_s
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._origin: Origin | None = None
+
+    # The engine, the identity and the origin.
+
+    engine: Engine
+    """The engine of this process: made at the first use, and again after a fork or once it was closed."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "engine":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        engine = engine_for(self.config)
+        self._entries = engine.entries(self.identity)
+        engine.users.add(self)
+        self.engine = engine  # last: a thread that sees it must also see its entries
+        if not engine.pid:  # it is being closed
+            self.engine_closed()
+        return engine
+
+    def engine_closed(self) -> None:
+        """Stop using the engine, which is closed, or is that of a parent process."""
+        self.__dict__.pop("engine", None)
+        self._look_at, self._origin, self._entries = -math.inf, None, OrderedDict()
+
+    @property
+    def identity(self) -> str:
+        """Text that identifies the data, part of every block key.
+
+        The first use may ask Drive whose credentials these are. It changes if nobody had signed in, and somebody does.
+        """
+        known = self._identity
+        if known is None or time.monotonic() >= self._identify_at:
+            found = identity_of(self.protocol, self.options, may_ask=not self.config.offline)
+            self._identify_at = time.monotonic() + identity_lasts_s(found)
+            if found != known:
+                self._identity, self._origin = found, None
+                if known is not None:
+                    self._entries = self.engine.entries(found)
+            return found
+        return known
+
+    async def find_identity(self) -> None:
+        """Find the identity in a thread, if it is not known: `identity` may block on a request."""
+        if self._identity is not None and time.monotonic() < self._identify_at:
+            return
+        finding = self._identifying
+        if finding is None or finding.done() or finding.get_loop() is not asyncio.get_running_loop():
+            finding = self._identifying = asyncio.ensure_future(asyncio.to_thread(lambda: self.identity))
+        await asyncio.shield(finding)
+
+    @functools.cached_property
+    def caller_key(self) -> str:
+        """Key of the callers that may share a lookup.
+
+        They have the same credentials and the same options for stale answers.
+        """
+        config = self.config
+        settings = (config.offline, config.stale_if_error, config.lifetime_s)
+        return str(tokenize(self.protocol, dict(self.options), *settings))
+
+    def origin(self, path: str) -> Origin:
+        """Return the origin; raises OriginUnavailable, naming `path`, if `offline` is set."""
+        if self.config.offline:
+            raise self.offline(path)
+        identity, origin = self.identity, self._origin
+        if origin is None:
+            origin = self._origin = self.engine.origin(
+                self.protocol, self.options, identity=identity, concurrency=self.config.concurrency
+            )
+        return origin
+
+    def link_stats(self) -> LinkStats:
+        """Return the measurements of the link to the origin, without a request and without opening it."""
+        if self._origin is None:
+            return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
+        return self.engine.speculation.link_stats(self._origin)
+
+    @property
+    def store(self) -> MetadataStore:
+        return self.engine.cache.metadata
+
+    # Entries.
+
+    def fresh(self, path: str) -> Entry | None:
+        """Return the entry of `path` if it may be used without asking the origin, else None."""
+        if time.monotonic() >= self._look_at:
+            self._look()
+        # The usual case, without further calls: an object or folder in memory that did not change.
+        entry, counters = self._entries.get(path), self._shared.marks
+        if entry is not None and entry.info is not None and counters is not None and not counters.is_private:
+            with contextlib.suppress(OSError):  # the counters cannot be read
+                is_valid = counters.at(entry.slots) == entry.counter
+                if is_valid and 0 <= clock.now() - entry.asked_at < self._lifetime_s:
+                    return entry
+        return self._fresh_now(path)
+
+    def _fresh_now(self, path: str) -> Entry | None:
+        """Return the fresh entry of `path` from memory or from the store, for all cases."""
+        entry = self.get(path)
+        if entry is None or self.is_fresh(entry):
+            return entry
+        entry = self.newest(path)
+        return entry if entry is not None and self.is_fresh(entry) else None
+
+    def _look(self) -> None:
+        """Once a second, look whether others replaced the shared files, or the identity is another now."""
+        store, _ = self.engine.cache.metadata, self.identity
+        self._shared = store.shared
+        self._look_at = min(store.look(), self._identify_at)
+
+    def known(self, path: str) -> Entry | None:
+        """Return the newest valid entry of `path`, of any age; None if there is none."""
+        entry = self.get(path)
+        return entry if entry is None or self.is_fresh(entry) else self.newest(path)
+
+    def get(self, path: str) -> Entry | None:
+        """Return a valid entry of `path`, of any age; one in memory comes before a newer one in the store."""
+        entry = self.in_memory(path)
+        if entry is None and (entry := self._in_store(path)) is not None:
+            self._remember(entry)
+        elif entry is None:
+            self._entries.pop(path, None)
+        return entry
+
+    def in_memory(self, path: str) -> Entry | None:
+        """Return the valid entry of `path`, of any age, from this process's memory only."""
+        store, entry = self.store, self._entries.get(path)
+        return entry if entry is not None and store.mark_at(entry.slots) == entry.counter else None
+
+    def newest(self, path: str) -> Entry | None:
+        """Return the newer one of the entries in memory and in the store, or None: another process may know more."""
+        entry, found = self._entries.get(path), self._in_store(path)
+        if found is None or (entry is not None and entry.asked_at >= found.asked_at):
+            return self.get(path)
+        self._remember(found)
+        return found
+
+    def existing(self, path: str) -> Entry | None:
+        """Return the fresh entry of `path`, or None.
+
+        Raises ObjectNotFound if the path is known to be absent, without or with the slash that it ends in.
+        """
+        entry = self.fresh(path)
+        if entry is not None and entry.info is None:
+            if path != without_slash(path):
+                return None
+            raise self.not_found(path, entry)
+        return entry
+
+    def existing_whole(self, path: str) -> Entry | None:
+        """Return the fresh entry of `path` if it has all the details of a lookup, else None; raises like `existing`."""
+        entry = self.existing(path)
+        return entry if entry is not None and is_whole(self.identity, entry.object) else None
+
+    def version(self, entry: Entry) -> Version | None:
+        """Return the version that an entry is about; None for an absence, a folder, and what cannot be cached."""
+        if entry.version is None or entry.version.block_size != self.config.block_size:
+            entry.version = version_of(self.identity, entry.info, self.config.block_size)
+        return entry.version
+
+    @property
+    def lifetime_s(self) -> float:
+        """Seconds until metadata expires: as configured, or 0 if changes by other processes cannot be noticed."""
+        lifetime_s = self.config.lifetime_s
+        return lifetime_s if math.isinf(lifetime_s) or self.store.sees_other_processes else 0.0
+
+    def is_fresh(self, entry: Entry) -> bool:
+        """Return whether `entry` can be used without asking the origin.
+
+        With `offline`, the lookup decides whether an absence still counts.
+        """
+        if entry.info is None and self.config.offline and not math.isinf(self.config.max_age):
+            return False
+        absence = entry.info is None and not entry.by_listing
+        return is_fresh(entry.asked_at, clock.now(), lifetime_s=self.lifetime_s, absence=absence)
+
+    # Answers of the origin.
+
+    def counter(self, path: str) -> int:
+        """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
+        return self.store.mark_at(self.store.mark_slots(self.identity, path))
+
+    def learn(
+        self,
+        path: str,
+        info: ObjectInfo | None,
+        *,
+        asked_at: float,
+        counter: int,
+        watch: FeedSnapshot | None = None,
+        origin_error: str = "",
+        before_storing: Callable[[Entry], object] | None = None,
+    ) -> Entry:
+        """Keep an answer of the origin: `info`, or None for an absence. Return its entry.
+
+        `asked_at` and `counter` are the time and the change counter from before the request. `watch` is the change feed
+        that reports changes of the path. `before_storing` is called with the entry of an answer that came with a read,
+        which has fewer details than a lookup, before other processes can see it.
+        """
+        store, identity = self.store, self.identity
+        old = self._entries.get(path)
+        known = None if old is None else old.info
+        if before_storing is not None and info is not None and known is not None:
+            info = info if is_whole(identity, info) else with_known_details(info, known)
+        slots = store.mark_slots(identity, path)
+        entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
+        self._remember(entry)
+        if before_storing is not None:
+            before_storing(entry)
+        new_at = new_version_at(info, known, clock.now(), is_first=old is None)
+        self.engine.store_queue.add_record(
+            MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
+        )
+        return entry
+
+    def expire(self, path: str) -> None:
+        """Expire the metadata of `path` and its folder's listing, for all processes of the machine."""
+        store = self.store  # first: makes `_entries` those of this process
+        self._entries.pop(path, None)
+        store.changed(self.identity, [path])
+
+    def expire_version(self, info: ObjectInfo) -> None:
+        """Expire the metadata of an object if it is still that of a version which the origin no longer has."""
+        known = self.get(info.path)
+        if known is not None and known.info is not None and known.info.fingerprint == info.fingerprint:
+            self.expire(info.path)
+
+    def remove_older(self, paths: Iterable[str], asked_at: float) -> None:
+        """Remove entries of `paths` older than `asked_at` from memory: the store has newer ones."""
+        for path in paths:
+            old = self._entries.get(path)
+            if old is not None and old.asked_at < asked_at:
+                self._entries.pop(path, None)
+
+    def _remember(self, entry: Entry) -> None:
+        self._entries[entry.path] = entry
+        while len(self._entries) > MOST:
+            with contextlib.suppress(KeyError):  # another thread removes entries too
+                self._entries.popitem(last=False)
+
+    # The store.
+
+    def _in_store(self, path: str) -> Entry | None:
+        """Return the newest valid entry in the store.
+
+        It is an absence if a valid, complete listing of the folder lacks the path.
+        """
+        store, identity = self.store, self.identity
+        slots = store.mark_slots(identity, path)
+        counter = store.mark_at(slots)
+        record, listed = store.find(identity, path)
+        entry = None
+        if record is not None and record.mark == counter:
+            at = self.confirmed_until(folder_of(path), record.checked_at, record.told)
+            entry = Entry(path, record.info, at, counter, slots)
+        absent_at = None if listed is None else self._absent_at(path, listed)
+        if absent_at is None or (entry is not None and entry.asked_at >= absent_at):
+            return entry
+        return Entry(path, None, absent_at, counter, slots, by_listing=True)
+
+    def unlisted_at(self, path: str) -> float | None:
+        """Return the time of the valid, complete listing of the folder of `path` that lacks it; None without one."""
+        listed = self.store.find(self.identity, path)[1]
+        return None if listed is None else self._absent_at(path, listed)
+
+    def _absent_at(self, path: str, listed: ListedName) -> float | None:
+        folder = folder_of(path)
+        if not folder or listed.is_present or names_a_version(self.identity, path):
+            return None
+        if listed.mark != self.store.listing_mark(self.identity, folder):
+            return None
+        return self.confirmed_until(folder, listed.checked_at, listed.told)
+
+    def newest_version_at(self, folder: str) -> float:
+        """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed."""
+        return self.store.newest_version(self.identity, folder)
+
+    def confirmed_until(self, folder: str, asked_at: float, confirmation: FeedConfirmation | None) -> float:
+        """Return the time up to which an answer from `asked_at` about a path in `folder` is confirmed.
+
+        That is the time of the last change feed poll that reported no change of the path (`confirmation`), but only if
+        `folder` still was the same folder (by id) then or later. Otherwise it is `asked_at`.
+        """
+        if confirmation is None or confirmation.at <= asked_at:
+            return asked_at
+        if not folder:
+            return confirmation.at
+        entry = self.in_memory(folder)
+        if entry is None or entry.asked_at < confirmation.at:
+            entry = self._in_store(folder)
+            if entry is None or entry.asked_at < confirmation.at:
+                return asked_at
+            self._remember(entry)
+        id = None if entry.info is None else entry.info.id
+        is_same = id is not None and hash_of(self.identity, id) == confirmation.folder
+        return confirmation.at if is_same else asked_at
+
+    # Errors.
+
+    def not_found(self, path: str, entry: Entry) -> CachedFSError:
+        """Return the error for an absent path; for a known folder with a slash at its end, IsAFolder.
+
+        It has the origin's error text if known, which may name a remedy.
+        """
+        folder = without_slash(path)
+        known = None if folder == path else self.fresh(folder)
+        if known is not None and known.info is not None and known.info.kind == "directory":
+            return self.is_a_folder(path)
+        if self.protocol == "file":
+            reason = (
+                "no such file or folder on the local disk. For Google Cloud Storage write gs://BUCKET/KEY, "
+                "for Google Drive drive://My Drive/NAME"
+            )
+        else:
+            parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
+            reason = f"no such object or folder; check the name, and that of {parent}, with ls"
+        reason = entry.origin_error or reason
+        return ObjectNotFound(f"{self.url(path)}: {reason}")
+
+    def is_a_folder(self, path: str) -> IsAFolder:
+        return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
+
+    def offline(self, path: str) -> OriginUnavailable:
+        return OriginUnavailable(
+            f"{self.url(path)}: not all of it is in the cache, and offline=True forbids asking for it"
+        )
+
+    def uncached(self, path: str, info: ObjectInfo) -> CachedFSError:
+        """Return the error for an object of which nothing is cached."""
+        if info.size is None:
+            kind = info.details.get("mimeType", "of no known kind")
+            return CachedFSError(
+                f"{self.url(path)}: it has no known size ({kind}), so nothing of it is cached"
+            )
+        return CachedFSError(
+            f"{self.url(path)}: its origin does not distinguish versions, so nothing of it is cached; read it instead"
+        )

@@ -1,0 +1,62 @@
+"""Entries in memory, in front of the shared store."""
+
+import time
+
+import pytest
+
+from cachedfs.common.types import ObjectInfo
+from cachedfs.config import Config
+from cachedfs.core.objects import Objects
+
+INFO = ObjectInfo("b/x", "file", 1, "1")
+
+
+@pytest.fixture
+def make_objects(tmp_path):
+    def make(**options):
+        config = Config.resolve({"cache_dir": str(tmp_path / "cache"), **options})
+        return Objects("gs", {"token": "anon"}, config, lambda path: f"gs://{path}")
+
+    return make
+
+
+def learn(objects, path, asked_at):
+    info = ObjectInfo(path, "file", 1, "1")
+    return objects.learn(path, info, asked_at=asked_at, counter=objects.counter(path))
+
+
+@pytest.mark.parametrize(("age", "exists"), [(12.0, True), (8.0, False)])
+def test_the_newer_of_an_entry_and_a_listing_without_the_path_counts(make_objects, age, exists):
+    now, objects = time.time(), make_objects()
+    learn(objects, "b/x", now - 10)
+    assert objects.engine.drain(60)
+    store, identity = objects.store, objects.identity
+    marks = {"b": store.listing_mark(identity, "b")}
+    store.keep_listings(identity, {"b": []}, checked_at=now - age, marks={}, folder_marks=marks)
+    objects.remove_older(["b/x"], now)  # as in another process, whose memory is empty
+    entry = objects.get("b/x")
+    assert entry is not None
+    assert (entry.info == INFO) is exists
+
+
+def test_the_oldest_entries_leave_memory(make_objects, monkeypatch):
+    monkeypatch.setattr("cachedfs.core.objects.MOST", 2)
+    objects = make_objects()
+    for path in ("b/1", "b/2", "b/1", "b/3"):
+        learn(objects, path, time.time())
+    assert [objects.in_memory(path) is None for path in ("b/1", "b/2", "b/3")] == [True, False, False]
+
+
+def test_filesystems_of_one_origin_share_entries_and_compare_them_with_their_own_max_age(make_objects):
+    patient, hasty = make_objects(), make_objects(max_age=5)
+    entry = learn(patient, "b/x", time.time() - 8)
+    assert patient.fresh("b/x") is hasty.get("b/x") is entry
+    assert hasty.fresh("b/x") is None
+
+
+def test_versions_of_different_block_sizes_have_keys_of_their_own(make_objects):
+    one, other = make_objects(), make_objects(block_size="64KiB")
+    entry = learn(one, "b/x", time.time())
+    versions = [objects.version(entry) for objects in (one, other, one)]
+    assert [version.block_size for version in versions] == [1 << 20, 1 << 16, 1 << 20]
+    assert versions[0] == versions[2] != versions[1]
