@@ -19,6 +19,7 @@ from cachedfs.core.store_queue import FetchedBlock
 from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
+from cachedfs.origins.request_slots import LEAST_WINDOW
 
 __all__ = ["Downloads"]
 
@@ -30,6 +31,8 @@ class Downloads:
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
+        self._least_window = min(LEAST_WINDOW, objects.config.concurrency)
+        self._bounds = objects.config.bounds
 
     async def get(
         self, version: Version, indexes: Sequence[int], *, demand: int | None = None
@@ -109,7 +112,7 @@ class Downloads:
         if version is not None:
             for index in covering(bytes_, version.block_size):
                 engine.by_block[version.digest, index] = download
-        if not download.is_speculative:
+        if len(engine.active_requests) >= self._least_window and not download.is_speculative:
             self._stop_paused(info.path)
         engine.active_requests.add(download)
         engine.spawn(self.run(download, partial(self._read_version, download, info, bytes_)))
@@ -239,7 +242,7 @@ class Downloads:
         Appends the new entry to `learned`, or an entry for its absence before it raises ObjectNotFound.
         """
         now, counter = clock.now(), self.objects.counter(path)
-        if not download.is_speculative:
+        if len(self.objects.engine.active_requests) > self._least_window and not download.is_speculative:
             self._stop_paused(path)
         try:
             async with self.objects.origin(path).read(path, want, None) as reply:
@@ -308,14 +311,14 @@ class Downloads:
 
     def _count_misses(self, download: Download, version: Version, indexes: range) -> None:
         """Record the misses of blocks, before a reader may use them."""
-        engine, bounds = self.objects.engine, self.objects.config.bounds
+        engine = self.objects.engine
         for index in indexes:
             if engine.by_block.get((version.digest, index)) is download:
-                engine.cache.missed(version, index, bounds, of=version.size)
+                engine.cache.missed(version, index, self._bounds, of=version.size)
 
     def _blocks(self, download: Download, version: Version, indexes: range) -> list[FetchedBlock]:
         """Return received blocks as they are stored, without those that another download brings."""
-        by_block, bounds, blocks = self.objects.engine.by_block, self.objects.config.bounds, []
+        by_block, bounds, blocks = self.objects.engine.by_block, self._bounds, []
         for index in indexes:
             if by_block.get((version.digest, index)) is download:
                 start = index * version.block_size

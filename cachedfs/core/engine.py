@@ -41,6 +41,7 @@ logger = logging.getLogger("cachedfs.core")
 
 T = TypeVar("T")
 
+LOOK_S = 1.0  # a waiting thread looks for an interrupt
 CHECK_S = 0.05  # while that limit is exceeded: seconds between checks whether a caller waits by now
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
@@ -126,20 +127,25 @@ class Engine(event_log.CounterSource):
 
         An interrupt cancels it.
         """
-        if self.is_loop_thread(threading.current_thread()):
+        if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError(
                 "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
             )
         try:
-            loop = self.loop
+            loop = self._loop or self.loop
         except BaseException:  # a coroutine that is never run would cause a warning
             coroutine.close()
             raise
         future = None
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-            return _result(future)
+            while True:  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
+                try:
+                    return future.result(LOOK_S)
+                except TimeoutError:
+                    if future.done():
+                        return future.result()  # which may be a TimeoutError of its own
         except concurrent.futures.CancelledError:
             raise OriginUnavailable("the process is exiting: the read was canceled") from None
         except BaseException:  # usually KeyboardInterrupt: cancel the work on the loop
@@ -422,19 +428,6 @@ class Engine(event_log.CounterSource):
         for origin in self._origins.values():
             with contextlib.suppress(Exception):  # the other origins must still be closed
                 await origin.aclose()
-
-
-def _result(future: concurrent.futures.Future[T]) -> T:
-    """Return the result of `future` when it is there.
-
-    Looks once a second, because CPython does not notice a Ctrl-C that comes just before a thread begins to wait.
-    """
-    while True:
-        try:
-            return future.result(1.0)
-        except TimeoutError:
-            if future.done():
-                return future.result()  # which may be a TimeoutError of its own
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

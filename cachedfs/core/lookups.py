@@ -82,20 +82,18 @@ class Lookups:
         The read is of `want`. A read is the cheapest lookup of an unknown object: its headers carry the metadata.
         `demand` is the byte up to which that request may read before a reader wants more.
         """
-        by_reading = partial(self._ask_by_reading, path, want, demand)
-        if self._is_running(path) or self._is_unseen(path):
-            # Skip the metadata store: the answer is already in flight, or `_ask_by_reading` looks there first.
-            return await self._shared_lookup(path, by_reading)
-        old = self.objects.known(path)
-        if self._needs_lookup(path, old):
-            return await self.ask(path), None
-        if old is not None and self.objects.is_fresh(old):
-            return old, None
-        return await self._shared_lookup(path, by_reading)
-
-    def _is_unseen(self, path: str) -> bool:
-        """Return whether this process has no entry of `path`, and would look it up by reading it."""
-        return self.objects.in_memory(path) is None and not self._by_parent(path)
+        is_in_memory = path in self.objects.entries
+        entry = self.objects.fresh(path) if is_in_memory else None
+        if entry is not None and entry.info is not None and entry.info.kind == "file":
+            return entry, None
+        # Of an object that is not in memory, `_ask_by_reading` looks into the store first.
+        if is_in_memory or self._by_parent(path):
+            old = self.objects.known(path)
+            if self._needs_lookup(path, old):
+                return await self.ask(path), None
+            if old is not None and self.objects.is_fresh(old):
+                return old, None
+        return await self._shared_lookup(path, partial(self._ask_by_reading, path, want, demand))
 
     def _needs_lookup(self, path: str, old: Entry | None) -> bool:
         """Return whether a lookup without a body is needed for `path`, or cheaper than a read."""
@@ -105,13 +103,6 @@ class Lookups:
         key = None if old is None else self.objects.version(old)
         is_cached = key is not None and self.objects.engine.cache.has(key, 0)
         return is_cached or self._by_parent(path)  # expired, but probably unchanged: no need to fetch a body
-
-    def _is_running(self, path: str) -> bool:
-        """Return whether a valid lookup of `path` is running in this process."""
-        if self.objects.lifetime_s == 0:
-            return False
-        slot = (self.objects.caller_key, path)
-        return self.objects.engine.lookups.is_running(slot, self.objects.counter(path))
 
     def _by_parent(self, path: str) -> bool:
         """Return whether a read cannot serve as a lookup.
@@ -296,14 +287,10 @@ class Lookups:
                 return old, None
             if (stale := self._stale_fallback.of(path, old)) is not None:
                 return stale, None
-            download = Download(demand=demand)
-            learned: list[Entry] = []
+            download, learned = Download(demand=demand), list[Entry]()
+            read = partial(self._downloads.read_unknown, download, path, want, learned)
             with self._stale_fallback.waiting_less(old):
-                request = self.objects.engine.spawn(
-                    self._downloads.run(
-                        download, partial(self._downloads.read_unknown, download, path, want, learned)
-                    )
-                )
+                request = self.objects.engine.spawn(self._downloads.run(download, read))
             try:
                 await download.wait_for_headers()
             except asyncio.CancelledError:

@@ -113,7 +113,7 @@ class Objects:
         self._identifying: asyncio.Future[str] | None = None
         self._look_at = -math.inf  # when to look again: identity and shared files may be others
         self._lifetime_s = config.lifetime_s
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self.entries: OrderedDict[str, Entry] = OrderedDict()  # of this process; some are not valid any more
         self._origin: Origin | None = None
 
     # The engine, the identity and the origin.
@@ -125,7 +125,7 @@ class Objects:
         if name != "engine":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         engine = engine_for(self.config)
-        self._entries = engine.entries(self.identity)
+        self.entries = engine.entries(self.identity)
         engine.users.add(self)
         self.engine = engine  # last: a thread that sees it must also see its entries
         if not engine.pid:  # it is being closed
@@ -135,7 +135,7 @@ class Objects:
     def engine_closed(self) -> None:
         """Stop using the engine, which is closed, or is that of a parent process."""
         self.__dict__.pop("engine", None)
-        self._look_at, self._origin, self._entries = -math.inf, None, OrderedDict()
+        self._look_at, self._origin, self.entries = -math.inf, None, OrderedDict()
 
     @property
     def identity(self) -> str:
@@ -150,7 +150,7 @@ class Objects:
             if found != known:
                 self._identity, self._origin = found, None
                 if known is not None:
-                    self._entries = self.engine.entries(found)
+                    self.entries = self.engine.entries(found)
             return found
         return known
 
@@ -201,7 +201,7 @@ class Objects:
         if time.monotonic() >= self._look_at:
             self._look()
         # The usual case, without further calls: an object or folder in memory that did not change.
-        entry, counters = self._entries.get(path), self._shared.marks
+        entry, counters = self.entries.get(path), self._shared.marks
         if entry is not None and entry.info is not None and counters is not None and not counters.is_private:
             with contextlib.suppress(OSError):  # the counters cannot be read
                 is_valid = counters.at(entry.slots) == entry.counter
@@ -234,17 +234,17 @@ class Objects:
         if entry is None and (entry := self._in_store(path)) is not None:
             self._remember(entry)
         elif entry is None:
-            self._entries.pop(path, None)
+            self.entries.pop(path, None)
         return entry
 
     def in_memory(self, path: str) -> Entry | None:
         """Return the valid entry of `path`, of any age, from this process's memory only."""
-        store, entry = self.store, self._entries.get(path)
+        store, entry = self.engine.cache.metadata, self.entries.get(path)
         return entry if entry is not None and store.mark_at(entry.slots) == entry.counter else None
 
     def newest(self, path: str) -> Entry | None:
         """Return the newer one of the entries in memory and in the store, or None: another process may know more."""
-        entry, found = self._entries.get(path), self._in_store(path)
+        entry, found = self.entries.get(path), self._in_store(path)
         if found is None or (entry is not None and entry.asked_at >= found.asked_at):
             return self.get(path)
         self._remember(found)
@@ -265,12 +265,14 @@ class Objects:
     def existing_whole(self, path: str) -> Entry | None:
         """Return the fresh entry of `path` if it has all the details of a lookup, else None; raises like `existing`."""
         entry = self.existing(path)
-        return entry if entry is not None and is_whole(self.identity, entry.object) else None
+        return (
+            entry if entry is not None and is_whole((self._identity or self.identity), entry.object) else None
+        )
 
     def version(self, entry: Entry) -> Version | None:
         """Return the version that an entry is about; None for an absence, a folder, and what cannot be cached."""
         if entry.version is None or entry.version.block_size != self.config.block_size:
-            entry.version = version_of(self.identity, entry.info, self.config.block_size)
+            entry.version = version_of((self._identity or self.identity), entry.info, self.config.block_size)
         return entry.version
 
     @property
@@ -293,7 +295,8 @@ class Objects:
 
     def counter(self, path: str) -> int:
         """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
-        return self.store.mark_at(self.store.mark_slots(self.identity, path))
+        store = self.engine.cache.metadata
+        return store.mark_at(store.mark_slots(self._identity or self.identity, path))
 
     def learn(
         self,
@@ -312,8 +315,8 @@ class Objects:
         that reports changes of the path. `before_storing` is called with the entry of an answer that came with a read,
         which has fewer details than a lookup, before other processes can see it.
         """
-        store, identity = self.store, self.identity
-        old = self._entries.get(path)
+        store, identity = self.engine.cache.metadata, self._identity or self.identity
+        old = self.entries.get(path)
         known = None if old is None else old.info
         if before_storing is not None and info is not None and known is not None:
             info = info if is_whole(identity, info) else with_known_details(info, known)
@@ -331,8 +334,8 @@ class Objects:
     def expire(self, path: str) -> None:
         """Expire the metadata of `path` and its folder's listing, for all processes of the machine."""
         store = self.store  # first: makes `_entries` those of this process
-        self._entries.pop(path, None)
-        store.changed(self.identity, [path])
+        self.entries.pop(path, None)
+        store.changed((self._identity or self.identity), [path])
 
     def expire_version(self, info: ObjectInfo) -> None:
         """Expire the metadata of an object if it is still that of a version which the origin no longer has."""
@@ -343,15 +346,15 @@ class Objects:
     def remove_older(self, paths: Iterable[str], asked_at: float) -> None:
         """Remove entries of `paths` older than `asked_at` from memory: the store has newer ones."""
         for path in paths:
-            old = self._entries.get(path)
+            old = self.entries.get(path)
             if old is not None and old.asked_at < asked_at:
-                self._entries.pop(path, None)
+                self.entries.pop(path, None)
 
     def _remember(self, entry: Entry) -> None:
-        self._entries[entry.path] = entry
-        while len(self._entries) > MOST:
+        self.entries[entry.path] = entry
+        while len(self.entries) > MOST:
             with contextlib.suppress(KeyError):  # another thread removes entries too
-                self._entries.popitem(last=False)
+                self.entries.popitem(last=False)
 
     # The store.
 
@@ -360,7 +363,7 @@ class Objects:
 
         It is an absence if a valid, complete listing of the folder lacks the path.
         """
-        store, identity = self.store, self.identity
+        store, identity = self.engine.cache.metadata, self._identity or self.identity
         slots = store.mark_slots(identity, path)
         counter = store.mark_at(slots)
         record, listed = store.find(identity, path)
@@ -375,20 +378,20 @@ class Objects:
 
     def unlisted_at(self, path: str) -> float | None:
         """Return the time of the valid, complete listing of the folder of `path` that lacks it; None without one."""
-        listed = self.store.find(self.identity, path)[1]
+        listed = self.store.find((self._identity or self.identity), path)[1]
         return None if listed is None else self._absent_at(path, listed)
 
     def _absent_at(self, path: str, listed: ListedName) -> float | None:
         folder = folder_of(path)
-        if not folder or listed.is_present or names_a_version(self.identity, path):
+        if not folder or listed.is_present or names_a_version((self._identity or self.identity), path):
             return None
-        if listed.mark != self.store.listing_mark(self.identity, folder):
+        if listed.mark != self.store.listing_mark((self._identity or self.identity), folder):
             return None
         return self.confirmed_until(folder, listed.checked_at, listed.told)
 
     def newest_version_at(self, folder: str) -> float:
         """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed."""
-        return self.store.newest_version(self.identity, folder)
+        return self.store.newest_version((self._identity or self.identity), folder)
 
     def confirmed_until(self, folder: str, asked_at: float, confirmation: FeedConfirmation | None) -> float:
         """Return the time up to which an answer from `asked_at` about a path in `folder` is confirmed.
@@ -407,7 +410,7 @@ class Objects:
                 return asked_at
             self._remember(entry)
         id = None if entry.info is None else entry.info.id
-        is_same = id is not None and hash_of(self.identity, id) == confirmation.folder
+        is_same = id is not None and hash_of((self._identity or self.identity), id) == confirmation.folder
         return confirmation.at if is_same else asked_at
 
     # Errors.

@@ -67,6 +67,7 @@ class Reader:
         self.object_histories = ObjectHistories(objects, self.downloads)
         self._awaited = self.chunk_prefetch.awaited
         self._block_size, self._verifies = objects.config.block_size, objects.config.verify_always
+        self._reads_ahead, self._whole_request = objects.config.read_ahead > 0, objects.config.whole_request
 
     # Cached reads: any thread, no event loop, no request.
 
@@ -183,8 +184,9 @@ class Reader:
         The download is None if no request was sent. Costs one request for an unknown object and returns at its response
         headers. Costs none for an object with fresh metadata. Raises ObjectNotFound and IsAFolder.
         """
-        want = Range(0, self.objects.config.whole_request)
-        self.chunk_prefetch.observe(path, 0, self._block_size)
+        want = Range(0, self._whole_request)
+        if self._reads_ahead:
+            self.chunk_prefetch.observe(path, 0, self._block_size)
         with waiting(path):
             entry, download = await self.lookups.resolve(path, want, demand=self._block_size)
         if entry.info is None:
@@ -204,9 +206,10 @@ class Reader:
         Blocks that are not cached are fetched. Look the object up again and retry, up to TRIES attempts, if the version
         was replaced meanwhile or failed its checksum.
         """
-        want = first_want(start, stop, self._block_size, self.objects.config.whole_request)
+        want = first_want(start, stop, self._block_size, self._whole_request)
         with waiting(path, start, stop):
-            self.chunk_prefetch.observe(path, start, stop)
+            if self._reads_ahead:
+                self.chunk_prefetch.observe(path, start, stop)
             for tries_left in reversed(range(TRIES)):
                 entry, download = await self.lookups.resolve(path, want, demand=ALL)
                 if entry.info is None:
@@ -233,7 +236,8 @@ class Reader:
         They come from the cache, from downloads or from new requests. Raises ObjectChanged if a missing block is of a
         version that no longer exists.
         """
-        self.chunk_prefetch.observe(entry.path, start, stop)
+        if self._reads_ahead:
+            self.chunk_prefetch.observe(entry.path, start, stop)
         with waiting(entry.path, start, stop):
             return await self._collect(entry, start, stop, download)
 
@@ -252,7 +256,7 @@ class Reader:
         if version is None:
             return await self._uncached(info, start, stop, download, is_pinned=is_pinned)
         want = clip(start, stop, version.size)
-        if 0 < want.size < version.size:
+        if self._reads_ahead and 0 < want.size < version.size:
             self.object_histories.observe_range(version, want, is_first=download is not None)
         fetched = (
             set()
@@ -261,7 +265,7 @@ class Reader:
         )
         blocks, n_at_once = (
             covering(want, self._block_size),
-            self.objects.config.whole_request // self._block_size,
+            self._whole_request // self._block_size,
         )
         buffer = _zeros(want.size)
         view = buffer.getbuffer()
@@ -281,7 +285,7 @@ class Reader:
     ) -> None:
         """Gather many blocks in runs of one request each, few at a time."""
         slots = asyncio.Semaphore(2 * self.objects.config.first_concurrency)
-        n_at_once = self.objects.config.whole_request // self._block_size
+        n_at_once = self._whole_request // self._block_size
 
         async def gather(run: range) -> None:
             async with slots:
@@ -294,13 +298,16 @@ class Reader:
     ) -> None:
         """Copy the blocks of `run` into `view`, cached or fetched; those in `fetched` do not count as hits."""
         engine, missing = self.objects.engine, sorted(run)
+        is_looked_up = len(missing) == 1  # the caller has just looked for a single block
         while missing:
-            taken = await self._take_cached(version, missing, view, want)
-            engine.hits += len(taken - fetched)
-            missing = [index for index in missing if index not in taken]
-            fetched |= set(missing)
+            if not is_looked_up:
+                taken = await self._take_cached(version, missing, view, want)
+                engine.hits += len(taken - fetched)
+                missing = [index for index in missing if index not in taken]
+            is_looked_up = False
             if not missing:
                 return
+            fetched |= set(missing)
             for index, download in (await self.downloads.get(version, missing)).items():
                 start = max(want.start, index * version.block_size)
                 stop = min(want.stop, (index + 1) * version.block_size)
@@ -363,10 +370,11 @@ class Reader:
         requests bytes beyond `want`: those are received only when a reader wants them.
         """
         blocks, engine, path = covering(want, version.block_size), self.objects.engine, version.info.path
-        self.object_histories.observe_wait(version, blocks, n_reads=n_reads)
         first = blocks[0]
-        if not first:
-            self.chunk_prefetch.observe(path, 0, version.block_size)
+        if self._reads_ahead:
+            self.object_histories.observe_wait(version, blocks, n_reads=n_reads)
+            if not first:
+                self.chunk_prefetch.observe(path, 0, version.block_size)
         demand = None
         if up_to > want.stop and (version.digest, first) not in engine.by_block:
             demand = blocks.stop * version.block_size

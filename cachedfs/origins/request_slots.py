@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from cachedfs.config import FIRST_AT_ONCE
 
 __all__ = [
+    "LEAST_WINDOW",
     "SPECULATIVE_FACTOR",
     "ConcurrencyWindow",
     "RequestSlots",
@@ -20,7 +21,7 @@ __all__ = [
 ]
 
 SPECULATIVE_FACTOR = 2  # times the window, for speculative requests
-_LEAST = 4  # the smallest window that refusals leave
+LEAST_WINDOW = 4  # the smallest window that refusals leave
 _GAIN = 1.05  # a larger window must increase throughput by this factor
 _PAUSE = 8  # rounds to wait before the window may grow again
 # Bytes added per request when throughput is computed: with small objects the request rate counts, not the bytes.
@@ -84,7 +85,7 @@ class ConcurrencyWindow:
     def refused(self, sent_at: float, now: float) -> None:
         """Halve the window after a refusal; ignore one of a request sent before this round began."""
         if sent_at >= self.started:
-            self.size, self.before, self.pause = max(min(_LEAST, self.most), self.size // 2), 0, _PAUSE
+            self.size, self.before, self.pause = max(min(LEAST_WINDOW, self.most), self.size // 2), 0, _PAUSE
             self.begin(now)
 
     def begin(self, now: float) -> None:

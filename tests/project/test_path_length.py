@@ -1,0 +1,121 @@
+"""How many functions of cachedfs one read passes through, over all threads, storing included.
+
+These are upper bounds: a change that makes a path longer has to make it shorter elsewhere. Comprehensions are not counted.
+"""
+
+import contextlib
+import itertools
+import pathlib
+import sys
+import threading
+import time
+
+import fsspec
+import pytest
+
+import cachedfs
+from tests.support import MiB, noise, until
+
+ROOT = str(pathlib.Path(cachedfs.__file__).parent)
+SIM = str(pathlib.Path(ROOT, "sim"))
+MOST = {"hit": 10, "hit of an open file": 5, "miss of a known version": 267, "miss of an unknown object": 355}
+
+
+class Counter:
+    """Counts the functions of cachedfs that run in threads which are started while it is active."""
+
+    def __init__(self):
+        self._codes, self._is_on = set(), False
+
+    @contextlib.contextmanager
+    def active(self):
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+        try:
+            yield self
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    def _profile(self, frame, event, arg):
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(ROOT) and not code.co_filename.startswith(SIM)
+        if self._is_on and event == "call" and is_ours and not code.co_name.startswith("<"):
+            self._codes.add(code)
+
+    def of(self, act, end):
+        """Return the functions that run in `act`, and in other threads until `end` returns."""
+        self._codes, self._is_on = set(), True
+        act()
+        sys.setprofile(None)
+        end()
+        sys.setprofile(self._profile)
+        self._is_on = False
+        return self._codes
+
+
+class StoppedTime:
+    """The module `time`, with a monotonic clock that stands still: what is done once a second is not counted."""
+
+    def __init__(self):
+        self._now = time.monotonic()
+
+    def monotonic(self):
+        return self._now
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+def lengths(codes):
+    """Return the lines of each function, sorted."""
+    return sorted(
+        max(line for *_, line in code.co_lines() if line) - code.co_firstlineno + 1 for code in codes
+    )
+
+
+@pytest.fixture
+def counted(cloud, monkeypatch):
+    """The functions of each kind of read; `read_ahead=0`, so that no other object is read."""
+    body, counter = noise(MiB), Counter()
+    for number in range(8):
+        cloud.put(f"k{number}", body)
+    cloud.put("big", noise(24 * MiB))
+    path = cloud.path
+    with counter.active():
+        fs = fsspec.filesystem("cachedfs", target_protocol="gs", read_ahead=0)
+        engine = fs._objects.engine
+
+        def drain():
+            until(lambda: not engine.active_requests)
+            assert engine.drain(60)
+
+        for number in range(3):
+            fs.cat_file(path(f"k{number}"))
+        fs.cat_file(path("big"), 0, 10)
+        drain()
+        stopped = StoppedTime()
+        for name, module in list(sys.modules.items()):
+            if (
+                name.startswith(("cachedfs.cache.", "cachedfs.core."))
+                and getattr(module, "time", None) is time
+            ):
+                monkeypatch.setattr(module, "time", stopped)
+        fs.cat_file(path("k0"), 10, 20)
+        found = {"hit": counter.of(lambda: fs.cat_file(path("k0"), 10, 20), drain)}
+        with fs.open(path("k1")) as file:
+            file.read(10), file.seek(5000), file.read(10)
+            found["hit of an open file"] = counter.of(lambda: (file.seek(9000), file.read(10)), int)
+        found["miss of an unknown object"] = counter.of(lambda: fs.cat_file(path("k5")), drain)
+        far = 20 * MiB
+        found["miss of a known version"] = counter.of(lambda: fs.cat_file(path("big"), far, far + 10), drain)
+    return found
+
+
+def test_a_read_passes_through_few_functions(counted):
+    assert {name: len(codes) for name, codes in counted.items() if len(codes) > MOST[name]} == {}
+
+
+def test_functions_on_these_paths_are_short(counted):
+    found = lengths(set(itertools.chain(*counted.values())))
+    assert found[int(0.9 * len(found))] <= 25
