@@ -169,7 +169,7 @@ def write_behind(cache, bounds):
         writer.add_record(_record(cache, NEW.path))
         for index in range(2):
             data = memoryview(content(NEW, index))
-            writer.add(FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds))
+            writer.add([FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds)])
     assert writer.drain(120)
 
 

@@ -156,7 +156,7 @@ def day(directory):
             "gs://test", {"b": [FACT.info]}, checked_at=1e9, marks={}, folder_marks={"b": 3}
         )
     assert (cache.metadata.listing("gs://test", "b") or (0, 0, 3))[2] == 3
-    cache._own._look_at = 0.0
+    cache._own.look_at = 0.0
     cache.metadata.changed("gs://test", ["b/x"])
     assert cache.metadata.mark("gs://test", "b/x") != mark
     cache._shared.open_marks().tables[0].spoil()  # as a process does that cannot write them
@@ -187,7 +187,7 @@ def day(directory):
         cache.allowance(CacheBounds())
     cache.usage()
     cache.has(KEY, 0)
-    cache._own._look_at = 0.0
+    cache._own.look_at = 0.0
     cache._handles._sweep()
     cache.metadata.lookup("gs://test", "b/x")
     cache.close()
@@ -252,7 +252,7 @@ def calls_of_a_day(tmp_path_factory):
 
 def heals(cache):
     """The disk is sound again: the next put stores, what was stored is read, and an audit has nothing left to say."""
-    cache._own._again_at = cache._own._look_at = 0.0  # so much later
+    cache._own._again_at = cache._own.look_at = 0.0  # so much later
     put(cache, LAST, 0)
     assert cache.cannot_store is None
     assert whole(cache, LAST, 0) == content(LAST, 0)

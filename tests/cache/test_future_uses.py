@@ -39,7 +39,7 @@ class Plan:
 
     async def send(self, indexes):
         for key, index in self.asked(indexes):
-            self.downloads.launch(self.known, key, [index])
+            self.downloads.launch(key, [index])
 
 
 @pytest.fixture(autouse=True)

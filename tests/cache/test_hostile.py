@@ -110,7 +110,7 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
             with pytest.raises(ValueError, match=f"belongs to user {THEM}"):
                 open_cache(shared / "ours")
             continue
-        reader._own._look_at = reader._handles._sweep_at = 0.0
+        reader._own.look_at = reader._handles._sweep_at = 0.0
         reader._own.index.database._reader.looked_s = 0.0
         assert whole(reader, key, 0) is None
         assert whole(reader, other, 0) is None
@@ -157,7 +157,7 @@ def use_all(cache):
         with contextlib.suppress(CacheError):
             act(*args, **options)
 
-    cache._own._look_at = cache._own._again_at = 0.0
+    cache._own.look_at = cache._own._again_at = 0.0
     cache._own.index.database._reader.looked_s = 0.0
     assert whole(cache, key, 0) in (None, content(key, 0))
     tried(put, cache, key, 0, 1, 2)

@@ -110,7 +110,7 @@ def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
     assert open_cache().metadata.mark(ORIGIN, "b/x") == mark
     Path(cache.root, "marks").unlink()
     assert open_cache().metadata.mark(ORIGIN, "b/x") != mark
-    cache._own._look_at = 0.0
+    cache._own.look_at = 0.0
     cache.metadata.lookup(ORIGIN, "b/x")
     assert cache.metadata.mark(ORIGIN, "b/x") == open_cache().metadata.mark(ORIGIN, "b/x") != mark
 

@@ -110,7 +110,7 @@ class NameServer:
         self.asked, self.may_answer = 0, asyncio.Event()
         self.answer, self.hosts = lambda: None, ["127.0.0.1"]
 
-        async def resolve(lookups, host, port=0, family=0):
+        async def resolve(resolver, host, port=0, family=0):
             self.asked += 1
             await self.may_answer.wait()
             self.answer()
@@ -130,7 +130,7 @@ async def asking_by_name(policy):
     """A function that asks a server for its body, by a host name."""
     async with (
         serving(hello) as url,
-        aiohttp.ClientSession(connector=new_connector(lookups=aiohttp.ThreadedResolver())) as session,
+        aiohttp.ClientSession(connector=new_connector(resolver=aiohttp.ThreadedResolver())) as session,
     ):
         client = client_of(session, policy)
         request = HTTPRequest(

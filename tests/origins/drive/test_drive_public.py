@@ -293,7 +293,7 @@ def test_what_is_read_after_a_sign_in_is_cached_for_that_account(
     accounts.save(
         "me", {"type": "authorized_user", "refresh_token": "r", "account": "me@example.com", **client}
     )
-    fs._objects._look_again_at = 0.0  # a second later
+    fs._objects._look_at = fs._objects._identify_at = 0.0  # a second later
     assert fs.cat_file(f"{root}/private") == DATA
     accounts.remove("me")
     with pytest.raises(AccessDenied, match="cachedfs login drive"):
