@@ -46,11 +46,8 @@ class ChangeTable(SharedSlots):
     def generation(self) -> bytes:
         return self.read(8, _GENERATION_AT)
 
-    def start(self) -> int:
-        return self._number_at(_START_AT)
-
     def slot(self, number: int) -> int:
-        return self._number_at(HEADER_SIZE + 8 * number)
+        return self.number_at(HEADER_SIZE + 8 * number)
 
     def change(self, slots: Iterable[int], value: int) -> None:
         """Write `value` to the slots in order, and then a new generation. Raises OSError."""
@@ -59,9 +56,12 @@ class ChangeTable(SharedSlots):
         # Last: a process that reads the new generation reads the new slots too.
         self.write([(_GENERATION_AT, secrets.token_bytes(8))])
 
-    def _number_at(self, offset: int) -> int:
+    def number_at(self, offset: int) -> int:
         number: int = _SLOT.unpack(self.read(8, offset))[0]
         return number
+
+
+_Known = tuple[bytes, dict[tuple[int, ...], int], list[dict[int, int]]]
 
 
 class ChangeCounters:
@@ -74,9 +74,9 @@ class ChangeCounters:
     def __init__(self, *tables: ChangeTable) -> None:
         self.tables = tables
         self._main, self._further = tables[0], tables[1:]
-        # A generation, and the counters read since it was current. Replaced as a whole: a thread that is late adds what
-        # it read to the old one.
-        self._known: tuple[bytes, dict[tuple[int, ...], int]] = b"", {}
+        # A generation, and since it was current, the counters and what was read of each table, by offset. Replaced as a
+        # whole: a thread that is late adds what it read to the old one.
+        self._known: _Known = b"", {}, [{} for _ in tables]
         self.paths = [table.path for table in tables if table.path is not None and not table.is_private]
         self.is_private = not self.paths
 
@@ -97,19 +97,21 @@ class ChangeCounters:
             generation += table.generation()
         known = self._known
         if known[0] != generation or len(known[1]) > _MOST_KNOWN:
-            known = self._known = generation, {}
+            known = self._known = generation, {}, [{} for _ in self.tables]
         found = known[1].get(slots)
         if found is None:
-            found = known[1][slots] = self._read(slots)
+            found = known[1][slots] = self._read(slots, known[2])
         return found
 
-    def _read(self, slots: tuple[int, ...]) -> int:
-        mark = 0
-        for table in self.tables:
-            mark = 3 * mark ^ table.start()
-            for slot in slots:
-                mark = 3 * mark ^ table.slot(slot)  # times 3: equal numbers in two slots must not cancel out
-        return mark & _MASK63
+    def _read(self, slots: tuple[int, ...], numbers: Sequence[dict[int, int]]) -> int:
+        """Return the counter made of `slots`; `numbers` has what was read of each table, by offset."""
+        counter, offsets = 0, [_START_AT, *(HEADER_SIZE + 8 * slot for slot in slots)]
+        for table, known in zip(self.tables, numbers, strict=True):
+            for offset in offsets:
+                if (number := known.get(offset)) is None:
+                    number = known[offset] = table.number_at(offset)
+                counter = 3 * counter ^ number  # times 3: equal numbers in two slots must not cancel out
+        return counter & _MASK63
 
     def changed_at(self, slots: tuple[int, ...]) -> int:
         """Return the second of the last change of any of the slots by `clock`, rounded down; 0 without one."""
@@ -117,7 +119,7 @@ class ChangeCounters:
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
-        return self._read((_epoch_slot(_crc(identity)),))
+        return self._read((_epoch_slot(_crc(identity)),), [{} for _ in self.tables])
 
     def change(self, identity: str, paths: Iterable[str], *, tree: bool) -> Sequence[ChangeTable]:
         """Change the counters of `paths`, of the folders above them and of the listings of those folders.
