@@ -147,8 +147,11 @@ class ChunkPrefetch:
         )
 
     def _object(self, path: str) -> Version | None:
-        """Return the known version of an object, without a request; None for anything else."""
-        entry = self._objects.get(path)
+        """Return the known version of an object, without a request; None for anything else.
+
+        One in memory may be replaced by now: then what is requested ahead is of no use.
+        """
+        entry = self._objects.entries.get(path) or self._objects.get(path)
         return None if entry is None else self._objects.version(entry)
 
     # Find the series of a name.
