@@ -19,6 +19,7 @@ from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.fsck import CheckReport
 from cachedfs.cache.index.block_rows import CachedPath
+from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.local_copies import LocalCopy
 from cachedfs.cache.metadata_store import MetadataStore
@@ -232,13 +233,15 @@ class BlockCache:
         never visible in part.
         """
         try:
-            self._own.writable().put(blocks, bounds, unusable=self._layers.rejected, plan=plan)
+            store = self._own.store or self._own.writable()
+            store.put(blocks, bounds, unusable=self._layers.rejected, plan=plan)
         except CacheError as error:
             self._own.cannot_store = error.message
             self._complaints.not_stored(error.message)
             raise
         self._own.cannot_store = None
-        self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in blocks)
+        if self._layers.rejected:
+            self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in blocks)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
         """Drop the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
@@ -258,13 +261,13 @@ class BlockCache:
     def room(self, bounds: CacheBounds) -> int:
         """Return how many bytes are available to blocks that are neither pinned nor in use. Raises CacheError."""
         allowed = self._own.writable().allowance(bounds)
-        return max(0, allowed - self._own.asked(lambda rows: rows.number("fixed") or 0, 0))
+        return max(0, allowed - self._own.query(lambda rows: rows.load_totals().fixed, 0))
 
     def discard(self, key: ObjectKey, index: int) -> None:
         """Drop a damaged block. Never raises: without its file the block is a miss."""
         self._handles.drop([(key.digest, index)])
         if self._own.store is not None:
-            self._own.store.discard(key, index)
+            self._own.store.remove_damaged(key, index)
 
     def refuse(self, key: ObjectKey, index: int) -> None:
         """Drop an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
@@ -284,22 +287,22 @@ class BlockCache:
 
     def pins(self) -> list[tuple[str, str]]:
         """Return (identity, path) of every pin."""
-        return self._own.asked(lambda rows: rows.pins(), [])
+        return self._own.query(lambda rows: rows.pins(), [])
 
     def lease(self, size: int, bounds: CacheBounds, suffix: str = "") -> LocalCopy:
         """Return a private file of `size` bytes, counted in the cache size until it is closed. Raises CacheError.
 
         Its name ends with `suffix`, such as ".csv.gz".
         """
-        return self._own.writable().lease(size, bounds, suffix)
+        return self._own.writable().local_copy(size, bounds, suffix)
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths with cached blocks, sorted: `path` itself and everything below it."""
-        return self._own.asked(lambda rows: rows.paths_below(identity, stored_path(path)), [])
+        return self._own.query(lambda rows: rows.paths_below(identity, stored_path(path)), [])
 
     def held(self) -> list[CachedPath]:
         """Return what is cached of each path, for all origins, sorted by path. Scans the rows of all blocks."""
-        return self._own.asked(lambda rows: rows.held(), [])
+        return self._own.query(lambda rows: rows.cached_paths(), [])
 
     # Prefetch plans
 
@@ -338,7 +341,7 @@ class BlockCache:
 
     def release_lock(self, hash64: int) -> None:
         """Release the fetch lock of a block."""
-        self._own.locks.drop(hash64)
+        self._own.locks.release(hash64)
         self._complaints.slower(self._own.locks.trouble)
 
     def lock_holder(self, hash64: int) -> int | None:
@@ -354,7 +357,8 @@ class BlockCache:
 
     def usage(self) -> tuple[int, int]:
         """Return the number of blocks, and the bytes of blocks and local copies; zeros if the index cannot be read."""
-        return self._own.asked(lambda rows: (rows.number("blocks") or 0, rows.number("bytes") or 0), (0, 0))
+        totals = self._own.query(lambda rows: rows.load_totals(), Totals())
+        return totals.blocks, totals.bytes
 
     def allowance(self, bounds: CacheBounds) -> int | None:
         """Return how many bytes blocks and local copies may use under `bounds` now; None if nothing can be stored."""

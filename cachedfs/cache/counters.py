@@ -1,13 +1,12 @@
-"""Statistics that all processes of a machine share: one record of a few numbers in a file.
+"""Statistics that all processes of a machine share: a few numbers in a file.
 
-It is changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for. A killed
+They are changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for. A killed
 or overtaken process may leave any mixture of two states, so any numbers are accepted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import struct
@@ -19,24 +18,21 @@ from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_slots import HEADER_SIZE, SharedSlots
 from cachedfs.common.types import Counted
 
-__all__ = ["SharedCounters"]
+__all__ = ["STATISTICS_SIZE", "SharedCounters"]
 
-_N_NUMBERS = len(Counted._fields)
-# The file has room for 64 records, each with the hash of its name in front: versions before had others than this one.
-_RECORD = _N_NUMBERS + 1
-_N_SLOTS = 64 * _RECORD
-_NAME = int.from_bytes(hashlib.blake2b(b"what all processes counted", digest_size=8).digest(), "little")
-_OFFSET = HEADER_SIZE + 8 * (_NAME % 64 * _RECORD)
-_NUMBERS = struct.Struct(f"<Q{_N_NUMBERS}d")
+_N_SLOTS = len(Counted._fields)
+STATISTICS_SIZE = HEADER_SIZE + 8 * _N_SLOTS
+_LOCK = 0x0DB5_57A7_C0DE_0003  # the lock number for changing the numbers
+_NUMBERS = struct.Struct(f"<{_N_SLOTS}d")
 _LOOK_S = 1.0  # interval between checks that the file is still the one at the path
 _AGAIN_S = 60.0  # delay before a file that could not be shared is tried again
-_TURNS, _TURN_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy
+_TRIES, _TRY_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy
 
 _MOST = 2.0**53  # doubles represent integers exactly up to here
 
 
 class _File(SharedSlots):
-    magic = b"cfsbudg1"
+    magic = b"cfsstat1"
 
     def __init__(self, path: str | None, temp: str) -> None:
         super().__init__(path, temp, _N_SLOTS)
@@ -46,15 +42,15 @@ class _File(SharedSlots):
         return n_slots == _N_SLOTS
 
     def counted(self) -> Counted:
-        """Return the record; zeros if it does not exist, or if its numbers are no valid counts. Raises OSError."""
-        name, *numbers = _NUMBERS.unpack(self.read(_NUMBERS.size, _OFFSET))
-        is_sane = name == _NAME and all(math.isfinite(n) and 0 <= n < _MOST for n in numbers)
-        *sums, since = numbers if is_sane else [0.0] * _N_NUMBERS
-        return Counted._make([*map(int, sums), since])
+        """Return the numbers; zeros if they are no valid counts. Raises OSError."""
+        numbers = _NUMBERS.unpack(self.read(_NUMBERS.size, HEADER_SIZE))
+        if not all(math.isfinite(n) and 0 <= n < _MOST for n in numbers):
+            return Counted()
+        return Counted._make([*map(int, numbers[:-1]), numbers[-1]])
 
     def record(self, counted: Counted) -> None:
-        """Replace the record. Raises OSError."""
-        self.write([(_OFFSET, _NUMBERS.pack(_NAME, *counted))])
+        """Replace the numbers. Raises OSError."""
+        self.write([(HEADER_SIZE, _NUMBERS.pack(*counted))])
 
 
 class SharedCounters:
@@ -84,7 +80,7 @@ class SharedCounters:
     def total(self) -> Counted:
         """Return the sums; zeros if nothing was counted yet, or if they cannot be read."""
         directory = self._directory()
-        if self._file is None and not (directory is not None and os.path.exists(directory.budgets)):
+        if self._file is None and not (directory is not None and os.path.exists(directory.statistics)):
             return Counted()  # do not create the file
         try:
             return self._current().counted()
@@ -110,7 +106,7 @@ class SharedCounters:
     def _opened(self, now: float) -> _File:
         directory = self._directory()
         self._again_at = now + _AGAIN_S
-        return _File(directory.budgets, directory.temp()) if directory else _File(None, "")
+        return _File(directory.statistics, directory.temp()) if directory else _File(None, "")
 
     def _look(self, file: _File, now: float) -> None:
         """Replace a deleted file, so that all processes use the same one; retry a file that could not be shared."""
@@ -124,16 +120,16 @@ class SharedCounters:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the record against changes by other processes; after about a millisecond, continue without the lock."""
+        """Lock the numbers against changes by other processes; after about a millisecond, continue without the lock."""
         locks = self._locks()
-        is_ours = locks.take(_NAME)
-        for _ in range(_TURNS):
+        is_ours = locks.take(_LOCK)
+        for _ in range(_TRIES):
             if is_ours:
                 break
-            time.sleep(_TURN_S)
-            is_ours = locks.take(_NAME)
+            time.sleep(_TRY_S)
+            is_ours = locks.take(_LOCK)
         try:
             yield
         finally:
             if is_ours:
-                locks.drop(_NAME)
+                locks.release(_LOCK)

@@ -70,7 +70,7 @@ class SharedFiles:
         if found is not None:
             self._opened.pop("touches", None)
             clock = found.now
-        path, temp = self._place("touches")
+        path, temp = self._place("access_records")
         at_least = 1 if size is None else slots
         made = AccessStats(path, temp, slots, at_least=at_least, clock=clock, locks=self._locks)
         touches = self._opened.setdefault("touches", made)  # the first of two threads wins
@@ -115,7 +115,7 @@ class SharedFiles:
         if touches is not None and touches.trouble:
             self._release("touches")
         # Replace change counters only by ones that more processes see: new ones invalidate all metadata.
-        wanted = self._in_memory if self._directory is None else self._directory.marks
+        wanted = self._in_memory if self._directory is None else self._directory.change_counters
         if marks is not None and wanted not in marks.paths and wanted in self._open_tables().paths:
             self._release("marks")
 
@@ -126,7 +126,7 @@ class SharedFiles:
         return self._in_memory in self._open_tables().paths  # False for a file of somebody else
 
     def _open_tables(self) -> ChangeCounters:
-        path, temp = self._place("marks")
+        path, temp = self._place("change_counters")
         table = ChangeTable(path, temp)
         if not table.is_private and disk.size_of(self._in_memory) == 0:
             return ChangeCounters(table)

@@ -3,17 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachedfs.cache.disk import DiskSpace
 from cachedfs.cache.eviction.admission import (
     AccessHistory,
     EvictionCandidate,
     admits,
     aging_of,
     allowance,
-    automatic_size,
     oldest,
     staging_size,
     window_of,
 )
+from cachedfs.cache.index.schema import Totals
 from cachedfs.common.types import CacheBounds
 
 ages = st.lists(st.integers(0, 1000), max_size=100)
@@ -92,14 +93,10 @@ def test_windows_follow_the_number_of_blocks_that_fit(n_blocks):
         assert 0.7 < (1 << aging_of(n_blocks)) / (10 * n_blocks) < 1.42
 
 
-@given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_, bytes_)
-def test_what_is_allowed_passes_neither_bound_nor_disk(
-    size, keep_free, total, free, used, present, growth, automatic
-):
+@given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_)
+def test_what_is_allowed_passes_neither_bound_nor_disk(size, keep_free, total, free, used, present, growth):
     bounds, overhead = CacheBounds(size, keep_free), present + growth
-    allowed = allowance(
-        bounds, total=total, free=free, used=used, overhead=overhead, growth=growth, automatic=automatic
-    )
+    allowed = allowance(bounds, DiskSpace(total, free), Totals(bytes=used), overhead=overhead, growth=growth)
     most = size * total if isinstance(size, float) else size
     kept = int(keep_free * total) if isinstance(keep_free, float) else keep_free
     assert allowed >= 0
@@ -107,16 +104,10 @@ def test_what_is_allowed_passes_neither_bound_nor_disk(
     assert allowed == 0 or free - (allowed - used) - growth >= kept
 
 
-@given(bytes_, bytes_)
-def test_the_automatic_bound_is_used_when_none_was_given(free, used):
-    automatic = automatic_size(free=free, used=used)
-    allowed = allowance(
-        CacheBounds(None, 0),
-        total=free + used,
-        free=free,
-        used=used,
-        overhead=0,
-        growth=0,
-        automatic=automatic,
-    )
-    assert allowed == automatic == (free + used) // 2
+@given(bytes_, bytes_, bytes_)
+def test_the_automatic_bound_is_set_once_and_used_when_none_was_given(free, used, later):
+    totals, bounds = Totals(bytes=used), CacheBounds(None, 0)
+    space = DiskSpace(free + used, free)
+    assert allowance(bounds, space, totals, overhead=0, growth=0) == (free + used) // 2
+    allowed = allowance(bounds, DiskSpace(later, later), totals, overhead=0, growth=0)
+    assert allowed == min(totals.automatic_size, used + later) or free + used < 2

@@ -192,7 +192,7 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     assert cache.root == str(tmp_path / NAME / "host-one")
     put(cache, key_of(), 0)
     assert cache.take_lock(7)
-    assert not Path(cache.root, "claims").exists()
+    assert not Path(cache.root, "locks").exists()
     cache.metadata.keep_records(
         [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.mark("gs://test", "b/x"))]
     )

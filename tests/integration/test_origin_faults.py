@@ -148,7 +148,7 @@ def await_quiet():
 
     async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
         ahead = any(runtime.fetch_queue._queues) or runtime.fetch_queue._lookups
-        locks = own.locks._held().bytes.keys() - {own.store.room.writer() & (1 << 62) - 1}
+        locks = own.locks._held().bytes.keys() - {own.store.room.writer & (1 << 62) - 1}
         return not (
             ahead or runtime.active_requests or runtime.inflight_requests or runtime.lookups._running or locks
         )

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import fsspec
@@ -806,12 +805,12 @@ def test_a_plan_does_not_inherit_the_bytes_of_an_earlier_plan(origin):
     runtime = fs._source.runtime
     runtime.drain(120)
     store = runtime.cache._own.store
-    with store._writing(time.time()) as rows:
-        rows.record("taken by 0", 1 << 40)
+    with store._writing("test") as rows:
+        rows.set_plan_bytes(0, 1 << 40)
     assert fs.prefetch(["b/x"]).wait(120).bytes_here == 10
     runtime.drain(120)
-    with store._writing(time.time()) as rows:
-        assert rows.number("taken by 0") == 0
+    with store._writing("test") as rows:
+        assert rows.plan_bytes(0) == 0
 
 
 def test_nothing_is_fetched_without_a_writable_directory(cloud, tmp_path):

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from cachedfs.cache import disk
+from cachedfs.cache.index.schema import Totals
 from cachedfs.common.types import CacheBounds
 
 __all__ = [
@@ -17,7 +19,6 @@ __all__ = [
     "admits",
     "aging_of",
     "allowance",
-    "automatic_size",
     "oldest",
     "staging_size",
     "window_of",
@@ -65,7 +66,7 @@ def admits(new: AccessHistory, old: AccessHistory, *, longest_gap: int) -> bool:
 
     It does in three cases: it is new (so that the second pass over a new dataset hits); the old block has been idle
     for much longer than `longest_gap`, so it is unlikely to be read again; or it is used clearly more often than the
-    old one. Otherwise it is dropped. When data larger than the cache is read once per epoch, the cached part therefore
+    old one. Otherwise it is evicted. When data larger than the cache is read once per epoch, the cached part therefore
     stays cached, and the hit ratio equals that part, which is the optimum. LRU would evict every block just before its
     next use. A new block of an object larger than the cache replaces nothing: it may never be read again.
     """
@@ -98,25 +99,15 @@ def _power(number: float, *, least: int) -> int:
 
 
 def allowance(
-    bounds: CacheBounds, *, total: int, free: int, used: int, overhead: int, growth: int, automatic: int
+    bounds: CacheBounds, space: disk.DiskSpace, totals: Totals, *, overhead: int, growth: int
 ) -> int:
-    """Return how many bytes of blocks the cache may hold now. If this is below `used`, blocks must be evicted.
+    """Return how many bytes of blocks and local copies the cache may hold now; set the automatic size at its first use.
 
-    All values are bytes. `total` and `free` describe the disk. `used`: cached blocks. `overhead`: index and other
-    bookkeeping files, which count toward the cache size. `growth`: the part of `overhead` not on the disk yet.
-    `automatic`: the cache size if the user set none.
+    If this is less than it holds, blocks must be evicted. `overhead`: bytes of the index and other bookkeeping files,
+    which count toward the cache size. `growth`: the part of `overhead` that is not on the disk yet.
     """
-    size = automatic if bounds.size is None else _bytes(bounds.size, total)
-    within_bound = size - overhead
-    within_disk = used + free - growth - _bytes(bounds.keep_free, total)
-    return max(0, min(within_bound, within_disk))
-
-
-def automatic_size(*, free: int, used: int) -> int:
-    """Return the default cache size in bytes: half of the free disk space, counting cached blocks as free."""
-    return (free + used) // 2
-
-
-def _bytes(amount: int | float, total: int) -> int:
-    """Return an amount in bytes; a float is a fraction of `total`."""
-    return int(amount * total) if isinstance(amount, float) else amount
+    size, kept = (int(n * space.total) if isinstance(n, float) else n for n in bounds)
+    if size is None:
+        size = totals.automatic_size = totals.automatic_size or (space.free + totals.bytes) // 2
+    within_disk = totals.bytes + space.free - growth - (kept or 0)
+    return max(0, min(size - overhead, within_disk))
