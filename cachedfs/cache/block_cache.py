@@ -7,13 +7,14 @@ A block that cannot be stored raises `CacheError`, which only the fetch code han
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file
 from cachedfs.cache.block_file import OpenBlock
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.counters import SharedCounters
-from cachedfs.cache.directory import layer_roots, root_in
+from cachedfs.cache.directory import layer_roots, old_roots, root_in
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import likely_allowance
@@ -74,6 +75,11 @@ class BlockCache:
     def cannot_store(self) -> str | None:
         """The reason why nothing can be stored, or why the last `put` failed; None if all is well."""
         return self._own.cannot_store
+
+    @functools.cached_property
+    def old_caches(self) -> tuple[str, ...]:
+        """The directories of this user that earlier releases made beside this one, and that nothing uses now."""
+        return tuple(old_roots(self._own.cache_dir))
 
     # Reading blocks: no SQLite, no lock
 

@@ -49,7 +49,7 @@ class WritableDirectory:
         shared: SharedFiles,
         complaints: WarnOnce,
     ) -> None:
-        self._cache_dir = cache_dir
+        self.cache_dir = cache_dir
         self._handles = handles
         self._layers = layers
         self._shared = shared
@@ -137,10 +137,10 @@ class WritableDirectory:
 
     def _open(self, *, explicit: bool) -> None:
         """Open the directory, for writing if possible, else for reading."""
-        directory, self.cannot_store = open_directory(self._cache_dir, explicit=explicit)
+        directory, self.cannot_store = open_directory(self.cache_dir, explicit=explicit)
         self.directory = directory
         self.path = directory.root if directory else None
-        self._layers.begin_with(self.path or readable_root(self._cache_dir), self.path)
+        self._layers.begin_with(self.path or readable_root(self.cache_dir), self.path)
         if directory is not None:
             self._open_store(directory)
             self._shared.move_to(directory, self.locks)

@@ -257,6 +257,7 @@ class Runtime(event_log.CounterSource):
             evictions=self.cache.evictions,
             cache_dir=self.cache.root or "",
             cannot_store=self.cache.cannot_store,
+            old_caches=self.cache.old_caches,
         )
 
     def sums(self) -> dict[str, Any]:
