@@ -129,7 +129,7 @@ def check(
             found = files.pop(block.name, None)
             if found is None:
                 # Check for a writer first: the file may appear between the two checks.
-                is_underway = room.is_being_written(block, now_s)
+                is_underway = room.is_being_written(block)
                 if not is_underway and not os.path.exists(room.path(block.name)):
                     missing.append(block)
             elif found.size != block.size and found.name not in corrupt:
@@ -172,7 +172,7 @@ def check(
 def rebuild(rows: IndexRows, directory: CacheDirectory, room: EvictionPolicy, now_s: float) -> None:
     """Delete all block rows but those of blocks that are being written, and count the files again."""
     for block in _all_rows(rows):
-        if os.path.exists(room.path(block.name)) or not room.is_being_written(block, now_s):
+        if os.path.exists(room.path(block.name)) or not room.is_being_written(block):
             rows.remove_block(block)
     count_all(rows, directory, now_s)
 
@@ -202,7 +202,7 @@ def _adopt(rows: IndexRows, found: disk.FolderEntry, now_s: float) -> None:
             disk.unlink(found.path)
     elif rows.block(trailer.key, trailer.index) is None:
         block = trailer.key.block(trailer.index), found.size
-        rows.add_blocks([block], clock=0, stored_at=min(found.modified_s, now_s), writer=0)
+        rows.add_blocks([block], 0, min(found.modified_s, now_s), 0)
 
 
 def _remove_corrupt(rows: IndexRows, found: disk.FolderEntry) -> None:

@@ -26,7 +26,6 @@ from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.access_stats import AccessStats
 from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import UNWRITTEN_S, EvictionPolicy, wal_pages_of
 from cachedfs.cache.index.block_rows import BlockRow, LocalCopyRow
@@ -46,6 +45,8 @@ _FEW_FILES = 16  # removed to make space for the logs of the index
 _HOSTS_S = 3600.0  # between two looks at the folders of other hosts
 _EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
+
+_TOO_SLOW = f"writing blocks took more than {_WRITE_WITHIN_S:.0f} s: set cache_dir to a faster disk"
 
 
 class _NewBlock(NamedTuple):
@@ -74,7 +75,7 @@ class BlockWriter:
         self._handles = handles
         self._locks = locks
         self._shared = shared
-        self.room = EvictionPolicy(directory, handles, locks)
+        self.room = EvictionPolicy(directory, handles, locks, shared)
         self.allowed: int | None = None  # the last computed allowance
         self._prepared: object = (
             None  # the checks of the folders, the bounds and the process at the last `_prepare`
@@ -126,30 +127,24 @@ class BlockWriter:
             if self._prepared != (self._directory.n_checks, bounds, os.getpid()):
                 self._prepare(rows, bounds, now_s)
             if found := rows.find_blocks(block.key for block in waiting):
-                waiting = self._ours_to_write(rows, waiting, found, unusable, now_s)
-            size, totals = sum(block.size for block in waiting), rows.totals
-            allowed = self.allowed = admission.allowance(
-                bounds,
-                disk.space(self._directory.root),
-                totals,
-                overhead=self.room.overhead + disk.size_of(self._directory.index),
-                growth=self.room.growth,
-            )
+                waiting = self._ours_to_write(rows, waiting, found, unusable)
+            size, totals, room = sum(block.size for block in waiting), rows.totals, self.room
+            overhead = room.overhead + disk.size_of(self._directory.index)
+            space = disk.space(self._directory.root)
+            allowed = self.allowed = admission.allowance(bounds, space, totals, overhead, room.growth)
             # Staging may grow to twice its size before it is looked at.
             staging = max(2 * admission.STAGING, allowed // 50)
             batch, rest, has_room = waiting, list[_NewBlock](), True
             if plan is not None or totals.bytes + size > allowed or totals.staged + size > staging:
-                batch, rest, has_room = self._make_room(rows, waiting, bounds, plan, now_s)
-            touches, sizes = self._shared.touches or self._touches(rows), [block[::2] for block in batch]
-            rows.add_blocks(sizes, clock=touches.now, stored_at=now_s, writer=self.room.writer)
-            self.room.writing.update(block.key.name for block in batch)
+                batch, rest, has_room = self._make_room(rows, waiting, plan)
+            clock = (self._shared.touches or room.touches(rows, allowed)).now
+            rows.add_blocks([block[::2] for block in batch], clock, now_s, room.writer)
+            room.writing.update(block.key.name for block in batch)
         # A crash here leaves rows without files, counted until they are evicted.
         if batch:
             self._write(batch, now_s, deadline)
         elif not has_room:
-            raise CacheError(
-                f"Cannot store blocks in {self._directory.root}: other processes are writing blocks that fill it"
-            )
+            self._raise("blocks cannot be stored", "other processes are writing blocks that fill it")
         return rest
 
     def _write(self, batch: list[_NewBlock], now_s: float, deadline: float) -> None:
@@ -162,9 +157,7 @@ class BlockWriter:
                 disk.write_file(temp, waiting[0].pieces, waiting[0].size)
                 # A crash here leaves a row without a file, and a temporary file that the next writer removes.
                 if time.monotonic() > deadline:
-                    raise CacheError(
-                        f"writing blocks took more than {_WRITE_WITHIN_S:.0f} s: set cache_dir to a faster disk"
-                    )
+                    raise CacheError(_TOO_SLOW)
                 try:
                     os.rename(temp, f"{root}/blocks/{name[0]}/{name}")
                 except (FileNotFoundError, IsADirectoryError):
@@ -176,10 +169,8 @@ class BlockWriter:
             self._cancel(waiting, temp)
             raise
         # A crash here leaves blocks without rows uncounted until a repair, if the index was replaced meanwhile.
-        if (
-            not self._directory.is_as_seen(with_blocks=False)
-            or not 0 <= time.time() - now_s < _WRITE_WITHIN_S
-        ):
+        is_soon = 0 <= time.time() - now_s < _WRITE_WITHIN_S
+        if not (is_soon and self._directory.is_as_seen(with_blocks=False)):
             self._count_again(batch, now_s)
 
     def _cancel(self, reserved: list[_NewBlock], temp: str) -> None:
@@ -213,7 +204,7 @@ class BlockWriter:
                 for block in written
                 if block.key.name not in found and os.path.exists(self.room.path(block.key.name))
             ]
-            rows.add_blocks(uncounted, clock=self._touches(rows).now, stored_at=now_s, writer=0)
+            rows.add_blocks(uncounted, self.room.touches(rows, self.allowed).now, now_s, 0)
 
     # What is done now and then
 
@@ -238,11 +229,9 @@ class BlockWriter:
             self._index.wal_pages = wal_pages
             rows.limit_wal(wal_pages)
         uncounted = fsck.remove_abandoned(self._directory, self._locks, now_s)
-        touches = self._shared.touches
-        room.measure(wal_pages, touches.size if touches else 0, uncounted)
-        self._allow(rows, bounds)
-        touches = self._touches(rows)  # their number follows the limit
-        room.measure(wal_pages, touches.size, uncounted)
+        room.measure(wal_pages, uncounted)
+        touches = room.touches(rows, self._allow(rows, bounds))  # their number follows the limit
+        room.measure(wal_pages, uncounted)
         self._allow(rows, bounds)
         n_blocks = rows.totals.blocks
         touches.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
@@ -252,11 +241,8 @@ class BlockWriter:
         """Return how many bytes blocks and local copies may use."""
         space, room = disk.space(self._directory.root), self.room
         overhead = room.overhead + disk.size_of(self._directory.index)
-        self.allowed = admission.allowance(bounds, space, rows.totals, overhead=overhead, growth=room.growth)
+        self.allowed = admission.allowance(bounds, space, rows.totals, overhead, room.growth)
         return self.allowed
-
-    def _touches(self, rows: IndexRows) -> AccessStats:
-        return self._shared.open_touches(size=self.allowed, clock=rows.last_clock())
 
     def _finish(self) -> None:
         """Remember that evicting for a full disk helped, and remove caches of old hosts."""
@@ -306,7 +292,7 @@ class BlockWriter:
             with self._writing("blocks cannot be evicted", bounds) as rows:
                 n_blocks, used = rows.totals.blocks, rows.totals.bytes
                 size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
-                self.room.make(rows, size, allowed=used, touches=self._touches(rows), now_s=time.time())
+                self.room.make(rows, size, allowed=used)
         except (
             CacheError
         ) as error:  # the index needs space itself; rows without files are evicted like others
@@ -330,14 +316,13 @@ class BlockWriter:
         waiting: list[_NewBlock],
         found: dict[str, BlockRow],
         unusable: Container[str],
-        now_s: float,
     ) -> list[_NewBlock]:
         """Return the blocks that are neither cached nor being written by another process; remove old rows of these."""
         ours = []
         for block in waiting:
             row, path = found.get(block.key.name), self.room.path(block.key.name)
             if row is not None:
-                if path not in unusable if os.path.exists(path) else self.room.is_being_written(row, now_s):
+                if path not in unusable if os.path.exists(path) else self.room.is_being_written(row):
                     continue
                 rows.remove_block(row)  # left by a crash, or by a deleted or damaged file
             ours.append(block)
@@ -347,9 +332,7 @@ class BlockWriter:
         self,
         rows: IndexRows,
         wanted: list[_NewBlock],
-        bounds: CacheBounds,
         plan: FutureUseSource | None,
-        now_s: float,
     ) -> tuple[list[_NewBlock], list[_NewBlock], bool]:
         """Make space for the first blocks that fit together; return these, the rest, and whether there is space.
 
@@ -363,12 +346,11 @@ class BlockWriter:
         batch, rest = wanted[:n], wanted[n:]
         if not batch:
             return batch, rest, True
-        if self._evict_one_step(rows, allowed, now_s):
+        if self._evict_one_step(rows, allowed):
             return [], wanted, True
         hashes = [block.key.hash64 for block in batch]
-        if self._make(rows, sums[n - 1], bounds, now_s, plan=plan, hashes=hashes):
-            return batch, rest, True
-        return [], rest, False
+        fits = self.room.make(rows, sums[n - 1], allowed=allowed, plan=plan, hashes=hashes)
+        return batch if fits else [], rest, fits
 
     def _check_fit(self, rows: IndexRows, wanted: list[_NewBlock], allowed: int, free: int) -> None:
         """Raise CacheError if a block, or all pinned blocks together, can never fit."""
@@ -397,34 +379,7 @@ class BlockWriter:
             remove_dead_copies(rows, self._directory, self._locks)
         return rows.totals.fixed
 
-    def _make(
-        self,
-        rows: IndexRows,
-        size: int,
-        bounds: CacheBounds,
-        now_s: float,
-        *,
-        is_staged: bool = True,
-        plan: FutureUseSource | None = None,
-        hashes: Sequence[int] = (),
-    ) -> bool:
-        """Make space and return whether `size` bytes fit; repeat if rows were removed that freed no disk space."""
-        while True:
-            before = self.room.fileless
-            fits = self.room.make(
-                rows,
-                size,
-                allowed=self._allow(rows, bounds),
-                touches=self._touches(rows),
-                now_s=now_s,
-                is_staged=is_staged,
-                plan=plan,
-                hashes=hashes,
-            )
-            if not fits or self.room.fileless == before:
-                return fits
-
-    def _evict_one_step(self, rows: IndexRows, allowed: int, now_s: float) -> bool:
+    def _evict_one_step(self, rows: IndexRows, allowed: int) -> bool:
         """Evict about _REMOVED_AT_ONCE blocks if the cache is over its limit by more than that.
 
         This happens after `cache_size` was lowered. Return whether it did: the caller then commits and calls again.
@@ -433,7 +388,7 @@ class BlockWriter:
         step = _REMOVED_AT_ONCE * used // max(rows.totals.blocks, 1)
         if used - allowed <= step:
             return False
-        return self.room.make(rows, 0, allowed=used - step, touches=self._touches(rows), now_s=now_s)
+        return self.room.make(rows, 0, allowed=used - step)
 
     # Everything else
 
@@ -448,9 +403,9 @@ class BlockWriter:
         while True:
             with self._writing("blocks cannot be removed") as rows:
                 found = rows.blocks_of(identity, path, after=last, limit=_REMOVED_AT_ONCE)
-                sizes = [self.room.remove(rows, block, time.time()) for block in found]
+                sizes = [block.size for block in found if self.room.remove(rows, block)]
             freed += sum(sizes)
-            self.room.evictions += sum(size > 0 for size in sizes)
+            self.room.evictions += len(sizes)
             if len(found) < _REMOVED_AT_ONCE:
                 return freed
             last = found[-1].id
@@ -460,12 +415,12 @@ class BlockWriter:
 
         If the index cannot be used, only the file is removed. Without its file the block is a miss.
         """
-        now_s, path = time.time(), self.room.path(key.name(index))
+        path = self.room.path(key.name(index))
         try:
             with self._writing("a damaged block cannot be removed") as rows:
                 was_there = disk.unlink(path)
                 block = rows.block(key, index)
-                if block is not None and not self.room.remove(rows, block, now_s) and was_there:
+                if block is not None and not self.room.remove(rows, block) and was_there:
                     # Its living writer may have just written it, or be replacing it: keep the row, without a writer.
                     rows.release_block(block.id)
         except CacheError:
@@ -518,13 +473,13 @@ class BlockWriter:
 
     def _reserve(self, row: LocalCopyRow, bounds: CacheBounds) -> bool:
         """Add the row of a local copy; return False, to be called again, if the cache is far over its limit."""
-        now_s, size = time.time(), row.size
+        size = row.size
         with self._writing(f"a file of {size} bytes cannot be stored", bounds) as rows:
             allowed = self.allowed or 0
-            if self._evict_one_step(rows, allowed, now_s):
+            if self._evict_one_step(rows, allowed):
                 return False
             fits = size <= allowed - self._fixed(rows, size, allowed)
-            fits = fits and self._make(rows, size, bounds, now_s, is_staged=False)
+            fits = fits and self.room.make(rows, size, allowed=allowed, is_staged=False)
             if fits:
                 rows.add_local_copy(row.name, size)
         # A crash here leaves a row without a file, removed when its lock is found free.
@@ -540,5 +495,6 @@ class BlockWriter:
             rows.remove_local_copy(row)
         self._locks.release(row.owner_lock)
 
-    def _raise(self, what: str, error: Exception) -> NoReturn:
-        raise CacheError(f"{what} in {self._directory.root}: {error}") from error
+    def _raise(self, what: str, why: Exception | str) -> NoReturn:
+        message = f"{what} in {self._directory.root}: {why}"
+        raise CacheError(message) from (why if isinstance(why, Exception) else None)

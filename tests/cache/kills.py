@@ -256,7 +256,7 @@ def hold_the_index(directory, n_evicted, ready, go_on):
     cache = BlockCache([directory], explicit=True)
     with cache._own.store._writing("hold") as rows:
         for block in rows.blocks_after(0, n_evicted):
-            cache._own.store.room.remove(rows, block, time.time())
+            cache._own.store.room.remove(rows, block)
         Path(ready).touch()
         until(lambda: os.path.exists(go_on))
 

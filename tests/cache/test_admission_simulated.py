@@ -96,7 +96,7 @@ def test_windows_follow_the_number_of_blocks_that_fit(n_blocks):
 @given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_)
 def test_what_is_allowed_passes_neither_bound_nor_disk(size, keep_free, total, free, used, present, growth):
     bounds, overhead = CacheBounds(size, keep_free), present + growth
-    allowed = allowance(bounds, DiskSpace(total, free), Totals(bytes=used), overhead=overhead, growth=growth)
+    allowed = allowance(bounds, DiskSpace(total, free), Totals(bytes=used), overhead, growth)
     most = size * total if isinstance(size, float) else size
     kept = int(keep_free * total) if isinstance(keep_free, float) else keep_free
     assert allowed >= 0
@@ -108,6 +108,6 @@ def test_what_is_allowed_passes_neither_bound_nor_disk(size, keep_free, total, f
 def test_the_automatic_bound_is_set_once_and_used_when_none_was_given(free, used, later):
     totals, bounds = Totals(bytes=used), CacheBounds(None, 0)
     space = DiskSpace(free + used, free)
-    assert allowance(bounds, space, totals, overhead=0, growth=0) == (free + used) // 2
-    allowed = allowance(bounds, DiskSpace(later, later), totals, overhead=0, growth=0)
+    assert allowance(bounds, space, totals, 0, 0) == (free + used) // 2
+    allowed = allowance(bounds, DiskSpace(later, later), totals, 0, 0)
     assert allowed == min(totals.automatic_size, used + later) or free + used < 2

@@ -1,6 +1,7 @@
 """What storing costs: SQL statements, looks at the disk, and functions of the cache."""
 
 import collections
+import gc
 import math
 import os
 import sys
@@ -98,10 +99,13 @@ def test_storing_a_block_and_a_metadata_record_enters_eighteen_functions(warm):
         if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
             entered.add((code.co_filename.removeprefix(PACKAGE), code.co_qualname))
 
+    gc.collect()
+    gc.disable()  # destructors of other tests
     sys.setprofile(profile)
     try:
         cache.put(blocks, AMPLE)
         cache.metadata.keep_records([stored])
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert len(entered) <= 18, sorted(entered)

@@ -98,9 +98,7 @@ def _power(number: float, *, least: int) -> int:
     return min(31, max(least, round(math.log2(max(1, number)))))
 
 
-def allowance(
-    bounds: CacheBounds, space: disk.DiskSpace, totals: Totals, *, overhead: int, growth: int
-) -> int:
+def allowance(bounds: CacheBounds, space: disk.DiskSpace, totals: Totals, overhead: int, growth: int) -> int:
     """Return how many bytes of blocks and local copies the cache may hold now; set the automatic size at its first use.
 
     If this is less than it holds, blocks must be evicted. `overhead`: bytes of the index and other bookkeeping files,

@@ -7,7 +7,7 @@ so a crash may count too much but never too little.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
@@ -106,31 +106,27 @@ class BlockRows(TableRows):
         return self._one(_BLOCK + "WHERE blocks.id = ?", (id,))
 
     def add_blocks(
-        self, blocks: Collection[tuple[BlockKey, int]], *, clock: int, stored_at: float, writer: int
+        self, blocks: Collection[tuple[BlockKey, int]], clock: int, stored_at: float, writer: int
     ) -> None:
         """Add rows of blocks without one, given with their sizes, which will be written or were found on disk."""
-        totals, added = self.totals, []
-        pinned = self._pinned_of(key.object for key, _ in blocks) if totals.pins else ()
-        objects = {key.object.digest: key.object for key, _ in blocks}
-        self._run_many(
-            _ADD_OBJECT,
-            [(d, origin_of(o.identity), blob_of(o.path), d in pinned) for d, o in objects.items()],
-        )
+        totals, added, digests = self.totals, [], {key.object.digest: key.object for key, _ in blocks}
+        pinned = self._pinned_of(digests) if totals.pins else ()
+        objects = [(d, origin_of(o.identity), blob_of(o.path), d in pinned) for d, o in digests.items()]
+        self._run_many(_ADD_OBJECT, objects)
         for key, size in blocks:
             totals.last_block += 1
+            totals.bytes += size
+            totals.staged += size
+            totals.fixed += size if key.object.digest in pinned else 0
             hash64 = key.object.hash64(key.index)
             signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
             values = key.index, size, signed, clock, stored_at, writer, key.object.digest
             added.append((totals.last_block, *values))
-            totals.fixed += size if key.object.digest in pinned else 0
         self._run_many(_ADD_BLOCK, added)
-        n_bytes = sum(size for _, size in blocks)
         totals.blocks += len(added)
-        totals.bytes += n_bytes
-        totals.staged += n_bytes
 
-    def _pinned_of(self, objects: Iterable[ObjectKey]) -> set[str]:
-        return {each.digest for each in set(objects) if self.is_pinned(each.identity, each.path)}
+    def _pinned_of(self, objects: Mapping[str, ObjectKey]) -> set[str]:
+        return {digest for digest, each in objects.items() if self.is_pinned(each.identity, each.path)}
 
     def release_block(self, id: int) -> None:
         """Keep a row but clear its writer, so that any process may write the block at once."""
