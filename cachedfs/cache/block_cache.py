@@ -393,6 +393,5 @@ class BlockCache:
     def close(self) -> None:
         """Close files and connections; they reopen when needed. Locks are held until the process ends."""
         self._handles.close_all()
-        self.counts.close()
         if self._own.index is not None:
             self._own.index.close()

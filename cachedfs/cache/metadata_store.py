@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
 from cachedfs.cache.index.database import IndexRows
@@ -20,16 +19,16 @@ from cachedfs.cache.index.metadata_records import (
     folder_of,
     is_within,
 )
-from cachedfs.cache.index.metadata_rows import MetadataRows, Sweep
+from cachedfs.cache.index.metadata_rows import Sweep
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.clock import boot_number, clock
-from cachedfs.common.types import Changes, ObjectInfo
+from cachedfs.common.types import Change, Changes, ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
 from cachedfs.errors import CacheError
 
-__all__ = ["MetadataStore", "follow", "overtaken"]
+__all__ = ["MetadataStore", "overtaken"]
 
 _N_TRIES = 3  # a file that is replaced while it is read
 _SWEEP_S, _SWEEP_N = 60.0, 500  # old metadata is removed after this time, or when so many entries were added
@@ -55,49 +54,6 @@ def _is_same(info: ObjectInfo | None, now: ObjectInfo | None, path: str) -> bool
     if info is None or now is None:
         return False  # absent: another item of that name may have become visible
     return info == replace(now, path=path) and dict(info.details) == dict(now.details)
-
-
-def follow(
-    rows: MetadataRows,
-    identity: str,
-    feed: FeedPosition,
-    changes: Changes,
-    *,
-    checked_at: float,
-    mark: Callable[[str], int],
-    forget: Callable[[Iterable[str], Iterable[str]], None],
-) -> None:
-    """Invalidate what `changes` since `feed` made stale, and count everything else that the feed watches as checked.
-
-    `mark` returns a change counter. `forget` takes paths, and folders below which everything is stale.
-    REQUIRES: a surrounding transaction. A crash in it leaves too much invalidated, and the same changes are requested
-    again.
-    """
-    now = rows.feed_by_id(identity, feed.id)
-    if now is None:
-        return  # the feed was dropped meanwhile, and no longer confirms what it watched
-    old: set[str] = set()
-    folders: set[str] = set()
-    for change in changes.items:
-        ways = rows.folders_of(identity, feed, change.id)
-        here = {
-            f"{folder}/{name}": change.info
-            for id, name in change.places
-            for folder in rows.folders_of(identity, feed, id)
-        }
-        stored = {
-            path: [info for info, of, at in rows.stored_at(identity, path) if mark(of) == at]
-            for path in {*rows.paths_of(identity, change.id), *here}
-        }
-        old |= overtaken(stored, here)
-        # The feed does not say whether a folder, and everything below it, was invisible for a while.
-        # This does not concern the top folder, unless it is gone.
-        folders.update(way for way in ways if "/" in way or change.info is None)
-    if old or folders:
-        forget(old, folders)
-    # Another process may have polled from the same token. It saw at least these changes.
-    token = changes.token if now.token == feed.token else now.token
-    rows.advance_feed(identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items)))
 
 
 def _at(path: str, record: MetadataRecord) -> MetadataRecord:
@@ -279,16 +235,41 @@ class MetadataStore:
 
         Safe to repeat, and in two processes at once. Raises CacheError; then nothing counts as checked.
         """
+        old: set[str] = set()
+        folders: set[str] = set()
         with self._own.writing("changes cannot be stored") as rows:
-            follow(
-                rows,
-                identity,
-                feed,
-                changes,
-                checked_at=checked_at,
-                mark=partial(self.mark, identity),
-                forget=partial(self.overtaken, identity),
+            now = rows.feed_by_id(identity, feed.id)
+            if now is None:
+                return  # the feed was removed meanwhile, and no longer confirms what it watched
+            for change in changes.items:
+                paths, above = self._outdated(rows, identity, feed, change)
+                old |= paths
+                # The feed does not say whether a folder, and everything below it, was invisible for a while.
+                # This does not concern the top folder, unless it is gone.
+                folders.update(path for path in above if "/" in path or change.info is None)
+            if old or folders:
+                # A crash after this leaves too much invalidated, and the same changes are requested again.
+                self.overtaken(identity, old, folders)
+            # Another process may have polled from the same token. It saw at least these changes.
+            token = changes.token if now.token == feed.token else now.token
+            rows.advance_feed(
+                identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items))
             )
+
+    def _outdated(
+        self, rows: IndexRows, identity: str, feed: FeedPosition, change: Change
+    ) -> tuple[set[str], list[str]]:
+        """Return the paths whose stored metadata a change made stale, and those of the changed item if it is a folder."""
+        here = {
+            f"{folder}/{name}": change.info
+            for id, name in change.places
+            for folder in rows.folders_of(identity, feed, id)
+        }
+        stored = {
+            path: [info for info, of, at in rows.stored_at(identity, path) if self.mark(identity, of) == at]
+            for path in {*rows.paths_of(identity, change.id), *here}
+        }
+        return overtaken(stored, here), rows.folders_of(identity, feed, change.id)
 
     def drop_feed(self, feed: FeedPosition) -> None:
         """Delete a change feed that cannot continue. Raises CacheError."""
