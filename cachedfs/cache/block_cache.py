@@ -46,18 +46,18 @@ class BlockCache:
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
         self._handles = BlockPool()
-        self._complaints = WarnOnce()
+        self._warnings = WarnOnce()
         self._layers = CacheLayers(
-            layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._complaints
+            layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._warnings
         )
-        self._shared = SharedFiles(root_in(cache_dirs[0]), self._complaints)
+        self._shared = SharedFiles(root_in(cache_dirs[0]), self._warnings)
         self._own = WritableDirectory(
             cache_dirs[0],
             explicit=explicit,
             handles=self._handles,
             layers=self._layers,
             shared=self._shared,
-            complaints=self._complaints,
+            warnings=self._warnings,
         )
         self.metadata = MetadataStore(self._own, self._shared)
         self.quota = QuotaStore(self._own)
@@ -166,7 +166,7 @@ class BlockCache:
     ) -> None:
         """Return a borrowed block to the pool.
 
-        `error` is the exception that reading the block raised. A damaged or unreadable block is dropped; other
+        `error` is the exception that reading the block raised. A damaged or unreadable block is removed; other
         errors are raised again.
         """
         if error is None:
@@ -186,7 +186,7 @@ class BlockCache:
         """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
         touches = self._shared.touches
         if touches is None:
-            # Use the final size at once: records made in a smaller file are lost when it grows.
+            # Use the final size at once: a larger file begins without the records of a smaller one.
             touches = self._shared.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
         return touches.now
 
@@ -234,7 +234,7 @@ class BlockCache:
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
-        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan gives up go
+        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan can spare go
         first, as long as nothing else is due for eviction. Raises CacheError unless all blocks are stored. A block is
         never visible in part.
         """
@@ -243,16 +243,16 @@ class BlockCache:
             store.put(blocks, bounds, unusable=self._layers.rejected, plan=plan)
         except CacheError as error:
             self._own.cannot_store = error.message
-            self._complaints.not_stored(error.message)
+            self._warnings.not_stored(error.message)
             raise
         self._own.cannot_store = None
         if self._layers.rejected:
             self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in blocks)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
-        """Drop the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
+        """Remove the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
 
-        Pinned blocks are dropped too. Returns the number of bytes freed. Raises CacheError.
+        Pinned blocks are removed too. Returns the number of bytes freed. Raises CacheError.
         """
         return self._own.writable().evict(identity, path and stored_path(path))
 
@@ -270,13 +270,13 @@ class BlockCache:
         return max(0, allowed - self._own.query(lambda rows: rows.load_totals().fixed, 0))
 
     def discard(self, key: ObjectKey, index: int) -> None:
-        """Drop a damaged block. Never raises: without its file the block is a miss."""
+        """Remove a damaged block. Never raises: without its file the block is a miss."""
         self._handles.drop([(key.digest, index)])
         if self._own.store is not None:
             self._own.store.remove_damaged(key, index)
 
     def refuse(self, key: ObjectKey, index: int) -> None:
-        """Drop an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
+        """Remove an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
         self.discard(key, index)
         self._layers.refuse(key, index)
 
@@ -320,7 +320,7 @@ class BlockCache:
         return None if self._own.store is None else self._own.store.room.plan_registry.take()
 
     def clear_plan_slot(self, plan_slot: int) -> None:
-        """Reset the bytes counted for plan number `plan_slot`, which an earlier plan may have left.
+        """Reset the bytes counted for plan number `plan_slot`, which may be those of an earlier plan.
 
         Raises CacheError where nothing can be stored.
         """
@@ -342,13 +342,13 @@ class BlockCache:
     def take_lock(self, hash64: int) -> bool:
         """Take the fetch lock of a block; False when another process or another thread holds it."""
         is_ours = self._own.locks.take(hash64)
-        self._complaints.slower(self._own.locks.trouble)
+        self._warnings.slower(self._own.locks.trouble)
         return is_ours
 
     def release_lock(self, hash64: int) -> None:
         """Release the fetch lock of a block."""
         self._own.locks.release(hash64)
-        self._complaints.slower(self._own.locks.trouble)
+        self._warnings.slower(self._own.locks.trouble)
 
     def lock_holder(self, hash64: int) -> int | None:
         """Return the id of the process that holds a fetch lock; None if it is free, or held where we cannot see."""
@@ -358,7 +358,7 @@ class BlockCache:
 
     @property
     def evictions(self) -> int:
-        """The number of blocks that this process has evicted or dropped on request."""
+        """The number of blocks that this process has evicted, or removed on request."""
         return self._own.store.room.evictions if self._own.store else 0
 
     def usage(self) -> tuple[int, int]:
@@ -380,9 +380,9 @@ class BlockCache:
         return self._own.store.check(repair=repair) if self._own.store else CheckReport()
 
     def rebuild(self) -> None:
-        """Drop all block rows and count the files again. Raises CacheError.
+        """Remove the rows of all blocks and count the files again. Raises CacheError.
 
-        This happens automatically after the index is lost.
+        A new index does that by itself.
         """
         self._own.writable().rebuild()
 

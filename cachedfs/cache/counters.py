@@ -1,7 +1,7 @@
 """Statistics that all processes of a machine share: a few numbers in a file.
 
-They are changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for. A killed
-or overtaken process may leave any mixture of two states, so any numbers are accepted.
+They are changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for. After a killed
+or overtaken process, the numbers may be any mixture of two states, so any numbers are accepted.
 """
 
 from __future__ import annotations

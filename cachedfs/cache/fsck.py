@@ -1,4 +1,4 @@
-"""Consistency check and repair of a cache directory, and removal of abandoned temporary files.
+"""Consistency check and repair of a cache directory, and removal of leftover temporary files.
 
 The temporary file of a block is named after the writer number of its process, which holds the lock on that number
 while it lives. If the process is dead, the file can go at once. Other temporary files (a replaced index, a shared
@@ -30,7 +30,7 @@ __all__ = [
     "check",
     "count_all",
     "rebuild",
-    "remove_abandoned",
+    "remove_leftovers",
     "remove_old_hosts",
 ]
 
@@ -43,11 +43,11 @@ _BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 _BATCH = 4096
 
 
-def remove_abandoned(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
-    """Remove abandoned temporary files; return the bytes of the remaining ones that no row counts."""
+def remove_leftovers(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
+    """Remove temporary files of dead writers; return the bytes of the other ones that no row counts."""
     uncounted = 0
     for found in disk.scan(f"{directory.root}/tmp"):
-        if _is_abandoned(found, locks, now_s):
+        if _is_leftover(found, locks, now_s):
             with contextlib.suppress(OSError):
                 _remove(found)
         elif not (_BLOCK.fullmatch(found.name) and locks.works_across_processes):
@@ -56,9 +56,9 @@ def remove_abandoned(directory: CacheDirectory, locks: ByteRangeLocks, now_s: fl
 
 
 def remove_old_hosts(directory: CacheDirectory, now_s: float) -> bool:
-    """Remove a part of what hosts left on a network filesystem that have not used it for `_UNUSED_S` seconds.
+    """Remove a part of the caches of hosts on a network filesystem that have not used it for `_UNUSED_S` seconds.
 
-    Containers get a new name at each start, and nobody else counts these bytes. Returns whether more may be left.
+    Containers get a new name at each start, and nobody else counts these bytes. Returns whether there may be more.
     """
     above = directory.root.rpartition("/")[0]
     for found in disk.scan(above):
@@ -87,7 +87,7 @@ def _last_use_s(host: disk.FolderEntry) -> float:
     return max(host.modified_s, *(status.st_mtime for status in found if status is not None), 0.0)
 
 
-def _is_abandoned(found: disk.FolderEntry, locks: ByteRangeLocks, now_s: float) -> bool:
+def _is_leftover(found: disk.FolderEntry, locks: ByteRangeLocks, now_s: float) -> bool:
     block = _BLOCK.fullmatch(found.name)
     return found.modified_s < now_s - _STALE_S or bool(block and not locks.is_held(int(block[1], 16)))
 
@@ -140,8 +140,8 @@ def check(
             if found.name not in corrupt and disk.state(found.path) is not None
         ]
         temps = disk.scan(f"{directory.root}/tmp")
-        left = [found.path for found in temps if _is_abandoned(found, locks, now_s)]
-        left += [directory.local_copy(copy.name) for copy in dead_copies(rows, directory, locks)]
+        leftovers = [found.path for found in temps if _is_leftover(found, locks, now_s)]
+        leftovers += [directory.local_copy(copy.name) for copy in dead_copies(rows, directory, locks)]
         sums = rows.sums()
         report = CheckReport(
             blocks=sums["blocks"],
@@ -150,7 +150,7 @@ def check(
             missing=tuple(block.name for block in missing),
             wrong_size=tuple(block.name for block, _ in wrong_size),
             corrupt=tuple(found.path for found in corrupt.values()),
-            leftovers=tuple(left),
+            leftovers=tuple(leftovers),
             wrong_sums=tuple(name for name, value in sums.items() if getattr(rows.totals, name) != value),
             repaired=repair,
         )
@@ -164,7 +164,7 @@ def check(
             for block in missing:
                 rows.remove_block(block)
             remove_dead_copies(rows, directory, locks)
-            remove_abandoned(directory, locks, now_s)
+            remove_leftovers(directory, locks, now_s)
             _correct(rows)
     return report
 

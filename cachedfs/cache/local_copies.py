@@ -53,7 +53,7 @@ class LocalCopy:
             raise CacheError(f"{self.path} cannot be written: {error}") from error
 
     def seal(self) -> None:
-        """Finish writing and make the file read-only (0400). Raises CacheError if the disk lost written data."""
+        """Finish writing and make the file read-only (0400). Raises CacheError if written data did not reach the disk."""
         if self._fd is None:
             return
         try:
@@ -71,7 +71,7 @@ class LocalCopy:
         self._pid = 0  # only once
         with contextlib.suppress(OSError):
             disk.unlink(self.path)
-        # A crash here leaves a row without a file, removed when its lock is found free.
+        # After a crash here there is a row without a file, removed when its lock is found free.
         self._removed()
 
     def _close_file(self) -> None:

@@ -1,6 +1,6 @@
 """Locks between processes that the kernel releases when their process ends: byte-range locks on one file.
 
-A lock is a POSIX write lock on one byte. The kernel drops all locks of a process on a file as soon as the process
+A lock is a POSIX write lock on one byte. The kernel releases all locks of a process on a file as soon as the process
 closes *any* descriptor of it. So the file is opened once per process and never closed, and no other code opens it.
 A forked child inherits the descriptor but not the locks, which belong to processes.
 """
@@ -132,7 +132,7 @@ class ByteRangeLocks:
         try:
             fd = _DESCRIPTORS.get(self._own)
             if fd is None:
-                # A descriptor that another thread opened at the same time stays open: closing it would drop our locks.
+                # A descriptor that another thread opened at the same time stays open: closing it would release our locks.
                 fd = _DESCRIPTORS.setdefault(self._own, disk.open_lockable(self._path))
             return disk.lock_byte(fd, byte)
         except OSError as error:

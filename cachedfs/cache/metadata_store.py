@@ -248,7 +248,7 @@ class MetadataStore:
                 # This does not concern the top folder, unless it is gone.
                 folders.update(path for path in above if "/" in path or change.info is None)
             if old or folders:
-                # A crash after this leaves too much invalidated, and the same changes are requested again.
+                # After a crash here too much is invalidated, and the same changes are requested again.
                 self.overtaken(identity, old, folders)
             # Another process may have polled from the same token. It saw at least these changes.
             token = changes.token if now.token == feed.token else now.token

@@ -32,7 +32,7 @@ class SharedFiles:
     `marks` (change counters) and `touches` (access records) are None until first used, and after they were released.
     """
 
-    def __init__(self, root: str, complaints: WarnOnce) -> None:
+    def __init__(self, root: str, warnings: WarnOnce) -> None:
         self.marks: ChangeCounters | None = None
         self.touches: AccessStats | None = None
         # If two threads open one, the first wins.
@@ -40,7 +40,7 @@ class SharedFiles:
         self._directory: CacheDirectory | None = None
         self._locks = ByteRangeLocks(None)
         self._in_memory = _path_in_memory(root)
-        self._complaints = complaints
+        self._warnings = warnings
 
     def move_to(self, directory: CacheDirectory, locks: ByteRangeLocks) -> None:
         """Use the files in `directory` from now on."""
@@ -56,7 +56,7 @@ class SharedFiles:
             assert isinstance(found, ChangeCounters)
             marks = self.marks = found
             if marks.is_private:
-                self._complaints.slower(
+                self._warnings.slower(
                     f"{marks.tables[0].trouble}: changes by other processes cannot be noticed, so metadata is checked "
                     'at each use, as with max_age=0, except with max_age="immutable"'
                 )

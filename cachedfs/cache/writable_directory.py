@@ -47,13 +47,13 @@ class WritableDirectory:
         handles: BlockPool,
         layers: CacheLayers,
         shared: SharedFiles,
-        complaints: WarnOnce,
+        warnings: WarnOnce,
     ) -> None:
         self.cache_dir = cache_dir
         self._handles = handles
         self._layers = layers
         self._shared = shared
-        self._complaints = complaints
+        self._warnings = warnings
         self._look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
         self.locks = ByteRangeLocks(None)
@@ -145,13 +145,13 @@ class WritableDirectory:
             self._open_store(directory)
             self._shared.move_to(directory, self.locks)
         elif self.cannot_store:
-            self._complaints.not_stored(self.cannot_store)
+            self._warnings.not_stored(self.cannot_store)
 
     def _open_store(self, directory: CacheDirectory) -> None:
         if not directory.is_network:
             self.locks = ByteRangeLocks(directory.locks)
         with contextlib.suppress(OSError):
-            fsck.remove_abandoned(directory, self.locks, time.time())
+            fsck.remove_leftovers(directory, self.locks, time.time())
         self.index = CacheIndex(
             directory.index,
             has_wal=disk.maps_safely(directory.root),

@@ -1,9 +1,9 @@
 """The write side of the cache: store blocks, remove blocks, make local copies.
 
 Storing a block: add its row (a reservation, in the transaction that also makes space), write a temporary file,
-rename it. Evicting: unlink the file, then delete the row. A crash between two steps leaves at worst a row without a
+rename it. Evicting: unlink the file, then delete the row. After a crash between two steps there is at worst a row without a
 file, so the cache size is not undercounted. One exception: if the index is replaced while blocks are written, a crash
-before `_count_again` leaves their files uncounted until a repair.
+before `_count_again` has their files uncounted until a repair.
 
 No mutex is needed: SQLite serializes the transactions, and block files are written outside of them.
 """
@@ -137,10 +137,10 @@ class BlockWriter:
             batch, rest, has_room = waiting, list[_NewBlock](), True
             if plan is not None or totals.bytes + size > allowed or totals.staged + size > staging:
                 batch, rest, has_room = self._make_room(rows, waiting, plan)
-            clock = (self._shared.touches or room.touches(rows, allowed)).now
+            clock = (self._shared.touches or room.accesses(rows, allowed)).now
             rows.add_blocks([block[::2] for block in batch], clock, now_s, room.writer)
             room.writing.update(block.key.name for block in batch)
-        # A crash here leaves rows without files, counted until they are evicted.
+        # After a crash here, rows without files count until they are evicted.
         if batch:
             self._write(batch, now_s, deadline)
         elif not has_room:
@@ -155,7 +155,7 @@ class BlockWriter:
                 name = waiting[0].key.name
                 temp = f"{root}/tmp/{writer:016x}-{next(self._file_numbers):016x}"
                 disk.write_file(temp, waiting[0].pieces, waiting[0].size)
-                # A crash here leaves a row without a file, and a temporary file that the next writer removes.
+                # After a crash here there is a row without a file, and a temporary file that the next writer removes.
                 if time.monotonic() > deadline:
                     raise CacheError(_TOO_SLOW)
                 try:
@@ -168,13 +168,13 @@ class BlockWriter:
             self.room.writing.difference_update(block.key.name for block in waiting)
             self._cancel(waiting, temp)
             raise
-        # A crash here leaves blocks without rows uncounted until a repair, if the index was replaced meanwhile.
+        # If the index was replaced meanwhile, blocks are uncounted after a crash here, until a repair.
         is_soon = 0 <= time.time() - now_s < _WRITE_WITHIN_S
         if not (is_soon and self._directory.is_as_seen(with_blocks=False)):
             self._count_again(batch, now_s)
 
     def _cancel(self, reserved: list[_NewBlock], temp: str) -> None:
-        """Remove the rows of blocks that could not be written, and the temporary file that was left."""
+        """Remove the rows of blocks that could not be written, and the temporary file of the first."""
         with contextlib.suppress(OSError):
             disk.unlink(temp)
         if self._directory.is_incomplete():  # it is being deleted: a new index would be in the way
@@ -185,7 +185,7 @@ class BlockWriter:
                     rows.remove_block(row)
 
     def _count_again(self, written: list[_NewBlock], now_s: float) -> None:
-        """Add rows again for blocks that lost theirs while they were written.
+        """Add rows again for blocks whose rows were removed while they were written.
 
         This happens if the index was replaced meanwhile, or if this process was suspended for so long that others took it
         for dead. If there is no index now, the next one counts all files.
@@ -204,7 +204,7 @@ class BlockWriter:
                 for block in written
                 if block.key.name not in found and os.path.exists(self.room.path(block.key.name))
             ]
-            rows.add_blocks(uncounted, self.room.touches(rows, self.allowed).now, now_s, 0)
+            rows.add_blocks(uncounted, self.room.accesses(rows, self.allowed).now, now_s, 0)
 
     # What is done now and then
 
@@ -219,7 +219,7 @@ class BlockWriter:
             yield rows
 
     def _prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
-        """Count the files if the index is new, remove abandoned ones, and measure what the bookkeeping takes."""
+        """Count the files if the index is new, remove temporary files of dead writers, and measure what the bookkeeping takes."""
         room, wal_pages = self.room, wal_pages_of(bounds)
         if room.writer_pid != os.getpid():
             room.become_writer()
@@ -228,13 +228,13 @@ class BlockWriter:
         if wal_pages != self._index.wal_pages:
             self._index.wal_pages = wal_pages
             rows.limit_wal(wal_pages)
-        uncounted = fsck.remove_abandoned(self._directory, self._locks, now_s)
+        uncounted = fsck.remove_leftovers(self._directory, self._locks, now_s)
         room.measure(wal_pages, uncounted)
-        touches = room.touches(rows, self._allow(rows, bounds))  # their number follows the limit
+        accesses = room.accesses(rows, self._allow(rows, bounds))  # their number follows the limit
         room.measure(wal_pages, uncounted)
         self._allow(rows, bounds)
         n_blocks = rows.totals.blocks
-        touches.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
+        accesses.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
         self._prepared = self._directory.n_checks, bounds, os.getpid()
 
     def _allow(self, rows: IndexRows, bounds: CacheBounds) -> int:
@@ -278,7 +278,7 @@ class BlockWriter:
             self._raise("blocks cannot be stored", error)
 
     def _is_full(self, error: BaseException | None) -> bool:
-        """Return whether an error says that the disk has no space left, or no inodes."""
+        """Return whether an error says that the disk has no space or no inodes."""
         if isinstance(error, OSError):
             return error.errno in _FULL
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -324,7 +324,7 @@ class BlockWriter:
             if row is not None:
                 if path not in unusable if os.path.exists(path) else self.room.is_being_written(row):
                     continue
-                rows.remove_block(row)  # left by a crash, or by a deleted or damaged file
+                rows.remove_block(row)  # after a crash, or of a deleted or damaged file
             ours.append(block)
         return ours
 
@@ -482,7 +482,7 @@ class BlockWriter:
             fits = fits and self.room.make(rows, size, allowed=allowed, is_staged=False)
             if fits:
                 rows.add_local_copy(row.name, size)
-        # A crash here leaves a row without a file, removed when its lock is found free.
+        # After a crash here there is a row without a file, removed when its lock is found free.
         if not fits:
             raise CacheError(
                 f"{self._directory.root} has no room for a local copy of {size} bytes: "

@@ -62,7 +62,7 @@ class AccessHistory(NamedTuple):
 
 
 def admits(new: AccessHistory, old: AccessHistory, *, longest_gap: int) -> bool:
-    """Return whether a block that leaves staging replaces the least recently used one.
+    """Return whether a block that moves out of staging replaces the least recently used one.
 
     It does in three cases: it is new (so that the second pass over a new dataset hits); the old block has been idle
     for much longer than `longest_gap`, so it is unlikely to be read again; or it is used clearly more often than the
@@ -72,8 +72,8 @@ def admits(new: AccessHistory, old: AccessHistory, *, longest_gap: int) -> bool:
     """
     if new.passes:
         return False
-    is_forgotten = longest_gap > 0 and old.idle > SLACK * longest_gap
-    return new.is_new or is_forgotten or new.uses > old.uses + MARGIN
+    is_unlikely = longest_gap > 0 and old.idle > SLACK * longest_gap
+    return new.is_new or is_unlikely or new.uses > old.uses + MARGIN
 
 
 def staging_size(allowed: int) -> int:

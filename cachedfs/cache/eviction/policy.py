@@ -1,7 +1,7 @@
 """Eviction: compute how much the cache may hold, and remove blocks to make space before a write.
 
 Runs inside the transaction that reserves the new rows. Eviction unlinks the file first and deletes the row second, so a
-crash in between leaves a row without a file: it counts toward the cache size until it is evicted.
+crash in between has a row without a file: it counts toward the cache size until it is evicted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EvictionPolicy:
     """
 
     _rows: BlockRows  # of the transaction, set in `make`
-    _touches: AccessStats
+    _accesses: AccessStats
 
     def __init__(
         self, directory: CacheDirectory, handles: BlockPool, locks: ByteRangeLocks, shared: SharedFiles
@@ -83,13 +83,13 @@ class EvictionPolicy:
         would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored. Shared
         files count before their first use: a plan that began without them would fetch more than may stay.
         """
-        touches = self._shared.touches
+        accesses = self._shared.touches
         wal, _, *others = map(disk.size_of, self._directory.bookkeeping)
-        least = _SHARED_MEMORY, 0, touches.size if touches else 0, TABLE_SIZE, STATISTICS_SIZE
+        least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE, STATISTICS_SIZE
         self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
         self.overhead = uncounted + sum(map(max, others, least)) + wal + self.growth
 
-    def touches(self, rows: BlockRows, allowed: int | None) -> AccessStats:
+    def accesses(self, rows: BlockRows, allowed: int | None) -> AccessStats:
         """Return the access records, enough for `allowed` bytes of blocks."""
         return self._shared.open_touches(size=allowed, clock=rows.last_clock())
 
@@ -105,10 +105,10 @@ class EvictionPolicy:
     ) -> bool:
         """Evict blocks until `size` more bytes fit into `allowed`; return False if not enough could be evicted.
 
-        Evictions are not undone on False. `is_staged`: the bytes are new blocks, so older blocks must leave staging.
+        Evictions are not undone on False. `is_staged`: the bytes are new blocks, so older blocks must move out of staging.
         `plan`: the plan that the new blocks, with these `hashes`, belong to; blocks that it can spare are evicted first.
         """
-        self._rows, self._touches, self._limit = rows, self.touches(rows, allowed), allowed - size
+        self._rows, self._accesses, self._limit = rows, self.accesses(rows, allowed), allowed - size
         self._stuck.clear()
         totals, staging = rows.totals, admission.staging_size(allowed)
         if self._need > 0:
@@ -118,7 +118,7 @@ class EvictionPolicy:
             self._shrink_staging(
                 min(totals.staged - staging, allowed - staging - self._admitted), sys.maxsize
             )
-            self._make_by_plan(plan, allowed, all(self._touches.is_new(each) for each in hashes))
+            self._make_by_plan(plan, allowed, all(self._accesses.is_new(each) for each in hashes))
         self._shrink_staging(totals.staged + (size if is_staged else 0) - staging, allowed - staging)
         # If the limit shrinks for a while, as by a grown log, staging shrinks first, down to half: old blocks stay.
         self._evict_old(allowed - staging // 2)
@@ -146,7 +146,7 @@ class EvictionPolicy:
             return False  # otherwise its file would appear without a row
         if not was_there:
             self._limit -= block.size  # no disk space was freed
-        # A crash here leaves a row without a file, which counts until it is evicted.
+        # After a crash here there is a row without a file, which counts until it is evicted.
         rows.remove_block(block)
         self._handles.drop([(block.digest, block.number)])
         return True
@@ -156,7 +156,7 @@ class EvictionPolicy:
         return f"{self._directory.blocks}/{name[0]}/{name}"
 
     def is_being_written(self, block: BlockRow) -> bool:
-        """Return whether a row without a file is a block being written, rather than left by a dead process."""
+        """Return whether a row without a file is a block being written, rather than one of a dead process."""
         if block.writer == self.writer and self.writer_pid == os.getpid():
             return block.name in self.writing
         return time.time() < block.stored_at + UNWRITTEN_S and self._locks.is_held(block.writer)
@@ -227,7 +227,7 @@ class EvictionPolicy:
                 totals.last_admitted = block.id
 
     def _exchange(self, new: BlockRow, most: int) -> None:
-        """Free space for a block that leaves staging, or evict the block itself."""
+        """Free space for a block that moves out of staging, or evict the block itself."""
         history = self._history(new)
         while self._admitted + new.size > most:
             old = self._oldest()
@@ -237,7 +237,7 @@ class EvictionPolicy:
         return None
 
     def _admits(self, new: AccessHistory, old: BlockRow) -> bool:
-        return admission.admits(new, self._history(old), longest_gap=self._touches.longest_gap)
+        return admission.admits(new, self._history(old), longest_gap=self._accesses.longest_gap)
 
     def _oldest(self) -> BlockRow | None:
         """Return the least recently used block outside staging that may be evicted; None if there is none.
@@ -266,18 +266,18 @@ class EvictionPolicy:
             found = self._rows.admitted_after(0, _BATCH)
         self._cursor = found[-1].id if len(found) == _BATCH else 0
         clocks = {block.id: self._clock(block) for block in found}
-        age = self._touches.age
+        age = self._accesses.age
         candidates = [EvictionCandidate(block.id, age(clocks[block.id]), block.size) for block in found]
         self._queue = {each.row: clocks[each.row] for each in admission.oldest(candidates)}
         return len(found)
 
     def _clock(self, block: BlockRow) -> int:
         """Return the access clock of a block's last access, or of when it was stored if that was later."""
-        use, age = self._touches.use_of(block.hash64), self._touches.age
+        use, age = self._accesses.use_of(block.hash64), self._accesses.age
         return block.clock if use is None or age(block.clock) < age(use.clock) else use.clock
 
     def _history(self, block: BlockRow) -> AccessHistory:
-        use, idle = self._touches.use_of(block.hash64), self._touches.age(self._clock(block))
+        use, idle = self._accesses.use_of(block.hash64), self._accesses.age(self._clock(block))
         # Without a record the block counts as new, so it is admitted as if there were no rule.
         return AccessHistory(idle, *(use[1:] if use else (0, True)))
 

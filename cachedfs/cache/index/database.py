@@ -6,7 +6,7 @@ SQLite maps the file `-shm` of its write-ahead log into memory. Where writing to
 Two hazards shape this module. We must never open or close a database file ourselves, because closing any descriptor
 of it drops SQLite's locks. And a connection must not cross a fork: SQLite remembers file locks in process memory, so
 even a *new* connection in the child would assume locks that only the parent holds. Therefore connections are closed
-before a fork and opened again when needed. One that is in use during the fork is left alone by the child.
+before a fork and opened again when needed. One that is in use during the fork is not touched by the child.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class CacheIndex:
             with contextlib.suppress(IndexError):  # another thread was first
                 self._idle.pop(0).sqlite.close()
 
-    def leave_to_parent(self) -> None:
-        """Forget inherited connections, in a forked child, without closing them: that would act on the parent's locks.
+    def release_inherited(self) -> None:
+        """Release inherited connections, in a forked child, without closing them: that would act on the parent's locks.
 
         Python closes unreferenced objects, also at exit. An extra reference prevents that.
         """
@@ -230,14 +230,14 @@ class CacheIndex:
         self._writer, self._pid = None, os.getpid()
 
     def _wait_for_fork(self, token: object) -> None:
-        """Wait until another thread has forked; leave the connections to the parent after a fork without hooks."""
+        """Wait until another thread has forked; release inherited connections after a fork without hooks."""
         me = threading.get_ident()
         while _FORKING.get("", me) != me:
             del _IN_USE[token]
             time.sleep(_PAUSE_S)
             _IN_USE[token] = me
         if self._pid != os.getpid():
-            self.leave_to_parent()
+            self.release_inherited()
 
     def _wait_for_turn(self, token: tuple[int, object]) -> None:
         """Wait until no other thread writes. Raises OperationalError where that could take forever.
@@ -265,7 +265,7 @@ class CacheIndex:
     def _current_writer(self, root_seen: object) -> IndexRows:
         """Return the write connection to the file that is at the path now; make the file if it is missing or damaged."""
         rows, self._writer = self._writer, None
-        if rows is not None and rows.sqlite.in_transaction:  # a second interrupt left it open
+        if rows is not None and rows.sqlite.in_transaction:  # since a second interrupt
             rows.sqlite.rollback()
         if self._inode() in (0, self._broken_inode):
             if rows is not None:
@@ -362,7 +362,7 @@ class CacheIndex:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self._path + suffix, f"{temp}-old{suffix}")
             os.rename(temp, self._path)
-        except BaseException:  # an interrupt too must not leave a partial index
+        except BaseException:  # after an interrupt too there must be no partial index
             with contextlib.suppress(OSError):  # retries create further files, which would fill a full disk
                 disk.unlink(temp)
             raise
@@ -449,7 +449,7 @@ def _after_fork_in_child() -> None:
     _FORKING.clear()
     _IN_USE.clear()
     for index in list(_INDEXES):
-        index.leave_to_parent()
+        index.release_inherited()
 
 
 os.register_at_fork(

@@ -116,7 +116,7 @@ class FeedRows(TableRows):
         )
         return watch.feed, next(iter(hashes.values()), 0)
 
-    def _told(self, identity: str, feed: int | None, folder: int | None) -> FeedConfirmation | None:
+    def _confirmed(self, identity: str, feed: int | None, folder: int | None) -> FeedConfirmation | None:
         if feed is None or folder is None:
             return None
         now = self.feed_by_id(identity, feed)
@@ -160,12 +160,12 @@ class MetadataRows(FeedRows):
         values = (origin, name, name, origin, blob_of(folder_of(path)))
         newest, listed = None, None
         for listing_mark, text, checked_at, mark, *watch in self._run(_FIND, values).fetchall():
-            told = self._told(identity, *watch)
+            confirmed = self._confirmed(identity, *watch)
             if listing_mark is not None:
-                listed = ListedName(checked_at, listing_mark, text is not None, told)
+                listed = ListedName(checked_at, listing_mark, text is not None, confirmed)
             if mark is not None and (newest is None or newest.checked_at < checked_at):
                 info = unsealed(text, path, identity, path, checked_at, mark, *watch)
-                newest = MetadataRecord(identity, path, info, checked_at, mark, told=told)
+                newest = MetadataRecord(identity, path, info, checked_at, mark, told=confirmed)
         return newest, listed
 
     def keep_records(self, records: Iterable[MetadataRecord], now_s: float) -> None:
@@ -199,8 +199,8 @@ class MetadataRows(FeedRows):
             unsealed(info, text_of(path), identity, text_of(path), checked_at, own, *watch)
             for path, info, own in children
         ]
-        told = self._told(identity, *watch)
-        return ListingRecord([info for info in infos if info is not None], checked_at, mark, told)
+        confirmed = self._confirmed(identity, *watch)
+        return ListingRecord([info for info in infos if info is not None], checked_at, mark, confirmed)
 
     def listing_size(self, identity: str, folder: str, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without one."""
@@ -342,7 +342,7 @@ class MetadataRows(FeedRows):
         return row and tuple(row)
 
     def _remove_listing(self, listing: int) -> None:
-        """Delete a listing at once, and leave its children, perhaps a million, to later writes."""
+        """Delete a listing at once; later writes delete its children, perhaps a million."""
         self._run("DELETE FROM listings WHERE id = ?", (listing,))
         self._run("INSERT INTO removed_listings VALUES (?)", (listing,))
 
