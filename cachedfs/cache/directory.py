@@ -79,8 +79,9 @@ class CacheDirectory:
                 os.rename(found.path, self.temp())
         changed_ns = max(root.st_ctime_ns, blocks.st_ctime_ns)
         recent_s = RECENT_S if changed_ns % 1_000_000_000 else COARSE_S
-        is_recent = changed_ns / 1e9 > time.time() - recent_s
-        self.root_seen, self.blocks_seen = (None, None) if is_recent else (STATE(root), STATE(blocks))
+        # The times of network and FUSE filesystems may be cached or made up.
+        is_sure = changed_ns / 1e9 < time.time() - recent_s and not self.is_network
+        self.root_seen, self.blocks_seen = (STATE(root), STATE(blocks)) if is_sure else (None, None)
         self.n_checks += 1
 
     def is_as_seen(self, *, with_blocks: bool = True) -> bool:

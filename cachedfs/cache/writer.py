@@ -78,7 +78,7 @@ class BlockWriter:
         self.room = EvictionPolicy(directory, handles, locks, shared)
         self.allowed: int | None = None  # the last computed allowance
         self._prepared: object = (
-            None  # the checks of the folders, the bounds and the process at the last `_prepare`
+            None  # the checks of the folders, the bounds and the process at the last `_prepare_to_store`
         )
         self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
@@ -122,18 +122,17 @@ class BlockWriter:
 
         If the cache is far over its limit, evict one step, write nothing, and return all blocks.
         """
-        now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
+        now_s = time.time()
         with self._begin("blocks cannot be stored", restores=True) as rows:
             if self._prepared != (self._directory.n_checks, bounds, os.getpid()):
-                self._prepare(rows, bounds, now_s)
+                self._prepare_to_store(rows, bounds, now_s)
             if found := rows.find_blocks(block.key for block in waiting):
                 waiting = self._ours_to_write(rows, waiting, found, unusable)
             size, totals, room = sum(block.size for block in waiting), rows.totals, self.room
-            overhead = room.overhead + disk.size_of(self._directory.index)
             space = disk.space(self._directory.root)
+            overhead = room.overhead + disk.size_of(self._directory.index)
             allowed = self.allowed = admission.allowance(bounds, space, totals, overhead, room.growth)
-            # Staging may grow to twice its size before it is looked at.
-            staging = max(2 * admission.STAGING, allowed // 50)
+            staging = max(2 * admission.STAGING, allowed // 50)  # twice its size, before it is looked at
             batch, rest, has_room = waiting, list[_NewBlock](), True
             if plan is not None or totals.bytes + size > allowed or totals.staged + size > staging:
                 batch, rest, has_room = self._make_room(rows, waiting, plan)
@@ -141,15 +140,15 @@ class BlockWriter:
             rows.add_blocks([block[::2] for block in batch], clock, now_s, room.writer)
             room.writing.update(block.key.name for block in batch)
         # After a crash here, rows without files count until they are evicted.
-        if batch:
-            self._write(batch, now_s, deadline)
-        elif not has_room:
+        if not has_room:
             self._raise("blocks cannot be stored", "other processes are writing blocks that fill it")
+        self._write(batch, now_s)
         return rest
 
-    def _write(self, batch: list[_NewBlock], now_s: float, deadline: float) -> None:
+    def _write(self, batch: list[_NewBlock], now_s: float) -> None:
         """Write reserved blocks; after a failure, cancel the reservations of those not written."""
         root, writer, waiting, temp = self._directory.root, self.room.writer, list(batch), ""
+        deadline = time.monotonic() + _WRITE_WITHIN_S
         try:
             while waiting:
                 name = waiting[0].key.name
@@ -162,10 +161,8 @@ class BlockWriter:
                     os.rename(temp, f"{root}/blocks/{name[0]}/{name}")
                 except (FileNotFoundError, IsADirectoryError):
                     self._directory.move_into_place(temp, self.room.path(name))
-                self.room.writing.discard(name)
-                del waiting[0]
+                self.room.writing.discard(waiting.pop(0).key.name)
         except BaseException:  # an interrupt too: unwritten blocks must not stay counted
-            self.room.writing.difference_update(block.key.name for block in waiting)
             self._cancel(waiting, temp)
             raise
         # If the index was replaced meanwhile, blocks are uncounted after a crash here, until a repair.
@@ -175,6 +172,7 @@ class BlockWriter:
 
     def _cancel(self, reserved: list[_NewBlock], temp: str) -> None:
         """Remove the rows of blocks that could not be written, and the temporary file of the first."""
+        self.room.writing.difference_update(block.key.name for block in reserved)
         with contextlib.suppress(OSError):
             disk.unlink(temp)
         if self._directory.is_incomplete():  # it is being deleted: a new index would be in the way
@@ -219,22 +217,26 @@ class BlockWriter:
             yield rows
 
     def _prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
-        """Count the files if the index is new, remove temporary files of dead writers, and measure what the bookkeeping takes."""
-        room, wal_pages = self.room, wal_pages_of(bounds)
-        if room.writer_pid != os.getpid():
-            room.become_writer()
+        """Count the files if the index is new, remove temporary files of dead writers, and measure the bookkeeping."""
+        wal_pages = wal_pages_of(bounds)
+        if self.room.writer_pid != os.getpid():
+            self.room.become_writer()
         if not rows.totals.is_counted:
             fsck.count_all(rows, self._directory, now_s)
         if wal_pages != self._index.wal_pages:
             self._index.wal_pages = wal_pages
             rows.limit_wal(wal_pages)
-        uncounted = fsck.remove_leftovers(self._directory, self._locks, now_s)
-        room.measure(wal_pages, uncounted)
-        accesses = room.accesses(rows, self._allow(rows, bounds))  # their number follows the limit
-        room.measure(wal_pages, uncounted)
+        self.room.measure(wal_pages, fsck.remove_leftovers(self._directory, self._locks, now_s))
         self._allow(rows, bounds)
-        n_blocks = rows.totals.blocks
+
+    def _prepare_to_store(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
+        """Do what is done about once a second before blocks are stored."""
+        self._prepare(rows, bounds, now_s)
+        before, n_blocks = self._shared.touches, rows.totals.blocks
+        accesses = self.room.accesses(rows, self.allowed)  # their number follows the limit
         accesses.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
+        if accesses is not before:
+            self._prepare(rows, bounds, now_s)
         self._prepared = self._directory.n_checks, bounds, os.getpid()
 
     def _allow(self, rows: IndexRows, bounds: CacheBounds) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from cachedfs.cache import directory, disk, writer
 from cachedfs.cache.directory import CacheDirectory
+from cachedfs.cache.index.database import IndexRows
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from cachedfs.fetch.cache_writer import CacheWriter, FetchedBlock
@@ -454,7 +455,7 @@ def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypa
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
         replace_call(patch, "os.rename", broken)
-        patch.setattr(cache._own.store, "_cancel", broken)
+        patch.setattr(IndexRows, "remove_block", broken)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert cache.usage()[0] == 2

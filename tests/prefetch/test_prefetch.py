@@ -770,7 +770,7 @@ def test_a_plan_stops_soon_when_nothing_can_be_stored(cloud, fs, monkeypatch, ca
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk, "write_all", full)
+    monkeypatch.setattr(disk, "write_file", full)
     with pytest.raises(CacheError, match=r"because blocks cannot be stored.*No space left"):
         fs.prefetch(paths).wait(120)
     assert len(cloud.asked()) < 100
