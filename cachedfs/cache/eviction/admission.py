@@ -6,7 +6,7 @@ Pure functions without I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cachedfs.cache import disk
@@ -15,7 +15,6 @@ from cachedfs.common.types import CacheBounds
 
 __all__ = [
     "AccessHistory",
-    "EvictionCandidate",
     "admits",
     "aging_of",
     "allowance",
@@ -30,21 +29,13 @@ MARGIN = 2  # accesses: a lower value would swap blocks that are used equally of
 STAGING = 64 << 20  # bytes: the readahead window of one file
 
 
-class EvictionCandidate(NamedTuple):
-    """A block that may be evicted: its row in the index, accesses since its last one, and its bytes on disk."""
+def oldest(ages: Mapping[int, int], *, share: int = 8) -> list[int]:
+    """Return the least recently used `1/share` of the rows, oldest first; at least one if there are any.
 
-    row: int
-    age: int
-    size: int
-
-
-def oldest(candidates: Iterable[EvictionCandidate], *, share: int = 8) -> list[EvictionCandidate]:
-    """Return the least recently used `1/share` of the candidates, oldest first; at least one if there are any.
-
-    Ties go to the lower row. Every omitted candidate is more recent than every returned one, so evicting the result
-    in order is exact LRU.
+    `ages` has the accesses since the last one to each row. Ties go to the lower row. Every omitted row is more recent
+    than every returned one, so evicting the result in order is exact LRU.
     """
-    ranked = sorted(candidates, key=lambda each: (-each.age, each.row))
+    ranked = sorted(ages, key=lambda row: (-ages[row], row))
     return ranked[: -(-len(ranked) // share)]
 
 

@@ -19,7 +19,7 @@ from cachedfs.cache.counters import STATISTICS_SIZE
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction import admission
 from cachedfs.cache.eviction.access_stats import AccessStats
-from cachedfs.cache.eviction.admission import AccessHistory, EvictionCandidate
+from cachedfs.cache.eviction.admission import AccessHistory
 from cachedfs.cache.eviction.plan_registry import FutureUseSource, PlanRegistry
 from cachedfs.cache.index.block_rows import BlockRow, BlockRows
 from cachedfs.cache.index.schema import Totals
@@ -266,9 +266,8 @@ class EvictionPolicy:
             found = self._rows.admitted_after(0, _BATCH)
         self._cursor = found[-1].id if len(found) == _BATCH else 0
         clocks = {block.id: self._clock(block) for block in found}
-        age = self._accesses.age
-        candidates = [EvictionCandidate(block.id, age(clocks[block.id]), block.size) for block in found]
-        self._queue = {each.row: clocks[each.row] for each in admission.oldest(candidates)}
+        ages = {row: self._accesses.age(clock) for row, clock in clocks.items()}
+        self._queue = {row: clocks[row] for row in admission.oldest(ages)}
         return len(found)
 
     def _clock(self, block: BlockRow) -> int:

@@ -65,6 +65,13 @@ _TURN_WAIT_S = 30.0
 _IDLE_READERS = 4
 _STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
+# A scan of all rows: for audits.
+_SUMS = """SELECT (SELECT count(*) FROM blocks),
+    (SELECT total(size) FROM blocks) + (SELECT total(size) FROM local_copies),
+    (SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned)
+    + (SELECT total(size) FROM local_copies),
+    (SELECT total(size) FROM blocks WHERE id > ?),
+    (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
 
 
 class IndexRows(BlockRows, MetadataRows, QuotaRows):
@@ -81,20 +88,10 @@ class IndexRows(BlockRows, MetadataRows, QuotaRows):
 
     def sums(self) -> dict[str, int]:
         """Return the totals that can be computed from the rows."""
-        blocks, in_blocks = self._run("SELECT count(*), total(size) FROM blocks").fetchone()
-        (in_copies,) = self._run("SELECT total(size) FROM local_copies").fetchone()
-        (entries,) = self._run(
-            "SELECT (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children)"
-        ).fetchone()
-        (pinned,) = self._run(
-            "SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned"
-        ).fetchone()
-        last = self.totals.last_admitted
-        (staged,) = self._run("SELECT total(size) FROM blocks WHERE id > ?", (last,)).fetchone()
-        (pins,) = self._run("SELECT count(*) FROM pins").fetchone()
-        total, fixed = int(in_blocks + in_copies), int(pinned + in_copies)
-        names = "blocks", "bytes", "fixed", "staged", "entries", "pins"
-        return dict(zip(names, (blocks, total, fixed, int(staged), entries, pins), strict=True))
+        found = self._run(_SUMS, (self.totals.last_admitted,)).fetchone()
+        return dict(
+            zip(("blocks", "bytes", "fixed", "staged", "entries", "pins"), map(int, found), strict=True)
+        )
 
 
 class CacheIndex:
@@ -130,6 +127,8 @@ class CacheIndex:
             _IN_USE[token] = threading.get_ident()
             if _FORKING or self._pid != os.getpid():
                 self._wait_for_fork(token)
+            if not self._idle and len(_IN_USE) > _IDLE_READERS:
+                self._wait_for_reader()
             idle = self._idle.pop() if self._idle else None
             if idle is None or time.monotonic() >= idle.looked_s + _LOOK_S:
                 idle = self._current(idle, _READER_WAIT_S)
@@ -238,6 +237,12 @@ class CacheIndex:
             _IN_USE[token] = me
         if self._pid != os.getpid():
             self.release_inherited()
+
+    def _wait_for_reader(self) -> None:
+        """Wait a moment for a connection of another thread: many threads must not open one each."""
+        deadline = time.monotonic() + _READER_WAIT_S
+        while not self._idle and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S / 5)
 
     def _wait_for_turn(self, token: tuple[int, object]) -> None:
         """Wait until no other thread writes. Raises OperationalError where that could take forever.
