@@ -7,18 +7,20 @@ A block that cannot be stored raises `CacheError`, which only the fetch code han
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file
 from cachedfs.cache.block_file import OpenBlock
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.counters import SharedCounters
-from cachedfs.cache.directory import layer_roots, root_in
+from cachedfs.cache.directory import layer_roots, old_roots, root_in
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.fsck import CheckReport
 from cachedfs.cache.index.block_rows import CachedPath
+from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.local_copies import LocalCopy
 from cachedfs.cache.metadata_store import MetadataStore
@@ -44,18 +46,18 @@ class BlockCache:
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
         self._handles = BlockPool()
-        self._complaints = WarnOnce()
+        self._warnings = WarnOnce()
         self._layers = CacheLayers(
-            layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._complaints
+            layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._warnings
         )
-        self._shared = SharedFiles(root_in(cache_dirs[0]), self._complaints)
+        self._shared = SharedFiles(root_in(cache_dirs[0]), self._warnings)
         self._own = WritableDirectory(
             cache_dirs[0],
             explicit=explicit,
             handles=self._handles,
             layers=self._layers,
             shared=self._shared,
-            complaints=self._complaints,
+            warnings=self._warnings,
         )
         self.metadata = MetadataStore(self._own, self._shared)
         self.quota = QuotaStore(self._own)
@@ -73,6 +75,11 @@ class BlockCache:
     def cannot_store(self) -> str | None:
         """The reason why nothing can be stored, or why the last `put` failed; None if all is well."""
         return self._own.cannot_store
+
+    @functools.cached_property
+    def old_caches(self) -> tuple[str, ...]:
+        """The directories of this user that earlier releases made beside this one, and that nothing uses now."""
+        return tuple(old_roots(self._own.cache_dir))
 
     # Reading blocks: no SQLite, no lock
 
@@ -160,7 +167,7 @@ class BlockCache:
     ) -> None:
         """Return a borrowed block to the pool.
 
-        `error` is the exception that reading the block raised. A damaged or unreadable block is dropped; other
+        `error` is the exception that reading the block raised. A damaged or unreadable block is removed; other
         errors are raised again.
         """
         if error is None:
@@ -180,7 +187,7 @@ class BlockCache:
         """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
         touches = self._shared.touches
         if touches is None:
-            # Use the final size at once: records made in a smaller file are lost when it grows.
+            # Use the final size at once: a larger file begins without the records of a smaller one.
             touches = self._shared.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
         return touches.now
 
@@ -228,23 +235,25 @@ class BlockCache:
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
-        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan gives up go
+        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan can spare go
         first, as long as nothing else is due for eviction. Raises CacheError unless all blocks are stored. A block is
         never visible in part.
         """
         try:
-            self._own.writable().put(blocks, bounds, unusable=self._layers.rejected, plan=plan)
+            store = self._own.store or self._own.writable()
+            store.put(blocks, bounds, unusable=self._layers.rejected, plan=plan)
         except CacheError as error:
             self._own.cannot_store = error.message
-            self._complaints.not_stored(error.message)
+            self._warnings.not_stored(error.message)
             raise
         self._own.cannot_store = None
-        self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in blocks)
+        if self._layers.rejected:
+            self._layers.accept(block_file.place(key.object.digest, key.index) for key, _ in blocks)
 
     def evict(self, identity: str | None, path: str | None = None) -> int:
-        """Drop the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
+        """Remove the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
 
-        Pinned blocks are dropped too. Returns the number of bytes freed. Raises CacheError.
+        Pinned blocks are removed too. Returns the number of bytes freed. Raises CacheError.
         """
         return self._own.writable().evict(identity, path and stored_path(path))
 
@@ -259,16 +268,16 @@ class BlockCache:
     def room(self, bounds: CacheBounds) -> int:
         """Return how many bytes are available to blocks that are neither pinned nor in use. Raises CacheError."""
         allowed = self._own.writable().allowance(bounds)
-        return max(0, allowed - self._own.asked(lambda rows: rows.number("fixed") or 0, 0))
+        return max(0, allowed - self._own.query(lambda rows: rows.load_totals().fixed, 0))
 
     def discard(self, key: ObjectKey, index: int) -> None:
-        """Drop a damaged block. Never raises: without its file the block is a miss."""
+        """Remove a damaged block. Never raises: without its file the block is a miss."""
         self._handles.drop([(key.digest, index)])
         if self._own.store is not None:
-            self._own.store.discard(key, index)
+            self._own.store.remove_damaged(key, index)
 
     def refuse(self, key: ObjectKey, index: int) -> None:
-        """Drop an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
+        """Remove an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
         self.discard(key, index)
         self._layers.refuse(key, index)
 
@@ -285,22 +294,22 @@ class BlockCache:
 
     def pins(self) -> list[tuple[str, str]]:
         """Return (identity, path) of every pin."""
-        return self._own.asked(lambda rows: rows.pins(), [])
+        return self._own.query(lambda rows: rows.pins(), [])
 
     def lease(self, size: int, bounds: CacheBounds, suffix: str = "") -> LocalCopy:
         """Return a private file of `size` bytes, counted in the cache size until it is closed. Raises CacheError.
 
         Its name ends with `suffix`, such as ".csv.gz".
         """
-        return self._own.writable().lease(size, bounds, suffix)
+        return self._own.writable().local_copy(size, bounds, suffix)
 
     def paths_below(self, identity: str, path: str) -> list[str]:
         """Return the paths with cached blocks, sorted: `path` itself and everything below it."""
-        return self._own.asked(lambda rows: rows.paths_below(identity, stored_path(path)), [])
+        return self._own.query(lambda rows: rows.paths_below(identity, stored_path(path)), [])
 
     def held(self) -> list[CachedPath]:
         """Return what is cached of each path, for all origins, sorted by path. Scans the rows of all blocks."""
-        return self._own.asked(lambda rows: rows.held(), [])
+        return self._own.query(lambda rows: rows.cached_paths(), [])
 
     # Prefetch plans
 
@@ -312,7 +321,7 @@ class BlockCache:
         return None if self._own.store is None else self._own.store.room.plan_registry.take()
 
     def clear_plan_slot(self, plan_slot: int) -> None:
-        """Reset the bytes counted for plan number `plan_slot`, which an earlier plan may have left.
+        """Reset the bytes counted for plan number `plan_slot`, which may be those of an earlier plan.
 
         Raises CacheError where nothing can be stored.
         """
@@ -334,13 +343,13 @@ class BlockCache:
     def take_lock(self, hash64: int) -> bool:
         """Take the fetch lock of a block; False when another process or another thread holds it."""
         is_ours = self._own.locks.take(hash64)
-        self._complaints.slower(self._own.locks.trouble)
+        self._warnings.slower(self._own.locks.trouble)
         return is_ours
 
     def release_lock(self, hash64: int) -> None:
         """Release the fetch lock of a block."""
-        self._own.locks.drop(hash64)
-        self._complaints.slower(self._own.locks.trouble)
+        self._own.locks.release(hash64)
+        self._warnings.slower(self._own.locks.trouble)
 
     def lock_holder(self, hash64: int) -> int | None:
         """Return the id of the process that holds a fetch lock; None if it is free, or held where we cannot see."""
@@ -350,12 +359,13 @@ class BlockCache:
 
     @property
     def evictions(self) -> int:
-        """The number of blocks that this process has evicted or dropped on request."""
+        """The number of blocks that this process has evicted, or removed on request."""
         return self._own.store.room.evictions if self._own.store else 0
 
     def usage(self) -> tuple[int, int]:
         """Return the number of blocks, and the bytes of blocks and local copies; zeros if the index cannot be read."""
-        return self._own.asked(lambda rows: (rows.number("blocks") or 0, rows.number("bytes") or 0), (0, 0))
+        totals = self._own.query(lambda rows: rows.load_totals(), Totals())
+        return totals.blocks, totals.bytes
 
     def allowance(self, bounds: CacheBounds) -> int | None:
         """Return how many bytes blocks and local copies may use under `bounds` now; None if nothing can be stored."""
@@ -371,9 +381,9 @@ class BlockCache:
         return self._own.store.check(repair=repair) if self._own.store else CheckReport()
 
     def rebuild(self) -> None:
-        """Drop all block rows and count the files again. Raises CacheError.
+        """Remove the rows of all blocks and count the files again. Raises CacheError.
 
-        This happens automatically after the index is lost.
+        A new index does that by itself.
         """
         self._own.writable().rebuild()
 
@@ -384,6 +394,5 @@ class BlockCache:
     def close(self) -> None:
         """Close files and connections; they reopen when needed. Locks are held until the process ends."""
         self._handles.close_all()
-        self.counts.close()
         if self._own.index is not None:
             self._own.index.close()

@@ -28,7 +28,6 @@ __all__ = [
     "BadBlock",
     "BlockTrailer",
     "OpenBlock",
-    "checksums_of",
     "encode_trailer",
     "file_size",
     "joined",
@@ -43,26 +42,13 @@ __all__ = [
 
 PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us)
 
-FORMAT = 2  # part of the directory name: other formats never see these files
+FORMAT = 3  # part of the directory name: other formats never see these files
 _MAGIC = b"cachedfs"
 _HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
 _PLACE = struct.Struct("<QQ")  # index, block size
 _TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
 _LENGTH = struct.Struct("<I")
 _PROBE = 4096  # bytes read from the end at open: the whole trailer, unless block or path are huge
-
-
-def checksums_of(*pieces: memoryview) -> list[int]:
-    """Return the CRC-32 of each page of a block's data, which may be in several pieces."""
-    checksums, checksum, room = [], 0, PAGE
-    for piece in pieces:
-        while piece:
-            part, piece = piece[:room], piece[room:]
-            checksum, room = crc32(part, checksum), room - len(part)
-            if not room:
-                checksums.append(checksum)
-                checksum, room = 0, PAGE
-    return checksums if room == PAGE else [*checksums, checksum]
 
 
 def wrong_page(data: memoryview, checksums: Sequence[int]) -> int | None:
@@ -133,9 +119,19 @@ def place(digest: str, index: int) -> str:
 
 def encode_trailer(key: ObjectKey, index: int, *pieces: Buffer) -> bytes:
     """Return the trailer that follows the data, given in one or more pieces, in the file of block `index`."""
-    views = [memoryview(piece).cast("B") for piece in pieces]
-    checksums = checksums_of(*views)
-    parts = [_HEAD.pack(_MAGIC, FORMAT, sum(map(len, views))), struct.pack(f"<{len(checksums)}I", *checksums)]
+    size, checksums, checksum, room = 0, [], 0, PAGE
+    for piece in pieces:
+        rest = memoryview(piece).cast("B")
+        size += len(rest)
+        while rest:
+            part, rest = rest[:room], rest[room:]
+            checksum, room = crc32(part, checksum), room - len(part)
+            if not room:
+                checksums.append(checksum)
+                checksum, room = 0, PAGE
+    if room < PAGE:
+        checksums.append(checksum)
+    parts = [_HEAD.pack(_MAGIC, FORMAT, size), struct.pack(f"<{len(checksums)}I", *checksums)]
     for text in (key.identity, key.path, key.fingerprint):
         field = text.encode("utf-8", "surrogatepass")
         parts += [_LENGTH.pack(len(field)), field]

@@ -1,13 +1,12 @@
-"""Statistics that all processes of a machine share: one record of a few numbers in a file.
+"""Statistics that all processes of a machine share: a few numbers in a file.
 
-It is changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for. A killed
-or overtaken process may leave any mixture of two states, so any numbers are accepted.
+They are changed under a lock that the kernel releases when its holder dies. A stopped holder is not waited for. After a killed
+or overtaken process, the numbers may be any mixture of two states, so any numbers are accepted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import struct
@@ -19,24 +18,19 @@ from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_slots import HEADER_SIZE, SharedSlots
 from cachedfs.common.types import Counted
 
-__all__ = ["SharedCounters"]
+__all__ = ["STATISTICS_SIZE", "SharedCounters"]
 
-_N_NUMBERS = len(Counted._fields)
-# The file has room for 64 records, each with the hash of its name in front: versions before had others than this one.
-_RECORD = _N_NUMBERS + 1
-_N_SLOTS = 64 * _RECORD
-_NAME = int.from_bytes(hashlib.blake2b(b"what all processes counted", digest_size=8).digest(), "little")
-_OFFSET = HEADER_SIZE + 8 * (_NAME % 64 * _RECORD)
-_NUMBERS = struct.Struct(f"<Q{_N_NUMBERS}d")
-_LOOK_S = 1.0  # interval between checks that the file is still the one at the path
-_AGAIN_S = 60.0  # delay before a file that could not be shared is tried again
-_TURNS, _TURN_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy
+_N_SLOTS = len(Counted._fields)
+STATISTICS_SIZE = HEADER_SIZE + 8 * _N_SLOTS
+_LOCK = 0x0DB5_57A7_C0DE_0003  # the lock number for changing the numbers
+_NUMBERS = struct.Struct(f"<{_N_SLOTS}d")
+_TRIES, _TRY_S = 20, 5e-5  # a change takes 10 us: after this many attempts its holder is stopped, not busy
 
 _MOST = 2.0**53  # doubles represent integers exactly up to here
 
 
 class _File(SharedSlots):
-    magic = b"cfsbudg1"
+    magic = b"cfsstat1"
 
     def __init__(self, path: str | None, temp: str) -> None:
         super().__init__(path, temp, _N_SLOTS)
@@ -46,29 +40,29 @@ class _File(SharedSlots):
         return n_slots == _N_SLOTS
 
     def counted(self) -> Counted:
-        """Return the record; zeros if it does not exist, or if its numbers are no valid counts. Raises OSError."""
-        name, *numbers = _NUMBERS.unpack(self.read(_NUMBERS.size, _OFFSET))
-        is_sane = name == _NAME and all(math.isfinite(n) and 0 <= n < _MOST for n in numbers)
-        *sums, since = numbers if is_sane else [0.0] * _N_NUMBERS
-        return Counted._make([*map(int, sums), since])
+        """Return the numbers; zeros if they are no valid counts. Raises OSError."""
+        numbers = _NUMBERS.unpack(self.read(_NUMBERS.size, HEADER_SIZE))
+        if not all(math.isfinite(n) and 0 <= n < _MOST for n in numbers):
+            return Counted()
+        return Counted._make([*map(int, numbers[:-1]), numbers[-1]])
 
     def record(self, counted: Counted) -> None:
-        """Replace the record. Raises OSError."""
-        self.write([(_OFFSET, _NUMBERS.pack(_NAME, *counted))])
+        """Replace the numbers. Raises OSError."""
+        self.write([(HEADER_SIZE, _NUMBERS.pack(*counted))])
 
 
 class SharedCounters:
     """Sums of the statistics of all processes that use one cache directory. Never raises on disk errors.
 
-    Without a directory, they are in memory shared with forked children only.
+    The file is opened for each use, about once a second. Without one, the sums are in memory shared with forked
+    children only.
     """
 
     def __init__(
         self, directory: Callable[[], CacheDirectory | None], locks: Callable[[], ByteRangeLocks]
     ) -> None:
         self._directory, self._locks = directory, locks
-        self._file: _File | None = None
-        self._look_at = self._again_at = 0.0
+        self._memory: _File | None = None
 
     def add(self, more: Sequence[int]) -> None:
         """Add what one process counted since its last call, in the order of the fields of `Counted`."""
@@ -76,7 +70,7 @@ class SharedCounters:
             return
         begun = time.time()
         with contextlib.suppress(OSError), self._alone():
-            file = self._current()
+            file = self._open()
             *sums, since = file.counted()
             added = [n + m for n, m in zip(sums, more, strict=True)]
             file.record(Counted._make([*added, since or begun]))
@@ -84,56 +78,31 @@ class SharedCounters:
     def total(self) -> Counted:
         """Return the sums; zeros if nothing was counted yet, or if they cannot be read."""
         directory = self._directory()
-        if self._file is None and not (directory is not None and os.path.exists(directory.budgets)):
-            return Counted()  # do not create the file
-        try:
-            return self._current().counted()
-        except OSError:
-            return Counted()
+        has_file = directory is not None and os.path.exists(directory.statistics)
+        with contextlib.suppress(OSError):
+            if has_file or self._memory is not None:  # do not create the file
+                return self._open().counted()
+        return Counted()
 
-    def close(self) -> None:
-        """Close the file; the next use opens it again. Counts in private memory are kept."""
-        if self._file is not None and not self._file.is_private:
-            self._file = None
-
-    def _current(self) -> _File:
-        """Return the file that the processes of the machine use now."""
-        now, file = time.monotonic(), self._file  # a local copy: another thread may reset the attribute
-        if file is None:
-            file = self._file = self._opened(now)
-        elif now >= self._look_at:
-            self._look_at = now + _LOOK_S
-            self._look(file, now)
-            file = self._file or file
-        return file
-
-    def _opened(self, now: float) -> _File:
+    def _open(self) -> _File:
         directory = self._directory()
-        self._again_at = now + _AGAIN_S
-        return _File(directory.budgets, directory.temp()) if directory else _File(None, "")
-
-    def _look(self, file: _File, now: float) -> None:
-        """Replace a deleted file, so that all processes use the same one; retry a file that could not be shared."""
-        if file.is_private and now >= self._again_at:
-            found = self._opened(now)
-            # The numbers of this process are better than none.
-            self._file = file if found.is_private else found
-        with contextlib.suppress(OSError):  # cannot check: keep the current file
-            if not file.is_current():
-                self._file = self._opened(now)
+        file = _File(directory.statistics, directory.temp()) if directory else _File(None, "")
+        if file.is_private:
+            file = self._memory = self._memory or file
+        return file
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the record against changes by other processes; after about a millisecond, continue without the lock."""
+        """Lock the numbers against changes by other processes; after about a millisecond, continue without the lock."""
         locks = self._locks()
-        is_ours = locks.take(_NAME)
-        for _ in range(_TURNS):
+        is_ours = locks.take(_LOCK)
+        for _ in range(_TRIES):
             if is_ours:
                 break
-            time.sleep(_TURN_S)
-            is_ours = locks.take(_NAME)
+            time.sleep(_TRY_S)
+            is_ours = locks.take(_LOCK)
         try:
             yield
         finally:
             if is_ours:
-                locks.drop(_NAME)
+                locks.release(_LOCK)

@@ -1,45 +1,60 @@
-"""This user's subdirectory of a cache directory: safety checks and the paths of the files in it."""
+"""This user's subdirectory of a cache directory: safety checks, and the paths of the files in it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_file import FORMAT
 from cachedfs.common.user_folders import is_writable, why_unsafe
 
-__all__ = ["CacheDirectory", "layer_roots", "open_directory", "readable_root", "root_in"]
+__all__ = ["CacheDirectory", "layer_roots", "old_roots", "open_directory", "readable_root", "root_in"]
 
 
 DELETION_S = 10.0  # longest wait for the end of a deletion
 PAUSE_S = 0.05  # between two checks whether it has ended
 QUIET_S = 0.5  # from the end of the root until folders above it are gone, too
-_FOLDERS = ("blocks", "leases", "tmp")
-_LEASE = re.compile(r"[0-9a-f]{16}(\.\w{1,16}){0,2}", re.ASCII)
-_LAYER = re.compile(rf"cachedfs-{FORMAT}-\d+")
+RECENT_S = 0.1  # a folder that changed so short a time ago may change again without another time of change,
+COARSE_S = 2.0  # or this time, on a file system that stores whole seconds
+STATE = attrgetter("st_dev", "st_ino", "st_ctime_ns")
+_FOLDERS = ("blocks", "local-copies", "tmp")
+_LOCAL_COPY = re.compile(r"[0-9a-f]{16}(\.\w{1,16}){0,2}", re.ASCII)
+_ROOT = re.compile(r"cachedfs-(\d+)-(\d+)")
 
 
 class CacheDirectory:
-    """The root folder on disk: `blocks/`, `leases/` (local copies), `tmp/`, the index and the shared files."""
+    """The root folder on disk: `blocks/`, `local-copies/`, `tmp/`, the index and the shared files.
+
+    `root_seen` and `blocks_seen` are the states of two folders when all folders were checked. As long as these states
+    are the same, no folder in them was replaced, and neither was the index.
+    """
 
     def __init__(self, root: str, *, is_network: bool) -> None:
         self.root = root
         self.is_network = is_network
+        self.blocks = f"{root}/blocks"
         self.index = f"{root}/index.db"
-        self.locks = f"{root}/claims"
-        self.touches = f"{root}/touches"
-        self.marks = f"{root}/marks"
-        self.budgets = f"{root}/budgets"
-        logs = [f"{self.index}-{log}" for log in ("wal", "shm", "journal")]
-        self.bookkeeping = [self.index, *logs, self.touches, self.marks, self.budgets]
+        self.locks = f"{root}/locks"
+        self.access_records = f"{root}/access-records"
+        self.change_counters = f"{root}/change-counters"
+        self.statistics = f"{root}/statistics"
+        self.bookkeeping = [*self.logs, self.access_records, self.change_counters, self.statistics]
+        self.root_seen: object = None  # None: check again
+        self.blocks_seen: object = None
+        self.n_checks = 0  # how often the folders were checked, or are due to be
         self.had_index = False  # when it was opened, or used by this process
         # Until when a deletion that was noticed is waited for (monotonic); None without one.
         self._deletion_over_at: float | None = None
+
+    @property
+    def logs(self) -> list[str]:
+        """The index and the files that SQLite keeps beside it, the write-ahead log first."""
+        return [f"{self.index}{log}" for log in ("-wal", "", "-shm", "-journal")]
 
     def make(self) -> None:
         """Create the root and its folders where missing. Raises OSError, or ValueError if the root is unsafe to use."""
@@ -48,13 +63,35 @@ class CacheDirectory:
             _verify(folder)
         self.had_index = disk.state(self.index) is not None
 
-    def make_again_if_gone(self) -> None:
-        """Recreate folders that were deleted while in use, and check the others. Raises the same errors as `make`."""
+    def verify(self) -> None:
+        """Raise ValueError if a folder is unsafe to use; create folders that are missing.
+
+        What is no folder in place of one with blocks is moved to `tmp/`.
+        """
         try:
-            self.verify()
+            root, blocks, *_ = [_verify(folder) for folder in self._all()][-1 - len(_FOLDERS) :]
         except FileNotFoundError:
             os.makedirs(_chain(self.root)[0].rpartition("/")[0], exist_ok=True)
             self.make()
+            root, blocks = _verify(self.root), _verify(self.blocks)
+        for found in disk.scan(self.blocks):
+            if not found.is_folder:
+                os.rename(found.path, self.temp())
+        changed_ns = max(root.st_ctime_ns, blocks.st_ctime_ns)
+        recent_s = RECENT_S if changed_ns % 1_000_000_000 else COARSE_S
+        # The times of network and FUSE filesystems may be cached or made up.
+        is_sure = changed_ns / 1e9 < time.time() - recent_s and not self.is_network
+        self.root_seen, self.blocks_seen = (STATE(root), STATE(blocks)) if is_sure else (None, None)
+        self.n_checks += 1
+
+    def is_as_seen(self, *, with_blocks: bool = True) -> bool:
+        """Return whether no file or folder in the root, and no folder with blocks, was replaced since the last check."""
+        try:
+            if STATE(os.lstat(self.root)) != self.root_seen:
+                return False
+            return not with_blocks or STATE(os.lstat(self.blocks)) == self.blocks_seen
+        except OSError:
+            return False
 
     def wait_for_deletion(self) -> None:
         """Wait for the end of a deletion of the cache: no file may appear in folders that were just emptied.
@@ -80,12 +117,9 @@ class CacheDirectory:
 
     def is_incomplete(self) -> bool:
         """Return whether a folder or the index is missing."""
-        return any(disk.state(path) is None for path in (*self._all(), self.index))
-
-    def verify(self) -> None:
-        """Raise ValueError if a folder is unsafe to use, FileNotFoundError if one is missing."""
-        for folder in self._all():
-            _verify(folder)
+        return not self.is_as_seen(with_blocks=False) and any(
+            disk.state(path) is None for path in (*self._all(), self.index)
+        )
 
     def _all(self) -> list[str]:
         """Return the root and its folders, parents first; folders of blocks are created when needed."""
@@ -95,43 +129,26 @@ class CacheDirectory:
         """Return a new name for a temporary file."""
         return f"{self.root}/tmp/{os.urandom(8).hex()}"
 
-    def lease(self, name: str) -> str:
-        return f"{self.root}/leases/{name}"
+    def local_copy(self, name: str) -> str:
+        return f"{self.root}/local-copies/{name}"
 
     def move_into_place(self, temp: str, path: str) -> None:
-        """Rename `temp` to the block at `path`, creating its folder for the first block there.
-
-        Anything unexpected moves to `tmp/`: a symlink in place of the folder (it leads elsewhere), or a folder in place
-        of the block.
-        """
-        folder = path.rpartition("/")[0]
-        status = disk.state(folder)
-        if status is not None and not stat.S_ISDIR(status.st_mode):
-            os.rename(folder, self.temp())
-            status = None
-        if status is None:
-            disk.make_folder(folder)
-        try:
-            os.rename(temp, path)
-        except IsADirectoryError:
+        """Rename `temp` to the block at `path`; create its folder, or move a folder in place of the block to `tmp/`."""
+        disk.make_folder(path.rpartition("/")[0])
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.rename(path, self.temp())
-            os.rename(temp, path)
-
-    def unlink_block(self, place: str) -> bool:
-        """Remove the file of a block; False if there is none. Never follows a symlink in place of the folder."""
-        path = f"{self.root}/{place}"
-        folder = disk.state(path.rpartition("/")[0])
-        return folder is not None and stat.S_ISDIR(folder.st_mode) and disk.unlink(path)
+        os.rename(temp, path)
 
     def files(self) -> Iterator[disk.FolderEntry]:
         """Yield the entries of the block folders."""
-        for folder in disk.scan(f"{self.root}/blocks"):
+        for folder in disk.scan(self.blocks):
             if folder.is_folder:
                 yield from disk.scan(folder.path)
 
-    def leases(self) -> Iterator[disk.FolderEntry]:
+    def local_copies(self) -> Iterator[disk.FolderEntry]:
         """Yield the files of local copies, recognized by their names."""
-        return (found for found in disk.scan(f"{self.root}/leases") if _LEASE.fullmatch(found.name))
+        folder = self.local_copy("")
+        return (found for found in disk.scan(folder) if _LOCAL_COPY.fullmatch(found.name))
 
 
 def open_directory(cache_dir: str, *, explicit: bool) -> tuple[CacheDirectory | None, str | None]:
@@ -178,14 +195,29 @@ def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
     """Return the roots, of any owner, in the read-only `cache_dirs`; a missing directory has none."""
     roots = []
     for cache_dir in cache_dirs:
-        with contextlib.suppress(OSError):
-            for found in sorted(disk.scan(_absolute(cache_dir))):
-                if found.is_folder and _LAYER.fullmatch(found.name):
-                    roots.append(found.path)
-                    roots += sorted(
-                        host.path for host in disk.scan(found.path) if host.name.startswith("host-")
-                    )
+        for name, path in _roots_in(cache_dir):
+            if int(name[1]) == FORMAT:
+                roots += [
+                    path,
+                    *sorted(each.path for each in disk.scan(path) if each.name.startswith("host-")),
+                ]
     return roots
+
+
+def old_roots(cache_dir: str) -> list[str]:
+    """Return this user's roots of other formats in `cache_dir`, which nothing uses any more."""
+    found = _roots_in(cache_dir)
+    return [path for name, path in found if int(name[1]) < FORMAT and int(name[2]) == os.geteuid()]
+
+
+def _roots_in(cache_dir: str) -> list[tuple[re.Match[str], str]]:
+    """Return the folders in `cache_dir` with the names of roots, sorted."""
+    with contextlib.suppress(OSError):
+        found = sorted(disk.scan(_absolute(cache_dir)))
+        return [
+            (name, each.path) for each in found if each.is_folder and (name := _ROOT.fullmatch(each.name))
+        ]
+    return []
 
 
 def _absolute(path: str) -> str:
@@ -212,10 +244,11 @@ def _chain(root: str) -> list[str]:
     return [above, root] if name.startswith("host-") else [root]
 
 
-def _verify(folder: str) -> None:
-    """Raise ValueError if `folder` is unsafe to use, FileNotFoundError if it is missing."""
+def _verify(folder: str) -> os.stat_result:
+    """Return the status of `folder`. Raises ValueError if it is unsafe to use, FileNotFoundError if it is missing."""
     status = disk.state(folder)
     if status is None:
-        raise FileNotFoundError(f"{folder} vanished")
+        raise FileNotFoundError(f"{folder} is missing")
     if (reason := why_unsafe(folder, status, "give another cache_dir")) is not None:
         raise ValueError(reason)
+    return status

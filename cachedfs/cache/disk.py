@@ -45,6 +45,7 @@ __all__ = [
     "unlink",
     "unlock_byte",
     "write_all",
+    "write_file",
 ]
 
 Buffer = bytes | bytearray | memoryview
@@ -117,7 +118,7 @@ def _ours_alone(fd: int) -> int:
 
 
 def forget_cached(fd: int) -> None:
-    """Drop the file's clean pages from the page cache, so that the next reads come from disk, where supported."""
+    """Remove the file's clean pages from the page cache, so that the next reads come from disk, where supported."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):  # a filesystem without support for the advice
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -157,6 +158,17 @@ def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
             done -= len(views.pop(0))
         if done:
             views[0] = views[0][done:]
+
+
+def write_file(path: str, buffers: Sequence[Buffer], size: int) -> None:
+    """Create a file with the `size` bytes of all `buffers` and mode 0600; after an error, a part of it may be there."""
+    fd = os.open(path, _CREATE, 0o600)
+    try:
+        os.fchmod(fd, 0o600)  # whatever the umask removed
+        if len(buffers) > _MOST_BUFFERS or os.pwritev(fd, buffers, 0) != size:
+            write_all(fd, buffers, 0)
+    finally:
+        os.close(fd)
 
 
 def allocate(fd: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Consistency check and repair of a cache directory, and removal of abandoned temporary files.
+"""Consistency check and repair of a cache directory, and removal of leftover temporary files.
 
 The temporary file of a block is named after the writer number of its process, which holds the lock on that number
 while it lives. If the process is dead, the file can go at once. Other temporary files (a replaced index, a shared
@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,19 +19,18 @@ from cachedfs.cache import block_file, disk
 from cachedfs.cache.block_file import BadBlock, BlockTrailer
 from cachedfs.cache.block_pool import TOO_MANY_FILES
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.eviction.policy import EvictionPolicy, dead_leases, remove_dead_leases
+from cachedfs.cache.eviction.policy import EvictionPolicy
 from cachedfs.cache.index.block_rows import BlockRow
-from cachedfs.cache.index.transaction import CacheIndex, IndexRows
+from cachedfs.cache.index.database import CacheIndex, IndexRows
+from cachedfs.cache.local_copies import dead_copies, remove_dead_copies
 from cachedfs.cache.locks import ByteRangeLocks
 
 __all__ = [
     "CheckReport",
-    "abandoned",
     "check",
-    "clear_away",
     "count_all",
-    "count_if_fresh",
-    "name_for_block",
+    "rebuild",
+    "remove_leftovers",
     "remove_old_hosts",
 ]
 
@@ -43,16 +43,11 @@ _BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 _BATCH = 4096
 
 
-def name_for_block(directory: CacheDirectory, writer: int) -> str:
-    """Return a new temporary file name for a block that the process with number `writer` writes."""
-    return f"{directory.root}/tmp/{writer:016x}-{os.urandom(8).hex()}"
-
-
-def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
-    """Remove abandoned temporary files; return the bytes of the remaining ones that no row counts."""
+def remove_leftovers(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
+    """Remove temporary files of dead writers; return the bytes of the other ones that no row counts."""
     uncounted = 0
-    for found in _found(directory):
-        if _is_abandoned(found, locks, now_s):
+    for found in disk.scan(f"{directory.root}/tmp"):
+        if _is_leftover(found, locks, now_s):
             with contextlib.suppress(OSError):
                 _remove(found)
         elif not (_BLOCK.fullmatch(found.name) and locks.works_across_processes):
@@ -61,9 +56,9 @@ def clear_away(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -
 
 
 def remove_old_hosts(directory: CacheDirectory, now_s: float) -> bool:
-    """Remove a part of what hosts left on a network filesystem that have not used it for `_UNUSED_S` seconds.
+    """Remove a part of the caches of hosts on a network filesystem that have not used it for `_UNUSED_S` seconds.
 
-    Containers get a new name at each start, and nobody else counts these bytes. Returns whether more may be left.
+    Containers get a new name at each start, and nobody else counts these bytes. Returns whether there may be more.
     """
     above = directory.root.rpartition("/")[0]
     for found in disk.scan(above):
@@ -92,16 +87,7 @@ def _last_use_s(host: disk.FolderEntry) -> float:
     return max(host.modified_s, *(status.st_mtime for status in found if status is not None), 0.0)
 
 
-def abandoned(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> list[str]:
-    """Return the paths of temporary files that no living process writes."""
-    return [found.path for found in _found(directory) if _is_abandoned(found, locks, now_s)]
-
-
-def _found(directory: CacheDirectory) -> Iterator[disk.FolderEntry]:
-    return disk.scan(f"{directory.root}/tmp")
-
-
-def _is_abandoned(found: disk.FolderEntry, locks: ByteRangeLocks, now_s: float) -> bool:
+def _is_leftover(found: disk.FolderEntry, locks: ByteRangeLocks, now_s: float) -> bool:
     block = _BLOCK.fullmatch(found.name)
     return found.modified_s < now_s - _STALE_S or bool(block and not locks.is_held(int(block[1], 16)))
 
@@ -126,69 +112,86 @@ class CheckReport(NamedTuple):
         )
 
 
-class _Findings:
-    """The mismatches between files and rows found so far."""
-
-    def __init__(self, corrupt: list[disk.FolderEntry]) -> None:
-        self.orphans: list[disk.FolderEntry] = []
-        self.missing: list[BlockRow] = []
-        self.wrong_size: list[tuple[BlockRow, int]] = []
-        self.corrupt = corrupt
-        self.corrupt_rows: list[BlockRow] = []
-
-
 def check(
-    index: CacheIndex,
-    directory: CacheDirectory,
-    room: EvictionPolicy,
-    locks: ByteRangeLocks,
-    *,
-    repair: bool,
-    now_s: float,
+    index: CacheIndex, directory: CacheDirectory, room: EvictionPolicy, locks: ByteRangeLocks, *, repair: bool
 ) -> CheckReport:
     """Compare all files with all rows and read every byte.
 
     The order is files, then rows, then whether each file still exists, so that blocks stored or evicted by other
     processes meanwhile are no problem. Raises sqlite3.Error, OSError.
     """
-    with index.writing() as rows:
-        count_if_fresh(rows, directory, now_s)
+    now_s = time.time()
     files = {found.name: found for found in directory.files()}
-    findings = _Findings(corrupt=[found for found in files.values() if not _is_sound(found)])
+    corrupt = {found.name: found for found in files.values() if not _is_sound(found)}
     with index.writing() as rows:
-        _compare(rows, files, findings, room, now_s)
-        left = abandoned(directory, locks, now_s)
-        left += [directory.lease(lease.name) for lease in dead_leases(rows, directory, locks)]
+        missing, wrong_size = [], []
+        for block in _all_rows(rows):
+            found = files.pop(block.name, None)
+            if found is None:
+                # Check for a writer first: the file may appear between the two checks.
+                is_underway = room.is_being_written(block)
+                if not is_underway and not os.path.exists(room.path(block.name)):
+                    missing.append(block)
+            elif found.size != block.size and found.name not in corrupt:
+                wrong_size.append((block, found.size))
+        orphans = [
+            found
+            for found in files.values()
+            if found.name not in corrupt and disk.state(found.path) is not None
+        ]
+        temps = disk.scan(f"{directory.root}/tmp")
+        leftovers = [found.path for found in temps if _is_leftover(found, locks, now_s)]
+        leftovers += [directory.local_copy(copy.name) for copy in dead_copies(rows, directory, locks)]
         sums = rows.sums()
-        wrong_sums = [name for name, value in sums.items() if rows.number(name) != value]
-        report = _report(findings, sums, left, wrong_sums, repaired=repair)
+        report = CheckReport(
+            blocks=sums["blocks"],
+            bytes=sums["bytes"],
+            orphans=tuple(found.path for found in orphans),
+            missing=tuple(block.name for block in missing),
+            wrong_size=tuple(block.name for block, _ in wrong_size),
+            corrupt=tuple(found.path for found in corrupt.values()),
+            leftovers=tuple(leftovers),
+            wrong_sums=tuple(name for name, value in sums.items() if getattr(rows.totals, name) != value),
+            repaired=repair,
+        )
         if repair:
-            _repair(rows, findings, directory, now_s)
-            remove_dead_leases(rows, directory, locks)
-            clear_away(directory, locks, now_s)
-            rows.recount_objects()
-            for name, value in rows.sums().items():
-                rows.record(name, value)
+            for found in corrupt.values():
+                _remove_corrupt(rows, found)
+            for found in orphans:
+                _adopt(rows, found, now_s)
+            for block, size in wrong_size:
+                rows.resize_block(block, size)
+            for block in missing:
+                rows.remove_block(block)
+            remove_dead_copies(rows, directory, locks)
+            remove_leftovers(directory, locks, now_s)
+            _correct(rows)
     return report
 
 
-def count_if_fresh(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
-    """Count the files if the index is new, before any block is stored through it: never count too few."""
-    if not rows.number("counted"):
-        count_all(rows, directory, now_s)
+def rebuild(rows: IndexRows, directory: CacheDirectory, room: EvictionPolicy, now_s: float) -> None:
+    """Delete all block rows but those of blocks that are being written, and count the files again."""
+    for block in _all_rows(rows):
+        if os.path.exists(room.path(block.name)) or not room.is_being_written(block):
+            rows.remove_block(block)
+    count_all(rows, directory, now_s)
 
 
 def count_all(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
-    """Make the rows from the files: add a row for each block with a valid trailer, remove other files.
-
-    Local copies get their rows too.
-    """
+    """Add a row for each file without one that is a valid block or a local copy, and remove other files of blocks."""
     for found in directory.files():
         _adopt(rows, found, now_s)
-    for lease in directory.leases():
-        rows.add_lease(lease.name, lease.size)
-    rows.settle(rows.last_block())  # they are not new, so they skip staging
-    rows.record("counted", 1)
+    for copy in directory.local_copies():
+        rows.add_local_copy(copy.name, copy.size)
+    rows.totals.last_admitted = rows.totals.last_block  # they are not new, so they skip staging
+    rows.totals.is_counted = 1
+    _correct(rows)
+
+
+def _correct(rows: IndexRows) -> None:
+    """Set the totals to what the rows say."""
+    for name, value in rows.sums().items():
+        setattr(rows.totals, name, value)
 
 
 def _adopt(rows: IndexRows, found: disk.FolderEntry, now_s: float) -> None:
@@ -197,10 +200,21 @@ def _adopt(rows: IndexRows, found: disk.FolderEntry, now_s: float) -> None:
     if trailer is None:
         with contextlib.suppress(OSError):
             disk.unlink(found.path)
-        return
-    rows.add_block(
-        trailer.key, trailer.index, size=found.size, clock=0, since=min(found.modified_s, now_s), writer=0
-    )
+    elif rows.block(trailer.key, trailer.index) is None:
+        block = trailer.key.block(trailer.index), found.size
+        rows.add_blocks([block], 0, min(found.modified_s, now_s), 0)
+
+
+def _remove_corrupt(rows: IndexRows, found: disk.FolderEntry) -> None:
+    """Remove a damaged file, unless another one took its place, and its row."""
+    status = disk.state(found.path)
+    if status is not None and status.st_ino == found.inode and not found.is_folder:
+        disk.unlink(found.path)
+    digest, _, number = found.name.partition("-")
+    with contextlib.suppress(ValueError):  # not the name of a block
+        block = rows.block_named(digest, int(number, 16))
+        if block is not None and not os.path.exists(found.path):
+            rows.remove_block(block)
 
 
 def _trailer(found: disk.FolderEntry, *, whole: bool = False) -> BlockTrailer | None:
@@ -233,63 +247,3 @@ def _all_rows(rows: IndexRows) -> Iterator[BlockRow]:
     while batch := rows.blocks_after(last, _BATCH):
         yield from batch
         last = batch[-1].id
-
-
-def _compare(
-    rows: IndexRows,
-    files: dict[str, disk.FolderEntry],
-    findings: _Findings,
-    room: EvictionPolicy,
-    now_s: float,
-) -> None:
-    corrupt = {found.name for found in findings.corrupt}
-    uncounted = dict(files)
-    for block in _all_rows(rows):
-        place = block_file.place(block.digest, block.number)
-        found = uncounted.pop(place.rpartition("/")[2], None)
-        if found is None:
-            # Check for a writer first: the file may appear between the two checks.
-            underway = room.is_being_written(block, now_s)
-            if not underway and not os.path.exists(room.path(place)):
-                findings.missing.append(block)
-        elif found.name in corrupt:
-            findings.corrupt_rows.append(block)
-        elif found.size != block.size:
-            findings.wrong_size.append((block, found.size))
-    findings.orphans = [
-        found
-        for found in uncounted.values()
-        if found.name not in corrupt and disk.state(found.path) is not None
-    ]
-
-
-def _repair(rows: IndexRows, findings: _Findings, directory: CacheDirectory, now_s: float) -> None:
-    for found in findings.corrupt:
-        status = disk.state(found.path)
-        if status is not None and status.st_ino == found.inode and not found.is_folder:
-            disk.unlink(found.path)
-    for found in findings.orphans:
-        _adopt(rows, found, now_s)
-    for block, size in findings.wrong_size:
-        rows.resize_block(block.id, size)
-    for block in findings.missing:
-        rows.remove_block(block.id)
-    for block in findings.corrupt_rows:
-        if not os.path.exists(f"{directory.root}/{block_file.place(block.digest, block.number)}"):
-            rows.remove_block(block.id)
-
-
-def _report(
-    findings: _Findings, sums: dict[str, int], left: list[str], wrong_sums: list[str], *, repaired: bool
-) -> CheckReport:
-    return CheckReport(
-        blocks=sums["blocks"],
-        bytes=sums["bytes"],
-        orphans=tuple(found.path for found in findings.orphans),
-        missing=tuple(block_file.place(block.digest, block.number) for block in findings.missing),
-        wrong_size=tuple(block_file.place(block.digest, block.number) for block, _ in findings.wrong_size),
-        corrupt=tuple(found.path for found in findings.corrupt),
-        leftovers=tuple(left),
-        wrong_sums=tuple(wrong_sums),
-        repaired=repaired,
-    )

@@ -1,17 +1,23 @@
-"""A local copy: a whole object as a private file, counted in the cache size while it is in use."""
+"""Local copies: whole objects as private files, counted in the cache size while they are in use."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from types import TracebackType
 
 from cachedfs.cache import disk
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.disk import Buffer
+from cachedfs.cache.index.block_rows import BlockRows, LocalCopyRow
+from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
 
-__all__ = ["LocalCopy"]
+__all__ = ["LocalCopy", "dead_copies", "remove_dead_copies"]
+
+_UNUSED_S = 86400.0  # without locks across processes, a local copy may be removed only after this age
 
 
 class LocalCopy:
@@ -47,7 +53,7 @@ class LocalCopy:
             raise CacheError(f"{self.path} cannot be written: {error}") from error
 
     def seal(self) -> None:
-        """Finish writing and make the file read-only (0400). Raises CacheError if the disk lost written data."""
+        """Finish writing and make the file read-only (0400). Raises CacheError if written data did not reach the disk."""
         if self._fd is None:
             return
         try:
@@ -65,7 +71,7 @@ class LocalCopy:
         self._pid = 0  # only once
         with contextlib.suppress(OSError):
             disk.unlink(self.path)
-        # A crash here leaves a row without a file, removed when its lock is found free.
+        # After a crash here there is a row without a file, removed when its lock is found free.
         self._removed()
 
     def _close_file(self) -> None:
@@ -80,3 +86,36 @@ class LocalCopy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def remove_dead_copies(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> int:
+    """Remove the local copies of dead processes; return the freed bytes."""
+    freed = 0
+    for copy in dead_copies(rows, directory, locks):
+        with contextlib.suppress(OSError):
+            disk.unlink(directory.local_copy(copy.name))
+        rows.remove_local_copy(copy)
+        freed += copy.size
+    return freed
+
+
+def dead_copies(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> list[LocalCopyRow]:
+    """Return the local copies whose process is dead.
+
+    A process is dead if its lock is free. Without locks across processes, there must be no process with its id, and the
+    file must be a day old: processes in other containers have ids that cannot be checked here.
+    """
+    if locks.works_across_processes:
+        return [copy for copy in rows.local_copies() if not locks.is_held(copy.owner_lock)]
+    latest = time.time() - _UNUSED_S
+    return [copy for copy in rows.local_copies() if not _may_be_in_use(copy, directory, latest)]
+
+
+def _may_be_in_use(copy: LocalCopyRow, directory: CacheDirectory, latest: float) -> bool:
+    try:
+        status = disk.state(directory.local_copy(copy.name))
+    except OSError:
+        return True
+    if status is not None and status.st_mtime > latest:
+        return True
+    return 0 < copy.pid < 1 << 31 and disk.is_alive(copy.pid)

@@ -1,6 +1,6 @@
 """Locks between processes that the kernel releases when their process ends: byte-range locks on one file.
 
-A lock is a POSIX write lock on one byte. The kernel drops all locks of a process on a file as soon as the process
+A lock is a POSIX write lock on one byte. The kernel releases all locks of a process on a file as soon as the process
 closes *any* descriptor of it. So the file is opened once per process and never closed, and no other code opens it.
 A forked child inherits the descriptor but not the locks, which belong to processes.
 """
@@ -29,7 +29,7 @@ class _Held:
         self.bytes: dict[int, object] = {}  # Invariant: each locked byte, and a token of its holder
         # Holder token -> releasing token. Keyed by holder, because the byte may be taken again before its
         # release is finished.
-        self.leaving: dict[object, object] = {}
+        self.releasing: dict[object, object] = {}
 
 
 _NUMBERS = itertools.count()  # not id(): a reused id would inherit the locks of a collected cache
@@ -58,16 +58,16 @@ class ByteRangeLocks:
             if self._lock_byte(byte):
                 return True
         except BaseException:  # an interrupt: the caller does not know that it holds the lock
-            self.drop(hash64)
+            self.release(hash64)
             raise
         held.bytes.pop(byte, None)
         return False
 
-    def drop(self, hash64: int) -> None:
+    def release(self, hash64: int) -> None:
         """Release a lock; do nothing when this process does not hold it."""
         byte, held, us = hash64 & _BYTES, self._held(), object()
         owner = held.bytes.get(byte)
-        if owner is None or held.leaving.setdefault(owner, us) is not us:
+        if owner is None or held.releasing.setdefault(owner, us) is not us:
             return
         try:
             if held.bytes.get(byte) is owner:
@@ -75,13 +75,15 @@ class ByteRangeLocks:
                 # After unlocking: a thread that took the byte earlier would lose its lock here.
                 held.bytes.pop(byte, None)
         finally:
-            held.leaving.pop(owner, None)
+            held.releasing.pop(owner, None)
+
+    drop = release  # what the registry of plans calls it
 
     def is_held(self, hash64: int) -> bool:
         """Return whether any process, including this one, holds the lock; True also if that cannot be found out."""
         if not self.works_across_processes or not self.take(hash64):
             return True
-        self.drop(hash64)
+        self.release(hash64)
         return not self.works_across_processes
 
     def holder(self, hash64: int) -> int | None:
@@ -130,7 +132,7 @@ class ByteRangeLocks:
         try:
             fd = _DESCRIPTORS.get(self._own)
             if fd is None:
-                # A descriptor that another thread opened at the same time stays open: closing it would drop our locks.
+                # A descriptor that another thread opened at the same time stays open: closing it would release our locks.
                 fd = _DESCRIPTORS.setdefault(self._own, disk.open_lockable(self._path))
             return disk.lock_byte(fd, byte)
         except OSError as error:
@@ -144,7 +146,7 @@ class ByteRangeLocks:
             try:
                 disk.unlock_byte(fd, byte)
             except OSError as error:  # other processes then wait until this one ends; no read may fail
-                self.trouble = f"a claim on {self._path} could not be given up: {error}"
+                self.trouble = f"a lock on {self._path} could not be released: {error}"
 
 
 def _inode(fd: int) -> int | None:

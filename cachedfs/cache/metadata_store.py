@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
+from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
     FeedPosition,
     FeedSnapshot,
@@ -20,18 +19,19 @@ from cachedfs.cache.index.metadata_records import (
     folder_of,
     is_within,
 )
-from cachedfs.cache.index.metadata_rows import MetadataRows, SweepPosition
-from cachedfs.cache.index.transaction import IndexRows
+from cachedfs.cache.index.metadata_rows import Sweep
+from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.clock import boot_number, clock
-from cachedfs.common.types import Changes, ObjectInfo
+from cachedfs.common.types import Change, Changes, ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
 from cachedfs.errors import CacheError
 
-__all__ = ["MetadataStore", "follow", "overtaken"]
+__all__ = ["MetadataStore", "overtaken"]
 
 _N_TRIES = 3  # a file that is replaced while it is read
+_SWEEP_S, _SWEEP_N = 60.0, 500  # old metadata is removed after this time, or when so many entries were added
 _SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written
 
 
@@ -56,64 +56,6 @@ def _is_same(info: ObjectInfo | None, now: ObjectInfo | None, path: str) -> bool
     return info == replace(now, path=path) and dict(info.details) == dict(now.details)
 
 
-def follow(
-    rows: MetadataRows,
-    identity: str,
-    feed: FeedPosition,
-    changes: Changes,
-    *,
-    checked_at: float,
-    mark: Callable[[str], int],
-    forget: Callable[[Iterable[str], Iterable[str]], None],
-) -> None:
-    """Invalidate what `changes` since `feed` made stale, and count everything else that the feed watches as checked.
-
-    `mark` returns a change counter. `forget` takes paths, and folders below which everything is stale.
-    REQUIRES: a surrounding transaction. A crash in it leaves too much invalidated, and the same changes are requested
-    again.
-    """
-    now = rows.feed_by_id(identity, feed.id)
-    if now is None:
-        return  # the feed was dropped meanwhile, and no longer confirms what it watched
-    old: set[str] = set()
-    folders: set[str] = set()
-    for change in changes.items:
-        ways = rows.folders_of(identity, feed, change.id)
-        here = {
-            f"{folder}/{name}": change.info
-            for id, name in change.places
-            for folder in rows.folders_of(identity, feed, id)
-        }
-        stored = {
-            path: [info for info, of, at in rows.stored_at(identity, path) if mark(of) == at]
-            for path in {*rows.paths_of(identity, change.id), *here}
-        }
-        old |= overtaken(stored, here)
-        # The feed does not say whether a folder, and everything below it, was invisible for a while.
-        # This does not concern the top folder, unless it is gone.
-        folders.update(way for way in ways if "/" in way or change.info is None)
-    if old or folders:
-        forget(old, folders)
-    # Another process may have polled from the same token. It saw at least these changes.
-    token = changes.token if now.token == feed.token else now.token
-    rows.advance_feed(identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items)))
-
-
-def _keep_versions(rows: MetadataRows, new: Iterable[tuple[str, str, float | None]]) -> None:
-    """Record (identity, folder, time) of objects in versions that were not known before; None: it was known."""
-    if known_at := _newest(new):
-        rows.keep_versions(known_at, clock.now())
-
-
-def _newest(new: Iterable[tuple[str, str, float | None]]) -> dict[tuple[str, str], float]:
-    """Return the latest time by (identity, folder)."""
-    known_at: dict[tuple[str, str], float] = {}
-    for identity, folder, at in new:
-        if at is not None:
-            known_at[identity, folder] = max(at, known_at.get((identity, folder), at))
-    return known_at
-
-
 def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     """Return the entry at another form of its path."""
     if path == record.path:
@@ -126,19 +68,17 @@ def _number_of_its_own() -> int:
     return secrets.randbits(63)
 
 
-def _share_clock(rows: IndexRows, *, is_writing: bool = False) -> None:
-    """Learn the clock of other processes in this boot of the machine; when writing, store ours if it is ahead."""
+def _share_clock(totals: Totals) -> None:
+    """Learn the clock of other processes in this boot of the machine, or set ours in `totals` if it is ahead."""
     boot = boot_number()
     if boot is None:
         return
-    ours, theirs = int(clock.offset * 1e6) if clock.offset > 0 else 0, rows.number("clock")
-    if rows.number("boot") != boot:
-        theirs = 0
-    if theirs is not None and theirs > ours:
+    ours = int(clock.offset * 1e6) if clock.offset > 0 else 0
+    theirs = totals.clock_us if totals.boot == boot else 0
+    if theirs > ours:
         clock.advance(theirs / 1e6)
-    elif is_writing and ours > (theirs or 0) + _SAME_CLOCK_US:
-        rows.record("boot", boot)
-        rows.record("clock", ours)
+    elif ours > theirs + _SAME_CLOCK_US:
+        totals.boot, totals.clock_us = boot, ours
 
 
 class MetadataStore:
@@ -150,8 +90,11 @@ class MetadataStore:
     def __init__(self, own: WritableDirectory, shared: SharedFiles) -> None:
         self._own = own
         self.shared = shared
-        self._sweep = SweepPosition()
+        self._sweep = Sweep()
         self._has_clock = False
+        self._clock_seen: object = (
+            None  # our clock and that of the other processes when they were last compared
+        )
         # What the table `versions` would hold, had it been stored: by (identity, folder).
         self._unstored: dict[tuple[str, str], float] = {}
 
@@ -164,14 +107,7 @@ class MetadataStore:
         self._own.look()
         if not self._has_clock:
             self._has_clock = True
-            self._own.asked(_share_clock, None)
-
-    @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[IndexRows]:
-        """Run the block in one index transaction. Raises CacheError whose message begins with `what`."""
-        with self._own.writing(what) as rows:
-            _share_clock(rows, is_writing=True)
-            yield rows
+            self._own.query(lambda rows: _share_clock(rows.load_totals()), None)
 
     # Metadata entries and listings
 
@@ -187,31 +123,53 @@ class MetadataStore:
         self._look()
         stored = stored_path(path)
         nothing: tuple[MetadataRecord | None, ListedName | None] = None, None
-        found, listed = self._own.asked(lambda rows: rows.find(identity, stored), nothing)
+        found, listed = self._own.query(lambda rows: rows.find(identity, stored), nothing)
         return found if found is None or stored == path else _at(path, found), listed
 
-    def keep_records(self, facts: Sequence[MetadataRecord]) -> None:
+    def keep_records(self, records: Sequence[MetadataRecord]) -> None:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
-        if not facts:
+        if not records:
             return
-        facts = [_at(stored_path(fact.path), fact) for fact in facts]
-        new = [(fact.identity, folder_of(fact.path), fact.new_at) for fact in facts]
-        with self._remembering(new), self._writing("metadata cannot be stored") as rows:
-            rows.keep_records(facts)
-            _keep_versions(rows, new)
-            self._sweep = rows.forget_old(time.time(), added=len(facts), sweep=self._sweep)
+        paths = {record.path for record in records}
+        if any(map(is_url, paths)):
+            records = [_at(stored_path(record.path), record) for record in records]
+        try:
+            with self._own.writing("metadata cannot be stored") as rows:
+                rows.keep_records(records, clock.now())
+                self._sweep.added += len(records)
+                seen = clock.offset, rows.totals.clock_us, self._sweep.added < _SWEEP_N
+                if seen != self._clock_seen or time.monotonic() >= self._sweep.due_at:
+                    self._finish(rows)
+        except CacheError:
+            for each in records:
+                self._remember(each.identity, folder_of(each.path), each.new_at)
+            raise
+
+    def _finish(self, rows: IndexRows) -> None:
+        """Share the clock, and now and then remove old metadata."""
+        _share_clock(rows.totals)
+        self._clock_seen = clock.offset, rows.totals.clock_us, True
+        if self._sweep.added >= _SWEEP_N or time.monotonic() >= self._sweep.due_at:
+            self._sweep.due_at = time.monotonic() + _SWEEP_S
+            rows.remove_old(time.time(), self._sweep)
+
+    def _remember(self, identity: str, folder: str, at: float | None) -> None:
+        """Keep the time of a new version in memory if it cannot be stored: older listings may lack objects."""
+        if at is not None:
+            key = identity, folder
+            self._unstored[key] = max(at, self._unstored.get(key, at))
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
         """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
         self._look()
-        return self._own.asked(lambda rows: rows.listing(identity, folder), None)
+        return self._own.query(lambda rows: rows.listing(identity, folder), None)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.
 
         The listing may be of any age.
         """
-        return self._own.asked(lambda rows: rows.listing_size(identity, folder, most), None)
+        return self._own.query(lambda rows: rows.listing_size(identity, folder, most), None)
 
     def keep_listings(
         self,
@@ -229,20 +187,28 @@ class MetadataStore:
         `folder_marks` holds the counters of the listings by folder. All were read before the request to the origin.
         `watch` is given for a single listing only.
         """
-        new: list[tuple[str, str, float | None]] = []
-        unknown = [(identity, folder, clock.now()) for folder in listings]
-        with self._remembering(unknown), self._writing("listings cannot be kept") as rows:
-            for folder, infos in listings.items():
-                if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
-                    continue  # names in it contain secrets
-                mark = folder_marks[folder]
-                new_at = rows.keep_listing(
-                    identity, folder, infos, checked_at=checked_at, mark=mark, marks=marks, watch=watch
-                )
-                new.append((identity, folder, new_at))
-            _keep_versions(rows, new)
-            added = sum(map(len, listings.values()))
-            self._sweep = rows.forget_old(time.time(), added=added, sweep=self._sweep)
+        try:
+            with self._own.writing("listings cannot be stored") as rows:
+                for folder, infos in listings.items():
+                    if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
+                        continue  # names in it contain secrets
+                    new_at = rows.keep_listing(
+                        identity,
+                        folder,
+                        infos,
+                        checked_at=checked_at,
+                        mark=folder_marks[folder],
+                        marks=marks,
+                        watch=watch,
+                    )
+                    if new_at is not None:
+                        rows.keep_version(identity, folder, new_at, clock.now())
+                self._sweep.added += sum(map(len, listings.values()))
+                self._finish(rows)
+        except CacheError:
+            for folder in listings:
+                self._remember(identity, folder, clock.now())
+            raise
 
     def newest_version(self, identity: str, folder: str) -> float:
         """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed.
@@ -250,20 +216,10 @@ class MetadataStore:
         An older listing of `folder` may lack objects that belong to that version.
         """
         stored = stored_path(folder)
-        newest = self._own.asked(lambda rows: rows.newest_version(identity, stored), math.inf)
+        newest = self._own.query(lambda rows: rows.newest_version(identity, stored), math.inf)
         unstored = list(self._unstored.items())
         above = (at for (origin, each), at in unstored if origin == identity and is_within(stored, each))
         return max([newest, *above])
-
-    @contextlib.contextmanager
-    def _remembering(self, new: Iterable[tuple[str, str, float | None]]) -> Iterator[None]:
-        """Keep the times of new versions in memory if the block cannot store them: older listings may lack objects."""
-        try:
-            yield
-        except CacheError:
-            for key, at in _newest(new).items():
-                self._unstored[key] = max(at, self._unstored.get(key, at))
-            raise
 
     # Change feeds: the origin's own list of what changed
 
@@ -272,11 +228,11 @@ class MetadataStore:
         self._look()
         if not self.sees_other_processes:
             return None  # the rows are shared, but other processes would not see our change counters
-        return self._own.asked(lambda rows: rows.feed(identity, part), None)
+        return self._own.query(lambda rows: rows.feed(identity, part), None)
 
     def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
         """Store where a change feed begins, unless it is stored already. Raises CacheError."""
-        with self._writing("no feed can be kept") as rows:
+        with self._own.writing("a change feed cannot be stored") as rows:
             rows.begin_feed(identity, part, token, checked_at)
 
     def follow_feed(self, identity: str, feed: FeedPosition, changes: Changes, *, checked_at: float) -> None:
@@ -284,21 +240,46 @@ class MetadataStore:
 
         Safe to repeat, and in two processes at once. Raises CacheError; then nothing counts as checked.
         """
-        with self._writing("changes cannot be followed") as rows:
-            follow(
-                rows,
-                identity,
-                feed,
-                changes,
-                checked_at=checked_at,
-                mark=partial(self.mark, identity),
-                forget=partial(self.overtaken, identity),
+        old: set[str] = set()
+        folders: set[str] = set()
+        with self._own.writing("changes cannot be stored") as rows:
+            now = rows.feed_by_id(identity, feed.id)
+            if now is None:
+                return  # the feed was removed meanwhile, and no longer confirms what it watched
+            for change in changes.items:
+                paths, above = self._outdated(rows, identity, feed, change)
+                old |= paths
+                # The feed does not say whether a folder, and everything below it, was invisible for a while.
+                # This does not concern the top folder, unless it is gone.
+                folders.update(path for path in above if "/" in path or change.info is None)
+            if old or folders:
+                # After a crash here too much is invalidated, and the same changes are requested again.
+                self.overtaken(identity, old, folders)
+            # Another process may have polled from the same token. It saw at least these changes.
+            token = changes.token if now.token == feed.token else now.token
+            rows.advance_feed(
+                identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items))
             )
+
+    def _outdated(
+        self, rows: IndexRows, identity: str, feed: FeedPosition, change: Change
+    ) -> tuple[set[str], list[str]]:
+        """Return the paths whose stored metadata a change made stale, and those of the changed item if it is a folder."""
+        here = {
+            f"{folder}/{name}": change.info
+            for id, name in change.places
+            for folder in rows.folders_of(identity, feed, id)
+        }
+        stored = {
+            path: [info for info, of, at in rows.stored_at(identity, path) if self.mark(identity, of) == at]
+            for path in {*rows.paths_of(identity, change.id), *here}
+        }
+        return overtaken(stored, here), rows.folders_of(identity, feed, change.id)
 
     def drop_feed(self, feed: FeedPosition) -> None:
         """Delete a change feed that cannot continue. Raises CacheError."""
-        with self._writing("a feed cannot be dropped") as rows:
-            rows.drop_feed(feed)
+        with self._own.writing("a change feed cannot be removed") as rows:
+            rows.remove_feed(feed)
 
     # Change counters: no SQLite
 

@@ -23,7 +23,7 @@ class QuotaStore:
 
     def of_day(self, day: str) -> Mapping[str, tuple[int, int]]:
         """Return the sums of a day by identity; empty if the index cannot be read."""
-        return self._own.asked(lambda rows: rows.quota_of(day), {})
+        return self._own.query(lambda rows: rows.quota_of(day), {})
 
     def of_account(self, identity: str, day: str) -> tuple[int, int]:
         """Return the sums of one account; zeros if nothing is stored, or if the index cannot be read."""

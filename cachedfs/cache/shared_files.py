@@ -32,7 +32,7 @@ class SharedFiles:
     `marks` (change counters) and `touches` (access records) are None until first used, and after they were released.
     """
 
-    def __init__(self, root: str, complaints: WarnOnce) -> None:
+    def __init__(self, root: str, warnings: WarnOnce) -> None:
         self.marks: ChangeCounters | None = None
         self.touches: AccessStats | None = None
         # If two threads open one, the first wins.
@@ -40,7 +40,7 @@ class SharedFiles:
         self._directory: CacheDirectory | None = None
         self._locks = ByteRangeLocks(None)
         self._in_memory = _path_in_memory(root)
-        self._complaints = complaints
+        self._warnings = warnings
 
     def move_to(self, directory: CacheDirectory, locks: ByteRangeLocks) -> None:
         """Use the files in `directory` from now on."""
@@ -56,7 +56,7 @@ class SharedFiles:
             assert isinstance(found, ChangeCounters)
             marks = self.marks = found
             if marks.is_private:
-                self._complaints.slower(
+                self._warnings.slower(
                     f"{marks.tables[0].trouble}: changes by other processes cannot be noticed, so metadata is checked "
                     'at each use, as with max_age=0, except with max_age="immutable"'
                 )
@@ -70,7 +70,7 @@ class SharedFiles:
         if found is not None:
             self._opened.pop("touches", None)
             clock = found.now
-        path, temp = self._place("touches")
+        path, temp = self._place("access_records")
         at_least = 1 if size is None else slots
         made = AccessStats(path, temp, slots, at_least=at_least, clock=clock, locks=self._locks)
         touches = self._opened.setdefault("touches", made)  # the first of two threads wins
@@ -115,7 +115,7 @@ class SharedFiles:
         if touches is not None and touches.trouble:
             self._release("touches")
         # Replace change counters only by ones that more processes see: new ones invalidate all metadata.
-        wanted = self._in_memory if self._directory is None else self._directory.marks
+        wanted = self._in_memory if self._directory is None else self._directory.change_counters
         if marks is not None and wanted not in marks.paths and wanted in self._open_tables().paths:
             self._release("marks")
 
@@ -126,7 +126,7 @@ class SharedFiles:
         return self._in_memory in self._open_tables().paths  # False for a file of somebody else
 
     def _open_tables(self) -> ChangeCounters:
-        path, temp = self._place("marks")
+        path, temp = self._place("change_counters")
         table = ChangeTable(path, temp)
         if not table.is_private and disk.size_of(self._in_memory) == 0:
             return ChangeCounters(table)

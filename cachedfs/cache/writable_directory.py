@@ -14,7 +14,7 @@ from typing import TypeVar
 from cachedfs.cache import disk, fsck
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.directory import CacheDirectory, open_directory, readable_root
-from cachedfs.cache.index.transaction import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
 from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
@@ -47,13 +47,13 @@ class WritableDirectory:
         handles: BlockPool,
         layers: CacheLayers,
         shared: SharedFiles,
-        complaints: WarnOnce,
+        warnings: WarnOnce,
     ) -> None:
-        self._cache_dir = cache_dir
+        self.cache_dir = cache_dir
         self._handles = handles
         self._layers = layers
         self._shared = shared
-        self._complaints = complaints
+        self._warnings = warnings
         self.look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
         self.locks = ByteRangeLocks(None)
@@ -67,7 +67,7 @@ class WritableDirectory:
             raise CacheError(self.cannot_store or "nothing can be stored")
         return self.store
 
-    def asked(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
+    def query(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
         """Return the result of a query on the index; `otherwise` if there is no index or it cannot be read."""
         if self.index is None:
             return otherwise
@@ -79,21 +79,27 @@ class WritableDirectory:
             return otherwise
 
     @contextlib.contextmanager
-    def writing(self, what: str) -> Iterator[IndexRows]:
+    def writing(self, what: str, *, restores: bool = False) -> Iterator[IndexRows]:
         """Run the block in one index transaction. Raises CacheError whose message begins with `what`.
 
-        It does not wait for the end of a deletion of the cache: `CacheDirectory.wait_for_deletion` does.
+        With `restores`, a directory that was deleted is made again at once. Otherwise that is an error for some
+        seconds, as the deletion may go on; `CacheDirectory.wait_for_deletion` waits for its end.
         """
-        self.look()
-        if self.index is None or self.directory is None:
+        if time.monotonic() >= self.look_at:
+            self.look()
+        directory, index = self.directory, self.index
+        if directory is None or index is None:
             raise CacheError(self.cannot_store or "nothing can be stored")
         try:
-            if self.directory.is_being_deleted():
-                raise CacheError(f"{what} in {self.path}: it is being deleted")
-            self.directory.make_again_if_gone()
-            with self.index.writing() as rows:
+            if not directory.is_as_seen():
+                if not restores and directory.is_being_deleted():
+                    raise CacheError(f"{what} in {self.path}: it is being deleted")
+                directory.verify()
+            with index.writing(directory.root_seen) as rows:
                 yield rows
-            self.directory.had_index = True
+            directory.had_index = True
+        except CacheError:
+            raise
         except TROUBLE as error:
             raise CacheError(f"{what} in {self.path}: {error}") from error
 
@@ -109,6 +115,8 @@ class WritableDirectory:
         if now >= self._again_at:
             self._again_at = now + _AGAIN_S
             self._try_again()
+        if self.directory is not None:
+            self.directory.n_checks += 1
         for check in (self.locks.look_again, self._shared.release_deleted):
             with contextlib.suppress(OSError):  # cannot check: keep the current files
                 check()
@@ -129,31 +137,25 @@ class WritableDirectory:
 
     def _open(self, *, explicit: bool) -> None:
         """Open the directory, for writing if possible, else for reading."""
-        directory, self.cannot_store = open_directory(self._cache_dir, explicit=explicit)
+        directory, self.cannot_store = open_directory(self.cache_dir, explicit=explicit)
         self.directory = directory
         self.path = directory.root if directory else None
-        self._layers.begin_with(self.path or readable_root(self._cache_dir), self.path)
+        self._layers.begin_with(self.path or readable_root(self.cache_dir), self.path)
         if directory is not None:
             self._open_store(directory)
             self._shared.move_to(directory, self.locks)
         elif self.cannot_store:
-            self._complaints.not_stored(self.cannot_store)
+            self._warnings.not_stored(self.cannot_store)
 
     def _open_store(self, directory: CacheDirectory) -> None:
         if not directory.is_network:
             self.locks = ByteRangeLocks(directory.locks)
         with contextlib.suppress(OSError):
-            fsck.clear_away(directory, self.locks, time.time())
+            fsck.remove_leftovers(directory, self.locks, time.time())
         self.index = CacheIndex(
             directory.index,
             has_wal=disk.maps_safely(directory.root),
             locks=self.locks,
             temp=directory.temp,
         )
-        self.store = BlockWriter(
-            directory,
-            index=self.index,
-            handles=self._handles,
-            locks=self.locks,
-            touches=self._shared.open_touches,
-        )
+        self.store = BlockWriter(self.writing, directory, self.index, self._handles, self.locks, self._shared)

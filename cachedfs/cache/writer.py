@@ -1,9 +1,9 @@
-"""The write side of the cache: store blocks, drop blocks, make local copies.
+"""The write side of the cache: store blocks, remove blocks, make local copies.
 
 Storing a block: add its row (a reservation, in the transaction that also makes space), write a temporary file,
-rename it. Evicting: unlink the file, then delete the row. A crash between two steps leaves at worst a row without a
+rename it. Evicting: unlink the file, then delete the row. After a crash between two steps there is at worst a row without a
 file, so the cache size is not undercounted. One exception: if the index is replaced while blocks are written, a crash
-before `_count_lost` leaves their files uncounted until a repair.
+before `_count_again` has their files uncounted until a repair.
 
 No mutex is needed: SQLite serializes the transactions, and block files are written outside of them.
 """
@@ -16,69 +16,71 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, NoReturn
 
-from cachedfs.cache import block_file, disk, fsck
+from cachedfs.cache import disk, fsck
+from cachedfs.cache.block_file import encode_trailer
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.disk import Buffer
-from cachedfs.cache.eviction.access_stats import AccessStats
+from cachedfs.cache.eviction import admission
 from cachedfs.cache.eviction.plan_registry import FutureUseSource
-from cachedfs.cache.eviction.policy import UNWRITTEN_S, EvictionPolicy, remove_dead_leases, wal_pages_of
-from cachedfs.cache.index.transaction import TROUBLE, CacheIndex, IndexRows
-from cachedfs.cache.local_copies import LocalCopy
+from cachedfs.cache.eviction.policy import UNWRITTEN_S, EvictionPolicy, wal_pages_of
+from cachedfs.cache.index.block_rows import BlockRow, LocalCopyRow
+from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.local_copies import LocalCopy, remove_dead_copies
 from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
 from cachedfs.errors import CacheError
 
 __all__ = ["BlockWriter"]
 
 # Rows deleted per transaction: other processes can write in between, and finished work survives an exit.
-_DROPPED_AT_ONCE = 1000
+_REMOVED_AT_ONCE = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FEW_FILES = 16  # removed to make space for the logs of the index
 _HOSTS_S = 3600.0  # between two looks at the folders of other hosts
 _EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
 
+_TOO_SLOW = f"writing blocks took more than {_WRITE_WITHIN_S:.0f} s: set cache_dir to a faster disk"
 
-class _NewBlock:
-    """A block to be written; `replaces` is set if the file in its place is unusable."""
 
-    __slots__ = ("index", "object", "pieces", "place", "replaces", "size", "trailer")
+class _NewBlock(NamedTuple):
+    """A block to be written, and the size of its file."""
 
-    def __init__(
-        self, key: BlockKey, data: Buffer | Sequence[Buffer], unusable: Callable[[str], bool]
-    ) -> None:
-        self.object = key.object
-        self.index = key.index
-        self.place = block_file.place(key.object.digest, key.index)
-        self.replaces = unusable(self.place)
-        self.pieces = [data] if isinstance(data, Buffer) else data
-        self.trailer = block_file.encode_trailer(key.object, key.index, *self.pieces)
-        self.size = sum(memoryview(piece).nbytes for piece in self.pieces) + len(self.trailer)
+    key: BlockKey
+    pieces: Sequence[Buffer]
+    size: int
 
 
 class BlockWriter:
-    """Writes to one cache for one process. Every method except `discard` raises CacheError on failure."""
+    """Writes to one cache for one process. Every method except `remove_damaged` raises CacheError on failure."""
 
     def __init__(
         self,
+        begin: Callable[..., AbstractContextManager[IndexRows]],
         directory: CacheDirectory,
-        *,
         index: CacheIndex,
         handles: BlockPool,
         locks: ByteRangeLocks,
-        touches: Callable[..., AccessStats],
+        shared: SharedFiles,
     ) -> None:
+        self._begin = begin  # see `WritableDirectory.writing`
         self._directory = directory
         self._index = index
         self._handles = handles
         self._locks = locks
-        self._touches = touches
-        self.room = EvictionPolicy(directory, handles, locks)
+        self._shared = shared
+        self.room = EvictionPolicy(directory, handles, locks, shared)
         self.allowed: int | None = None  # the last computed allowance
+        self._prepared: object = (
+            None  # the checks of the folders, the bounds and the process at the last `_prepare_to_store`
+        )
+        self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
         self._hosts_at = 0.0  # when to look for folders of old hosts
 
@@ -93,63 +95,211 @@ class BlockWriter:
         """Store the blocks that are not cached yet; each is then there in full, or not at all.
 
         `unusable` holds paths of existing but unusable files. `plan` is the prefetch plan that the blocks belong to.
-        If the index turns out to be damaged, `put` tries once more, because the second transaction replaces it.
         """
+        new: dict[str, _NewBlock] = {}
+        for key, data in blocks:
+            pieces = [data] if isinstance(data, Buffer) else data
+            trailer = encode_trailer(key.object, key.index, *pieces)
+            size = sum(memoryview(piece).nbytes for piece in pieces) + len(trailer)
+            new[key.name] = _NewBlock(key, [*pieces, trailer], size)
+        waiting, tried = list(new.values()), set[str]()
+        while waiting:
+            try:
+                waiting = self._put_some(waiting, bounds, unusable, plan)
+            except (CacheError, *TROUBLE) as error:
+                self._recover(error, tried, waiting, bounds)
+        if tried or self._directory.is_network:
+            self._finish()
+
+    def _put_some(
+        self,
+        waiting: list[_NewBlock],
+        bounds: CacheBounds,
+        unusable: Container[str],
+        plan: FutureUseSource | None,
+    ) -> list[_NewBlock]:
+        """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
+
+        If the cache is far over its limit, evict one step, write nothing, and return all blocks.
+        """
+        now_s = time.time()
+        with self._begin("blocks cannot be stored", restores=True) as rows:
+            if self._prepared != (self._directory.n_checks, bounds, os.getpid()):
+                self._prepare_to_store(rows, bounds, now_s)
+            if found := rows.find_blocks(block.key for block in waiting):
+                waiting = self._ours_to_write(rows, waiting, found, unusable)
+            size, totals, room = sum(block.size for block in waiting), rows.totals, self.room
+            space = disk.space(self._directory.root)
+            overhead = room.overhead + disk.size_of(self._directory.index)
+            allowed = self.allowed = admission.allowance(bounds, space, totals, overhead, room.growth)
+            staging = max(2 * admission.STAGING, allowed // 50)  # twice its size, before it is looked at
+            batch, rest, has_room = waiting, list[_NewBlock](), True
+            if plan is not None or totals.bytes + size > allowed or totals.staged + size > staging:
+                batch, rest, has_room = self._make_room(rows, waiting, plan)
+            clock = (self._shared.touches or room.accesses(rows, allowed)).now
+            rows.add_blocks([block[::2] for block in batch], clock, now_s, room.writer)
+            room.writing.update(block.key.name for block in batch)
+        # After a crash here, rows without files count until they are evicted.
+        if not has_room:
+            self._raise("blocks cannot be stored", "other processes are writing blocks that fill it")
+        self._write(batch, now_s)
+        return rest
+
+    def _write(self, batch: list[_NewBlock], now_s: float) -> None:
+        """Write reserved blocks; after a failure, cancel the reservations of those not written."""
+        root, writer, waiting, temp = self._directory.root, self.room.writer, list(batch), ""
+        deadline = time.monotonic() + _WRITE_WITHIN_S
         try:
-            self._put(blocks, bounds, unusable, plan)
-        except CacheError:
-            if not self._is_index_damaged():
-                raise
-            self._put(blocks, bounds, unusable, plan)
+            while waiting:
+                name = waiting[0].key.name
+                temp = f"{root}/tmp/{writer:016x}-{next(self._file_numbers):016x}"
+                disk.write_file(temp, waiting[0].pieces, waiting[0].size)
+                # After a crash here there is a row without a file, and a temporary file that the next writer removes.
+                if time.monotonic() > deadline:
+                    raise CacheError(_TOO_SLOW)
+                try:
+                    os.rename(temp, f"{root}/blocks/{name[0]}/{name}")
+                except (FileNotFoundError, IsADirectoryError):
+                    self._directory.move_into_place(temp, self.room.path(name))
+                self.room.writing.discard(waiting.pop(0).key.name)
+        except BaseException:  # an interrupt too: unwritten blocks must not stay counted
+            self._cancel(waiting, temp)
+            raise
+        # If the index was replaced meanwhile, blocks are uncounted after a crash here, until a repair.
+        is_soon = 0 <= time.time() - now_s < _WRITE_WITHIN_S
+        if not (is_soon and self._directory.is_as_seen(with_blocks=False)):
+            self._count_again(batch, now_s)
+
+    def _cancel(self, reserved: list[_NewBlock], temp: str) -> None:
+        """Remove the rows of blocks that could not be written, and the temporary file of the first."""
+        self.room.writing.difference_update(block.key.name for block in reserved)
+        with contextlib.suppress(OSError):
+            disk.unlink(temp)
+        if self._directory.is_incomplete():  # it is being deleted: a new index would be in the way
+            return
+        with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
+            for name, row in rows.find_blocks(block.key for block in reserved).items():
+                if not os.path.exists(self.room.path(name)):
+                    rows.remove_block(row)
+
+    def _count_again(self, written: list[_NewBlock], now_s: float) -> None:
+        """Add rows again for blocks whose rows were removed while they were written.
+
+        This happens if the index was replaced meanwhile, or if this process was suspended for so long that others took it
+        for dead. If there is no index now, the next one counts all files.
+        """
+        found: Collection[str] = ()
+        self._index.look_again()
+        with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
+            found = rows.find_blocks(block.key for block in written)
+        self._index.look_again()  # the next reader checks the file again
+        if len(found) == len(written):
+            return
+        with self._writing("blocks cannot be counted") as rows:
+            found = rows.find_blocks(block.key for block in written)
+            uncounted = [
+                (block.key, block.size)
+                for block in written
+                if block.key.name not in found and os.path.exists(self.room.path(block.key.name))
+            ]
+            rows.add_blocks(uncounted, self.room.accesses(rows, self.allowed).now, now_s, 0)
+
+    # What is done now and then
+
+    @contextlib.contextmanager
+    def _writing(self, what: str, bounds: CacheBounds | None = None) -> Iterator[IndexRows]:
+        """Run the block in a write transaction of an index that counts all files."""
+        with self._begin(what, restores=True) as rows:
+            if bounds is not None:
+                self._prepare(rows, bounds, time.time())
+            elif not rows.totals.is_counted:
+                fsck.count_all(rows, self._directory, time.time())
+            yield rows
+
+    def _prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
+        """Count the files if the index is new, remove temporary files of dead writers, and measure the bookkeeping."""
+        wal_pages = wal_pages_of(bounds)
+        if self.room.writer_pid != os.getpid():
+            self.room.become_writer()
+        if not rows.totals.is_counted:
+            fsck.count_all(rows, self._directory, now_s)
+        if wal_pages != self._index.wal_pages:
+            self._index.wal_pages = wal_pages
+            rows.limit_wal(wal_pages)
+        self.room.measure(wal_pages, fsck.remove_leftovers(self._directory, self._locks, now_s))
+        self._allow(rows, bounds)
+
+    def _prepare_to_store(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
+        """Do what is done about once a second before blocks are stored."""
+        self._prepare(rows, bounds, now_s)
+        before, n_blocks = self._shared.touches, rows.totals.blocks
+        accesses = self.room.accesses(rows, self.allowed)  # their number follows the limit
+        accesses.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
+        if accesses is not before:
+            self._prepare(rows, bounds, now_s)
+        self._prepared = self._directory.n_checks, bounds, os.getpid()
+
+    def _allow(self, rows: IndexRows, bounds: CacheBounds) -> int:
+        """Return how many bytes blocks and local copies may use."""
+        space, room = disk.space(self._directory.root), self.room
+        overhead = room.overhead + disk.size_of(self._directory.index)
+        self.allowed = admission.allowance(bounds, space, rows.totals, overhead, room.growth)
+        return self.allowed
+
+    def _finish(self) -> None:
+        """Remember that evicting for a full disk helped, and remove caches of old hosts."""
+        self._evict_again_at = 0.0
         if self._directory.is_network and time.monotonic() >= self._hosts_at:
             self._hosts_at = time.monotonic() + _HOSTS_S
             with contextlib.suppress(OSError):
                 if fsck.remove_old_hosts(self._directory, time.time()):
                     self._hosts_at = 0.0
 
-    def _put(
-        self,
-        blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
-        bounds: CacheBounds,
-        unusable: Container[str],
-        plan: FutureUseSource | None,
+    # Errors
+
+    def _recover(
+        self, error: Exception, tried: set[str], waiting: list[_NewBlock], bounds: CacheBounds
     ) -> None:
-        with self._as_cache_error("blocks cannot be stored"):
-            self._index.database.limit_wal(wal_pages_of(bounds))
-            unique = {key.name: (key, data) for key, data in blocks}
-            waiting = [
-                _NewBlock(key, data, lambda place: self.room.path(place) in unusable)
-                for key, data in unique.values()
-                if not self._is_cached(key, unusable)
-            ]
-            has_evicted = False
-            while waiting:
-                try:
-                    waiting = self._put_some(waiting, bounds, plan)
-                except (OSError, sqlite3.Error) as error:
-                    # Free bytes tell nothing of inodes and quotas.
-                    if has_evicted or time.monotonic() < self._evict_again_at or not self._is_full(error):
-                        raise
-                    waiting = [block for block in waiting if block.replaces or not self._exists(block)]
-                    has_evicted = True
-                    self._evict_for(waiting)
-            if has_evicted:
-                self._evict_again_at = 0.0  # it helped
+        """Prepare another attempt after an error, or raise it as a CacheError.
 
-    def _evict_for(self, waiting: list[_NewBlock]) -> None:
-        """Evict as many bytes and files as these blocks need, with a folder for each, on a disk that is full.
-
-        If that does not help, the next attempt is a minute later: the cache must not drain in vain.
+        The next transaction replaces a damaged index. On a full disk, blocks are evicted: free bytes tell nothing of
+        inodes and quotas. If that does not help, the next attempt is a minute later: the cache must not drain in vain.
         """
-        self._evict_again_at = time.monotonic() + _EVICT_AGAIN_S
-        now_s = time.time()
+        cause = error.__cause__ if isinstance(error, CacheError) else error
+        with contextlib.suppress(OSError):
+            if "damaged" not in tried and self._index.is_damaged():
+                tried.add("damaged")
+                return
+        if "full" not in tried and time.monotonic() >= self._evict_again_at and self._is_full(cause):
+            self._evict_again_at = time.monotonic() + _EVICT_AGAIN_S
+            tried.add("full")
+            self._evict_for([b for b in waiting if not os.path.exists(self.room.path(b.key.name))], bounds)
+        elif isinstance(error, CacheError):
+            raise error
+        else:
+            self._raise("blocks cannot be stored", error)
+
+    def _is_full(self, error: BaseException | None) -> bool:
+        """Return whether an error says that the disk has no space or no inodes."""
+        if isinstance(error, OSError):
+            return error.errno in _FULL
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code != sqlite3.SQLITE_CANTOPEN:
+            return code == sqlite3.SQLITE_FULL
+        return disk.space(self._directory.root).inodes <= _FEW_FILES
+
+    def _evict_for(self, waiting: list[_NewBlock], bounds: CacheBounds) -> None:
+        """Evict as many bytes and files as these blocks need, with a folder for each."""
         try:
-            with self._writing(now_s) as rows:
-                n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
+            with self._writing("blocks cannot be evicted", bounds) as rows:
+                n_blocks, used = rows.totals.blocks, rows.totals.bytes
                 size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
-                touches = self._touches(clock=rows.last_clock())
-                self.room.make(rows, size, allowed=used, touches=touches, now_s=now_s)
-        except sqlite3.Error:  # the index needs space itself; rows without files are evicted like others
+                self.room.make(rows, size, allowed=used)
+        except (
+            CacheError
+        ) as error:  # the index needs space itself; rows without files are evicted like others
+            if not isinstance(error.__cause__, sqlite3.Error):
+                raise
             # Reading needs no space. If that fails too, nothing is removed: any file may be pinned.
             with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
                 unpinned = (
@@ -160,346 +310,193 @@ class BlockWriter:
                 for found in itertools.islice(unpinned, _FEW_FILES):
                     disk.unlink(found.path)
 
-    def _is_full(self, error: OSError | sqlite3.Error) -> bool:
-        """Return whether an error says that the disk has no space left, or no inodes."""
-        if isinstance(error, OSError):
-            return error.errno in _FULL
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        has_inodes = disk.space(self._directory.root).inodes > _FEW_FILES
-        return code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_CANTOPEN and not has_inodes)
+    # Making room
 
-    def evict(self, identity: str | None, path: str | None) -> int:
-        """Evict the blocks of a path and of all below it, of an origin, or all blocks; return the bytes freed."""
-        freed = last = 0
-        now_s = time.time()
-        with self._as_cache_error("blocks cannot be dropped"):
-            while True:
-                with self._writing(now_s) as rows:
-                    found = rows.blocks_of(identity, path, after=last, limit=_DROPPED_AT_ONCE)
-                    sizes = [self.room.remove(rows, block, now_s) for block in found]
-                freed += sum(sizes)
-                self.room.evictions += sum(size > 0 for size in sizes)
-                if len(found) < _DROPPED_AT_ONCE:
-                    return freed
-                last = found[-1].id
-
-    def allowance(self, bounds: CacheBounds) -> int:
-        """Return how many bytes blocks and local copies may use; the first call records the automatic size."""
-        with self._as_cache_error("the cache limit cannot be determined"), self._writing(time.time()) as rows:
-            self.allowed = self.room.allowance(rows, bounds)
-        return self.allowed
-
-    def discard(self, key: ObjectKey, index: int) -> None:
-        """Remove a damaged block. Never raises.
-
-        If the index cannot be used, only the file is removed. Without its file the block is a miss.
-        """
-        try:
-            self._discard(key, index)
-        except CacheError:
-            with contextlib.suppress(OSError, ValueError):
-                self._directory.verify()
-                self._directory.unlink_block(block_file.place(key.digest, index))
-
-    def _discard(self, key: ObjectKey, index: int) -> None:
-        """Remove one block; keep its row if another process may be writing a replacement."""
-        now_s = time.time()
-        with self._as_cache_error("a damaged block cannot be removed"), self._writing(now_s) as rows:
-            was_there = self._directory.unlink_block(block_file.place(key.digest, index))
-            block = rows.block(key, index)
-            if block is not None and not self.room.remove(rows, block, now_s) and was_there:
-                # Its living writer may have just written it, or be replacing it: keep the row, without a writer.
-                rows.release_block(block.id)
-
-    def pin(self, identity: str, paths: Sequence[str], *, wanted: bool) -> None:
-        with self._as_cache_error("the pin cannot be stored"), self._writing(time.time()) as rows:
-            for path in paths:
-                rows.pin(identity, path, wanted)
-
-    def lease(self, size: int, bounds: CacheBounds, suffix: str) -> LocalCopy:
-        """Reserve space for `size` bytes and return the private file that uses it; its name ends with `suffix`."""
-        name = f"{os.getpid():08x}{os.urandom(4).hex()}{suffix}"
-        owner_lock = int(name[:16], 16)
-        with self._as_cache_error(f"a file of {size} bytes cannot be kept"):
-            self._index.database.limit_wal(wal_pages_of(bounds))
-            self._locks.take(owner_lock)
-            try:
-                self._reserve_lease(name, size, bounds)
-                return LocalCopy(self._directory.lease(name), size, lambda: self._give_back(name))
-            except BaseException:  # an interrupt too: its row would reserve space until this process ends
-                with contextlib.suppress(OSError):
-                    disk.unlink(self._directory.lease(name))
-                self._give_back(name)
-                raise
-
-    def clear_plan_slot(self, plan_slot: int) -> None:
-        with self._as_cache_error("the share of a plan cannot be noted"), self._writing(time.time()) as rows:
-            self.room.clear_plan_slot(rows, plan_slot)
-
-    def check(self, *, repair: bool) -> fsck.CheckReport:
-        with self._as_cache_error("the cache cannot be checked"):
-            return fsck.check(
-                self._index, self._directory, self.room, self._locks, repair=repair, now_s=time.time()
-            )
-
-    def rebuild(self) -> None:
-        """Delete all block rows and count the files again."""
-        now_s = time.time()
-        with self._as_cache_error("the index cannot be rebuilt"), self._writing(now_s) as rows:
-            rows.forget_blocks()
-            fsck.count_all(rows, self._directory, now_s)
-
-    def _is_index_damaged(self) -> bool:
-        try:
-            return self._index.database.is_damaged()
-        except OSError:  # cannot check
-            return False
-
-    @contextlib.contextmanager
-    def _as_cache_error(self, what: str) -> Iterator[None]:
-        """Raise each error of disk or index as a CacheError that says `what` failed; first recreate deleted folders."""
-        try:
-            self._directory.make_again_if_gone()
-            yield
-        except CacheError:
-            raise
-        except TROUBLE as error:
-            raise CacheError(f"{what} in {self._directory.root}: {error}") from error
-
-    @contextlib.contextmanager
-    def _writing(self, now_s: float) -> Iterator[IndexRows]:
-        """Run a write transaction. First count the files if the index is new, and remove abandoned temporary files."""
-        with self._index.writing() as rows:
-            fsck.count_if_fresh(rows, self._directory, now_s)
-            self.room.set_aside = fsck.clear_away(self._directory, self._locks, now_s)
-            yield rows
-        self._directory.had_index = True
-
-    def _is_cached(self, key: BlockKey, unusable: Container[str]) -> bool:
-        path = self.room.path(block_file.place(key.object.digest, key.index))
-        return os.path.exists(path) and path not in unusable
-
-    # Storing blocks
-
-    def _put_some(
-        self, waiting: list[_NewBlock], bounds: CacheBounds, plan: FutureUseSource | None
+    def _ours_to_write(
+        self,
+        rows: IndexRows,
+        waiting: list[_NewBlock],
+        found: dict[str, BlockRow],
+        unusable: Container[str],
     ) -> list[_NewBlock]:
-        """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
+        """Return the blocks that are neither cached nor being written by another process; remove old rows of these."""
+        ours = []
+        for block in waiting:
+            row, path = found.get(block.key.name), self.room.path(block.key.name)
+            if row is not None:
+                if path not in unusable if os.path.exists(path) else self.room.is_being_written(row):
+                    continue
+                rows.remove_block(row)  # after a crash, or of a deleted or damaged file
+            ours.append(block)
+        return ours
 
-        If the cache is far over its limit, evict one step, write nothing, and return all blocks.
-        """
-        now_s, deadline = time.time(), time.monotonic() + _WRITE_WITHIN_S
-        reserved: list[_NewBlock] = []
-        last = 0
-        try:
-            with self._writing(now_s) as rows:
-                batch, rest = self._choose(rows, waiting, bounds, now_s)
-                if self._evict_one_step(rows, self.allowed or 0, now_s):
-                    return waiting
-                size = sum(block.size for block in batch)
-                hashes = [block.object.hash64(block.index) for block in batch]
-                if self._make_room(rows, size, bounds, now_s, plan=plan, hashes=hashes):
-                    reserved, last = batch, rows.last_block()
-                    self._reserve(rows, reserved, now_s)
-            if batch and not reserved:
-                raise CacheError(
-                    f"Cannot store blocks in {self._directory.root}: other processes are writing blocks that fill it"
-                )
-            # A crash here leaves rows without files, counted until they are evicted.
-            self._write_all(reserved, deadline)
-            # A crash here leaves blocks without rows uncounted until a repair.
-            self._count_lost(reserved, last, now_s)
-        finally:
-            self.room.writing.difference_update(block.place for block in reserved)
-        return rest
-
-    def _choose(
-        self, rows: IndexRows, waiting: list[_NewBlock], bounds: CacheBounds, now_s: float
-    ) -> tuple[list[_NewBlock], list[_NewBlock]]:
-        """Return the first blocks that fit together, and the rest, without blocks that another process is writing.
+    def _make_room(
+        self,
+        rows: IndexRows,
+        wanted: list[_NewBlock],
+        plan: FutureUseSource | None,
+    ) -> tuple[list[_NewBlock], list[_NewBlock], bool]:
+        """Make space for the first blocks that fit together; return these, the rest, and whether there is space.
 
         Raises CacheError for a block that can never fit.
         """
-        wanted = [block for block in waiting if self._is_ours_to_write(rows, block, now_s)]
-        self.allowed = allowed = self.room.allowance(rows, bounds)
-        fixed = self._fixed(rows, sum(block.size for block in wanted), allowed)
-        _check_fit(rows, wanted, allowed, fixed)
-        total = 0
-        for n, block in enumerate(wanted):
-            total += block.size
-            if total > allowed - fixed:
-                return wanted[:n], wanted[n:]
-        return wanted, []
+        allowed, size = self.allowed or 0, sum(block.size for block in wanted)
+        free = allowed - self._fixed(rows, size, allowed)
+        self._check_fit(rows, wanted, allowed, free)
+        sums = list(itertools.accumulate(block.size for block in wanted))
+        n = sum(each <= free for each in sums)
+        batch, rest = wanted[:n], wanted[n:]
+        if not batch:
+            return batch, rest, True
+        if self._evict_one_step(rows, allowed):
+            return [], wanted, True
+        hashes = [block.key.hash64 for block in batch]
+        fits = self.room.make(rows, sums[n - 1], allowed=allowed, plan=plan, hashes=hashes)
+        return batch if fits else [], rest, fits
+
+    def _check_fit(self, rows: IndexRows, wanted: list[_NewBlock], allowed: int, free: int) -> None:
+        """Raise CacheError if a block, or all pinned blocks together, can never fit."""
+        largest = max((block.size for block in wanted), default=0)
+        if largest > allowed:
+            raise CacheError(
+                f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now: "
+                "raise cache_size, lower keep_free, or free space on the disk"
+            )
+        pinned = 0
+        if rows.totals.pins:
+            objects = ((block.key.object, block.size) for block in wanted)
+            pinned = sum(size for key, size in objects if rows.is_pinned(key.identity, key.path))
+        if max(largest, pinned) > free:
+            raise CacheError(
+                f"{allowed - free} of the {allowed} bytes that the cache may hold now are pinned or in use: "
+                "unpin paths, raise cache_size, or close local copies"
+            )
 
     def _fixed(self, rows: IndexRows, size: int, allowed: int) -> int:
         """Return the bytes that cannot be evicted (pins and local copies).
 
         If `size` more bytes do not fit, first remove the local copies of dead processes.
         """
-        fixed = rows.number("fixed") or 0
-        if size > allowed - fixed:
-            remove_dead_leases(rows, self._directory, self._locks)
-            fixed = rows.number("fixed") or 0
-        return fixed
+        if size > allowed - rows.totals.fixed:
+            remove_dead_copies(rows, self._directory, self._locks)
+        return rows.totals.fixed
 
-    def _is_ours_to_write(self, rows: IndexRows, block: _NewBlock, now_s: float) -> bool:
-        row = rows.block(block.object, block.index)
-        if row is None:
-            return True
-        if self._exists(block):
-            if not block.replaces:
-                return False
-        elif self.room.is_being_written(row, now_s):
-            return False
-        rows.remove_block(row.id)  # left by a crash, or by a deleted or damaged file
-        return True
-
-    def _exists(self, block: _NewBlock) -> bool:
-        return os.path.exists(self.room.path(block.place))
-
-    def _make_room(
-        self, rows: IndexRows, size: int, bounds: CacheBounds, now_s: float, **options: Any
-    ) -> bool:
-        """Make space and return whether `size` bytes fit; repeat if rows were removed that freed no disk space.
-
-        `options` are passed to EvictionPolicy.make.
-        """
-        while True:
-            before = self.room.fileless
-            allowed = self.room.allowance(rows, bounds)
-            touches = self._touches(size=allowed, clock=rows.last_clock())
-            fits = self.room.make(rows, size, allowed=allowed, touches=touches, now_s=now_s, **options)
-            if not fits or self.room.fileless == before:
-                return fits
-
-    def _evict_one_step(self, rows: IndexRows, allowed: int, now_s: float) -> bool:
-        """Evict about _DROPPED_AT_ONCE blocks if the cache is over its limit by more than that.
+    def _evict_one_step(self, rows: IndexRows, allowed: int) -> bool:
+        """Evict about _REMOVED_AT_ONCE blocks if the cache is over its limit by more than that.
 
         This happens after `cache_size` was lowered. Return whether it did: the caller then commits and calls again.
         """
-        n_blocks, used = rows.number("blocks") or 0, rows.number("bytes") or 0
-        step = _DROPPED_AT_ONCE * used // max(n_blocks, 1)
+        used = rows.totals.bytes
+        step = _REMOVED_AT_ONCE * used // max(rows.totals.blocks, 1)
         if used - allowed <= step:
             return False
-        touches = self._touches(size=allowed, clock=rows.last_clock())
-        return self.room.make(rows, 0, allowed=used - step, touches=touches, now_s=now_s)
+        return self.room.make(rows, 0, allowed=used - step)
 
-    def _reserve(self, rows: IndexRows, batch: list[_NewBlock], now_s: float) -> None:
-        """Add rows for the blocks before they are written."""
-        touches, writer = self._touches(), self.room.writer()
-        for block in batch:
-            rows.add_block(
-                block.object, block.index, size=block.size, clock=touches.now, since=now_s, writer=writer
-            )
-            self.room.writing.add(block.place)
+    # Everything else
 
-    def _count_lost(self, written: list[_NewBlock], last: int, now_s: float) -> None:
-        """Add rows again for blocks that lost theirs while they were written; `last` is the row before these.
+    def allowance(self, bounds: CacheBounds) -> int:
+        """Return how many bytes blocks and local copies may use; the first call records the automatic size."""
+        with self._writing("the cache limit cannot be determined", bounds):
+            return self.allowed or 0
 
-        This happens if the index was replaced or rebuilt meanwhile, or if this process was suspended for so long that
-        others took it for dead. If there is no index now, the next one counts all files.
-        """
-        database, lost = self._index.database, []
-        database.look_again()
-        with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
-            if rows.n_reserved(last, self.room.writer()) != len(written):
-                lost = [block for block in written if self._is_lost(rows, block)]
-        database.look_again()  # the next reader checks the file again
-        if not lost:
-            return
-        with self._writing(now_s) as rows:
-            for block in lost:
-                if self._is_lost(rows, block):
-                    clock = self._touches().now
-                    rows.add_block(
-                        block.object, block.index, size=block.size, clock=clock, since=now_s, writer=0
-                    )
-
-    def _is_lost(self, rows: IndexRows, block: _NewBlock) -> bool:
-        return rows.block(block.object, block.index) is None and self._exists(block)
-
-    def _write_all(self, batch: list[_NewBlock], deadline: float) -> None:
-        """Write reserved blocks; after a failure, cancel the reservations of those not written."""
-        done = 0
-        try:
-            for block in batch:
-                self._write(block, deadline)
-                self.room.writing.discard(block.place)
-                done += 1
-        except BaseException:  # an interrupt too: unwritten blocks must not stay counted
-            with contextlib.suppress(OSError, sqlite3.Error):
-                self._cancel(batch[done:])
-            raise
-
-    def _write(self, block: _NewBlock, deadline: float) -> None:
-        temp = fsck.name_for_block(self._directory, self.room.writer())
-        fd = disk.create(temp)
-        try:
-            try:
-                disk.write_all(fd, [*block.pieces, block.trailer], 0)
-            finally:
-                os.close(fd)
-            # A crash here leaves a row without a file, and a temporary file that the next writer removes.
-            if time.monotonic() > deadline:
-                raise CacheError(
-                    f"writing blocks took more than {_WRITE_WITHIN_S:.0f} s: set cache_dir to a faster disk"
-                )
-            self._directory.move_into_place(temp, self.room.path(block.place))
-        except BaseException:  # an interrupt too must not leave a partial file
-            with contextlib.suppress(OSError):
-                disk.unlink(temp)
-            raise
-
-    def _cancel(self, reserved: list[_NewBlock]) -> None:
-        if self._directory.is_incomplete():  # it is being deleted: a new index would be in the way
-            return
-        with self._index.writing() as rows:
-            for block in reserved:
-                row = rows.block(block.object, block.index)
-                if row is not None and not self._exists(block):
-                    rows.remove_block(row.id)
-
-    # Local copies
-
-    def _reserve_lease(self, name: str, size: int, bounds: CacheBounds) -> None:
+    def evict(self, identity: str | None, path: str | None) -> int:
+        """Remove the blocks of a path and of all below it, of an origin, or all blocks; return the bytes freed."""
+        freed = last = 0
         while True:
-            now_s = time.time()
-            with self._writing(now_s) as rows:
-                allowed = self.room.allowance(rows, bounds)
-                if self._evict_one_step(rows, allowed, now_s):
-                    continue
-                fits = size <= allowed - self._fixed(rows, size, allowed) and self._make_room(
-                    rows, size, bounds, now_s, is_staged=False
-                )
-                if fits:
-                    rows.add_lease(name, size)
-            break
-        # A crash here leaves a row without a file, removed when its lock is found free.
+            with self._writing("blocks cannot be removed") as rows:
+                found = rows.blocks_of(identity, path, after=last, limit=_REMOVED_AT_ONCE)
+                sizes = [block.size for block in found if self.room.remove(rows, block)]
+            freed += sum(sizes)
+            self.room.evictions += len(sizes)
+            if len(found) < _REMOVED_AT_ONCE:
+                return freed
+            last = found[-1].id
+
+    def remove_damaged(self, key: ObjectKey, index: int) -> None:
+        """Remove a damaged block. Never raises.
+
+        If the index cannot be used, only the file is removed. Without its file the block is a miss.
+        """
+        path = self.room.path(key.name(index))
+        try:
+            with self._writing("a damaged block cannot be removed") as rows:
+                was_there = disk.unlink(path)
+                block = rows.block(key, index)
+                if block is not None and not self.room.remove(rows, block) and was_there:
+                    # Its living writer may have just written it, or be replacing it: keep the row, without a writer.
+                    rows.release_block(block.id)
+        except CacheError:
+            with contextlib.suppress(OSError, ValueError):
+                self._directory.verify()
+                disk.unlink(path)
+
+    def pin(self, identity: str, paths: Sequence[str], *, wanted: bool) -> None:
+        with self._writing("the pin cannot be stored") as rows:
+            for path in paths:
+                rows.pin(identity, path, wanted)
+
+    def clear_plan_slot(self, plan_slot: int) -> None:
+        with self._writing("the share of a plan cannot be stored") as rows:
+            if rows.plan_bytes(plan_slot):
+                rows.set_plan_bytes(plan_slot, 0)
+
+    def check(self, *, repair: bool) -> fsck.CheckReport:
+        try:
+            self._directory.verify()
+            with self._writing("the cache cannot be checked"):
+                pass  # a new index counts all files first
+            return fsck.check(self._index, self._directory, self.room, self._locks, repair=repair)
+        except TROUBLE as error:
+            self._raise("the cache cannot be checked", error)
+
+    def rebuild(self) -> None:
+        """Delete the rows of all blocks that are not being written, and count the files again."""
+        with self._writing("the index cannot be rebuilt") as rows:
+            fsck.rebuild(rows, self._directory, self.room, time.time())
+
+    def local_copy(self, size: int, bounds: CacheBounds, suffix: str) -> LocalCopy:
+        """Reserve space for `size` bytes and return the private file that uses it; its name ends with `suffix`."""
+        name = f"{os.getpid():08x}{os.urandom(4).hex()}{suffix}"
+        row, path = LocalCopyRow(name, size), self._directory.local_copy(name)
+        self._locks.take(row.owner_lock)
+        try:
+            while not self._reserve(row, bounds):
+                pass
+            return LocalCopy(path, size, lambda: self._release(row))
+        except (
+            BaseException
+        ) as error:  # an interrupt too: its row would reserve space until this process ends
+            with contextlib.suppress(OSError):
+                disk.unlink(path)
+            self._release(row)
+            if isinstance(error, OSError) and not isinstance(error, CacheError):
+                self._raise(f"a file of {size} bytes cannot be stored", error)
+            raise
+
+    def _reserve(self, row: LocalCopyRow, bounds: CacheBounds) -> bool:
+        """Add the row of a local copy; return False, to be called again, if the cache is far over its limit."""
+        size = row.size
+        with self._writing(f"a file of {size} bytes cannot be stored", bounds) as rows:
+            allowed = self.allowed or 0
+            if self._evict_one_step(rows, allowed):
+                return False
+            fits = size <= allowed - self._fixed(rows, size, allowed)
+            fits = fits and self.room.make(rows, size, allowed=allowed, is_staged=False)
+            if fits:
+                rows.add_local_copy(row.name, size)
+        # After a crash here there is a row without a file, removed when its lock is found free.
         if not fits:
             raise CacheError(
                 f"{self._directory.root} has no room for a local copy of {size} bytes: "
                 "raise cache_size, lower keep_free, or unpin paths"
             )
+        return True
 
-    def _give_back(self, name: str) -> None:
+    def _release(self, row: LocalCopyRow) -> None:
         with contextlib.suppress(OSError, sqlite3.Error), self._index.writing() as rows:
-            rows.remove_lease(name)
-        self._locks.drop(int(name[:16], 16))
+            rows.remove_local_copy(row)
+        self._locks.release(row.owner_lock)
 
-
-def _check_fit(rows: IndexRows, wanted: list[_NewBlock], allowed: int, fixed: int) -> None:
-    """Raise CacheError if a block, or all pinned blocks together, can never fit."""
-    largest = max((block.size for block in wanted), default=0)
-    if largest > allowed:
-        raise CacheError(
-            f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now: "
-            "raise cache_size, lower keep_free, or free space on the disk"
-        )
-    pinned = 0
-    if rows.has_pins():
-        pinned = sum(b.size for b in wanted if rows.is_pinned(b.object.identity, b.object.path))
-    if max(largest, pinned) > allowed - fixed:
-        raise CacheError(
-            f"{fixed} of the {allowed} bytes that the cache may hold now are pinned or in use: "
-            "unpin paths, raise cache_size, or close local copies"
-        )
+    def _raise(self, what: str, why: Exception | str) -> NoReturn:
+        message = f"{what} in {self._directory.root}: {why}"
+        raise CacheError(message) from (why if isinstance(why, Exception) else None)

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import statistics
 import tempfile
 import time
@@ -161,6 +162,9 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
         yield Check("cache directory", "fail", cache.cannot_store or "none", to_do)
         return
     yield Check("cache directory", "ok", f"{cache.root} ({source_of_directory(common)})")
+    if cache.old_caches:
+        to_do = f"Remove it: rm -r {shlex.join(cache.old_caches)}"
+        yield Check("old cache", "warn", "an earlier release made it, and this one does not use it", to_do)
     if is_network(cache.root):
         to_do = "A cache belongs on a local disk: set cache_dir"
         yield Check("file system", "warn", "a network file system, or FUSE", to_do)

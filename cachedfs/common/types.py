@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import enum
 import hashlib
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -221,6 +222,7 @@ class Stats(NamedTuple):
     hits, misses: blocks read from the cache, and blocks fetched. requests, bytes_fetched: sent to and received from the
     origin. bytes_served: returned to callers. blocks, bytes_cached: currently in the cache, stored by any process.
     evictions: blocks that this process removed. cannot_store: why the last block could not be stored; None if it could.
+    old_caches: directories that earlier releases made and this one does not use.
     """
 
     hits: int = 0
@@ -233,6 +235,7 @@ class Stats(NamedTuple):
     evictions: int = 0
     cache_dir: str = ""
     cannot_store: str | None = None
+    old_caches: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         return shown("The cache, and this process", self.cannot_store or "", self.rows())
@@ -251,6 +254,7 @@ class Stats(NamedTuple):
             ("read", size(self.bytes_served)),
             ("fetched", f"{size(self.bytes_fetched)} in {counted(self.requests, 'request')}"),
             ("evicted", counted(self.evictions, "block") if self.evictions else ""),
+            ("unused", f"rm -r {shlex.join(self.old_caches)}" if self.old_caches else ""),
         ]
 
 

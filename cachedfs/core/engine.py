@@ -273,6 +273,7 @@ class Engine(event_log.CounterSource):
             evictions=self.cache.evictions,
             cache_dir=self.cache.root or "",
             cannot_store=self.cache.cannot_store,
+            old_caches=self.cache.old_caches,
         )
 
     def sums(self) -> dict[str, Any]:

@@ -75,8 +75,14 @@ def room_for(cache, n_blocks):
     put(cache, key, 0)
     size = file_of(cache, key, 0).stat().st_size
     cache.evict(key.identity, None)
-    overhead = sum(cache._own.store.room._overhead(32 * 4096))
+    overhead = overhead_of(cache, CacheBounds(size=1 << 23, keep_free=0))  # with the smallest log
     return CacheBounds(size=overhead + n_blocks * (size + 64) + BLOCK // 2, keep_free=0)
+
+
+def overhead_of(cache, bounds):
+    """Return how many bytes of the limit the bookkeeping takes now."""
+    cache.allowance(bounds)
+    return cache._own.store.room.overhead + os.path.getsize(f"{cache.root}/index.db")
 
 
 def use_as(cache_dir, user, umask, kind):

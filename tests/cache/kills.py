@@ -71,8 +71,8 @@ def disordered(cache):
     file_of(cache, OLD, 0).unlink()
     flip(file_of(cache, OLD, 1), 100)
     with cache._own.index.writing() as rows:
-        rows.remove_block(rows.block(OLD, 2).id)
-        rows.record("bytes", 5)
+        rows.remove_block(rows.block(OLD, 2))
+        rows.totals.bytes = 5
     aged_leftovers(cache)
 
 
@@ -252,9 +252,9 @@ def put_if_it_is_our_turn(cache, key, bounds):
 def hold_the_index(directory, n_evicted, ready, go_on):
     """Be in the middle of making room, holding what an eviction holds, until the file `go_on` is there."""
     cache = BlockCache([directory], explicit=True)
-    with cache._own.store._writing(time.time()) as rows:
+    with cache._own.store._writing("hold") as rows:
         for block in rows.blocks_after(0, n_evicted):
-            cache._own.store.room.remove(rows, block, time.time())
+            cache._own.store.room.remove(rows, block)
         Path(ready).touch()
         until(lambda: os.path.exists(go_on))
 

@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachedfs.cache.disk import DiskSpace
 from cachedfs.cache.eviction.admission import (
     AccessHistory,
-    EvictionCandidate,
     admits,
     aging_of,
     allowance,
-    automatic_size,
     oldest,
     staging_size,
     window_of,
 )
+from cachedfs.cache.index.schema import Totals
 from cachedfs.common.types import CacheBounds
 
 ages = st.lists(st.integers(0, 1000), max_size=100)
@@ -22,7 +22,7 @@ bytes_ = st.integers(0, 10**9)
 
 
 def candidates(ages):
-    return [EvictionCandidate(row, age, 1) for row, age in enumerate(ages)]
+    return dict(enumerate(ages))
 
 
 @given(ages, st.integers(1, 16))
@@ -31,21 +31,21 @@ def test_nothing_left_out_is_older_than_what_is_chosen(ages, share):
     chosen = oldest(given, share=share)
     left = set(given) - set(chosen)
     assert len(chosen) == -(-len(given) // share)
-    assert all(old.age >= young.age for old in chosen for young in left)
+    assert all(given[old] >= given[young] for old in chosen for young in left)
 
 
 @given(ages)
 def test_the_longest_untouched_comes_first_and_of_equals_the_older_row(ages):
     chosen = oldest(candidates(ages), share=1)
-    assert chosen == sorted(chosen, key=lambda each: (-each.age, each.row))
+    assert chosen == sorted(chosen, key=lambda row: (-ages[row], row))
 
 
 @given(ages, st.randoms())
 def test_the_order_in_which_candidates_come_does_not_matter(ages, random):
     given = candidates(ages)
-    shuffled = given.copy()
+    shuffled = list(given.items())
     random.shuffle(shuffled)
-    assert oldest(given) == oldest(shuffled)
+    assert oldest(given) == oldest(dict(shuffled))
 
 
 def claimant(idle=0, uses=1, is_new=False):
@@ -92,14 +92,10 @@ def test_windows_follow_the_number_of_blocks_that_fit(n_blocks):
         assert 0.7 < (1 << aging_of(n_blocks)) / (10 * n_blocks) < 1.42
 
 
-@given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_, bytes_)
-def test_what_is_allowed_passes_neither_bound_nor_disk(
-    size, keep_free, total, free, used, present, growth, automatic
-):
+@given(amounts, amounts, bytes_, bytes_, bytes_, bytes_, bytes_)
+def test_what_is_allowed_passes_neither_bound_nor_disk(size, keep_free, total, free, used, present, growth):
     bounds, overhead = CacheBounds(size, keep_free), present + growth
-    allowed = allowance(
-        bounds, total=total, free=free, used=used, overhead=overhead, growth=growth, automatic=automatic
-    )
+    allowed = allowance(bounds, DiskSpace(total, free), Totals(bytes=used), overhead, growth)
     most = size * total if isinstance(size, float) else size
     kept = int(keep_free * total) if isinstance(keep_free, float) else keep_free
     assert allowed >= 0
@@ -107,16 +103,10 @@ def test_what_is_allowed_passes_neither_bound_nor_disk(
     assert allowed == 0 or free - (allowed - used) - growth >= kept
 
 
-@given(bytes_, bytes_)
-def test_the_automatic_bound_is_used_when_none_was_given(free, used):
-    automatic = automatic_size(free=free, used=used)
-    allowed = allowance(
-        CacheBounds(None, 0),
-        total=free + used,
-        free=free,
-        used=used,
-        overhead=0,
-        growth=0,
-        automatic=automatic,
-    )
-    assert allowed == automatic == (free + used) // 2
+@given(bytes_, bytes_, bytes_)
+def test_the_automatic_bound_is_set_once_and_used_when_none_was_given(free, used, later):
+    totals, bounds = Totals(bytes=used), CacheBounds(None, 0)
+    space = DiskSpace(free + used, free)
+    assert allowance(bounds, space, totals, 0, 0) == (free + used) // 2
+    allowed = allowance(bounds, DiskSpace(later, later), totals, 0, 0)
+    assert allowed == min(totals.automatic_size, used + later) or free + used < 2

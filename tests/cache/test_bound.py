@@ -66,7 +66,7 @@ def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_com
 @pytest.mark.parametrize("how", ["put", "lease"])
 def test_who_ends_while_a_cache_comes_down_to_a_lowered_bound_leaves_the_less_to_do(cache, monkeypatch, how):
     """One transaction for all would be undone, and done again by the next: short programs would never store anything."""
-    monkeypatch.setattr(writer, "_DROPPED_AT_ONCE", 20)
+    monkeypatch.setattr(writer, "_REMOVED_AT_ONCE", 20)
     bounds, key, unlink, n_unlinked = room_for(cache, 2), key_of("b/many"), disk.unlink, 0
     put(cache, key, *range(200))
 
@@ -108,7 +108,7 @@ def test_each_makes_room_for_its_own_bound_before_its_own_write(open_cache, fold
 def test_the_first_change_of_a_path_takes_no_space_that_a_plan_was_told_it_has(cache):
     before = cache.allowance(AMPLE)
     cache.metadata.changed("gs://test", ["b/1"])
-    assert disk.size_of(f"{cache.root}/marks") > 0
+    assert disk.size_of(f"{cache.root}/change-counters") > 0
     assert cache.allowance(AMPLE) == before
 
 

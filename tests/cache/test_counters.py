@@ -21,7 +21,7 @@ def add(cache, n=1):
 def test_all_processes_count_in_one_record(cache):
     code = """
 from cachedfs.cache import counters
-counters._TURNS = 10**6  # a process that the system puts aside is waited for
+counters._TRIES = 10**6  # a process that the system puts aside is waited for
 counted = counters._File.counted
 counters._File.counted = lambda file: (counted(file), os.sched_yield())[0]  # to the others
 cache = BlockCache([sys.argv[1]], explicit=True)
@@ -59,7 +59,7 @@ def test_what_was_counted_is_there_in_a_later_process(cache, open_cache):
 
 def test_looking_creates_no_file(cache):
     assert cache.counts.total() == Counted()
-    assert not Path(cache.root, "budgets").exists()
+    assert not Path(cache.root, "statistics").exists()
 
 
 def test_a_process_that_is_slow_or_dies_in_the_middle_holds_nobody_up(cache):
@@ -77,18 +77,18 @@ BlockCache([sys.argv[1]], explicit=True).counts.add([1, 0, 0, 0, 0, 0])
     assert add(cache) == 5
 
 
-@pytest.mark.parametrize("damage", [b"", b"x", bytes(8192), b"cfsbudg1" + bytes(100)])
+@pytest.mark.parametrize("damage", [b"", b"x", bytes(8192), b"cfsstat1" + bytes(100)])
 def test_a_damaged_file_is_made_anew(cache, open_cache, damage):
     add(cache, 3)
-    Path(cache.root, "budgets").unlink()
-    Path(cache.root, "budgets").write_bytes(damage)
+    Path(cache.root, "statistics").unlink()
+    Path(cache.root, "statistics").write_bytes(damage)
     assert add(open_cache()) == 1
 
 
 @pytest.mark.parametrize("damage", [b"\xff" * 8, struct.pack("=d", -1.0), struct.pack("=d", 1e300)])
 def test_numbers_that_are_no_counts_are_counted_anew(cache, open_cache, damage):
     add(cache, 3)
-    path = Path(cache.root, "budgets")
+    path = Path(cache.root, "statistics")
     data = bytearray(path.read_bytes())
     at = data.index(struct.pack("=d", 3.0))
     data[at : at + 8] = damage
@@ -101,7 +101,7 @@ def test_a_deleted_file_is_left_for_the_one_that_others_have(cache, open_cache, 
     other = open_cache()
     add(cache)
     add(other)
-    Path(cache.root, "budgets").unlink()
+    Path(cache.root, "statistics").unlink()
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 2)
     assert add(cache) == 1

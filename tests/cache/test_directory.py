@@ -123,6 +123,16 @@ def test_layers_are_read_verified_and_never_written(open_cache, tmp_path, caplog
     assert whole(cache, key, 0) == content(key, 0)
 
 
+def test_a_cache_of_an_earlier_format_is_named_and_not_used(open_cache, tmp_path):
+    old = tmp_path / f"cachedfs-{FORMAT - 1}-{os.getuid()}"
+    for name in (old.name, f"cachedfs-{FORMAT - 1}-99999", f"cachedfs-{FORMAT + 1}-{os.getuid()}", "else"):
+        (tmp_path / name).mkdir()
+    cache = open_cache(tmp_path)
+    put(cache, key_of(), 0)
+    assert cache.old_caches == (str(old),)
+    assert os.listdir(old) == []
+
+
 def test_blocks_of_our_own_layer_come_first(open_cache, tmp_path):
     put(open_cache(tmp_path / "below"), key_of(), 0)
     cache = open_cache(tmp_path / "own", tmp_path / "below")
@@ -192,7 +202,7 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     assert cache.root == str(tmp_path / NAME / "host-one")
     put(cache, key_of(), 0)
     assert cache.take_lock(7)
-    assert not Path(cache.root, "claims").exists()
+    assert not Path(cache.root, "locks").exists()
     cache.metadata.keep_records(
         [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.mark("gs://test", "b/x"))]
     )

@@ -54,6 +54,7 @@ CASES = {
     "os.close": Case((E.EIO, *FULL)),
     "os.fstat": reads(E.ESTALE),
     "os.link": Case((*FULL, E.EIO, *REFUSED)),
+    "os.lstat": reads(*REFUSED),
     "os.makedirs": Case((*FULL, E.EIO, *REFUSED)),
     "os.path.exists": Case(answer=False),
     "os.pread": reads(),
@@ -71,6 +72,7 @@ CASES = {
     "unlink": Case((E.EIO, *REFUSED)),
     "unlock_byte": Case((E.ENOLCK, E.EIO)),
     "write_all": Case((*FULL, E.EIO)),
+    "write_file": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
 }
 
 
@@ -107,6 +109,9 @@ class Faults:
         if self.name == "write_all":  # half of it is on the disk
             fd, buffers, offset = args
             self.real(fd, [bytes(b"".join(buffers))[: BLOCK // 2]], offset)
+        if self.name == "write_file":
+            path, buffers, size = args
+            self.real(path, [bytes(b"".join(buffers))[: size // 2]], size // 2)
         if self.name == "os.close":  # the descriptor is gone, whatever close says
             self.real(*args)
         raise OSError(number, os.strerror(number))
@@ -226,7 +231,7 @@ def left_open(directory):
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    kept = ("/claims", "/marks", "/touches")
+    kept = ("/locks", "/change-counters", "/access-records")
     return [
         path for path in found if path.startswith(f"{directory}/") and not path.split(" (")[0].endswith(kept)
     ]

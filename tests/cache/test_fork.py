@@ -73,12 +73,12 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
 
 def test_a_child_neither_closes_nor_uses_an_inherited_connection(cache):
     put(cache, key_of(), 0)
-    inherited = cache._own.index.database._writer.sqlite
+    inherited = cache._own.index._writer.sqlite
     _after_fork_in_child()
-    assert cache._own.index.database._writer.sqlite is None
+    assert cache._own.index._writer is None
     assert inherited.execute("SELECT 1").fetchone() == (1,)  # still open: nobody closed it
     put(cache, key_of(), 1)
-    assert cache._own.index.database._writer.sqlite is not inherited
+    assert cache._own.index._writer.sqlite is not inherited
     inherited.close()
 
 
@@ -86,14 +86,12 @@ def test_ctrl_c_when_a_transaction_has_just_begun_locks_nobody_out(open_cache, m
     cache, other = open_cache(), open_cache()
     put(cache, key_of(), 0)
     put(other, key_of(), 1)
-    patiently = database._patiently
 
-    def interrupted(do):
-        patiently(do)
-        monkeypatch.setattr(database, "_patiently", patiently)
+    def interrupted(*numbers):
+        monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(database, "_patiently", interrupted)
+    monkeypatch.setattr(database, "Totals", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cache.pin("gs://test", "b/x")
     put(other, key_of(), 2)

@@ -38,7 +38,7 @@ def test_a_missing_file_loses_its_row(filled):
 
 def test_a_file_that_nobody_counts_is_counted(filled):
     with filled._own.index.writing() as rows:
-        rows.remove_block(rows.block(key_of(), 3).id)
+        rows.remove_block(rows.block(key_of(), 3))
     assert filled.usage()[0] == 5
     assert len(repaired(filled).orphans) == 1
     assert filled.usage()[0] == 6
@@ -68,7 +68,7 @@ def test_a_damaged_block_goes_with_its_row(filled):
 def test_a_wrong_size_is_set_right(filled):
     before = filled.usage()
     with filled._own.index.writing() as rows:
-        rows.resize_block(rows.block(key_of(), 3).id, 7)
+        rows.resize_block(rows.block(key_of(), 3), 7)
     assert len(repaired(filled).wrong_size) == 1
     assert filled.usage() == before
 
@@ -76,8 +76,8 @@ def test_a_wrong_size_is_set_right(filled):
 def test_wrong_sums_are_set_right(filled):
     before = filled.usage()
     with filled._own.index.writing() as rows:
-        rows.record("bytes", 5)
-        rows.record("blocks", 99)
+        rows.totals.bytes = 5
+        rows.totals.blocks = 99
     assert set(repaired(filled).wrong_sums) == {"bytes", "blocks"}
     assert filled.usage() == before
 

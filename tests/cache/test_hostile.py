@@ -111,7 +111,7 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
                 open_cache(shared / "ours")
             continue
         reader._own.look_at = reader._handles._sweep_at = 0.0
-        reader._own.index.database._reader.looked_s = 0.0
+        reader._own.index.look_again()
         assert whole(reader, key, 0) is None
         assert whole(reader, other, 0) is None
         assert reader.metadata.lookup(ORIGIN, "b/x") is None
@@ -137,9 +137,9 @@ def snapshot(folder):
     }
 
 
-FOLDERS = ["blocks", "tmp", "leases", "blocks/xx"]
+FOLDERS = ["blocks", "tmp", "local-copies", "blocks/xx"]
 FILES = [
-    "index.db", "index.db-wal", "index.db-shm", "index.db-journal", "claims", "marks", "touches", "block",
+    "index.db", "index.db-wal", "index.db-shm", "index.db-journal", "locks", "change-counters", "access-records", "block",
 ]  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def use_all(cache):
             act(*args, **options)
 
     cache._own.look_at = cache._own._again_at = 0.0
-    cache._own.index.database._reader.looked_s = 0.0
+    cache._own.index.look_again()
     assert whole(cache, key, 0) in (None, content(key, 0))
     tried(put, cache, key, 0, 1, 2)
     assert whole(cache, key, 0) in (None, content(key, 0))
@@ -183,7 +183,7 @@ def use_all(cache):
     ("name", "dangling"),
     [
         *((name, False) for name in [*FOLDERS, *FILES]),
-        *((name, True) for name in ["blocks", "leases", "index.db-journal", "claims"]),
+        *((name, True) for name in ["blocks", "local-copies", "index.db-journal", "locks"]),
     ],
 )
 def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_path, name, dangling):
@@ -209,7 +209,7 @@ def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_pa
     assert snapshot(outside) == before
 
 
-@pytest.mark.parametrize("name", ["blocks", "tmp", "leases"])
+@pytest.mark.parametrize("name", ["blocks", "tmp", "local-copies"])
 def test_a_symlink_in_place_of_a_folder_is_refused_with_the_remedy(open_cache, tmp_path, name):
     put(open_cache(tmp_path / "c"), key_of(), 0)
     (tmp_path / "c" / NAME / name).rename(tmp_path / "elsewhere")

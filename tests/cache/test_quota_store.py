@@ -1,6 +1,5 @@
 """What accounts use of a daily quota, in the index."""
 
-import sqlite3
 from pathlib import Path
 
 from tests.cache.helpers import finish, start
@@ -38,17 +37,3 @@ def test_days_older_than_sixty_go(cache):
     cache.quota.add("a", DAY, 5, 0)
     assert cache.quota.of_account("a", "2026-09-25") == (0, 0)
     assert cache.quota.of_account("a", "2026-09-26") == (5, 0)
-
-
-def test_an_index_without_the_table_is_kept(cache):
-    """An earlier release made it; asking does not replace it, and the first count adds the table."""
-    cache.metadata.begin_feed("a", "part", "token", 1.0)
-    index = Path(cache.root, "index.db")
-    before = index.stat().st_ino
-    with sqlite3.connect(index) as connection:
-        assert not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'quota'").fetchone()
-    connection.close()
-    assert cache.quota.of_day(DAY) == {}
-    assert cache.quota.add("a", DAY, 5, 0) == (5, 0)
-    assert index.stat().st_ino == before
-    assert cache.metadata.feed("a", "part").token == "token"

@@ -108,7 +108,7 @@ def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
 def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
     mark = cache.metadata.mark(ORIGIN, "b/x")
     assert open_cache().metadata.mark(ORIGIN, "b/x") == mark
-    Path(cache.root, "marks").unlink()
+    Path(cache.root, "change-counters").unlink()
     assert open_cache().metadata.mark(ORIGIN, "b/x") != mark
     cache._own.look_at = 0.0
     cache.metadata.lookup(ORIGIN, "b/x")
@@ -119,7 +119,7 @@ def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_t
     with_old = open_cache()
     before = with_old.metadata.mark(ORIGIN, "b/x")
     assert cache.metadata.mark(ORIGIN, "b/x") == before
-    Path(cache.root, "marks").unlink()
+    Path(cache.root, "change-counters").unlink()
     with_new = open_cache()
     new = with_new.metadata.mark(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])
@@ -133,7 +133,7 @@ def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_t
 )
 def test_a_damaged_file_of_marks_is_made_anew(cache, open_cache, harm):
     cache.metadata.mark(ORIGIN, "b/x")
-    harm(Path(cache.root, "marks"))
+    harm(Path(cache.root, "change-counters"))
     assert open_cache().metadata.mark(ORIGIN, "b/x") == open_cache().metadata.mark(ORIGIN, "b/x") != 0
 
 
@@ -146,7 +146,7 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
     cache.metadata.changed(ORIGIN, ["b/x"])
     assert cache.metadata.mark(ORIGIN, "b/x") != before
     assert not cache.metadata.sees_other_processes
-    assert not Path(cache.root, "marks").exists()
+    assert not Path(cache.root, "change-counters").exists()
     assert list(Path(cache.root, "tmp").iterdir()) == []
     assert len([record for record in caplog.records if "cannot be shared" in record.message]) == 1
 
@@ -353,7 +353,7 @@ def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
 
 def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
     assert cache.take_lock(7)
-    os.close(locks._DESCRIPTORS[f"{cache.root}/claims"])
+    os.close(locks._DESCRIPTORS[f"{cache.root}/locks"])
     cache._own.look_now()
     assert cache._own.locks.works_across_processes
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
@@ -361,7 +361,7 @@ def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
 
 def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
     cache.metadata.mark(ORIGIN, "b/x")
-    os.unlink(f"{cache.root}/marks")
+    os.unlink(f"{cache.root}/change-counters")
     monkeypatch.setattr(cache._own.locks, "look_again", not_permitted)
     cache._own.look_now()
     assert cache._shared.marks is None
@@ -384,7 +384,7 @@ def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
     put(cache, key, 0)
     assert whole(cache, key, 0) == content(key, 0)
     before = cache.metadata.mark(ORIGIN, "b/x")
-    for name in ("marks", "touches"):
+    for name in ("change-counters", "access-records"):
         os.truncate(f"{cache.root}/{name}", 0)
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.metadata.mark(ORIGIN, "b/x") != before
@@ -392,7 +392,7 @@ def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
     assert cache.last_use(key, 0) is None
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.last_use(key, 0) is not None
-    assert cache._shared.marks.paths == [f"{cache.root}/marks"]
+    assert cache._shared.marks.paths == [f"{cache.root}/change-counters"]
 
 
 def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
@@ -436,7 +436,7 @@ def test_a_process_that_only_reads_notices_that_change_counters_were_replaced(ca
     monkeypatch.setattr("cachedfs.cache.writable_directory._LOOK_S", 0.0)
     other, slots = open_cache(), cache.metadata.mark_slots("gs://test", "b/x")
     before = cache.metadata.mark_at(slots)
-    os.unlink(f"{cache.root}/marks")
+    os.unlink(f"{cache.root}/change-counters")
     other.metadata.changed("gs://test", ["b/x"])
     assert cache.metadata.mark_at(slots) != before
 
@@ -534,7 +534,7 @@ def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cach
     assert touches.now == 0
     cache.touch(key, 7)  # the other one was stopped in the middle
     assert touches.now == 8
-    held.drop(access_stats._FLUSH_LOCK)
+    held.release(access_stats._FLUSH_LOCK)
 
 
 def test_a_forked_child_leaves_the_accesses_that_wait_to_its_parent(cache, monkeypatch):

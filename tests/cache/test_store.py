@@ -14,7 +14,7 @@ import pytest
 
 from cachedfs.cache import directory, disk, writer
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.eviction.policy import wal_pages_of
+from cachedfs.cache.index.database import IndexRows
 from cachedfs.common.types import CacheBounds
 from cachedfs.core.download import Download
 from cachedfs.core.store_queue import FetchedBlock, StoreQueue
@@ -110,7 +110,7 @@ def test_the_automatic_bound_is_half_of_what_was_free_and_is_recorded(cache, mon
     monkeypatch.setattr(disk, "space", lambda path: space)
     put(cache, key_of(), 0, bounds=CacheBounds(None, 0))
     with cache._own.index.reading() as rows:
-        assert rows.number("auto_size") == 8 * MIB
+        assert rows.load_totals().automatic_size == 8 * MIB
     space = disk.DiskSpace(total=100 * MIB, free=90 * MIB)
     for index in range(200):
         put(cache, key_of(), index, bounds=CacheBounds(None, 0))
@@ -125,7 +125,7 @@ def test_space_is_kept_free_even_at_the_cost_of_blocks(cache, monkeypatch):
     before = cache.usage()[1]
 
     def space(more):
-        return lambda path: disk.DiskSpace(total=100 * MIB, free=10 * MIB + may_grow_by(cache, bounds) + more)
+        return lambda path: disk.DiskSpace(total=100 * MIB, free=10 * MIB + may_grow_by(cache) + more)
 
     monkeypatch.setattr(disk, "space", space(0))
     put(cache, key, 16, bounds=bounds)
@@ -152,17 +152,15 @@ def test_space_is_kept_free_also_when_the_rows_that_go_have_no_files(cache, monk
 
     monkeypatch.setattr(disk, "space", space)
     bounds = CacheBounds(size=1 << 30, keep_free=0.1)
-    others = (
-        int(0.9 * room) - bytes_of_blocks(cache) - may_grow_by(cache, bounds)
-    )  # not a byte more may be written
+    others = int(0.9 * room) - bytes_of_blocks(cache) - may_grow_by(cache)  # not a byte more may be written
     for index in range(8, 16):
         put(cache, key, index, bounds=bounds)
         assert space("").free >= 0.1 * room
 
 
-def may_grow_by(cache, bounds):
+def may_grow_by(cache):
     """Return how many bytes stay free beside `keep_free`, for what the bookkeeping may come to have."""
-    return cache._own.store.room._overhead(wal_pages_of(bounds) * 4096)[1]
+    return cache._own.store.room.growth
 
 
 def bytes_of_blocks(cache):
@@ -211,7 +209,7 @@ def test_evicting_a_path_takes_all_its_versions_and_nothing_else(cache):
 
 
 def test_evicting_a_folder_takes_all_below_it_and_no_neighbour(cache, monkeypatch):
-    monkeypatch.setattr(writer, "_DROPPED_AT_ONCE", 2)
+    monkeypatch.setattr(writer, "_REMOVED_AT_ONCE", 2)
     for path in ("b/x", "b/x/1", "b/x/2/3", "b/x.txt", "b/x0", "b/y"):
         put(cache, key_of(path), 0)
     assert cache.evict("gs://test", "b/x") > 0
@@ -317,7 +315,7 @@ def broken(*args):
     raise OSError(errno.EIO, "Input/output error")
 
 
-@pytest.mark.parametrize("step", ["create", "write_all", "os.rename"])
+@pytest.mark.parametrize("step", ["write_file", "os.rename"])
 def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, step, caplog):
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
@@ -337,14 +335,14 @@ def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, ste
 @pytest.fixture
 def inodes(monkeypatch):
     """Limit the files that fit on the disk; return the number of free ones, to be set."""
-    create, unlink, make_folder = disk.create, disk.unlink, disk.make_folder
+    create, unlink, make_folder, write_file = disk.create, disk.unlink, disk.make_folder, disk.write_file
     free = SimpleNamespace(n=1000)
 
-    def take(call, path):
+    def take(call, path, *args):
         if free.n < 1:
             full()
         free.n -= 1
-        return call(path)
+        return call(path, *args)
 
     def give(path):
         was_there = unlink(path)
@@ -352,6 +350,7 @@ def inodes(monkeypatch):
         return was_there
 
     monkeypatch.setattr(disk, "create", lambda path: take(create, path))
+    monkeypatch.setattr(disk, "write_file", lambda *args: take(write_file, *args))
     monkeypatch.setattr(
         disk, "make_folder", lambda path: os.path.isdir(path) or take(make_folder, path) or None
     )
@@ -377,12 +376,12 @@ def index_without_inodes(cache, inodes, monkeypatch):
     """Let the index be written only while two inodes are free, for its logs."""
     writing = cache._own.index.writing
 
-    def without_inodes():
+    def without_inodes(*args):
         if inodes.n < 2:
             error = sqlite3.OperationalError("unable to open database file")
             error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
             raise error
-        return writing()
+        return writing(*args)
 
     monkeypatch.setattr(cache._own.index, "writing", without_inodes)
     space = disk.space(cache.root)
@@ -421,7 +420,7 @@ def test_nothing_is_removed_where_the_pins_cannot_be_read(cache, inodes, index_w
 
 def test_a_full_disk_that_eviction_does_not_help_keeps_the_other_blocks(cache, monkeypatch):
     put(cache, key_of(), *range(5))
-    monkeypatch.setattr(disk, "create", full)
+    monkeypatch.setattr(disk, "write_file", full)
     for _ in range(3):
         with pytest.raises(CacheError, match="No space left"):
             put(cache, key_of("new"), 0)
@@ -434,15 +433,15 @@ def test_a_full_disk_that_eviction_does_not_help_keeps_the_other_blocks(cache, m
 
 
 def test_a_disk_that_fails_in_the_middle_keeps_the_blocks_that_are_whole(cache, monkeypatch):
-    calls, write_all = [], disk.write_all
+    calls, write_file = [], disk.write_file
 
     def failing(*args):
         calls.append(args)
         if len(calls) == 3:
             broken()
-        write_all(*args)
+        write_file(*args)
 
-    monkeypatch.setattr(disk, "write_all", failing)
+    monkeypatch.setattr(disk, "write_file", failing)
     put(cache, key_of("first"), 99)
     calls.clear()
     with pytest.raises(CacheError):
@@ -456,7 +455,7 @@ def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypa
     put(cache, key_of(), 0)
     with monkeypatch.context() as patch:
         replace_call(patch, "os.rename", broken)
-        patch.setattr(cache._own.store, "_cancel", broken)
+        patch.setattr(IndexRows, "remove_block", broken)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert cache.usage()[0] == 2
@@ -498,7 +497,7 @@ def rebuild(other, clock):
 
 
 def lose_the_claims_and_sleep(other, clock):
-    Path(other.root, "claims").unlink()
+    Path(other.root, "locks").unlink()
     sleep_for_a_minute(other, clock)
 
 
@@ -588,8 +587,8 @@ def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkey
     pauses = []
     monkeypatch.setattr(directory, "DELETION_S", 0.0)
     replace_call(monkeypatch, "time.sleep", pauses.append)
-    shutil.rmtree(Path(cache.root) / "leases")
-    monkeypatch.setattr(CacheDirectory, "make_again_if_gone", full)
+    shutil.rmtree(Path(cache.root) / "local-copies")
+    monkeypatch.setattr(CacheDirectory, "verify", full)
     for _ in range(3):
         assert not write_behind(cache, 1)
     assert pauses == [directory.QUIET_S]
@@ -604,7 +603,7 @@ def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, m
         full()
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "write_all", deleted)
+        patch.setattr(disk, "write_file", deleted)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert not os.path.exists(cache._own.directory.index)

@@ -1044,7 +1044,14 @@ def test_doctor_looks_at_folders(cloud):
 def test_doctor_leaves_nothing_behind(cloud):
     run("doctor")
     left = [path.name for path in cloud.cache_dir.rglob("*") if path.is_file()]
-    assert set(left) <= {"index.db", "index.db-wal", "index.db-shm", "claims", "touches", "marks"}
+    assert set(left) <= {
+        "index.db",
+        "index.db-wal",
+        "index.db-shm",
+        "locks",
+        "access-records",
+        "change-counters",
+    }
 
 
 def test_doctor_names_the_files_of_a_mount_that_were_not_sent(cloud, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from cachedfs.cache.index.transaction import CacheIndex
+from cachedfs.cache.index.database import CacheIndex
 from cachedfs.common.clock import clock as metadata_clock
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.filesystem import CachedFileSystem
@@ -143,7 +143,7 @@ def test_a_new_version_counts_also_if_the_disk_is_full(far, newer, monkeypatch):
     far.find("b/d")
     far.fs._objects.engine.drain(120)
 
-    def full(index):
+    def full(*args):
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:

@@ -75,7 +75,7 @@ def left_in_memory():
     (own,) = engines._engines.values()
     assert own.drain(120)
     until(lambda: not own.active_requests)
-    locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer() & (1 << 62) - 1}
+    locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer & (1 << 62) - 1}
     return [own.by_block, own.lookups._running, own._tasks, locks]
 
 context = multiprocessing.get_context("fork")
@@ -124,7 +124,7 @@ def left_on_disk(cache_dir):
     (root,) = cache_dir.iterdir()
     # In another process: closing the file here would release the locks of this process.
     asked = subprocess.run(
-        [sys.executable, "-c", ASK_FOR_LOCK, root / "claims"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", ASK_FOR_LOCK, root / "locks"], capture_output=True, text=True, check=True
     )
     locked = asked.stdout.split()
     return [*(root / "tmp").iterdir(), *locked]

@@ -89,7 +89,7 @@ def is_open(file):
 def leases(cache_dir):
     """Return the local copies of whole objects that are still in use."""
     paths = [each.path for each in psutil.Process().open_files()]
-    return [path for path in paths if path.startswith(str(cache_dir)) and "/leases/" in path]
+    return [path for path in paths if path.startswith(str(cache_dir)) and "/local-copies/" in path]
 
 
 def running():

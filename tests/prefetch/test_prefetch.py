@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import fsspec
@@ -769,7 +768,7 @@ def test_a_plan_stops_soon_when_nothing_can_be_stored(cloud, fs, monkeypatch, ca
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk, "write_all", full)
+    monkeypatch.setattr(disk, "write_file", full)
     with pytest.raises(CacheError, match=r"because blocks cannot be stored.*No space left"):
         fs.prefetch(paths).wait(120)
     assert len(cloud.asked()) < 100
@@ -804,12 +803,12 @@ def test_a_plan_does_not_inherit_the_bytes_of_an_earlier_plan(origin):
     engine = fs._objects.engine
     engine.drain(120)
     store = engine.cache._own.store
-    with store._writing(time.time()) as rows:
-        rows.record("taken by 0", 1 << 40)
+    with store._writing("test") as rows:
+        rows.set_plan_bytes(0, 1 << 40)
     assert fs.prefetch(["b/x"]).wait(120).bytes_here == 10
     engine.drain(120)
-    with store._writing(time.time()) as rows:
-        assert rows.number("taken by 0") == 0
+    with store._writing("test") as rows:
+        assert rows.plan_bytes(0) == 0
 
 
 def test_nothing_is_fetched_without_a_writable_directory(cloud, tmp_path):

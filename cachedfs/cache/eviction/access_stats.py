@@ -99,8 +99,13 @@ class AccessStats(SharedSlots):
     @property
     def now(self) -> int:
         """The current value of the access clock."""
-        self.flush()
-        return self._numbers().clock
+        if self._pending:
+            self.flush()
+        if self.fd < 0:
+            return self._numbers().clock
+        with contextlib.suppress(OSError):
+            return int.from_bytes(os.pread(self.fd, 4, _CLOCK_AT), "little")
+        return 0
 
     @property
     def longest_gap(self) -> int:
@@ -141,7 +146,7 @@ class AccessStats(SharedSlots):
                     self._add(pending)
         finally:
             if is_alone:
-                self._locks.drop(_FLUSH_LOCK)
+                self._locks.release(_FLUSH_LOCK)
 
     def leave_to_parent(self) -> None:
         """Drop the accesses that were waiting at a fork, in the child."""

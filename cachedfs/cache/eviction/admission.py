@@ -6,18 +6,18 @@ Pure functions without I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from cachedfs.cache import disk
+from cachedfs.cache.index.schema import Totals
 from cachedfs.common.types import CacheBounds
 
 __all__ = [
     "AccessHistory",
-    "EvictionCandidate",
     "admits",
     "aging_of",
     "allowance",
-    "automatic_size",
     "oldest",
     "staging_size",
     "window_of",
@@ -29,21 +29,13 @@ MARGIN = 2  # accesses: a lower value would swap blocks that are used equally of
 STAGING = 64 << 20  # bytes: the readahead window of one file
 
 
-class EvictionCandidate(NamedTuple):
-    """A block that may be evicted: its row in the index, accesses since its last one, and its bytes on disk."""
+def oldest(ages: Mapping[int, int], *, share: int = 8) -> list[int]:
+    """Return the least recently used `1/share` of the rows, oldest first; at least one if there are any.
 
-    row: int
-    age: int
-    size: int
-
-
-def oldest(candidates: Iterable[EvictionCandidate], *, share: int = 8) -> list[EvictionCandidate]:
-    """Return the least recently used `1/share` of the candidates, oldest first; at least one if there are any.
-
-    Ties go to the lower row. Every omitted candidate is more recent than every returned one, so evicting the result
-    in order is exact LRU.
+    `ages` has the accesses since the last one to each row. Ties go to the lower row. Every omitted row is more recent
+    than every returned one, so evicting the result in order is exact LRU.
     """
-    ranked = sorted(candidates, key=lambda each: (-each.age, each.row))
+    ranked = sorted(ages, key=lambda row: (-ages[row], row))
     return ranked[: -(-len(ranked) // share)]
 
 
@@ -61,18 +53,18 @@ class AccessHistory(NamedTuple):
 
 
 def admits(new: AccessHistory, old: AccessHistory, *, longest_gap: int) -> bool:
-    """Return whether a block that leaves staging replaces the least recently used one.
+    """Return whether a block that moves out of staging replaces the least recently used one.
 
     It does in three cases: it is new (so that the second pass over a new dataset hits); the old block has been idle
     for much longer than `longest_gap`, so it is unlikely to be read again; or it is used clearly more often than the
-    old one. Otherwise it is dropped. When data larger than the cache is read once per epoch, the cached part therefore
+    old one. Otherwise it is evicted. When data larger than the cache is read once per epoch, the cached part therefore
     stays cached, and the hit ratio equals that part, which is the optimum. LRU would evict every block just before its
     next use. A new block of an object larger than the cache replaces nothing: it may never be read again.
     """
     if new.passes:
         return False
-    is_forgotten = longest_gap > 0 and old.idle > SLACK * longest_gap
-    return new.is_new or is_forgotten or new.uses > old.uses + MARGIN
+    is_unlikely = longest_gap > 0 and old.idle > SLACK * longest_gap
+    return new.is_new or is_unlikely or new.uses > old.uses + MARGIN
 
 
 def staging_size(allowed: int) -> int:
@@ -97,26 +89,14 @@ def _power(number: float, *, least: int) -> int:
     return min(31, max(least, round(math.log2(max(1, number)))))
 
 
-def allowance(
-    bounds: CacheBounds, *, total: int, free: int, used: int, overhead: int, growth: int, automatic: int
-) -> int:
-    """Return how many bytes of blocks the cache may hold now. If this is below `used`, blocks must be evicted.
+def allowance(bounds: CacheBounds, space: disk.DiskSpace, totals: Totals, overhead: int, growth: int) -> int:
+    """Return how many bytes of blocks and local copies the cache may hold now; set the automatic size at its first use.
 
-    All values are bytes. `total` and `free` describe the disk. `used`: cached blocks. `overhead`: index and other
-    bookkeeping files, which count toward the cache size. `growth`: the part of `overhead` not on the disk yet.
-    `automatic`: the cache size if the user set none.
+    If this is less than it holds, blocks must be evicted. `overhead`: bytes of the index and other bookkeeping files,
+    which count toward the cache size. `growth`: the part of `overhead` that is not on the disk yet.
     """
-    size = automatic if bounds.size is None else _bytes(bounds.size, total)
-    within_bound = size - overhead
-    within_disk = used + free - growth - _bytes(bounds.keep_free, total)
-    return max(0, min(within_bound, within_disk))
-
-
-def automatic_size(*, free: int, used: int) -> int:
-    """Return the default cache size in bytes: half of the free disk space, counting cached blocks as free."""
-    return (free + used) // 2
-
-
-def _bytes(amount: int | float, total: int) -> int:
-    """Return an amount in bytes; a float is a fraction of `total`."""
-    return int(amount * total) if isinstance(amount, float) else amount
+    size, kept = (int(n * space.total) if isinstance(n, float) else n for n in bounds)
+    if size is None:
+        size = totals.automatic_size = totals.automatic_size or (space.free + totals.bytes) // 2
+    within_disk = totals.bytes + space.free - growth - (kept or 0)
+    return max(0, min(size - overhead, within_disk))

@@ -6,26 +6,34 @@ so a crash may count too much but never too little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
-from cachedfs.common.types import ObjectKey
+from cachedfs.common.types import BlockKey, ObjectKey
 
-__all__ = ["BlockRow", "BlockRows", "CachedPath", "LeaseRow"]
+__all__ = ["BlockRow", "BlockRows", "CachedPath", "LocalCopyRow"]
 
-_BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, since, writer, pinned
+_BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, stored_at, writer, is_pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
+# The keys are in JSON, so that one statement finds any number of them.
+_FIND = """SELECT blocks.id, digest, number, size, hash, clock, stored_at, writer, is_pinned
+    FROM json_each(?) AS wanted CROSS JOIN objects ON digest = json_extract(wanted.value, '$[0]')
+    CROSS JOIN blocks ON object = objects.id AND number = json_extract(wanted.value, '$[1]')"""
 
 _BELOW = """SELECT id FROM objects WHERE origin = ? AND path = ?
     UNION ALL SELECT id FROM objects WHERE origin = ? AND path > ? AND path < ?"""
+_ADD_OBJECT = "INSERT OR IGNORE INTO objects (digest, origin, path, is_pinned) VALUES (?, ?, ?, ?)"
+_ADD_BLOCK = """INSERT INTO blocks (id, object, number, size, hash, clock, stored_at, writer)
+    SELECT ?, id, ?, ?, ?, ?, ?, ? FROM objects WHERE digest = ?"""
 
 
 class BlockRow(NamedTuple):
     """The row of one block.
 
-    `clock` is the access clock when the block was stored, `since` the time in seconds. `writer` is the number of the
-    process that stored it, which holds the lock on that number while it lives.
+    `clock` is the access clock when the block was stored, `stored_at` the time in seconds. `writer` is the number of
+    the process that stored it, which holds the lock on that number while it lives.
     """
 
     id: int
@@ -34,13 +42,17 @@ class BlockRow(NamedTuple):
     size: int
     hash: int
     clock: int
-    since: float
+    stored_at: float
     writer: int
-    pinned: int
+    is_pinned: int
 
     @property
     def hash64(self) -> int:
         return self.hash & (1 << 64) - 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.digest}-{self.number:x}"
 
 
 class CachedPath(NamedTuple):
@@ -56,7 +68,7 @@ class CachedPath(NamedTuple):
     last_s: float | None
 
 
-class LeaseRow(NamedTuple):
+class LocalCopyRow(NamedTuple):
     """The row of one local copy, named by a number in hex; its process holds the lock on that number.
 
     The upper half of the number is the process id, for systems without locks across processes. The rest is random.
@@ -75,75 +87,79 @@ class LeaseRow(NamedTuple):
 
 
 class BlockRows(TableRows):
-    """SQL statements on blocks, pins and local copies."""
+    """SQL statements on blocks, pins and local copies. Those that change rows also change the totals."""
 
     # Blocks
 
+    def find_blocks(self, keys: Iterable[BlockKey]) -> dict[str, BlockRow]:
+        """Return the rows of these blocks, by the name of the block; of absent ones nothing."""
+        wanted = json.dumps([(key.object.digest, key.index) for key in keys])
+        return {f"{row[1]}-{row[2]:x}": BlockRow._make(row) for row in self._run(_FIND, (wanted,))}
+
     def block(self, key: ObjectKey, index: int) -> BlockRow | None:
-        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (key.digest, index))
+        return self.block_named(key.digest, index)
+
+    def block_named(self, digest: str, number: int) -> BlockRow | None:
+        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (digest, number))
 
     def block_by_id(self, id: int) -> BlockRow | None:
         return self._one(_BLOCK + "WHERE blocks.id = ?", (id,))
 
-    def add_block(
-        self, key: ObjectKey, index: int, *, size: int, clock: int, since: float, writer: int
+    def add_blocks(
+        self, blocks: Collection[tuple[BlockKey, int]], clock: int, stored_at: float, writer: int
     ) -> None:
-        """Add the row of a block that will be written, or was found on disk; replace an existing row."""
-        hash64 = key.hash64(index)
-        signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
-        at = origin_of(key.identity), blob_of(key.path)
-        self._run(
-            "INSERT OR IGNORE INTO objects (digest, origin, path, pinned)"
-            " VALUES (?, ?, ?, EXISTS (SELECT 1 FROM pins WHERE origin = ? AND path = ?))",
-            (key.digest, *at, *at),
-        )
-        self._run(
-            "INSERT INTO blocks (object, number, size, hash, clock, since, writer)"
-            " SELECT id, ?, ?, ?, ?, ?, ? FROM objects WHERE digest = ?"
-            " ON CONFLICT (object, number) DO UPDATE SET size = excluded.size, clock = excluded.clock,"
-            " since = excluded.since, writer = excluded.writer",
-            (index, size, signed, clock, since, writer, key.digest),
-        )
+        """Add rows of blocks without one, given with their sizes, which will be written or were found on disk."""
+        totals, added, digests = self.totals, [], {key.object.digest: key.object for key, _ in blocks}
+        pinned = self._pinned_of(digests) if totals.pins else ()
+        objects = [(d, origin_of(o.identity), blob_of(o.path), d in pinned) for d, o in digests.items()]
+        self._run_many(_ADD_OBJECT, objects)
+        for key, size in blocks:
+            totals.last_block += 1
+            totals.bytes += size
+            totals.staged += size
+            totals.fixed += size if key.object.digest in pinned else 0
+            hash64 = key.object.hash64(key.index)
+            signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
+            values = key.index, size, signed, clock, stored_at, writer, key.object.digest
+            added.append((totals.last_block, *values))
+        self._run_many(_ADD_BLOCK, added)
+        totals.blocks += len(added)
 
-    def n_reserved(self, after: int, writer: int) -> int:
-        """Return how many blocks with a row id above `after` a process has reserved."""
-        values = (after, writer)
-        return int(self._run("SELECT count(*) FROM blocks WHERE id > ? AND writer = ?", values).fetchone()[0])
+    def _pinned_of(self, objects: Mapping[str, ObjectKey]) -> set[str]:
+        return {digest for digest, each in objects.items() if self.is_pinned(each.identity, each.path)}
 
     def release_block(self, id: int) -> None:
         """Keep a row but clear its writer, so that any process may write the block at once."""
-        self._run("UPDATE blocks SET writer = 0, since = 0 WHERE id = ?", (id,))
+        self._run("UPDATE blocks SET writer = 0, stored_at = 0 WHERE id = ?", (id,))
 
-    def remove_block(self, id: int) -> None:
-        self._run("DELETE FROM blocks WHERE id = ?", (id,))
+    def remove_block(self, block: BlockRow) -> None:
+        """Delete a row, and that of its object with its last block."""
+        self._run("DELETE FROM blocks WHERE id = ?", (block.id,))
+        self._run(
+            "DELETE FROM objects WHERE digest = ?"
+            " AND NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.object = objects.id)",
+            (block.digest,),
+        )
+        self.totals.blocks -= 1
+        self._resize(block, -block.size)
 
-    def forget_blocks(self) -> None:
-        self._run("DELETE FROM blocks")
+    def resize_block(self, block: BlockRow, size: int) -> None:
+        self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, block.id))
+        self._resize(block, size - block.size)
 
-    def resize_block(self, id: int, size: int) -> None:
-        self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, id))
+    def _resize(self, block: BlockRow, change: int) -> None:
+        self.totals.bytes += change
+        self.totals.fixed += change if block.is_pinned else 0
+        self.totals.staged += change if block.id > self.totals.last_admitted else 0
 
     def blocks_after(self, id: int, limit: int) -> list[BlockRow]:
         """Return up to `limit` blocks with a row id above `id`, oldest row first."""
         return self._all(_BLOCK + "WHERE blocks.id > ? ORDER BY blocks.id LIMIT ?", (id, limit))
 
-    def settled_after(self, id: int, limit: int) -> list[BlockRow]:
+    def admitted_after(self, id: int, limit: int) -> list[BlockRow]:
         """Return up to `limit` unpinned blocks out of staging with a row id above `id`, oldest row first."""
-        where = "WHERE blocks.id > ? AND blocks.id <= (SELECT value FROM meta WHERE name = 'settled') AND NOT pinned"
-        return self._all(f"{_BLOCK}{where} ORDER BY blocks.id LIMIT ?", (id, limit))
-
-    def settle(self, last: int) -> None:
-        """Move all blocks up to row `last` out of staging; those that may not stay must be removed before."""
-        first = self.number("settled") or 0
-        (size,) = self._run(
-            "SELECT total(size) FROM blocks WHERE id > ? AND id <= ?", (first, last)
-        ).fetchone()
-        self._run("UPDATE meta SET value = value - ? WHERE name = 'staged'", (int(size),))
-        self.record("settled", max(first, last))
-
-    def last_block(self) -> int:
-        """Return the highest row id of a block; 0 without blocks."""
-        return int(self._run("SELECT coalesce(max(id), 0) FROM blocks").fetchone()[0])
+        where = "WHERE blocks.id > ? AND blocks.id <= ? AND NOT is_pinned ORDER BY blocks.id LIMIT ?"
+        return self._all(_BLOCK + where, (id, self.totals.last_admitted, limit))
 
     def blocks_of(self, identity: str | None, path: str | None, *, after: int, limit: int) -> list[BlockRow]:
         """Return up to `limit` blocks of a path and everything below it, of an origin, or of all origins.
@@ -173,10 +189,10 @@ class BlockRows(TableRows):
             values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
         return [text_of(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
 
-    def held(self) -> list[CachedPath]:
+    def cached_paths(self) -> list[CachedPath]:
         """Return what is cached of each path of all origins, sorted by path."""
         rows = self._run(
-            "SELECT path, sum(size), count(*), min(nullif(since, 0)), max(nullif(since, 0))"
+            "SELECT path, sum(size), count(*), min(nullif(stored_at, 0)), max(nullif(stored_at, 0))"
             " FROM blocks JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path"
         )
         return [CachedPath(text_of(path), *values) for path, *values in rows]
@@ -185,10 +201,6 @@ class BlockRows(TableRows):
         """Return the access clock of the block stored last; 0 without blocks."""
         row = self._run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()
         return int(row[0]) if row else 0
-
-    def recount_objects(self) -> None:
-        self._run("UPDATE objects SET bytes = (SELECT total(size) FROM blocks WHERE object = objects.id)")
-        self._run("DELETE FROM objects WHERE bytes <= 0")
 
     def _one(self, statement: str, values: Sequence[Any]) -> BlockRow | None:
         row = self._run(statement, values).fetchone()
@@ -201,19 +213,24 @@ class BlockRows(TableRows):
 
     def pin(self, identity: str, path: str, wanted: bool) -> None:
         """Set or remove the pin of `path`, which protects its present and future blocks from eviction."""
-        origin, blob = origin_of(identity), blob_of(path)
+        at = origin_of(identity), blob_of(path)
+        if wanted == self.is_pinned(identity, path):
+            return
         if wanted:
-            self._run("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (origin, blob, blob_of(identity)))
+            self._run("INSERT INTO pins VALUES (?, ?, ?)", (*at, blob_of(identity)))
         else:
-            self._run("DELETE FROM pins WHERE origin = ? AND path = ?", (origin, blob))
-        self._run("UPDATE objects SET pinned = ? WHERE origin = ? AND path = ?", (wanted, origin, blob))
+            self._run("DELETE FROM pins WHERE origin = ? AND path = ?", at)
+        self._run("UPDATE objects SET is_pinned = ? WHERE origin = ? AND path = ?", (wanted, *at))
+        (size,) = self._run(
+            "SELECT total(size) FROM blocks WHERE object IN (SELECT id FROM objects WHERE origin = ? AND path = ?)",
+            at,
+        ).fetchone()
+        self.totals.pins += 1 if wanted else -1
+        self.totals.fixed += int(size) if wanted else -int(size)
 
     def pins(self) -> list[tuple[str, str]]:
         rows = self._run("SELECT identity, path FROM pins ORDER BY identity, path")
         return [(text_of(identity), text_of(path)) for identity, path in rows]
-
-    def has_pins(self) -> bool:
-        return self._run("SELECT max(origin) FROM pins").fetchone()[0] is not None
 
     def is_pinned(self, identity: str, path: str) -> bool:
         values = (origin_of(identity), blob_of(path))
@@ -221,16 +238,30 @@ class BlockRows(TableRows):
 
     def has_pinned_object(self, digest: str) -> bool:
         """Return whether an object with cached blocks is pinned, given its digest."""
-        found = self._run("SELECT 1 FROM objects WHERE digest = ? AND pinned", (digest,)).fetchone()
+        found = self._run("SELECT 1 FROM objects WHERE digest = ? AND is_pinned", (digest,)).fetchone()
         return found is not None
 
     # Local copies
 
-    def add_lease(self, name: str, size: int) -> None:
-        self._run("INSERT OR IGNORE INTO leases (name, size) VALUES (?, ?)", (name, size))
+    def add_local_copy(self, name: str, size: int) -> None:
+        if self._run("INSERT OR IGNORE INTO local_copies VALUES (?, ?)", (name, size)).rowcount:
+            self.totals.bytes += size
+            self.totals.fixed += size
 
-    def remove_lease(self, name: str) -> None:
-        self._run("DELETE FROM leases WHERE name = ?", (name,))
+    def remove_local_copy(self, copy: LocalCopyRow) -> None:
+        if self._run("DELETE FROM local_copies WHERE name = ?", (copy.name,)).rowcount:
+            self.totals.bytes -= copy.size
+            self.totals.fixed -= copy.size
 
-    def leases(self) -> list[LeaseRow]:
-        return [LeaseRow._make(row) for row in self._run("SELECT name, size FROM leases")]
+    def local_copies(self) -> list[LocalCopyRow]:
+        return [LocalCopyRow._make(row) for row in self._run("SELECT name, size FROM local_copies")]
+
+    # Prefetch plans
+
+    def plan_bytes(self, slot: int) -> int:
+        """Return how many bytes the plan in a plan slot had cached at its last write."""
+        row = self._run("SELECT bytes FROM plans WHERE slot = ?", (slot,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def set_plan_bytes(self, slot: int, n_bytes: int) -> None:
+        self._run("INSERT OR REPLACE INTO plans VALUES (?, ?)", (slot, n_bytes))

@@ -1,4 +1,4 @@
-"""SQLite connections of this process to the index: when they are opened, replaced and abandoned.
+"""The SQLite index of one cache: connections of this process, and transactions.
 
 SQLite maps the file `-shm` of its write-ahead log into memory. Where writing to a mapped page may end the process
 (`disk.maps_safely`), the index has a rollback journal instead: slower to write, and it locks readers out for that time.
@@ -6,7 +6,7 @@ SQLite maps the file `-shm` of its write-ahead log into memory. Where writing to
 Two hazards shape this module. We must never open or close a database file ourselves, because closing any descriptor
 of it drops SQLite's locks. And a connection must not cross a fork: SQLite remembers file locks in process memory, so
 even a *new* connection in the child would assume locks that only the parent holds. Therefore connections are closed
-before a fork and reopened when needed. A connection in use during the fork is abandoned in the child.
+before a fork and opened again when needed. One that is in use during the fork is not touched by the child.
 """
 
 from __future__ import annotations
@@ -24,11 +24,34 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from cachedfs.cache import disk
+from cachedfs.cache.index.block_rows import BlockRows
+from cachedfs.cache.index.metadata_rows import MetadataRows
+from cachedfs.cache.index.quota_rows import QuotaRows
+from cachedfs.cache.index.schema import (
+    LOAD_TOTALS,
+    SAVE_TOTALS,
+    SCHEMA,
+    STORED,
+    VERSION,
+    Totals,
+)
 from cachedfs.cache.locks import ByteRangeLocks
 
-__all__ = ["Database"]
+__all__ = ["TROUBLE", "CacheIndex", "IndexRows"]
 
 log = logging.getLogger("cachedfs.cache")
+
+TROUBLE = (
+    sqlite3.Error,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+)
+"""Errors of the index. All but the first two come from damaged rows: SQLite columns hold values of any type."""
 
 _REPLACING = 0x0DB5_ADBA_C0DE_0001  # the lock number for replacing the index
 _LOOK_S = 1.0  # interval between a reader's checks that its file is still the one at the path
@@ -38,240 +61,285 @@ _PAUSE_S = 0.005  # between two attempts
 _READER_WAIT_S = 0.05
 _FORK_WAIT_S = 1.0
 # Longer than any transaction: a writer that takes longer is in a destructor that waits for this thread.
-_LENT_WAIT_S = 30.0
+_TURN_WAIT_S = 30.0
+_IDLE_READERS = 4
 _STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
+# A scan of all rows: for audits.
+_SUMS = """SELECT (SELECT count(*) FROM blocks),
+    (SELECT total(size) FROM blocks) + (SELECT total(size) FROM local_copies),
+    (SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned)
+    + (SELECT total(size) FROM local_copies),
+    (SELECT total(size) FROM blocks WHERE id > ?),
+    (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
 
 
-class _Connection:
-    """One SQLite connection and its lock. Invariant: `sqlite` was opened by process `pid`.
+class IndexRows(BlockRows, MetadataRows, QuotaRows):
+    """A connection to the index file `inode`, with all statements. Methods that change rows need `writing`."""
 
-    `is_lent` is True while a thread uses the connection. If a thread gets the (reentrant) lock and finds `is_lent` set,
-    it is in a destructor that the garbage collector runs in between: it must neither wait nor use the connection.
+    inode = 0
+    looked_s = 0.0  # when the file was last seen at its path
+    root_seen: object = None  # the state of the folder when the writing connection was found to be current
+
+    def limit_wal(self, pages: int) -> None:
+        """Limit the write-ahead log to about `pages` pages of 4 KiB."""
+        self._run(f"PRAGMA wal_autocheckpoint={pages}")
+        self._run(f"PRAGMA journal_size_limit={pages * 4096}")
+
+    def sums(self) -> dict[str, int]:
+        """Return the totals that can be computed from the rows."""
+        found = self._run(_SUMS, (self.totals.last_admitted,)).fetchone()
+        return dict(
+            zip(("blocks", "bytes", "fixed", "staged", "entries", "pins"), map(int, found), strict=True)
+        )
+
+
+class CacheIndex:
+    """The index file, with connections that are opened on demand and replaced with the file.
+
+    `wal_pages` limits the write-ahead log, to about so many pages of 4 KiB.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.is_lent = False
-        self.sqlite: sqlite3.Connection | None = None
-        self.pid = 0
-        self.inode = 0
-        self.looked_s = 0.0
-
-    def close(self) -> None:
-        if self.sqlite is not None and self.pid == os.getpid():
-            self.sqlite.close()
-        self.sqlite = None
-
-    def abandon(self) -> None:
-        """Forget an inherited connection without closing it: closing would act on the parent's locks.
-
-        Python closes unreferenced objects, also at exit. An extra reference prevents that.
-        """
-        if self.sqlite is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.sqlite))
-        self.lock = threading.RLock()
-        self.is_lent = False
-        self.sqlite = None
-
-
-class Database:
-    """The index file with one reading and one writing connection, opened on demand and replaced with the file."""
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        schema: str,
-        version: int,
-        has_wal: bool,
-        locks: ByteRangeLocks,
-        temp: Callable[[], str],
-    ) -> None:
+    def __init__(self, path: str, *, has_wal: bool, locks: ByteRangeLocks, temp: Callable[[], str]) -> None:
         self._path = path
-        self._schema = schema
-        self._version = version
+        self._wal = f"{path}-wal"
         self._has_wal = has_wal
         self._locks = locks
         self._temp = temp
-        self._reader = _Connection()
-        self._writer = _Connection()
-        # Extra readers, for threads that must not wait for the shared one.
-        self._further: set[_Connection] = set()
-        self._broken_inode = 0  # inode of the file found damaged: the next writer replaces it
+        self._pid = os.getpid()
+        self._idle: list[IndexRows] = []  # connections for reading that no thread uses
+        self._writer: IndexRows | None = None
+        self._turn: dict[str, tuple[int, object]] = {}  # the thread that writes, and its token
+        self._broken_inode = 0  # of the file found damaged: the next writer replaces it
         self.wal_pages = 256
-        _DATABASES.add(self)
-        weakref.finalize(self, _close_both, self._reader, self._writer).atexit = False
+        _INDEXES.add(self)
+
+    def __del__(self) -> None:
+        # Python 3.13 warns of connections that are garbage collected, such as those opened again by late reads.
+        if getattr(self, "_pid", 0) == os.getpid():
+            self.close()
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a read connection: the shared one, or an extra one if waiting for it could deadlock.
-
-        Raises sqlite3.Error, also if there is no index yet.
-        """
-        with self._lent(self._reader, self._open_reader, _READER_WAIT_S) as connection:
-            if connection is not None:
-                yield connection
-                return
-        slot = _Connection()
-        with _GATE:  # a fork in progress would neither close this slot nor wait for it
-            self._further.add(slot)
+    def reading(self) -> Iterator[IndexRows]:
+        """Provide a connection that no other thread uses. Raises sqlite3.Error, also if there is no index yet."""
+        token, rows = object(), None
         try:
-            with self._lent(slot, self._open_reader, _READER_WAIT_S) as connection:
-                yield _given(slot)
+            _IN_USE[token] = threading.get_ident()
+            if _FORKING or self._pid != os.getpid():
+                self._wait_for_fork(token)
+            if not self._idle and len(_IN_USE) > _IDLE_READERS:
+                self._wait_for_reader()
+            idle = self._idle.pop() if self._idle else None
+            if idle is None or time.monotonic() >= idle.looked_s + _LOOK_S:
+                idle = self._current(idle, _READER_WAIT_S)
+            rows = idle
+            yield rows
+        except sqlite3.Error as error:
+            rows = self._closed_if_damaged(rows, error)
+            raise
         finally:
-            with slot.lock:  # a fork waits for this lock, so it never happens during the close
-                slot.close()
-            self._further.discard(slot)
+            if rows is not None:
+                self._idle.append(rows)
+                if len(self._idle) > _IDLE_READERS:
+                    self._close_idle(_IDLE_READERS)
+            _IN_USE.pop(token, None)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self, root_seen: object = None) -> Iterator[IndexRows]:
         """Provide the write connection inside one immediate transaction: commit at the end, roll back on an exception.
 
+        `root_seen` is the state of the folder of the index: while it is the same, the index was not replaced.
         Raises sqlite3.Error, and OSError if the directory is gone.
         """
-        with self._lent(self._writer, self._open_writer, _LENT_WAIT_S) as connection:
-            if connection is None:
-                raise sqlite3.OperationalError("this process is in the middle of writing the index")
-            _undo(connection)  # roll back what a second interrupt left open
+        token = threading.get_ident(), object()
+        try:
+            _IN_USE[token] = token[0]
+            if _FORKING or self._pid != os.getpid():
+                self._wait_for_fork(token)
+            if self._turn.setdefault("", token) is not token:
+                self._wait_for_turn(token)
+            rows = self._writer
+            if rows is None or root_seen is None or root_seen != rows.root_seen or rows.sqlite.in_transaction:
+                rows = self._current_writer(root_seen)
             try:
-                _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
-                yield connection
-                _patiently(lambda: connection.execute("COMMIT"))
-            except BaseException:  # an interrupt too: an open transaction would lock out all writers
-                _undo(connection)
+                try:
+                    rows.sqlite.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError as error:
+                    _try_again(rows, "BEGIN IMMEDIATE", error)
+                rows.totals = Totals(*rows.sqlite.execute(LOAD_TOTALS).fetchone())
+                before = STORED(rows.totals)
+                yield rows
+                if (now := STORED(rows.totals)) != before:
+                    rows.sqlite.execute(SAVE_TOTALS, now)
+                try:
+                    rows.sqlite.execute("COMMIT")
+                except sqlite3.OperationalError as error:
+                    _try_again(rows, "COMMIT", error)
+                if self._has_wal and disk.size_of(self._wal) > 2 * self.wal_pages * 4096:
+                    self._shorten_log(rows)
+            except BaseException as error:  # an interrupt too: an open transaction would lock out all writers
+                self._undo(rows, error)
                 raise
-            self._shorten_log(connection)
+        finally:
+            if self._turn.get("") is token:
+                del self._turn[""]
+            _IN_USE.pop(token, None)
 
     def is_damaged(self) -> bool:
         """Return whether the file at the path was found damaged; the next writer replaces it."""
         return self._broken_inode != 0 and self._inode() == self._broken_inode
 
-    def slots(self) -> list[_Connection]:
-        """Return all slots that may hold a connection now."""
-        return [self._reader, self._writer, *self._further]
+    def look_again(self) -> None:
+        """Make the next reader check whether the file at the path is still the one it has open."""
+        for rows in list(self._idle):
+            rows.looked_s = 0.0
+
+    def _shorten_log(self, rows: IndexRows) -> None:
+        """Truncate an overgrown write-ahead log. Active readers may prevent it: the next writer tries again."""
+        with contextlib.suppress(sqlite3.Error):
+            rows.sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        for each in (self._reader, self._writer):
-            with each.lock:
-                # If lent, this is a destructor. The connection is checked again before its next use.
-                if not each.is_lent:
-                    each.close()
+        """Close the connections that are not in use."""
+        self._close_idle(0)
+        token = threading.get_ident(), object()
+        try:
+            if self._turn.setdefault("", token) is token and self._writer is not None:
+                self._writer.sqlite.close()
+                self._writer = None
+        finally:
+            if self._turn.get("") is token:
+                del self._turn[""]
 
-    @contextlib.contextmanager
-    def _lent(
-        self, slot: _Connection, opened: Callable[[_Connection], sqlite3.Connection], wait_s: float
-    ) -> Iterator[sqlite3.Connection | None]:
-        """Provide a slot's connection to one thread at a time; yield None where waiting could deadlock.
+    def _close_idle(self, n_kept: int) -> None:
+        while len(self._idle) > n_kept:
+            with contextlib.suppress(IndexError):  # another thread was first
+                self._idle.pop(0).sqlite.close()
+
+    def release_inherited(self) -> None:
+        """Release inherited connections, in a forked child, without closing them: that would act on the parent's locks.
+
+        Python closes unreferenced objects, also at exit. An extra reference prevents that.
+        """
+        for rows in (*self._idle, self._writer):
+            if rows is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.sqlite))
+        self._idle.clear()
+        self._turn.clear()
+        self._writer, self._pid = None, os.getpid()
+
+    def _wait_for_fork(self, token: object) -> None:
+        """Wait until another thread has forked; release inherited connections after a fork without hooks."""
+        me = threading.get_ident()
+        while _FORKING.get("", me) != me:
+            del _IN_USE[token]
+            time.sleep(_PAUSE_S)
+            _IN_USE[token] = me
+        if self._pid != os.getpid():
+            self.release_inherited()
+
+    def _wait_for_reader(self) -> None:
+        """Wait a moment for a connection of another thread: many threads must not open one each."""
+        deadline = time.monotonic() + _READER_WAIT_S
+        while not self._idle and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S / 5)
+
+    def _wait_for_turn(self, token: tuple[int, object]) -> None:
+        """Wait until no other thread writes. Raises OperationalError where that could take forever.
 
         The garbage collector runs destructors in any thread, between any two lines. A destructor that closes a file may
-        use the index, and may wait for other threads. So no thread waits for itself, and others wait for `wait_s` only.
+        use the index, and may wait for other threads. So no thread waits for itself, and others wait for some time only.
         """
-        if slot.pid not in (0, os.getpid()):  # a fork that bypassed the hooks
-            slot.abandon()
-        lock = slot.lock
-        # The main thread waits in `with` only, where Ctrl-C cannot strike between acquire and block. No destructor waits
-        # for the main thread.
-        is_timed = threading.get_ident() != threading.main_thread().ident
-        while is_timed and not lock.acquire(timeout=wait_s):
-            # A forking thread releases the lock soon; an extra connection would be open in the child.
-            if not _FORKING:
-                yield None
-                return
-        try:
-            with lock:
-                if slot.is_lent:
-                    yield None
-                    return
-                try:
-                    slot.is_lent = True
-                    yield opened(slot)
-                except sqlite3.Error as error:
-                    if _is_damage(error):
-                        log.warning("the index %s is damaged (%s) and will be made anew", self._path, error)
-                        self._broken_inode = slot.inode
-                        slot.close()
-                    raise
-                finally:
-                    slot.is_lent = False
-        finally:
-            if is_timed:
-                lock.release()
+        deadline = time.monotonic() + _TURN_WAIT_S
+        while (holder := self._turn.setdefault("", token)) is not token:
+            if holder[0] == token[0] or time.monotonic() > deadline:
+                raise sqlite3.OperationalError("this process is in the middle of writing the index")
+            time.sleep(_PAUSE_S / 5)
 
-    def _open_reader(self, slot: _Connection) -> sqlite3.Connection:
-        now = time.monotonic()
-        if slot.sqlite is not None and now < slot.looked_s + _LOOK_S:
-            return slot.sqlite
-        slot.looked_s = now
-        if self._inode() != slot.inode:
-            slot.close()
-        if slot.sqlite is None:
-            self._connect(slot, _READER_WAIT_S)
-        return _given(slot)
-
-    def _open_writer(self, slot: _Connection) -> sqlite3.Connection:
+    def _current(self, rows: IndexRows | None, wait_s: float) -> IndexRows:
+        """Return a connection to the file that is at the path now."""
         inode = self._inode()
-        if inode == 0 or inode == self._broken_inode:
-            slot.close()
+        if rows is not None and rows.inode != inode:
+            rows.sqlite.close()
+            rows = None
+        if rows is None:
+            rows = self._connected(inode, wait_s)
+        rows.looked_s = time.monotonic()
+        return rows
+
+    def _current_writer(self, root_seen: object) -> IndexRows:
+        """Return the write connection to the file that is at the path now; make the file if it is missing or damaged."""
+        rows, self._writer = self._writer, None
+        if rows is not None and rows.sqlite.in_transaction:  # since a second interrupt
+            rows.sqlite.rollback()
+        if self._inode() in (0, self._broken_inode):
+            if rows is not None:
+                rows.sqlite.close()
+                rows = None
             self._replace()
-        elif inode != slot.inode:
-            slot.close()
-        if slot.sqlite is None:
-            self.look_again()
-            _patiently(lambda: self._connect(slot, _TRY_S))
-        return _given(slot)
+        deadline = time.monotonic() + _WRITER_WAIT_S
+        while True:
+            try:
+                rows = self._current(rows, _TRY_S)
+                break
+            except sqlite3.OperationalError as error:
+                _pause_if_busy(error, deadline)
+        self.look_again()
+        rows.root_seen, self._writer = root_seen, rows
+        return rows
 
     def _inode(self) -> int:
         """Return the inode of the file at the path; 0 without one, or if it is not ours (SQLite follows symlinks)."""
         status = disk.state(self._path)
         return status.st_ino if status is not None and _is_ours(status) else 0
 
-    def _connect(self, slot: _Connection, wait_s: float) -> None:
+    def _connected(self, inode: int, wait_s: float) -> IndexRows:
         """Open the file at the path and check that it is an index of this version."""
-        slot.inode = self._inode()
-        if slot.inode == 0 or slot.inode == self._broken_inode:
+        if inode in (0, self._broken_inode):
             raise sqlite3.OperationalError("there is no index")
         logs = (disk.state(self._path + suffix) for suffix in _LOGS)
         if not all(_is_ours(status) for status in logs if status is not None):
             raise sqlite3.DatabaseError("a log of it is not ours")
-        slot.pid = os.getpid()
-        slot.sqlite = _connect(self._path, wait_s)
+        rows = IndexRows(_connect(self._path, wait_s))
+        rows.inode = inode
         try:
-            self._prepare(slot.sqlite)
-        except BaseException:  # an interrupt too: never use a half-prepared connection
-            slot.close()
+            self._prepare(rows)
+        except sqlite3.Error as error:
+            self._closed_if_damaged(rows, error)
+            rows.sqlite.close()
             raise
+        return rows
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, rows: IndexRows) -> None:
+        run = rows.sqlite.execute
         if self._has_wal:
-            connection.execute("PRAGMA journal_mode=WAL")
+            run("PRAGMA journal_mode=WAL")
         else:
             # An index with a write-ahead log, copied from another disk: with this lock, SQLite maps no file.
-            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            connection.execute("PRAGMA journal_mode=PERSIST")
-            connection.execute("PRAGMA locking_mode=NORMAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute(f"PRAGMA wal_autocheckpoint={self.wal_pages}")
-        connection.execute(f"PRAGMA journal_size_limit={self.wal_pages * 4096}")
-        if connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
+            run("PRAGMA locking_mode=EXCLUSIVE")
+            run("PRAGMA journal_mode=PERSIST")
+            run("PRAGMA locking_mode=NORMAL")
+        run("PRAGMA synchronous=NORMAL")
+        rows.limit_wal(self.wal_pages)
+        if run("PRAGMA user_version").fetchone()[0] != VERSION:
             raise sqlite3.DatabaseError("it is not an index of this version")
 
-    def look_again(self) -> None:
-        """Make the next reader check whether the file at the path is still the one it has open."""
-        self._reader.looked_s = 0.0
-
-    def limit_wal(self, pages: int) -> None:
-        """Limit the write-ahead log to about `pages` pages of 4 KiB, for connections opened from now on."""
-        if pages != self.wal_pages:
-            self.wal_pages = pages
-            self.close()
-
-    def _shorten_log(self, connection: sqlite3.Connection) -> None:
-        """Truncate an overgrown write-ahead log; SQLite does it only when there are no readers."""
-        if disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
-            # Active readers may block this: the next writer tries again.
+    def _undo(self, rows: IndexRows, error: BaseException) -> None:
+        """End a failed transaction, and close the connection if the file is damaged."""
+        if rows.sqlite.in_transaction:
             with contextlib.suppress(sqlite3.Error):
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                rows.sqlite.rollback()
+        if isinstance(error, sqlite3.Error):
+            self._writer = self._closed_if_damaged(rows, error)
+
+    def _closed_if_damaged(self, rows: IndexRows | None, error: sqlite3.Error) -> IndexRows | None:
+        """Return the connection; close it, have the file replaced, and return None if the error says that it is damaged."""
+        if rows is None or not _is_damage(error):
+            return rows
+        log.warning("the index %s is damaged (%s) and will be replaced", self._path, error)
+        self._broken_inode = rows.inode
+        rows.sqlite.close()
+        return None
 
     def _replace(self) -> None:
         """Put a new index in place unless another process just did. The first writer then counts the files.
@@ -284,41 +352,39 @@ class Database:
                 break
             time.sleep(0.02)
         else:
-            raise sqlite3.OperationalError("another process is making the index anew")
+            raise sqlite3.OperationalError("another process is replacing the index")
         try:
             if self._inode() in (0, self._broken_inode):
-                self._put_fresh()
+                self._put_new()
         finally:
-            self._locks.drop(_REPLACING)
+            self._locks.release(_REPLACING)
 
-    def _put_fresh(self) -> None:
+    def _put_new(self) -> None:
         temp = self._temp()
         try:
-            self._make_fresh(temp)
-            for suffix in ("", *_LOGS):  # set aside in `tmp/` for an hour, for inspection
+            _make_new(temp)
+            for suffix in ("", *_LOGS):  # kept in `tmp/` for an hour, for inspection
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self._path + suffix, f"{temp}-old{suffix}")
             os.rename(temp, self._path)
-        except BaseException:  # an interrupt too must not leave a partial index
+        except BaseException:  # after an interrupt too there must be no partial index
             with contextlib.suppress(OSError):  # retries create further files, which would fill a full disk
                 disk.unlink(temp)
             raise
 
-    def _make_fresh(self, temp: str) -> None:
-        os.close(disk.create(temp))  # SQLite would create it readable by others
-        fresh = _connect(temp, _WRITER_WAIT_S)
-        try:
-            fresh.executescript(
-                f"PRAGMA synchronous=OFF; BEGIN; {self._schema}; PRAGMA user_version={self._version}; COMMIT"
-            )
-        finally:
-            fresh.close()
+
+def _make_new(path: str) -> None:
+    os.close(disk.create(path))  # SQLite would create it readable by others
+    new = _connect(path, _WRITER_WAIT_S)
+    try:
+        new.executescript(f"PRAGMA synchronous=OFF; BEGIN; {SCHEMA}; PRAGMA user_version={VERSION}; COMMIT")
+    finally:
+        new.close()
 
 
 def _connect(path: str, wait_s: float) -> sqlite3.Connection:
-    uri = f"file:{urllib.parse.quote(path)}?mode=rw"
     return sqlite3.connect(
-        uri,
+        f"file:{urllib.parse.quote(path)}?mode=rw",
         uri=True,
         timeout=wait_s,
         isolation_level=None,
@@ -331,83 +397,64 @@ def _is_ours(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _patiently(do: Callable[[], object]) -> None:
-    """Run `do`, which needs a database lock; wait for other processes and threads, up to a limit."""
+def _try_again(rows: IndexRows, statement: str, error: sqlite3.OperationalError) -> None:
+    """Begin or end a transaction, which failed before; wait for other processes and threads, up to a limit."""
     deadline = time.monotonic() + _WRITER_WAIT_S
     while True:
+        _pause_if_busy(error, deadline)
         try:
-            do()
+            rows.sqlite.execute(statement)
             return
-        except sqlite3.OperationalError as error:
-            is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not is_busy or time.monotonic() > deadline:
-                raise
-        time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
+        except sqlite3.OperationalError as again:
+            error = again
 
 
-def _undo(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-
-
-def _given(slot: _Connection) -> sqlite3.Connection:
-    if slot.sqlite is None:
-        raise sqlite3.OperationalError("the index is not open")
-    return slot.sqlite
+def _pause_if_busy(error: sqlite3.OperationalError, deadline: float) -> None:
+    """Pause before the next attempt; raise `error` after the deadline, or if it is not about locks."""
+    is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    if not is_busy or time.monotonic() > deadline:
+        raise error
+    time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
     """Return whether the file itself is damaged, rather than busy, full or unreachable."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     if isinstance(error, sqlite3.OperationalError) and "no such" in str(error):
         return True
-    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:  # truncated while open
+    if code == sqlite3.SQLITE_IOERR_SHORT_READ:  # truncated while open
         return True
-    return type(error) is sqlite3.DatabaseError and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return type(error) is sqlite3.DatabaseError and code & 0xFF in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    )
 
 
-def _close_both(*slots: _Connection) -> None:
-    """Close connections reopened by late reads: Python 3.13 warns of connections that are garbage collected."""
-    for each in slots:  # no locks needed: any lock holder would still reference the database
-        each.close()
-
-
-_DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
-_GATE = threading.RLock()  # one fork at a time; reentrant, because a destructor may read meanwhile
-_FORKING: list[_Connection] = []  # slots whose locks are held during a fork, by the holder of the gate
+_INDEXES: weakref.WeakSet[CacheIndex] = weakref.WeakSet()
+_IN_USE: dict[object, int] = {}  # a token for each connection in use, with its thread
+_FORKING: dict[str, int] = {}  # the thread that forks
 
 
 def _before_fork() -> None:
-    _GATE.acquire()
-    for database in list(_DATABASES):
-        seen: set[_Connection] = set()
-        # Repeat: another slot may be added meanwhile.
-        while found := [slot for slot in database.slots() if slot not in seen]:
-            seen.update(found)
-            for slot in found:
-                if slot.lock.acquire(timeout=_FORK_WAIT_S):
-                    _FORKING.append(slot)
-                    if not slot.is_lent:  # in use by this same thread, which forks in the middle of it
-                        with contextlib.suppress(sqlite3.Error):
-                            slot.close()
+    """Close all connections of this process, once no other thread uses one."""
+    me, deadline = threading.get_ident(), time.monotonic() + _FORK_WAIT_S
+    while _FORKING.setdefault("", me) != me:  # one fork at a time
+        time.sleep(_PAUSE_S)
+    while any(thread != me for thread in list(_IN_USE.values())) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S / 5)
+    for index in list(_INDEXES):
+        index.close()
 
 
 def _after_fork_in_parent() -> None:
-    try:
-        while _FORKING:
-            _FORKING.pop().lock.release()
-    finally:  # an interrupt too: the next fork would wait forever
-        _GATE.release()
+    _FORKING.clear()
 
 
 def _after_fork_in_child() -> None:
-    global _GATE
-    _GATE = threading.RLock()
     _FORKING.clear()
-    for database in list(_DATABASES):
-        for slot in database.slots():
-            slot.abandon()
+    _IN_USE.clear()
+    for index in list(_INDEXES):
+        index.release_inherited()
 
 
 os.register_at_fork(

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import json
 import zlib
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, modified_of
@@ -129,8 +130,7 @@ def new_version_at(
 
 def encode_info(info: ObjectInfo) -> str:
     """Return `info` without its path as text. Raises TypeError for details other than JSON and datetimes."""
-    fields = [info.kind, info.size, info.fingerprint, info.id, dict(info.details)]
-    return json.dumps(fields, separators=(",", ":"), default=_tag)
+    return _encode([*_FIELDS(info), dict(info.details)])
 
 
 def decode_info(path: str, text: str) -> ObjectInfo:
@@ -150,20 +150,16 @@ def sealed(info: ObjectInfo | None, *beside: object) -> str:
 
     SQLite has no checksums.
     """
-    text = "" if info is None else encode_info(info)
-    return f"{_seal(text, *beside):08x}{text}"
+    text = "" if info is None else _encode([*_FIELDS(info), dict(info.details)])
+    return f"{zlib.crc32(repr((text, *beside)).encode()):08x}{text}"
 
 
 def unsealed(text: str, path: str, *beside: object) -> ObjectInfo | None:
     """Return the info in text made by `sealed`. Raises ValueError if the text or a value in `beside` changed."""
     seal, text = text[:8], text[8:]
-    if int(seal, 16) != _seal(text, *beside):
+    if int(seal, 16) != zlib.crc32(repr((text, *beside)).encode()):
         raise ValueError("a metadata row is damaged")
     return decode_info(path, text) if text else None
-
-
-def _seal(*fields: object) -> int:
-    return zlib.crc32(repr(fields).encode())
 
 
 def _tag(value: Any) -> dict[str, str]:
@@ -181,5 +177,7 @@ def _untag(found: dict[str, Any]) -> Any:
     return found
 
 
+_FIELDS = attrgetter("kind", "size", "fingerprint", "id")
+_encode = json.JSONEncoder(separators=(",", ":"), default=_tag).encode
 _DECODER = json.JSONDecoder(object_hook=_untag)  # `json.loads` would make one for each text
 _PLAIN_DECODER = json.JSONDecoder()

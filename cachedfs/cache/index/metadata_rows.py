@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
@@ -23,29 +21,40 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
 from cachedfs.common.types import ObjectInfo
 
-__all__ = ["FeedRows", "MetadataRows", "SweepPosition"]
+__all__ = ["FeedRows", "MetadataRows", "Sweep"]
 
 # The entry of a path, and the listing of its folder with the child of that path, if it has one.
-_FIND = """SELECT NULL, info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?
-    UNION ALL SELECT listings.mark, children.info, checked_at, children.mark, feed, place FROM listings
-    LEFT JOIN children ON children.listing = listings.id AND children.path = ?
+_FIND = """SELECT NULL, info, checked_at, change_counter, feed, folder_hash FROM metadata WHERE origin = ? AND path = ?
+    UNION ALL SELECT listings.change_counter, children.info, checked_at, children.change_counter, feed, folder_hash
+    FROM listings LEFT JOIN children ON children.listing = listings.id AND children.path = ?
     WHERE origin = ? AND folder = ?"""
-_OLD_FACTS = """SELECT id, checked_at, EXISTS (
-        SELECT 1 FROM objects WHERE objects.origin = facts.origin AND objects.path = facts.path)
-    FROM facts WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+_OLD_ENTRIES = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = metadata.origin AND objects.path = metadata.path)
+    FROM metadata WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
 # "0" is the character after "/": all paths below the folder are between the two.
 _OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
         SELECT 1 FROM objects WHERE objects.origin = listings.origin
         AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
     FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
-_OLDEST_FACT_S = 7 * 86400.0
 # Children of one listing that are files, and not equal in another one; the first 8 characters are checksums.
 _NEW_FILES = """SELECT 1 FROM children AS new WHERE listing = ? AND substr(info, 9, 7) = '["file"' AND NOT EXISTS (
     SELECT 1 FROM children AS old WHERE old.listing = ? AND old.path = new.path
     AND substr(old.info, 9) = substr(new.info, 9)) LIMIT 1"""
-_MOST_FACTS = 1_000_000
+_ADD = """INSERT OR IGNORE INTO metadata
+    (info, checked_at, change_counter, feed, folder_hash, item_hash, origin, path) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+_UPDATE = """UPDATE metadata
+    SET info = ?, checked_at = ?, change_counter = ?, feed = ?, folder_hash = ?, item_hash = ?
+    WHERE origin = ? AND path = ? AND checked_at <= ?"""
+# Times before those of all listings are not needed.
+_ADD_VERSION = """INSERT INTO versions SELECT ?, ?, ?
+    WHERE ? > min(?, (SELECT coalesce(min(checked_at), 1e99) FROM listings))
+    ON CONFLICT DO UPDATE SET known_at = max(known_at, excluded.known_at)"""
+_OLD_VERSIONS = """DELETE FROM versions
+    WHERE known_at <= min(?, (SELECT coalesce(min(checked_at), 1e99) FROM listings))"""
+_OLDEST_ENTRY_S = 7 * 86400.0
+_MOST_ENTRIES = 1_000_000
 _LISTING_TAKES_S = 3600.0  # at most, from its first request until it is stored
-_FEW = 512  # entries deleted per write, besides twice the number added
+_FEW = 512  # entries examined by a removal of old ones, besides twice the number added
 
 
 class FeedRows(TableRows):
@@ -79,7 +88,7 @@ class FeedRows(TableRows):
             (text, feed.checked_at, feed.number, feed.id),
         )
 
-    def drop_feed(self, feed: FeedPosition) -> None:
+    def remove_feed(self, feed: FeedPosition) -> None:
         """Delete a change feed; it no longer confirms the metadata that it watched."""
         self._run("DELETE FROM feeds WHERE id = ?", (feed.id,))
         self._run("DELETE FROM folders WHERE feed = ?", (feed.id,))
@@ -89,16 +98,14 @@ class FeedRows(TableRows):
         values = (feed.id, hash_of(identity, id))
         return [
             text_of(path)
-            for (path,) in self._run("SELECT path FROM folders WHERE feed = ? AND item = ?", values)
+            for (path,) in self._run("SELECT path FROM folders WHERE feed = ? AND item_hash = ?", values)
         ]
 
-    def _watched(self, identity: str, watch: FeedSnapshot | None) -> tuple[int | None, int | None]:
+    def _watched(self, identity: str, watch: FeedSnapshot) -> tuple[int | None, int | None]:
         """Return the feed that watches a response and the hash of its folder's id, and store the folders above it.
 
         Returns (None, None) if the feed may have reported changes of it already.
         """
-        if watch is None:
-            return None, None
         feed = self.feed_by_id(identity, watch.feed)
         if feed is None or feed.number != watch.number:
             return None, None
@@ -109,7 +116,7 @@ class FeedRows(TableRows):
         )
         return watch.feed, next(iter(hashes.values()), 0)
 
-    def _told(self, identity: str, feed: int | None, folder: int | None) -> FeedConfirmation | None:
+    def _confirmed(self, identity: str, feed: int | None, folder: int | None) -> FeedConfirmation | None:
         if feed is None or folder is None:
             return None
         now = self.feed_by_id(identity, feed)
@@ -123,11 +130,17 @@ def _feed(identity: str, id: int, text: str, checked_at: float, number: int) -> 
     return FeedPosition(id, token, checked_at, number)
 
 
-class SweepPosition(NamedTuple):
-    """Position of the search for old entries and old listings: (checked_at, id) of the last row examined."""
+class Sweep:
+    """The removal of old metadata by one process: what it examined last, and how much was added since.
 
-    facts: tuple[float, int] = (0.0, 0)
-    listings: tuple[float, int] = (0.0, 0)
+    `entries` and `listings` are the (checked_at, id) of the last row examined.
+    """
+
+    def __init__(self) -> None:
+        self.entries: tuple[float, int] = (0.0, 0)
+        self.listings: tuple[float, int] = (0.0, 0)
+        self.added = 0
+        self.due_at = 0.0
 
 
 def _reached(rows: list[tuple[int, float, int]], limit: int) -> tuple[float, int]:
@@ -147,59 +160,47 @@ class MetadataRows(FeedRows):
         values = (origin, name, name, origin, blob_of(folder_of(path)))
         newest, listed = None, None
         for listing_mark, text, checked_at, mark, *watch in self._run(_FIND, values).fetchall():
-            told = self._told(identity, *watch)
+            confirmed = self._confirmed(identity, *watch)
             if listing_mark is not None:
-                listed = ListedName(checked_at, listing_mark, text is not None, told)
+                listed = ListedName(checked_at, listing_mark, text is not None, confirmed)
             if mark is not None and (newest is None or newest.checked_at < checked_at):
                 info = unsealed(text, path, identity, path, checked_at, mark, *watch)
-                newest = MetadataRecord(identity, path, info, checked_at, mark, told=told)
+                newest = MetadataRecord(identity, path, info, checked_at, mark, told=confirmed)
         return newest, listed
 
-    def keep_records(self, facts: Iterable[MetadataRecord]) -> None:
-        rows = [self._row_of(record) for record in facts]
-        (before,) = self._run("SELECT total_changes()").fetchone()
-        self._run_many(
-            "INSERT OR IGNORE INTO facts (info, checked_at, mark, feed, place, item, origin, path)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            rows,
-        )
-        (after,) = self._run("SELECT total_changes()").fetchone()
-        self._count_facts(after - before)
-        if after - before < len(rows):
-            self._run_many(
-                "UPDATE facts SET info = ?, checked_at = ?, mark = ?, feed = ?, place = ?, item = ?"
-                " WHERE origin = ? AND path = ? AND checked_at <= ?",
-                [(*row, row[1]) for row in rows],
-            )
-
-    def _row_of(self, record: MetadataRecord) -> tuple[Any, ...]:
-        feed, place = self._watched(record.identity, record.watch)
-        item = None if feed is None else _item_of(record.identity, record.info)
-        beside = (record.identity, record.path, float(record.checked_at), record.mark, feed, place)
-        text = sealed(record.info, *beside)
-        return (
-            text,
-            record.checked_at,
-            record.mark,
-            feed,
-            place,
-            item,
-            origin_of(record.identity),
-            blob_of(record.path),
-        )
+    def keep_records(self, records: Iterable[MetadataRecord], now_s: float) -> None:
+        """Store metadata entries, each replacing an older one of its path, and the times of new versions."""
+        rows, new = [], []
+        for record in records:
+            identity, path, info, checked_at, counter, watch = record[:6]
+            watched = self._watched(identity, watch) if watch is not None else (None, None)
+            item = _item_of(identity, info) if watched[0] is not None else None
+            text = sealed(info, identity, path, float(checked_at), counter, *watched)
+            origin, blob = origin_of(identity), blob_of(path)
+            rows.append((text, checked_at, counter, *watched, item, origin, blob))
+            if record.new_at is not None:
+                new.append((origin, blob_of(path.rpartition("/")[0]), record.new_at, record.new_at))
+        added = self._run_many(_ADD, rows).rowcount
+        self.totals.entries += added
+        if added < len(rows):
+            self._run_many(_UPDATE, [(*row, row[1]) for row in rows])
+        if new:
+            self._run_many(_ADD_VERSION, [(*each, now_s - _LISTING_TAKES_S) for each in new])
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
         found = self._listing(identity, folder)
         if found is None:
             return None
         id, checked_at, mark, *watch = found
-        children = self._run("SELECT path, info, mark FROM children WHERE listing = ? ORDER BY path", (id,))
+        children = self._run(
+            "SELECT path, info, change_counter FROM children WHERE listing = ? ORDER BY path", (id,)
+        )
         infos = [
             unsealed(info, text_of(path), identity, text_of(path), checked_at, own, *watch)
             for path, info, own in children
         ]
-        told = self._told(identity, *watch)
-        return ListingRecord([info for info in infos if info is not None], checked_at, mark, told)
+        confirmed = self._confirmed(identity, *watch)
+        return ListingRecord([info for info in infos if info is not None], checked_at, mark, confirmed)
 
     def listing_size(self, identity: str, folder: str, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without one."""
@@ -226,16 +227,17 @@ class MetadataRows(FeedRows):
         """
         found = self._listing(identity, folder)
         if found is not None:
-            self._bury(found[0])
-        feed, place = self._watched(identity, watch)
+            self._remove_listing(found[0])
+        feed, place = self._watched(identity, watch) if watch is not None else (None, None)
         listing = self._run(
-            "INSERT INTO listings (origin, folder, checked_at, mark, feed, place) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO listings (origin, folder, checked_at, change_counter, feed, folder_hash)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
             (origin_of(identity), blob_of(folder), checked_at, mark, feed, place),
         ).lastrowid
         children = {info.path: (info, marks.get(info.path)) for info in infos}
         beside = float(checked_at), feed, place
         self._run_many(
-            "INSERT INTO children (listing, path, info, mark, item) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO children (listing, path, info, change_counter, item_hash) VALUES (?, ?, ?, ?, ?)",
             (
                 (
                     listing,
@@ -247,30 +249,17 @@ class MetadataRows(FeedRows):
                 for path, (info, own) in children.items()
             ),
         )
-        self._count_facts(len(children))
+        self.totals.entries += len(children)
         if found is None:
             made = (new_version_at(info, None, checked_at, is_first=True) for info in infos)
             return max((at for at in made if at is not None), default=None)
         has_new = self._run(_NEW_FILES, (listing, found[0])).fetchone()
         return checked_at if has_new else None
 
-    def keep_versions(self, known_at: Mapping[tuple[str, str], float], now_s: float) -> None:
-        """Record by when the newest versions in folders, given as (identity, folder), existed.
-
-        Times before all listings are not needed, and deleted.
-        """
-        (oldest,) = self._run("SELECT min(checked_at) FROM listings").fetchone()
-        oldest = min(now_s - _LISTING_TAKES_S, math.inf if oldest is None else oldest)
-        self._run("DELETE FROM versions WHERE known_at <= ?", (oldest,))
-        self._run_many(
-            "INSERT INTO versions VALUES (?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET known_at = max(known_at, excluded.known_at)",
-            [
-                (origin_of(identity), blob_of(folder), at)
-                for (identity, folder), at in known_at.items()
-                if at > oldest
-            ],
-        )
+    def keep_version(self, identity: str, folder: str, known_at: float, now_s: float) -> None:
+        """Record by when the newest version of an object in a folder existed."""
+        values = origin_of(identity), blob_of(folder), known_at, known_at, now_s - _LISTING_TAKES_S
+        self._run(_ADD_VERSION, values)
 
     def newest_version(self, identity: str, folder: str) -> float:
         """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed.
@@ -287,31 +276,32 @@ class MetadataRows(FeedRows):
             folder, is_top = folder_of(folder), not folder
         return newest
 
-    def forget_old(self, now_s: float, *, added: int, sweep: SweepPosition) -> SweepPosition:
-        """Delete some old or surplus entries, and children of deleted listings; examine more rows than were `added`.
+    def remove_old(self, now_s: float, sweep: Sweep) -> None:
+        """Delete some old or surplus entries, and children of removed listings; examine more rows than were added.
 
-        Metadata of objects with cached blocks stays, so that they can be read offline. `sweep` is the result of the
-        last call: entries that stay are not examined again before all others.
+        Metadata of objects with cached blocks stays, so that they can be read offline. Entries that stay are not
+        examined again before all others.
         """
-        too_many = (self.number("facts") or 0) > _MOST_FACTS
-        limit = now_s if too_many else now_s - _OLDEST_FACT_S
-        n = _FEW + 2 * added
-        facts = self._run(_OLD_FACTS, (limit, *sweep.facts, n)).fetchall()
-        gone = [(id,) for id, _, has_blocks in facts if not has_blocks]
-        self._run_many("DELETE FROM facts WHERE id = ?", gone)
+        too_many = self.totals.entries > _MOST_ENTRIES
+        limit = now_s if too_many else now_s - _OLDEST_ENTRY_S
+        n, sweep.added = _FEW + 2 * sweep.added, 0
+        entries = self._run(_OLD_ENTRIES, (limit, *sweep.entries, n)).fetchall()
+        old = [(id,) for id, _, has_blocks in entries if not has_blocks]
+        self._run_many("DELETE FROM metadata WHERE id = ?", old)
         few = 1 if too_many else _FEW
         listings = self._run(_OLD_LISTINGS, (limit, *sweep.listings, few)).fetchall()
         for listing, _, has_blocks in listings:
             if not has_blocks:
-                self._bury(listing)
-        self._count_facts(-len(gone) - self._clear_graves(n))
-        return SweepPosition(_reached(facts, n), _reached(listings, few))
+                self._remove_listing(listing)
+        self.totals.entries -= len(old) + self._remove_children(n)
+        self._run(_OLD_VERSIONS, (now_s - _LISTING_TAKES_S,))
+        sweep.entries, sweep.listings = _reached(entries, n), _reached(listings, few)
 
     def paths_of(self, identity: str, id: str) -> list[str]:
         """Return the paths at which the item with this id is stored and watched by a change feed."""
         item = hash_of(identity, id)
         rows = self._run(
-            "SELECT path FROM facts WHERE item = ? UNION SELECT path FROM children WHERE item = ?",
+            "SELECT path FROM metadata WHERE item_hash = ? UNION SELECT path FROM children WHERE item_hash = ?",
             (item, item),
         )
         return [text_of(path) for (path,) in rows]
@@ -324,7 +314,7 @@ class MetadataRows(FeedRows):
         """
         found = list[tuple[ObjectInfo | None, str, int]]()
         record = self._run(
-            "SELECT info, checked_at, mark, feed, place FROM facts WHERE origin = ? AND path = ?",
+            "SELECT info, checked_at, change_counter, feed, folder_hash FROM metadata WHERE origin = ? AND path = ?",
             (origin_of(identity), blob_of(path)),
         ).fetchone()
         if record is not None:
@@ -334,7 +324,8 @@ class MetadataRows(FeedRows):
         if listing is not None:
             id, checked_at, mark, *watch = listing
             child = self._run(
-                "SELECT info, mark FROM children WHERE listing = ? AND path = ?", (id, blob_of(path))
+                "SELECT info, change_counter FROM children WHERE listing = ? AND path = ?",
+                (id, blob_of(path)),
             ).fetchone()
             info = child and _believed(child[0], identity, path, checked_at, child[1], *watch)
             found.append((info, f"{folder}/", mark))
@@ -345,29 +336,28 @@ class MetadataRows(FeedRows):
     def _listing(self, identity: str, folder: str) -> tuple[int, float, int, int | None, int | None] | None:
         values = (origin_of(identity), blob_of(folder))
         row = self._run(
-            "SELECT id, checked_at, mark, feed, place FROM listings WHERE origin = ? AND folder = ?", values
+            "SELECT id, checked_at, change_counter, feed, folder_hash FROM listings WHERE origin = ? AND folder = ?",
+            values,
         ).fetchone()
         return row and tuple(row)
 
-    def _bury(self, listing: int) -> None:
-        """Delete a listing at once, and leave its children, perhaps a million, to later writes."""
+    def _remove_listing(self, listing: int) -> None:
+        """Delete a listing at once; later writes delete its children, perhaps a million."""
         self._run("DELETE FROM listings WHERE id = ?", (listing,))
-        self._run("INSERT INTO graves VALUES (?)", (listing,))
+        self._run("INSERT INTO removed_listings VALUES (?)", (listing,))
 
-    def _clear_graves(self, limit: int) -> int:
-        grave = self._run("SELECT listing FROM graves LIMIT 1").fetchone()
-        if grave is None:
+    def _remove_children(self, limit: int) -> int:
+        """Delete up to `limit` children of a removed listing; return how many."""
+        found = self._run("SELECT listing FROM removed_listings LIMIT 1").fetchone()
+        if found is None:
             return 0
-        gone = self._run(
+        n = self._run(
             "DELETE FROM children WHERE listing = ? AND path IN (SELECT path FROM children WHERE listing = ? LIMIT ?)",
-            (grave[0], grave[0], limit),
+            (found[0], found[0], limit),
         ).rowcount
-        if gone == 0:
-            self._run("DELETE FROM graves WHERE listing = ?", grave)
-        return gone
-
-    def _count_facts(self, change: int) -> None:
-        self._run("UPDATE meta SET value = value + ? WHERE name = 'facts'", (change,))
+        if n == 0:
+            self._run("DELETE FROM removed_listings WHERE listing = ?", found)
+        return n
 
 
 def _believed(text: str, identity: str, path: str, *beside: object) -> ObjectInfo | None:

@@ -1,7 +1,4 @@
-"""Rows of the index that count what accounts use of a service's daily quota.
-
-Their table is created at the first use, so that an index of an earlier release needs no new format.
-"""
+"""Rows of the index that count what accounts use of a service's daily quota."""
 
 from __future__ import annotations
 
@@ -9,9 +6,6 @@ from cachedfs.cache.index.schema import TableRows, blob_of, text_of
 
 __all__ = ["QuotaRows"]
 
-_TABLE = """CREATE TABLE IF NOT EXISTS quota (
-    identity BLOB NOT NULL, day TEXT NOT NULL, units INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    PRIMARY KEY (day, identity)) WITHOUT ROWID"""
 _ADD = """INSERT INTO quota VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
     SET units = units + excluded.units, bytes = bytes + excluded.bytes"""
 
@@ -21,13 +15,10 @@ class QuotaRows(TableRows):
 
     def add_quota(self, identity: str, day: str, units: int, n_bytes: int) -> None:
         """Add units and bytes to a row; delete rows that are older than 60 days."""
-        self._run(_TABLE)
         self._run(_ADD, (blob_of(identity), day, units, n_bytes))
         self._run("DELETE FROM quota WHERE day < date(?, '-60 days')", (day,))
 
     def quota_of(self, day: str) -> dict[str, tuple[int, int]]:
         """Return units and bytes on one day, by the identity of the account."""
-        if not self._run("SELECT 1 FROM sqlite_master WHERE name = 'quota'").fetchone():
-            return {}  # a statement on a missing table would count as damage
         rows = self._run("SELECT identity, units, bytes FROM quota WHERE day = ?", (day,))
         return {text_of(identity): (int(units), int(n_bytes)) for identity, units, n_bytes in rows}

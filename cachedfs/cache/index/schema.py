@@ -1,119 +1,109 @@
-"""The tables of the index, and helpers that all statements share: column encodings and recorded numbers.
+"""The tables of the index, and what all statements share: totals and column encodings.
 
-Triggers update the sums in the same transaction as the rows, so they cannot drift apart. Names and paths are BLOBs,
-because object names may contain invalid Unicode.
+Names and paths are BLOBs, because object names may contain invalid Unicode.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import sqlite3
+from operator import attrgetter, methodcaller
 
-__all__ = ["SCHEMA", "VERSION", "TableRows", "blob_of", "origin_of", "text_of"]
+__all__ = ["SCHEMA", "VERSION", "TableRows", "Totals", "blob_of", "origin_of", "text_of"]
 
-VERSION = 4
+VERSION = 5
 
-SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('blocks', 0), ('bytes', 0), ('fixed', 0), ('facts', 0), ('counted', 0), ('staged', 0),
-    ('settled', 0);
+
+@dataclasses.dataclass(slots=True)
+class Totals:
+    """Numbers about the whole cache: the only row of the table `totals`.
+
+    Each transaction reads them when it begins and stores them when it ends. The bytes are those on disk, with trailers.
+    """
+
+    blocks: int = 0
+    bytes: int = 0  # of blocks and local copies
+    fixed: int = 0  # the part of `bytes` that is pinned or in local copies
+    staged: int = 0  # bytes of the blocks in staging
+    last_block: int = 0  # the highest row id of a block so far
+    last_admitted: int = 0  # blocks with a higher row id are in staging
+    entries: int = 0  # metadata entries and children of listings
+    pins: int = 0
+    is_counted: int = 0  # 1: every file has its row
+    automatic_size: int = 0  # the size limit where the user set none; 0 before its first use
+    boot: int = 0  # this boot of the machine, and its clock of metadata in microseconds from boot to epoch
+    clock_us: int = 0
+
+
+_NAMES = [field.name for field in dataclasses.fields(Totals)]
+STORED = attrgetter(*_NAMES)
+LOAD_TOTALS = f"SELECT {', '.join(_NAMES)} FROM totals"
+SAVE_TOTALS = f"UPDATE totals SET {', '.join(f'{name} = ?' for name in _NAMES)}"
+
+SCHEMA = f"""
+CREATE TABLE totals ({", ".join(f"{name} INTEGER NOT NULL" for name in _NAMES)});
+INSERT INTO totals VALUES ({", ".join("0" for _ in _NAMES)});
 
 CREATE TABLE objects (
     id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, origin INTEGER NOT NULL, path BLOB NOT NULL,
-    pinned INTEGER NOT NULL, bytes INTEGER NOT NULL DEFAULT 0);
+    is_pinned INTEGER NOT NULL);
 CREATE INDEX objects_by_path ON objects (origin, path);
-CREATE TRIGGER object_grown AFTER UPDATE OF bytes, pinned ON objects BEGIN
-    UPDATE meta SET value = value + new.bytes * new.pinned - old.bytes * old.pinned WHERE name = 'fixed';
-END;
-CREATE TRIGGER object_out AFTER DELETE ON objects WHEN old.pinned BEGIN
-    UPDATE meta SET value = value - old.bytes WHERE name = 'fixed';
-END;
-
 CREATE TABLE blocks (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
-    hash INTEGER NOT NULL, clock INTEGER NOT NULL, since REAL NOT NULL, writer INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
+    hash INTEGER NOT NULL, clock INTEGER NOT NULL, stored_at REAL NOT NULL, writer INTEGER NOT NULL,
     UNIQUE (object, number));
-CREATE TRIGGER block_in AFTER INSERT ON blocks BEGIN
-    UPDATE meta SET value = value + 1 WHERE name = 'blocks';
-    UPDATE meta SET value = value + new.size WHERE name IN ('bytes', 'staged');
-    UPDATE objects SET bytes = bytes + new.size WHERE id = new.object;
-END;
-CREATE TRIGGER block_out AFTER DELETE ON blocks BEGIN
-    UPDATE meta SET value = value - 1 WHERE name = 'blocks';
-    UPDATE meta SET value = value - old.size WHERE name = 'bytes';
-    UPDATE meta SET value = value - old.size WHERE name = 'staged'
-        AND old.id > (SELECT value FROM meta WHERE name = 'settled');
-    UPDATE objects SET bytes = bytes - old.size WHERE id = old.object;
-    DELETE FROM objects WHERE id = old.object AND bytes <= 0;
-END;
-CREATE TRIGGER block_resized AFTER UPDATE OF size ON blocks BEGIN
-    UPDATE meta SET value = value + new.size - old.size WHERE name = 'bytes';
-    UPDATE meta SET value = value + new.size - old.size WHERE name = 'staged'
-        AND old.id > (SELECT value FROM meta WHERE name = 'settled');
-    UPDATE objects SET bytes = bytes + new.size - old.size WHERE id = new.object;
-END;
-
 CREATE TABLE pins (origin INTEGER NOT NULL, path BLOB NOT NULL, identity BLOB NOT NULL, PRIMARY KEY (origin, path))
     WITHOUT ROWID;
+CREATE TABLE local_copies (name TEXT PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE plans (slot INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
 
-CREATE TABLE leases (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL);
-CREATE TRIGGER lease_in AFTER INSERT ON leases BEGIN
-    UPDATE meta SET value = value + new.size WHERE name IN ('bytes', 'fixed');
-END;
-CREATE TRIGGER lease_out AFTER DELETE ON leases BEGIN
-    UPDATE meta SET value = value - old.size WHERE name IN ('bytes', 'fixed');
-END;
-
-CREATE TABLE facts (
+CREATE TABLE metadata (
     id INTEGER PRIMARY KEY, origin INTEGER NOT NULL, path BLOB NOT NULL, info TEXT, checked_at REAL NOT NULL,
-    mark INTEGER NOT NULL, feed INTEGER, place INTEGER, item INTEGER, UNIQUE (origin, path));
-CREATE INDEX facts_by_age ON facts (checked_at);
-CREATE INDEX facts_by_item ON facts (item) WHERE item IS NOT NULL;
+    change_counter INTEGER NOT NULL, feed INTEGER, folder_hash INTEGER, item_hash INTEGER, UNIQUE (origin, path));
+CREATE INDEX metadata_by_age ON metadata (checked_at);
+CREATE INDEX metadata_by_item ON metadata (item_hash) WHERE item_hash IS NOT NULL;
 CREATE TABLE listings (
     id INTEGER PRIMARY KEY AUTOINCREMENT, origin INTEGER NOT NULL, folder BLOB NOT NULL, checked_at REAL NOT NULL,
-    mark INTEGER NOT NULL, feed INTEGER, place INTEGER, UNIQUE (origin, folder));
+    change_counter INTEGER NOT NULL, feed INTEGER, folder_hash INTEGER, UNIQUE (origin, folder));
 CREATE INDEX listings_by_age ON listings (checked_at);
 CREATE TABLE children (
-    listing INTEGER NOT NULL, path BLOB NOT NULL, info TEXT NOT NULL, mark INTEGER, item INTEGER,
+    listing INTEGER NOT NULL, path BLOB NOT NULL, info TEXT NOT NULL, change_counter INTEGER, item_hash INTEGER,
     PRIMARY KEY (listing, path)) WITHOUT ROWID;
-CREATE INDEX children_by_item ON children (item) WHERE item IS NOT NULL;
-CREATE TABLE graves (listing INTEGER PRIMARY KEY);
+CREATE INDEX children_by_item ON children (item_hash) WHERE item_hash IS NOT NULL;
+CREATE TABLE removed_listings (listing INTEGER PRIMARY KEY);
 CREATE TABLE versions (origin INTEGER NOT NULL, folder BLOB NOT NULL, known_at REAL NOT NULL,
     PRIMARY KEY (origin, folder)) WITHOUT ROWID;
 CREATE INDEX versions_by_age ON versions (known_at);
 CREATE TABLE feeds (
     id INTEGER PRIMARY KEY AUTOINCREMENT, origin INTEGER NOT NULL, part BLOB NOT NULL, token TEXT NOT NULL,
     checked_at REAL NOT NULL, number INTEGER NOT NULL, UNIQUE (origin, part));
-CREATE TABLE folders (feed INTEGER NOT NULL, item INTEGER NOT NULL, path BLOB NOT NULL,
-    PRIMARY KEY (feed, item, path)) WITHOUT ROWID
+CREATE TABLE folders (feed INTEGER NOT NULL, item_hash INTEGER NOT NULL, path BLOB NOT NULL,
+    PRIMARY KEY (feed, item_hash, path)) WITHOUT ROWID;
+CREATE TABLE quota (
+    identity BLOB NOT NULL, day TEXT NOT NULL, units INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    PRIMARY KEY (day, identity)) WITHOUT ROWID
 """
-# versions: the time by which the newest known version of an object directly in a folder existed, where a listing may be
-# older. staged: bytes of the blocks after row "settled". graves: deleted listings whose children go with later writes.
-# feed: the change feed that watches the row, or NULL. item: hash of the item's id. place: hash of its folder's id.
-# folders: paths of the folders that lead to watched items.
+# plans: bytes that the plan in a plan slot had at its last write. versions: the time by which the newest known version
+# of an object directly in a folder existed, where a listing may be older. removed_listings: their children go with later
+# writes. feed: the change feed that watches the row, or NULL. item_hash, folder_hash: hashes of the ids of the item and
+# of its folder. folders: paths of the folders that lead to watched items.
 
 
 class TableRows:
-    """Access to the recorded numbers; base class of the classes with the SQL statements."""
+    """A connection to the index, and the totals as of its transaction; base class of those with the SQL statements."""
+
+    totals: Totals  # set in transactions
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        self.sqlite = connection
         self._run = connection.execute
         self._run_many = connection.executemany
 
-    def number(self, name: str) -> int | None:
-        """Return a recorded number, None if it is not recorded.
-
-        The names: "blocks"; "bytes" (of blocks and local copies); "fixed" (bytes pinned or in local copies); "staged"
-        (bytes in staging); "settled" (the last block row out of staging); "facts" (metadata entries and children);
-        "counted" (1: every file has its row); "auto_size" (the automatic cache size); "clock" (µs from the boot of the
-        machine, "boot", to the epoch, by the clock of metadata).
-        """
-        row = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return row and int(row[0])
-
-    def record(self, name: str, value: int) -> None:
-        self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+    def load_totals(self) -> Totals:
+        """Read the totals, outside of a write transaction."""
+        return Totals(*self._run(LOAD_TOTALS).fetchone())
 
 
 @functools.lru_cache(64)
@@ -123,9 +113,5 @@ def origin_of(identity: str) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
-def blob_of(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def text_of(blob: bytes) -> str:
-    return blob.decode("utf-8", "surrogatepass")
+blob_of = methodcaller("encode", "utf-8", "surrogatepass")
+text_of = methodcaller("decode", "utf-8", "surrogatepass")

@@ -1,0 +1,111 @@
+"""What storing costs: SQL statements, looks at the disk, and functions of the cache."""
+
+import collections
+import gc
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import cachedfs.cache
+from cachedfs.cache import directory
+from cachedfs.cache.index import database
+from cachedfs.cache.index.metadata_records import MetadataRecord
+from cachedfs.common.types import ObjectInfo
+from tests.cache.helpers import AMPLE, content, key_of, put
+
+PACKAGE = str(Path(cachedfs.cache.__file__).parent)
+PATH, KNOWN = "b/x", key_of("b/known")
+
+
+@pytest.fixture
+def warm(open_cache, monkeypatch):
+    """A cache in use: opened a while ago, with a folder for each digit, and with its folders checked this second."""
+    monkeypatch.setattr(directory, "RECENT_S", -1.0)
+    statements, connect = [], database._connect
+
+    def connected(*args):
+        connection = connect(*args)
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    monkeypatch.setattr(database, "_connect", connected)
+    cache = open_cache()
+    cache.put([(key_of(f"b/{n}").block(0), bytes(10)) for n in range(100)], AMPLE)
+    put(cache, KNOWN, 0)
+    cache.metadata.keep_records([record(cache, "b/known")])
+    put(cache, KNOWN, 1)
+    monkeypatch.setattr(cache._own, "look_at", math.inf)  # what is done once a second was just done
+    statements.clear()
+    return cache, statements
+
+
+def record(cache, path, new_at=None):
+    info = ObjectInfo(path, size=5, fingerprint="v1", details={"etag": "x", "contentType": "text/plain"})
+    mark = cache.metadata.mark("gs://test", path)
+    return MetadataRecord("gs://test", path, info, time.time(), mark, new_at=new_at)
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "n", "n_statements"),
+    [(key_of(), 0, 1, 7), (key_of(), 0, 6, 12), (KNOWN, 2, 1, 7), (KNOWN, 2, 6, 12)],
+)
+def test_storing_n_blocks_costs_n_inserts_and_six_other_statements(warm, key, first, n, n_statements):
+    cache, statements = warm
+    put(cache, key, *range(first, first + n))
+    assert len(statements) == n_statements
+    assert sum(each.startswith("INSERT INTO blocks") for each in statements) == n
+    assert (statements[0], statements[-1]) == ("BEGIN IMMEDIATE", "COMMIT")
+
+
+@pytest.mark.parametrize(
+    ("path", "is_new", "most"), [("b/new", False, 5), ("b/new", True, 6), ("b/known", False, 5)]
+)
+def test_storing_a_metadata_record_costs_at_most_six_statements(warm, path, is_new, most):
+    cache, statements = warm
+    cache.metadata.keep_records([record(cache, path, time.time() if is_new else None)])
+    assert len(statements) <= most
+    assert cache.metadata.lookup("gs://test", path).info.size == 5
+
+
+def test_storing_a_block_looks_at_the_disk_six_times(warm, monkeypatch):
+    cache, _ = warm
+    looks = collections.Counter()
+
+    def counting(name, function):
+        def counted(*args, **options):
+            looks[name] += 1
+            return function(*args, **options)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat", "fstat", "statvfs"):
+            patch.setattr(os, name, counting(name, getattr(os, name)))
+        put(cache, key_of(), 0)
+    assert looks == {"lstat": 5, "statvfs": 1}
+
+
+def test_storing_a_block_and_a_metadata_record_enters_eighteen_functions(warm):
+    cache, _ = warm
+    entered, stored = set(), record(cache, PATH, new_at=1e9)
+    blocks = [(key_of().block(0), content(key_of(), 0))]
+
+    def profile(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
+            entered.add((code.co_filename.removeprefix(PACKAGE), code.co_qualname))
+
+    gc.collect()
+    gc.disable()  # destructors of other tests
+    sys.setprofile(profile)
+    try:
+        cache.put(blocks, AMPLE)
+        cache.metadata.keep_records([stored])
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert len(entered) <= 18, sorted(entered)
