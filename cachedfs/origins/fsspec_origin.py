@@ -24,8 +24,7 @@ from cachedfs.origins.conditional_read import etag_to_match, read_etag
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import LoggedRequest, logged_request
-from cachedfs.origins.request_slots import RequestSlots
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots, logged_request
 
 __all__ = ["FsspecOrigin", "jsonable", "plain_path"]
 
@@ -169,12 +168,11 @@ class FsspecOrigin:
         return data
 
     @asynccontextmanager
-    async def _request(self, method: str, path: str, range_: str) -> AsyncIterator[LoggedRequest]:
-        async with self._slots.semaphore():
+    async def _request(self, method: str, path: str, range_: str) -> AsyncIterator[OpenRequest]:
+        is_ahead = await self._slots.acquire()
+        with logged_request(method, self.url(path), range_, self._slots, is_ahead) as request:
             self.on_request()
-            with logged_request(method, self.url(path), range_) as logged:
-                yield logged
-            self._slots.finished(logged.size)
+            yield request
 
     def object_path(self, inner: Any, path: str) -> str:
         """Return the canonical form of an object's path, with the slash that may end its name in S3."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import Reply, describe
 from cachedfs.origins.fsspec_origin import FsspecOrigin
 from cachedfs.origins.http_answers import failure
 from cachedfs.origins.http_connection import HTTPConnection, VersionEvidence
 from cachedfs.origins.http_read import HTTPRead
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.retry import RetryAttempts, RetryPolicy
+from cachedfs.origins.retry import Retries, RetryPolicy
 
 __all__ = ["HTTPOrigin"]
 
@@ -48,7 +49,7 @@ class HTTPOrigin(FsspecOrigin):
             protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
         )
         self._policy = policy or RetryPolicy()
-        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
+        self._retries = Retries(self._policy, clock, rng or random.Random())
         self._connection = AsyncOnce(self._connect)
         self._evidence = VersionEvidence(self.url, self._warn)
 
@@ -76,9 +77,12 @@ class HTTPOrigin(FsspecOrigin):
             failure,
             slots=self._slots,
             on_request=lambda: self.on_request(),  # it may be replaced later
-            new_tries=self._new_tries,
-            timeouts=timeouts_of(self._policy, can_wait_for_pool=0 < limit < self._slots.max_requests),
-            keeps_session_timeout="timeout" in inner.client_kwargs,
+            retries=self._retries,
+            timeouts=timeouts_of(
+                self._policy,
+                own_timeout=session.timeout if "timeout" in inner.client_kwargs else None,
+                can_wait_for_pool=0 < limit < self._slots.max_requests,
+            ),
             options={"max_redirects": _MOST_REDIRECTS, **credentials, **options, "cookies": cookies or None},
         )
         return HTTPConnection(inner, session, client, self.url, self._evidence)
@@ -98,9 +102,18 @@ class HTTPOrigin(FsspecOrigin):
         """Return False: a page need not link to everything."""
         return False
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> HTTPRead:
+    @asynccontextmanager
+    async def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AsyncIterator[Reply]:
         """Request bytes: one request, whose headers also have version and size."""
-        return HTTPRead(self._connection.get, self.url(path), path, want, pinned)
+        url = self.url(path)
+        with mapped(url, describe(want)):
+            connection = await self._connection.get()
+        reply = HTTPRead(url, path, want, pinned, self._retries, connection=connection)
+        async with aclosing(reply.run()) as reply.pieces:
+            await anext(reply.pieces)
+            yield reply
 
 
 async def _new_session(inner: Any) -> tuple[Any, dict[str, Any]]:

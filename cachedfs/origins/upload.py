@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectExists
 from cachedfs.origins.base import number
 from cachedfs.origins.evidence import is_same_evidence
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryReason
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPClient, HTTPRequest
+from cachedfs.origins.http_request import Answer, HTTPRequest
+from cachedfs.origins.retry import Retries, RetryableError, RetryReason
 
 __all__ = [
     "FORGOTTEN",
-    "Answer",
     "HasStorageQuota",
     "SessionForgotten",
     "UploadContent",
@@ -125,14 +122,6 @@ class UploadContent:
 
 
 # Google's resumable uploads
-class Answer(NamedTuple):
-    """A response that was read to its end."""
-
-    status: int
-    headers: Mapping[str, str]  # names in any case
-    body: bytes
-
-
 class SessionForgotten(Exception):
     """The service no longer knows an upload session."""
 
@@ -143,9 +132,8 @@ async def send_pieces(
     piece_size: int,
     finished: Callable[[Answer], T],
     *,
-    client: HTTPClient,
     send: Callable[[HTTPRequest], Awaitable[Answer]],
-    new_tries: Callable[[], RetryAttempts],
+    retries: Retries,
 ) -> T:
     """Send all bytes in an upload session; return what `finished` makes of the last answer.
 
@@ -153,7 +141,7 @@ async def send_pieces(
     has. As long as that becomes more, all tries are there again: a slow line may not send a whole piece in one attempt.
     """
     size = content.size
-    start, most, is_known, tries = 0, 0, True, new_tries()
+    start, most, is_known, tries = 0, 0, True, retries.attempts()
 
     async def read(start: int, stop: int) -> bytes:
         data = await asyncio.to_thread(content.piece, start, stop)
@@ -184,12 +172,12 @@ async def send_pieces(
                 if result is None and kept <= start:
                     raise RetryableError(RetryReason(f"the service kept nothing after byte {kept}"))
         except RetryableError as failed:
-            await client.pause(failed, request, tries)
+            await tries.pause(failed, request.subject, request.purpose)
             is_known = False
             continue
         if result is not None:
             return result
         if kept > most:  # not only again what it forgot meanwhile
-            most, tries = kept, new_tries()
+            most, tries = kept, retries.attempts()
         start, is_known = kept, True
         content.sent(start)

@@ -75,6 +75,7 @@ class DriveAuth(TokenSource):
         self.for_scope = signed_in.for_scope or signed_in.remedy
         self.is_missing = signed_in.is_missing
         self.has_api_key = signed_in.api_key is not None  # which is sent in place of a token
+        self.without_token = {"x-goog-api-key": signed_in.api_key} if signed_in.api_key is not None else {}
 
     async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
         """Look for default credentials again; return whether there are any now.
@@ -95,11 +96,6 @@ class DriveAuth(TokenSource):
         # The error has the frames of all that waited for it.
         if (done.cancelled() or done.exception() is not None) and self._search is done:
             self._search = None
-
-    def current(self) -> dict[str, str]:
-        """Return the headers of the present token, or of the API key; empty without one."""
-        key = self._signed_in.api_key
-        return super().current() if key is None else {"x-goog-api-key": key}
 
     def scopes(self) -> list[str] | None:
         """Return the scopes of the tokens, as granted or else as requested; None if unknown."""

@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fsspec.asyn import AsyncFileSystem, sync
@@ -17,12 +17,10 @@ from fsspec.asyn import AsyncFileSystem, sync
 from cachedfs.errors import CachedFSError, OriginUnavailable
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import GOOD, JSON, DriveAccount
+from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
 from cachedfs.origins.retry import RetryableError, RetryReason
-from cachedfs.origins.upload import FORGOTTEN, Answer, SessionForgotten, UploadContent, send_pieces
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
+from cachedfs.origins.upload import FORGOTTEN, SessionForgotten, UploadContent, send_pieces
 
 __all__ = ["PIECE", "Upload", "UploadMismatch", "WrittenDriveFile", "not_kept"]
 
@@ -115,9 +113,8 @@ class Upload(NamedTuple):
             self.content,
             PIECE,
             self._item_of,
-            client=(await self.account.connection()).metadata,
             send=self.account.send,
-            new_tries=self.account.new_tries,
+            retries=self.account.retries,
         )
 
     def _item_of(self, answer: Answer) -> dict[str, Any]:

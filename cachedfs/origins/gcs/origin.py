@@ -10,31 +10,27 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
-from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import subject_of
+from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
+from cachedfs.origins.base import Reply, subject_of
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.gcs.read import GCSMediaRead
 from cachedfs.origins.gcs.upload import ObjectUpload
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import logged_request
-from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.request_slots import RequestSlots, logged_request
+from cachedfs.origins.retry import Retries, RetryPolicy, RetryReason
 from cachedfs.origins.tokens import finding_credentials
 from cachedfs.origins.upload import UploadContent
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["GCSOrigin"]
 
@@ -60,7 +56,7 @@ class GCSOrigin:
         self.on_request = on_request
         self._options, self._loop = dict(options), loop
         self._policy = policy or RetryPolicy()
-        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
+        self._retries = Retries(self._policy, clock, rng or random.Random())
         self._slots = RequestSlots(concurrency)
         self._upload_slots = RequestSlots(concurrency)  # long uploads must not delay reads
         self._inner = AsyncOnce(self._make)
@@ -84,6 +80,10 @@ class GCSOrigin:
         can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
         auth = GCSAuth(inner.credentials, self._policy)
 
+        own_timeout = inner.requests_timeout
+        if own_timeout is None and "timeout" in inner.session_kwargs:
+            own_timeout = session.timeout
+
         def client_of(slots: RequestSlots) -> HTTPClient:
             return HTTPClient(
                 session,
@@ -91,11 +91,8 @@ class GCSOrigin:
                 _judge,
                 slots=slots,
                 on_request=lambda: self.on_request(),  # it may be replaced later
-                new_tries=self._new_tries,
-                timeouts=timeouts_of(
-                    self._policy, own_timeout=inner.requests_timeout, can_wait_for_pool=can_wait
-                ),
-                keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
+                retries=self._retries,
+                timeouts=timeouts_of(self._policy, own_timeout=own_timeout, can_wait_for_pool=can_wait),
             )
 
         return GCSConnection(inner, session, client_of(self._slots), client_of(self._upload_slots))
@@ -180,9 +177,22 @@ class GCSOrigin:
                     return infos[0]
         return None
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
+    @asynccontextmanager
+    async def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AsyncIterator[Reply]:
         """Request bytes: one request, whose headers also have version and size."""
-        return GCSMediaRead(self.connection, self.lookup, api.object_path(path), want, pinned)
+        if api.UNUSUAL.search(path):
+            path = api.object_path(path)
+        if "/" not in path:
+            raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
+        connection = self._connection.value or await self.connection()
+        reply = GCSMediaRead(
+            f"gs://{path}", path, want, pinned, self._retries, connection=connection, lookup=self.lookup
+        )
+        async with aclosing(reply.run()) as reply.pieces:
+            await anext(reply.pieces)
+            yield reply
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -273,7 +283,7 @@ def _judge(
         headers,
         body,
         url=request.subject,
-        doing=request.doing,
+        doing=request.purpose,
         pinned=request.is_pinned,
         now=now,
         is_write=request.method != "GET",

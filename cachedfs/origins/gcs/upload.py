@@ -12,7 +12,7 @@ import mimetypes
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from cachedfs.common.checksums import google_checksum
@@ -21,19 +21,16 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
+from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import denial, error_of, object_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 from cachedfs.origins.upload import (
     FORGOTTEN,
-    Answer,
     SessionForgotten,
     UploadContent,
     send_pieces,
     version_conflict,
 )
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["PIECE", "ObjectUpload"]
 
@@ -133,9 +130,8 @@ class ObjectUpload:
                     self._content,
                     PIECE,
                     self._info_of,
-                    client=self._connection.uploads,
                     send=self._send,
-                    new_tries=self._connection.uploads.new_tries,
+                    retries=self._connection.uploads.retries,
                 )
             except SessionForgotten:
                 self._may_have_arrived = True
@@ -175,18 +171,16 @@ class ObjectUpload:
 
     async def _answered(self, request: HTTPRequest, parse: Callable[[Answer], T]) -> T:
         """Return what `parse` makes of the answer, after retries."""
-        client = self._connection.uploads
 
         async def attempt() -> T:
             return parse(await self._send(request))
 
-        return await client.retried(attempt, request, client.new_tries())
+        return await self._connection.uploads.retried(attempt, request)
 
     async def _send(self, request: HTTPRequest) -> Answer:
         """Send a request once; raise RetryableError, _UnmetCondition or the final error."""
         try:
-            async with self._connection.uploads.exchange(request) as response:
-                answer = Answer(response.status, response.headers, await response.read_all())
+            answer = await self._connection.uploads.answer(request)
         except RetryableError as failed:
             self._may_have_arrived |= not failed.trouble.is_unreachable
             raise
