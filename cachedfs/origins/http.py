@@ -158,13 +158,19 @@ class HTTPClient:
         """
         # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
         session._retry_connection = False
-        self._session, self._auth, self._judge = session, auth, judge
+        self._request: Callable[..., Awaitable[aiohttp.ClientResponse]] = session.request
+        self._auth, self._judge = auth, judge
         self._slots, self._on_request, self.retries = slots, on_request, retries
         self._rate_limiter, self._meter = rate_limiter, meter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
         self._timeouts, self._is_limited = timeouts, rate_limiter is not None or meter is not None
         # `judge` raises for a status.
-        self._options = {"max_redirects": MOST_REDIRECTS, **options, "raise_for_status": False}
+        self._options: dict[str, Any] = {
+            "max_redirects": MOST_REDIRECTS,
+            **options,
+            "raise_for_status": False,
+        }
+        self._raw_options = {**self._options, "auto_decompress": False}
 
     async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
@@ -188,69 +194,61 @@ class HTTPClient:
             except RetryableError as failed:
                 await tries.pause(failed, request.subject, request.purpose)
 
-    async def answer(self, request: HTTPRequest, *, within_s: float | None = None) -> Answer:
+    async def answer(self, request: HTTPRequest) -> Answer:
         """Send `request` once, as `send` does; return the whole answer."""
-        with closing(await self.send(request, within_s=within_s)) as response:
+        with closing(await self.send(request)) as response:
             return Answer(int(response.status), response.headers, await response.read_all())
 
-    async def send(
-        self, request: HTTPRequest, *, within_s: float | None = None, n_renewed: int = 0
-    ) -> HTTPResponse:
+    async def send(self, request: HTTPRequest, *, n_renewed: int = 0) -> HTTPResponse:
         """Send `request` once; return a successful response, which the caller closes.
 
-        Raises RetryableError, also if there is no answer within `within_s` seconds (longer where answers usually take
-        long), or the final error.
+        Raises RetryableError or the final error.
         """
         response = HTTPResponse(request.method, request.url, "", self._slots, await self._slots.acquire())
         try:
             auth = await self._auth.headers()
             sent = await self._spend(request) if self._is_limited else ()
-            await self._exchange(request, response, auth, within_s)
+            await self._exchange(request, response, auth)
             if self._is_limited or response.status not in request.good or response.answer.history:
-                return await self._checked(request, response, auth, sent, within_s, n_renewed)
+                return await self._checked(request, response, auth, sent, n_renewed)
             response.is_good = True
             return response
         except BaseException as error:  # a cancellation too
             response.close(error)
             raise
 
-    async def _exchange(
-        self, request: HTTPRequest, response: HTTPResponse, auth: Mapping[str, str], within_s: float | None
-    ) -> None:
+    async def _exchange(self, request: HTTPRequest, response: HTTPResponse, auth: Mapping[str, str]) -> None:
         """Send `request`, and wait for the headers of its response."""
-        headers, want = {**request.headers, **auth}, request.want
+        headers, want, ask = {**request.headers, **auth}, request.want, self._request
         if isinstance(want, Range):
             headers["Range"] = response.range_ = f"bytes={want.start}-{want.stop - 1}"
         elif want is not None:
             headers["Range"] = response.range_ = range_header(want) or ""
-        ask: Callable[..., Awaitable[aiohttp.ClientResponse]] = self._session.request
-        if request.data is not None or within_s is not None:
-            ask = partial(self._ask, request.data, within_s)
+        if request.data is not None or request.within_s is not None or "auth" in self._options:
+            ask = partial(self._ask, request)
         timeout = self._timeouts.stale if has_stale_answer.get() else self._timeouts.usual
-        options = {"timeout": timeout, "allow_redirects": request.follows_redirects, **self._options}
-        if request.as_stored:
-            options["auto_decompress"] = False
-        url = URL(request.url, encoded=True)
-        if url.user is not None:
-            options.pop("auth", None)  # aiohttp does not choose
+        options = {"timeout": timeout, "allow_redirects": request.follows_redirects}
+        options |= self._raw_options if request.as_stored else self._options
         self._on_request()
-        response.began = began = time.monotonic()
+        url, response.began = URL(request.url, encoded=True), time.monotonic()
         try:
             answer = await ask(request.method, url, params=request.params, headers=headers, **options)
         except _BROKEN as error:
-            raise_retryable(error, timeout, time.monotonic() - began)
-        response.wait_s = time.monotonic() - began
+            raise_retryable(error, timeout, time.monotonic() - response.began)
         response.answer, response.status, response.headers = answer, answer.status, answer.headers
+        response.wait_s = time.monotonic() - response.began
 
     async def _ask(
-        self, data: bytes | None, within_s: float | None, *args: Any, **options: Any
+        self, request: HTTPRequest, method: str, url: URL, **options: Any
     ) -> aiohttp.ClientResponse:
-        """Send a request with a body, or one whose answer must come within some time."""
-        answer = self._session.request if data is None else partial(self._send_body, data)
-        if within_s is None:
-            return await answer(*args, **options)
-        began = time.monotonic()
-        response = await answered_within(max(within_s, _LATE * self._wait_s), answer(*args, **options))
+        """Send a request with a body, with a limit of its own on the wait for the answer, or with credentials."""
+        if url.user is not None:
+            options.pop("auth", None)  # aiohttp does not choose
+        ask = self._request if request.data is None else partial(self._send_body, request.data)
+        if request.within_s is None:
+            return await ask(method, url, **options)
+        began, within_s = time.monotonic(), max(request.within_s, _LATE * self._wait_s)
+        response = await answered_within(within_s, ask(method, url, **options))
         wait_s = time.monotonic() - began
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
         return response
@@ -273,9 +271,7 @@ class HTTPClient:
                     yield data[start : start + _SLICE]
 
             headers = {**headers, "Content-Length": str(len(data))}
-            return await self._session.request(
-                *args, headers=headers, data=slices() if data else None, **options
-            )
+            return await self._request(*args, headers=headers, data=slices() if data else None, **options)
 
     async def _spend(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
         """Wait until the limits let `request` be sent; return what the rate limiter counted for it."""
@@ -289,14 +285,13 @@ class HTTPClient:
         response: HTTPResponse,
         auth: Mapping[str, str],
         sent: tuple[SentRequest, ...],
-        within_s: float | None,
         n_renewed: int,
     ) -> HTTPResponse:
         """Return a response if it is good; after a 401, renew the credentials and send `request` again."""
         if response.status == 401 and n_renewed < _MOST_RENEWALS and await self._auth.renew(auth):
             self._count_at_close(request, response)
             response.close()
-            return await self.send(request, within_s=within_s, n_renewed=n_renewed + 1)
+            return await self.send(request, n_renewed=n_renewed + 1)
         response.is_good = response.status in request.good
         # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
         is_trusted = request.trusts_redirects or (response.is_good and request.as_stored)

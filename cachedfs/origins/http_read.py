@@ -67,7 +67,7 @@ class HTTPRead(ResumableRead):
         await self._try_span(await self._current())
 
     async def _try_span(self, info: ObjectInfo) -> None:
-        """Settle on no bytes, read a suffix as a range, or read the whole object."""
+        """read nothing, read a suffix as a range, or read the whole object."""
         if info.size is not None and not reaches(self.want, info.size):
             self._take_nothing(info)
         elif isinstance(self.want, Suffix) and info.size is not None:
@@ -89,7 +89,8 @@ class HTTPRead(ResumableRead):
         self._take_whole(answer.info, data)
 
     async def _continue(self) -> None:
-        """Receive the next part from another answer."""
+        """Receive the next part from another answer: a server may send less than it was asked for."""
+        self.want, self.pinned = Range(self._at, self.stop), self.info
         answer, body = await self._answer(self._request(self.want))
         if answer is None:
             await self._current()  # shorter by now, or gone: that is the answer

@@ -28,6 +28,7 @@ class HTTPRequest:
     is_pinned: bool = False
     method: str = "GET"
     data: bytes | None = None  # the body to send
+    within_s: float | None = None  # how long to wait for the answer; longer where answers usually take long
     kind: str = "download"  # as the rate limiter counts it
     good: frozenset[int] = _GOOD  # the statuses that are no failures
     follows_redirects: bool = True

@@ -104,8 +104,8 @@ class ConcurrencyWindow:
 class _Slots:
     """The slots of one kind of requests; their number can change while some are used."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.n_used = size, 0
+    def __init__(self, size: int, window: ConcurrencyWindow) -> None:
+        self.size, self.n_used, self._window = size, 0, window
         self.waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
@@ -125,6 +125,7 @@ class _Slots:
         while self.waiting and self.n_used < self.size:
             if not (taken := self.waiting.popleft()).done():
                 self.n_used += 1
+                self._window.was_full |= self.n_used >= self._window.size
                 taken.set_result(None)
 
 
@@ -139,8 +140,8 @@ class RequestSlots:
     def __init__(self, concurrency: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.adaptive, self._clock = ConcurrencyWindow(concurrency), clock
         self.max_requests = (1 + SPECULATIVE_FACTOR) * concurrency
-        self.demand = _Slots(self.window)
-        self.speculative = _Slots(SPECULATIVE_FACTOR * self.window)
+        self.demand = _Slots(self.window, self.adaptive)
+        self.speculative = _Slots(SPECULATIVE_FACTOR * self.window, self.adaptive)
 
     @property
     def window(self) -> int:
@@ -160,6 +161,8 @@ class RequestSlots:
         slots = speculative if (is_speculative := _is_speculative.get()) else demand
         if slots.n_used < slots.size:
             slots.n_used += 1
+            # Requests of one call wait for their slots from its start on, so only the slots in use tell whether it is full.
+            self.adaptive.was_full |= slots.n_used >= self.adaptive.size
         else:
             await slots.wait()
         return is_speculative
@@ -214,30 +217,29 @@ class OpenRequest:
             self.status, self.wait_s, self.is_good = status, time.monotonic() - self.began, True
 
     def close(self, error: BaseException | None = None) -> None:
-        """Release the slot, and log the request, which ended with `error` if there is one. Any further call does nothing."""
+        """Release the slot, and log the request, which `error` ended if there is one. Further calls do nothing."""
         if self.is_closed:
             return
         self.is_closed = True
-        if self.answer is not None:
-            self.answer.close()  # the connection is reused if the body was read to its end
+        if self.answer is not None and self.answer.connection is not None:
+            self.answer.close()  # and the connection: the body was not read to its end
         if (slots := self.slots) is not None:
-            kind, other = (slots.speculative, slots.demand)[:: 1 if self.is_speculative else -1]
+            used, window = slots.speculative if self.is_speculative else slots.demand, slots.adaptive
             if self.is_good:
-                # Requests of one call wait for their slots from its start on, so only the slots in use tell whether it is full.
-                window = slots.adaptive
-                window.was_full |= max(kind.n_used, other.n_used) >= window.size
                 window.n, window.total = window.n + 1, window.total + self.size
                 if window.n >= window.size:
                     slots.end_round()
-            kind.n_used -= 1
-            if kind.waiting:
-                kind.wake()
+            used.n_used -= 1
+            if used.waiting:
+                used.wake()
         if self.at_close is not None:
             self.at_close(self.size)
-        if self.began is not None and (event_log.active is not None or logger.isEnabledFor(logging.DEBUG)):
-            self._log(self.began, error)
+        if event_log.active is not None or logger.isEnabledFor(logging.DEBUG):
+            self._log(error)
 
-    def _log(self, began: float, error: BaseException | None) -> None:
+    def _log(self, error: BaseException | None) -> None:
+        if (began := self.began) is None:  # it was not sent
+            return
         if error is not None and self.wait_s is None:
             self.status = type(error.__cause__ or error).__name__
         took_s = time.monotonic() - began

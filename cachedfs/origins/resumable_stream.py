@@ -63,7 +63,7 @@ class ResumableRead(ABC):
 
     _is_open: bool = False  # the headers of an attempt were accepted
     _at: int = 0  # offset of the next byte to receive
-    _response: HTTPResponse | None = None  # of the running attempt
+    _response: Any = None  # the `HTTPResponse` of the running attempt
     _offset: int = 0  # offset of its next byte; before `_at` if the server ignored the range
     _body_stop: int = 0  # offset of its end
     _tries: RetryAttempts | None = None
@@ -99,30 +99,21 @@ class ResumableRead(ABC):
         return self.pieces
 
     async def run(self) -> AsyncGenerator[bytes, None]:
-        """Yield b"" when the headers have arrived, then the bytes of the body. Retry and resume broken attempts."""
+        """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
         began, held = self.retries.clock(), self._held
         while not self._is_open or self._at < self.stop:
             try:
-                if self._is_open:
-                    self.want, self.pinned = Range(self._at, self.stop), self.info
                 await self._open()
                 if not self._is_open:
                     self._is_open = True
                     yield b""
                 response, hasher, end = self._response, self._hasher, min(self.stop, self._body_stop)
-                if (
-                    response is not None
-                    and self._at < end
-                    and not self._holds
-                    and "Content-Length" not in response.headers
-                ):
-                    await self._hold_body(response, end)
+                if self._at < end and not self._holds and "Content-Length" not in response.headers:
+                    await self._hold_body(end)
                 while self._at < end or held:
-                    if self._at < end and response is not None:
+                    if self._at < end:
                         if not (piece := await response.read_some()):
-                            raise RetryableError(
-                                RetryReason(f"the body ended at byte {self._offset}, before {end}")
-                            )
+                            raise RetryableError(RetryReason(f"the body ended at {self._offset}, not {end}"))
                         skip, self._offset = self._at - self._offset, self._offset + len(piece)
                         if skip or self._offset > end:
                             piece = piece[skip : len(piece) + min(0, end - self._offset)]
@@ -132,11 +123,7 @@ class ResumableRead(ABC):
                             hasher.update(piece)
                     if self._at < self.stop and self._holds:
                         continue
-                    if (
-                        self._at == self.stop
-                        and hasher is not None
-                        and hasher.digest().hex() != self._expected
-                    ):
+                    if self._at == self.stop and hasher and hasher.digest().hex() != self._expected:
                         await self._raise_checksum(hasher)
                     if self._look is not None and not await self._is_confirmed(self._look):
                         continue
@@ -150,10 +137,8 @@ class ResumableRead(ABC):
             finally:
                 if self._response is not None:
                     self._response.close()
-                if self._look is not None:
-                    await self._cancel(self._look)
 
-    async def _hold_body(self, response: HTTPResponse, end: int) -> None:
+    async def _hold_body(self, end: int) -> None:
         """Hold a body of unstated length until it has ended where it has to; else raise RetryableError.
 
         HTTP ensures the length that the headers state. A proxy that compresses a range states none.
@@ -161,7 +146,7 @@ class ResumableRead(ABC):
         if end - self._at > _MOST_HELD:
             raise RetryableError(RetryReason("the answer does not state its length", is_final=True))
         pieces, offset = list[bytes](), self._offset
-        while offset <= self._body_stop and (piece := await response.read_some()):
+        while offset <= self._body_stop and (piece := await self._response.read_some()):
             pieces.append(piece[max(0, self._at - offset) : max(0, end - offset)])
             offset += len(piece)
         if offset != self._body_stop:
@@ -194,8 +179,9 @@ class ResumableRead(ABC):
     async def _retry(self, failed: RetryableError, began: float) -> None:
         """End a failed attempt, and wait before the next one."""
         self._close()
-        if self._look is not None:
-            await self._cancel(self._look)
+        await self.cancel_look()
+        if self._is_open:
+            self.want, self.pinned = Range(self._at, self.stop), self.info
         await self._explain(failed)
         self._tries = self._tries or self.retries.attempts(began)
         await self._tries.pause(failed, self.url, self.doing)
@@ -205,10 +191,12 @@ class ResumableRead(ABC):
         if self._response is not None:
             self._response.close()
 
-    async def _cancel(self, look: asyncio.Task[None]) -> None:
-        self._look = None
-        look.cancel()
-        await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
+    async def cancel_look(self) -> None:
+        """Cancel the lookup beside the body, if there is one."""
+        if (look := self._look) is not None:
+            self._look = None
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
 
     def _begin(self, info: ObjectInfo, start: int, stop: int) -> None:
         """Set the version and the range, without a proof."""

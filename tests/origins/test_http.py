@@ -207,7 +207,7 @@ class Session:
     async def request(self, method, url, *, timeout, **options):  # as aiohttp has it
         self.timeout = timeout
         content = SimpleNamespace(readany=partial(asyncio.sleep, 0, b""))
-        return SimpleNamespace(status=500, headers={}, history=(), content=content, close=lambda: None)
+        return SimpleNamespace(status=500, headers={}, history=(), content=content, connection=None)
 
 
 @pytest.mark.parametrize(("is_stale", "expected"), [(True, 3.0), (False, 20.0)])

@@ -207,12 +207,9 @@ class DriveAccount:
         given |= {"subject": api.url_of(path), "doing": doing, "method": method, "headers": headers}
         return HTTPRequest(url=url, **given | more)
 
-    async def send(self, request: HTTPRequest, *, within_s: float | None = None) -> Answer:
-        """Send a request once; return its whole answer.
-
-        Raises RetryableError, also if there is no answer within `within_s` seconds, or the final error.
-        """
-        return await (await self.connection()).metadata.answer(request, within_s=within_s)
+    async def send(self, request: HTTPRequest) -> Answer:
+        """Send a request once; return its whole answer. Raises RetryableError or the final error."""
+        return await (await self.connection()).metadata.answer(request)
 
     async def answered(
         self,
@@ -234,12 +231,14 @@ class DriveAccount:
         creates = self.creates if request.kind == "create" else None
         tries, n_made = self.retries.attempts(most=most_tries), self.creates.n_made
         while True:
-            within_s = None  # what changes things must not be sent again because its answer is late
-            if request.method == "GET":
+            if (
+                request.method == "GET"
+            ):  # what changes things must not be sent again because its answer is late
                 within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
+                request = dataclasses.replace(request, within_s=within_s)
             try:
                 async with creates.turn() if creates else nullcontext():
-                    result = parse(await self.send(request, within_s=within_s))
+                    result = parse(await self.send(request))
             except RetryableError as failed:
                 trouble = failed.trouble
                 if creates and not (has_id or trouble.is_rate or trouble.is_unreachable):

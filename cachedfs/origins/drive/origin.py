@@ -103,9 +103,12 @@ class DriveOrigin:
         reply = DriveMediaRead(
             api.url_of(path), path, want, pinned, retries, account=self.account, tree=self.tree
         )
-        async with aclosing(reply.run()) as reply.pieces:
-            await anext(reply.pieces)
-            yield reply
+        try:
+            async with aclosing(reply.run()) as reply.pieces:
+                await anext(reply.pieces)
+                yield reply
+        finally:
+            await reply.cancel_look()
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False

@@ -181,7 +181,8 @@ class DriveMediaRead(ResumableRead):
         assert self._tries is not None
         assert self.info.size is not None
         self._close()
-        self._response = body = await self._to.media.send(request, within_s=self._tries.media_s)
+        request = dataclasses.replace(request, within_s=self._tries.media_s)
+        self._response = body = await self._to.media.send(request)
         status = int(body.status)
         if self.account.is_public and status == 500:  # the lookup found a file
             raise RetryableError(RetryReason("the public address answered 500"))

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
@@ -24,6 +24,9 @@ from cachedfs.errors import (
 from cachedfs.origins.base import clipped, content_range, http_date, number
 from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, trouble_of
 from cachedfs.origins.retry import RetryableError, RetryReason, foreign
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import HTTPResponse
 
 __all__ = [
     "FIELDS",
@@ -128,8 +131,9 @@ class ReadHeaders(NamedTuple):
     body_stop: int
 
 
-def head_of(path: str, status: int, headers: Any, want: Range | Suffix | None) -> ReadHeaders:
+def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> ReadHeaders:
     """Parse the headers of a 200 or 206; raise RetryableError where they contradict the request."""
+    status, headers = int(response.status), response.headers
     stored, length = headers.get("x-goog-stored-content-length"), headers.get("Content-Length")
     size, start, stop = int(stored) if stored and stored.isdigit() else -1, 0, 0
     if status == 206 and isinstance(want, Range):

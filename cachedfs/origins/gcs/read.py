@@ -34,25 +34,23 @@ class GCSMediaRead(ResumableRead):
         if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
             self._take_nothing(await self._current())
             return
-        request = self.connection.media(self.path, want, pin)
-        self._response = response = await self.connection.client.send(request)
+        client, request = self.connection.client, self.connection.media(self.path, want, pin)
+        self._response = response = await client.send(request)
         if response.status == 416:
             await self._open_nothing()
             return
-        head = api.head_of(self.path, int(response.status), response.headers, want)
-        self._offset, self._body_stop = head.offset, head.body_stop
-        if pin is not None:
-            if pinned is not None and (head.info.fingerprint, head.info.size) != (pin, pinned.size):
-                self._check_version(head.info, pinned)
-        elif head.info.fingerprint is None:
+        info, start, stop, self._offset, self._body_stop = api.head_of(self.path, response, want)
+        if pin is None and info.fingerprint is None:
             await self._open_unversioned()
             return
+        if pin and pinned and (info.fingerprint, info.size) != (pin, pinned.size):
+            self._check_version(info, pinned)
         if not self._is_open:
-            self._settle(head)
+            self._choose(info, start, stop)
 
-    def _settle(self, head: api.ReadHeaders) -> None:
+    def _choose(self, info: ObjectInfo, start: int, stop: int) -> None:
         """Set the version, the range and the checksum to verify."""
-        info, start, stop, pinned = head.info, head.start, head.stop, self.pinned
+        pinned = self.pinned
         if not info.size and self.path.endswith("/"):  # as `api.children` has it
             raise self._is_folder()
         stated = stated_of(info.details) if stop - start == info.size else None
@@ -69,7 +67,7 @@ class GCSMediaRead(ResumableRead):
             self.is_checked_at_end = not self._holds
 
     async def _open_nothing(self) -> None:
-        """After a 416, settle on no bytes if the object ends before the range."""
+        """After a 416, read nothing if the object ends before the range."""
         self._close()  # a lookup needs the slot
         pinned = self.pinned
         info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
