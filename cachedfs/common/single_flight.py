@@ -43,14 +43,14 @@ class SingleFlight:
         running = self._running.get(slot)
         if running is None or running.counter != counter:
             running = self._running[slot] = _Lookup(counter, self._spawn(lookup()))
-            running.task.add_done_callback(lambda _: self._forget(slot, running))
+            running.task.add_done_callback(lambda _: self._remove(slot, running))
         running.n_waiting += 1
         try:
             return await asyncio.shield(running.task)
         finally:
             running.n_waiting -= 1
             if not running.n_waiting:
-                self._forget(slot, running)  # later callers start a new lookup
+                self._remove(slot, running)  # later callers start a new lookup
                 running.task.cancel()
 
     def task_of(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
@@ -61,6 +61,6 @@ class SingleFlight:
         running = self._running.get(slot)
         return None if running is None else running.task
 
-    def _forget(self, slot: tuple[str, str], running: _Lookup) -> None:
+    def _remove(self, slot: tuple[str, str], running: _Lookup) -> None:
         if self._running.get(slot) is running:
             del self._running[slot]

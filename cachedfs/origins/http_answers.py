@@ -127,8 +127,8 @@ def compared(known: ObjectInfo, now: ObjectInfo) -> Comparison:
         return "same"
     if times[0] != times[1]:
         return "other"
-    is_settled = times[0] is not None and not any("Date" in info.details for info in infos)
-    return "unreliable etag" if is_settled else "other evidence"
+    is_final = times[0] is not None and not any("Date" in info.details for info in infos)
+    return "unreliable etag" if is_final else "other evidence"
 
 
 def failure(

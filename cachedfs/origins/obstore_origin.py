@@ -15,9 +15,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.origins.base import Reply, clipped, describe, range_header
+from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, logged_request
@@ -107,10 +107,8 @@ def root_of_store(store: Any) -> str:
     return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
 
 
-class ObstoreOrigin:
+class ObstoreOrigin(SimpleOrigin):
     """An origin over an obstore store; `cachedfs.origins.base.Origin` describes its methods."""
-
-    by_parent = False
 
     def __init__(
         self,
@@ -120,31 +118,12 @@ class ObstoreOrigin:
         on_request: Callable[[], None],
         concurrency: int = 16,
     ) -> None:
-        self.identity = identity
-        self.on_request = on_request
+        super().__init__(identity, on_request, RequestSlots(concurrency))
         self.store = options["store"]
         self._root = root_of_store(self.store)
-        self._slots = RequestSlots(concurrency)
         self._can_list = _kind(self.store) != "HTTPStore"
         # A local file may change while it is open, so its version is checked again after each piece.
         self._is_local = _kind(self.store) == "LocalStore"
-
-    @property
-    def concurrency(self) -> int:
-        """Most requests in flight now that callers wait for."""
-        return self._slots.window
-
-    @property
-    def requests_per_s(self) -> float | None:
-        return None
-
-    def lists_all(self, folder: str) -> bool:
-        """Return True: a listing has all names."""
-        return True
-
-    def spare_s(self) -> float:
-        """Return 0: the limits of the service are unknown."""
-        return 0.0
 
     def url(self, path: str) -> str:
         """Return the URL that errors show for `path`."""
@@ -335,10 +314,6 @@ class ObstoreOrigin:
                 yield info
         for name in folders:
             yield ObjectInfo(self._path(name), "directory")
-
-    async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return None: there is no change feed."""
-        return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Raise NotImplementedError: obstore's own methods write."""

@@ -139,7 +139,7 @@ class RequestSlots:
 
     def __init__(self, concurrency: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.adaptive, self._clock = ConcurrencyWindow(concurrency), clock
-        self.max_requests = (1 + SPECULATIVE_FACTOR) * concurrency
+        self.most, self.max_requests = concurrency, (1 + SPECULATIVE_FACTOR) * concurrency
         self.demand = _Slots(self.window, self.adaptive)
         self.speculative = _Slots(SPECULATIVE_FACTOR * self.window, self.adaptive)
 

@@ -113,7 +113,9 @@ class ResumableRead(ABC):
                 while self._at < end or held:
                     if self._at < end:
                         if not (piece := await response.read_some()):
-                            raise RetryableError(RetryReason(f"the body ended at {self._offset}, not {end}"))
+                            raise RetryableError(
+                                RetryReason(f"the body ends at byte {self._offset} of {end}")
+                            )
                         skip, self._offset = self._at - self._offset, self._offset + len(piece)
                         if skip or self._offset > end:
                             piece = piece[skip : len(piece) + min(0, end - self._offset)]
@@ -200,14 +202,8 @@ class ResumableRead(ABC):
 
     def _begin(self, info: ObjectInfo, start: int, stop: int) -> None:
         """Set the version and the range, without a proof."""
-        self.info, self.start, self._at, self.stop, self._hasher, self._holds = (
-            info,
-            start,
-            start,
-            stop,
-            None,
-            False,
-        )
+        self.info, self.start, self._at, self.stop = info, start, start, stop
+        self._hasher, self._holds = None, False
 
     def _take_nothing(self, info: ObjectInfo) -> None:
         at = info.size or 0

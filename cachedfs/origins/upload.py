@@ -16,9 +16,9 @@ from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.retry import Retries, RetryableError, RetryReason
 
 __all__ = [
-    "FORGOTTEN",
+    "UNKNOWN_SESSION",
     "HasStorageQuota",
-    "SessionForgotten",
+    "SessionExpired",
     "UploadContent",
     "Uploader",
     "check_version",
@@ -28,7 +28,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-FORGOTTEN = frozenset({404, 410})  # statuses of an upload session that the service no longer knows
+UNKNOWN_SESSION = frozenset({404, 410})  # statuses of an upload session that the service no longer knows
 _PIECE = 1 << 20  # bytes read at a time for a checksum
 
 
@@ -96,7 +96,7 @@ def version_conflict(
 class UploadContent:
     """The bytes of an open file, from its start to its end; the caller closes the file.
 
-    `sent` receives the number of bytes that the service has; it decreases if the service forgot some.
+    `sent` receives the number of bytes that the service has; it decreases if the service lacks some again.
     """
 
     def __init__(self, file: BinaryIO, sent: Callable[[int], object] = lambda n_bytes: None) -> None:
@@ -122,7 +122,7 @@ class UploadContent:
 
 
 # Google's resumable uploads
-class SessionForgotten(Exception):
+class SessionExpired(Exception):
     """The service no longer knows an upload session."""
 
 
@@ -137,7 +137,7 @@ async def send_pieces(
 ) -> T:
     """Send all bytes in an upload session; return what `finished` makes of the last answer.
 
-    `session` is the request without its bytes. Raises SessionForgotten. After a failure, the service says how much it
+    `session` is the request without its bytes. Raises SessionExpired. After a failure, the service says how much it
     has. As long as that becomes more, all tries are there again: a slow line may not send a whole piece in one attempt.
     """
     size = content.size
@@ -152,8 +152,8 @@ async def send_pieces(
     async def put(request: HTTPRequest, data: bytes, span: str) -> tuple[int, T | None]:
         """Send bytes, or ask (`bytes */N`) how many arrived; return what the service has, or the end's result."""
         answer = await send(replace(request, headers={"Content-Range": span}, data=data))
-        if answer.status in FORGOTTEN:
-            raise SessionForgotten
+        if answer.status in UNKNOWN_SESSION:
+            raise SessionExpired
         if answer.status != 308:
             return 0, finished(answer)
         last = number(answer.headers.get("range", "").rpartition("-")[2])
@@ -177,7 +177,7 @@ async def send_pieces(
             continue
         if result is not None:
             return result
-        if kept > most:  # not only again what it forgot meanwhile
+        if kept > most:  # not only what it lacked again
             most, tries = kept, retries.attempts()
         start, is_known = kept, True
         content.sent(start)

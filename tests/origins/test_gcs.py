@@ -51,6 +51,7 @@ from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
 from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.origins.http import HTTPResponse
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.registry import identity_of, open_origin
 from cachedfs.origins.request_slots import speculative
 from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
@@ -1025,9 +1026,9 @@ def test_a_206_response_without_a_valid_range_is_refused(text):
     ],
 )  # fmt: skip
 def test_every_status_maps_to_an_error_or_a_retry(status, pinned, kind):
-    now = datetime.now(UTC)
+    request = HTTPRequest(url="", subject="gs://b/k", doing="reading", is_pinned=pinned)
     for body in (b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}'):
-        verdict = api.failure(status, {}, body, url="gs://b/k", doing="reading", pinned=pinned, now=now)
+        verdict = api.failure(request, status, {}, body)
         assert isinstance(verdict, kind)
         if not isinstance(verdict, RetryReason):
             assert "gs://b/k" in str(verdict)

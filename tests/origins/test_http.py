@@ -83,7 +83,7 @@ async def sent_to(answer, policy):
         return (await client_of(session, policy).answer(request)).status
 
 
-async def test_a_service_that_stops_reading_is_given_up():
+async def test_a_service_that_stops_reading_is_removed():
     async def deaf(reader, writer):
         await asyncio.Event().wait()
 

@@ -84,7 +84,7 @@ class DriveAuth(TokenSource):
         """
         if self._search is None or time.monotonic() >= self._search_again_at:
             self._search = asyncio.ensure_future(asyncio.to_thread(sign_in, options))
-            self._search.add_done_callback(self._forget_failed_search)
+            self._search.add_done_callback(self._end_search)
             self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
         found = await asyncio.shield(self._search)
         is_usable = self.is_missing and not found.is_missing and await asyncio.to_thread(is_same)
@@ -92,7 +92,7 @@ class DriveAuth(TokenSource):
             self._use(found)
         return not self.is_missing
 
-    def _forget_failed_search(self, done: asyncio.Future[SignIn]) -> None:
+    def _end_search(self, done: asyncio.Future[SignIn]) -> None:
         # The error has the frames of all that waited for it.
         if (done.cancelled() or done.exception() is not None) and self._search is done:
             self._search = None

@@ -165,7 +165,7 @@ class DriveAccount:
         if (connection := self._connection.take()) is not None:
             await connection.session.close()
 
-    def drop(self) -> None:
+    def close_now(self) -> None:
         """Close the connections when no event loop is left to do it."""
         if (connection := self._connection.take()) is not None:
             connector = connection.session.connector
@@ -407,7 +407,7 @@ class DriveAccount:
     async def _all(
         self, key: str, request: HTTPRequest, *, kind: str = "drive#fileList", is_again: bool = False
     ) -> list[dict[str, Any]]:
-        """Return the items of all pages; if Drive forgets the listing in the middle, list again once."""
+        """Return the items of all pages; if the listing expires in the middle, list again once."""
         found, token, seen = list[dict[str, Any]](), "", set[str]()
         while token not in seen:
             seen.add(token)
@@ -499,7 +499,7 @@ class DriveAccount:
         except FileExistsError:
             if "id" not in resource:
                 raise
-            # An earlier try arrived, and only its answer was lost.
+            # An earlier try arrived, and only its answer did not.
             return await self.item(resource["id"], path)
 
     async def delete(self, id: str, path: str, doing: str, *, revision: str = "") -> None:

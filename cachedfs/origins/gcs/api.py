@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -22,6 +22,7 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.base import clipped, content_range, http_date, number
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, trouble_of
 from cachedfs.origins.retry import RetryableError, RetryReason, foreign
 
@@ -274,7 +275,7 @@ def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
       {"code": ..., "message": ...}}.
     * Media: an error is short text, sent as text/html, such as "No such object: bucket/key". Every answer of the media
       server has the header X-GUploader-UploadID.
-    * It never follows a redirect to another host; `HTTPClient` rejects those answers.
+    * It never follows a redirect to another host; `HTTPClient` takes those answers for foreign ones.
 
     Emulators send the same JSON. For media, some send only "Not Found", as proxies do: `GCSMediaRead` then asks the
     JSON API.
@@ -307,20 +308,18 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 
 # Failures
 def failure(
-    status: int,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    url: str,
-    doing: str,
-    pinned: bool,
-    now: datetime,
-    is_write: bool = False,
+    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
 ) -> RetryReason | Exception:
     """Return what an error response means: a reason to retry, or the exception to raise."""
+    url, doing, pinned, is_write = (
+        request.subject,
+        request.purpose,
+        request.is_pinned,
+        request.method != "GET",
+    )
     text, reasons = error_of(body)
     answer = f"{status}: {text}" if text else str(status)
-    if (reason := trouble_of(status, reasons, answer, headers, now)) is not None:
+    if (reason := trouble_of(status, reasons, answer, headers, datetime.now(UTC))) is not None:
         return reason
     if "requester pays" in text.lower():
         return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {answer})")

@@ -60,7 +60,7 @@ class GCSMediaRead(ResumableRead):
             stated = stated or (stated_of(details) if stop - start == info.size else None)
             info = ObjectInfo(self.path, "file", info.size, pinned.fingerprint, details=details)
         self.info, self.start, self._at, self.stop = info, start, start, stop
-        self._hasher = None
+        self._hasher, self._holds, self.is_checked_at_end = None, False, False
         if stated is not None:
             self._checksum, self._expected = stated.name, stated.value
             self._hasher, self._holds = HASHERS[stated.name](), stop - start <= WHOLE

@@ -25,8 +25,8 @@ from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import denial, error_of, object_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 from cachedfs.origins.upload import (
-    FORGOTTEN,
-    SessionForgotten,
+    UNKNOWN_SESSION,
+    SessionExpired,
     UploadContent,
     send_pieces,
     version_conflict,
@@ -39,7 +39,7 @@ T = TypeVar("T")
 logger = logging.getLogger("cachedfs.origins")
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; up to this, an upload is one request
-_SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
+_SESSIONS = 2  # how often an upload begins: a session that has expired means starting over
 _UNMET = 412
 _REDIRECTS = frozenset({301, 302, 303, 307})
 _GOOD = frozenset({200, 201, _UNMET}) | _REDIRECTS  # all others are failures
@@ -123,7 +123,7 @@ class ObjectUpload:
         request = self._beginning("resumable", headers, body)
         for _ in range(_SESSIONS):
             address = await self._answered(request, self._address_of)
-            session = self._request(address, "writing it", method="PUT", good=_GOOD | FORGOTTEN | {308})
+            session = self._request(address, "writing it", method="PUT", good=_GOOD | UNKNOWN_SESSION | {308})
             try:
                 return await send_pieces(
                     session,
@@ -133,7 +133,7 @@ class ObjectUpload:
                     send=self._send,
                     retries=self._connection.uploads.retries,
                 )
-            except SessionForgotten:
+            except SessionExpired:
                 self._may_have_arrived = True
             except Exception:  # of any kind, and raised again
                 await self._cancel(address)
@@ -144,7 +144,7 @@ class ObjectUpload:
 
     async def _cancel(self, address: str) -> None:
         """End an upload session, with one request; otherwise the service keeps its bytes for a week."""
-        good = _GOOD | FORGOTTEN | {204, 499}
+        good = _GOOD | UNKNOWN_SESSION | {204, 499}
         request = self._request(address, "cancelling the upload", method="DELETE", good=good)
         try:
             await self._send(request)
@@ -222,7 +222,7 @@ class ObjectUpload:
         return info.size == self._content.size and self._checksum.items() <= info.details.items()
 
     def _is_ours(self, found: ObjectInfo) -> bool:
-        """Return whether an object is what an attempt made whose answer was lost."""
+        """Return whether an object is what an attempt made whose answer did not arrive."""
         is_newer = int(found.fingerprint or 0) > int(self._condition or 0)
         return is_newer and self._has_our_bytes(found)
 
