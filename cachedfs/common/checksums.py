@@ -9,21 +9,26 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cachedfs.common.optional_imports import importing
 
 __all__ = [
+    "HASHERS",
     "RunningChecksum",
     "StatedChecksum",
     "crc32c_of",
     "google_checksum",
     "has_crc32c",
-    "stated_crc32c",
     "stated_of",
 ]
+
+
+HASHERS: dict[str, Callable[[], Any]] = {"md5": partial(hashlib.md5, usedforsecurity=False)}
+"""By the name of a checksum, what makes an object that computes it; `has_crc32c` adds "crc32c"."""
 
 
 class StatedChecksum(NamedTuple):
@@ -38,20 +43,14 @@ class StatedChecksum(NamedTuple):
 
 def stated_of(details: Mapping[str, Any]) -> StatedChecksum | None:
     """Return the checksum in an object's `details`, CRC-32C first; None if none can be computed here."""
-    crc32c = stated_crc32c(details)
-    if crc32c is not None:
-        return StatedChecksum("crc32c", f"{crc32c:08x}")
+    text = details.get("crc32c")
+    if isinstance(text, str) and has_crc32c():
+        with suppress(binascii.Error):
+            crc32c = base64.b64decode(text, validate=True)
+            if len(crc32c) == 4:
+                return StatedChecksum("crc32c", crc32c.hex())
     md5 = details.get("md5Checksum") or _hex(details.get("md5Hash"), 16)
     return StatedChecksum("md5", md5) if isinstance(md5, str) else None
-
-
-def stated_crc32c(details: Mapping[str, Any]) -> int | None:
-    """Return the CRC-32C in an object's `details`, or None.
-
-    None also if google-crc32c is not installed.
-    """
-    value = _hex(details.get("crc32c"), 4)
-    return int(value, 16) if value is not None and has_crc32c() else None
 
 
 def _hex(text: object, size: int) -> str | None:
@@ -68,20 +67,18 @@ class RunningChecksum:
 
     def __init__(self, stated: StatedChecksum) -> None:
         self._stated = stated
-        self._crc32c = 0
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        if stated.name == "crc32c":
+            has_crc32c()
+        self._hasher = HASHERS[stated.name]()
 
     def add(self, data: bytes) -> None:
         """Add the next bytes of the object."""
-        if self._stated.name == "crc32c":
-            self._crc32c = crc32c_of(data, self._crc32c)
-        else:
-            self._md5.update(data)
+        self._hasher.update(data)
 
     def copy(self) -> RunningChecksum:
         """Return an independent copy of the current state."""
         other = RunningChecksum(self._stated)
-        other._crc32c, other._md5 = self._crc32c, self._md5.copy()
+        other._hasher = self._hasher.copy()
         return other
 
     def contradiction(self, stated: StatedChecksum | None = None) -> str | None:
@@ -93,7 +90,7 @@ class RunningChecksum:
         name, value = stated or self._stated
         if name != self._stated.name:
             return f"a {name.upper()} in place of {self._stated.name.upper()}"
-        found = f"{self._crc32c:08x}" if name == "crc32c" else self._md5.hexdigest()
+        found = self._hasher.digest().hex()
         if found == value:
             return None
         return f"the {name.upper()} of its bytes is {found}, and should be {value}"
@@ -122,7 +119,10 @@ def has_crc32c() -> bool:
             import google_crc32c
     except (ImportError, RuntimeWarning):  # the pure Python version warns, and warnings may be errors
         return False
-    return bool(google_crc32c.implementation == "c")
+    if google_crc32c.implementation != "c":
+        return False
+    HASHERS["crc32c"] = google_crc32c.Checksum
+    return True
 
 
 def crc32c_of(data: bytes, before: int = 0) -> int:

@@ -180,12 +180,13 @@ class EventLog:
 
 # Replaced, never changed, because the writing thread iterates over it.
 _watched: tuple[weakref.ref[CounterSource], ...] = ()
-_log: EventLog | None = None
+active: EventLog | None = None
+"""The event log of this process, as `current` returns it."""
 
 
 def current() -> EventLog | None:
     """Return the event log of this process; None if logging is off."""
-    return _log
+    return active
 
 
 def log_events(folder: str | os.PathLike[str] | None) -> None:
@@ -197,8 +198,8 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
 
     Example: `cachedfs.log_events("events")`.
     """
-    global _log
-    old, _log = _log, None
+    global active
+    old, active = active, None
     if old is not None:
         old.sample_all()
         old.close()
@@ -207,7 +208,7 @@ def log_events(folder: str | os.PathLike[str] | None) -> None:
         return
     log = EventLog(os.fspath(folder))
     os.environ[VARIABLE] = log.folder
-    _log = log
+    active = log
     if _watched:
         log.sample_all()
         log.start()
@@ -217,18 +218,18 @@ def watch(source: CounterSource) -> None:
     """Log the counters of `source` from now on, whenever logging is on."""
     global _watched
     _watched = (*(each for each in _watched if each() is not None), weakref.ref(source))
-    if _log is not None:
-        _log.sample(source)
-        _log.start()
+    if active is not None:
+        active.sample(source)
+        active.start()
 
 
 def unwatch(source: CounterSource) -> None:
     """Log the counters of `source` a last time."""
     global _watched
     _watched = tuple(each for each in _watched if each() not in (None, source))
-    if _log is not None:
-        _log.sample(source)
-        _log.write()  # the process may be about to end
+    if active is not None:
+        active.sample(source)
+        active.write()  # the process may be about to end
 
 
 @contextlib.contextmanager
@@ -237,7 +238,7 @@ def waiting(path: str, start: int | None = None, stop: int | None = None) -> Ite
 
     `start` and `stop` are the byte range. Waits below `MIN_WAIT_S` are not logged.
     """
-    log, began = _log, time.monotonic()
+    log, began = active, time.monotonic()
     try:
         yield
     finally:
@@ -247,21 +248,21 @@ def waiting(path: str, start: int | None = None, stop: int | None = None) -> Ite
 
 def _after_fork() -> None:
     # File, thread and engines belong to the parent.
-    global _log, _watched
+    global active, _watched
     _watched = ()
-    if _log is not None:
-        _log = _log.after_fork()
+    if active is not None:
+        active = active.after_fork()
 
 
 def _begin() -> None:
-    global _log
+    global active
     if folder := os.environ.get(VARIABLE):
-        _log = EventLog(folder)
+        active = EventLog(folder)
 
 
 def _at_end() -> None:
-    if _log is not None:
-        _log.write()
+    if active is not None:
+        active.write()
 
 
 atexit.register(_at_end)

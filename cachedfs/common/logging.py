@@ -7,7 +7,7 @@ import re
 
 from cachedfs.errors import NAMED_PROTOCOLS, public_text
 
-__all__ = ["PACKAGES", "WarnOnce", "public_text", "public_url", "without_secrets"]
+__all__ = ["PACKAGES", "WarnOnce", "has_secrets", "public_text", "public_url", "without_secrets"]
 
 
 PACKAGES = (
@@ -39,6 +39,17 @@ def public_url(url: str) -> str:
 def without_secrets(text: str) -> str:
     """Return a library's message as by `public_text`, with tokens, signatures and passwords replaced by `***`."""
     return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", public_text(text))
+
+
+def has_secrets(error: BaseException | None) -> bool:
+    """Return whether the text of an error, or of one that caused it, contains a secret."""
+    seen: list[BaseException] = []
+    while error is not None and not any(error is known for known in seen):
+        if str(error) != without_secrets(str(error)):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:

@@ -11,14 +11,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+
+if TYPE_CHECKING:
+    from cachedfs.origins.request_slots import RequestSlots
 
 __all__ = [
     "Alone",
     "Origin",
     "Reply",
+    "SimpleOrigin",
     "clipped",
     "content_range",
     "describe",
@@ -231,3 +235,29 @@ class Origin(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class SimpleOrigin:
+    """What origins have in common that have no change feed and no known limit of the service."""
+
+    by_parent = False
+
+    def __init__(self, identity: str, on_request: Callable[[], None], slots: RequestSlots) -> None:
+        self.identity, self.on_request, self._slots = identity, on_request, slots
+
+    @property
+    def concurrency(self) -> int:
+        return self._slots.window
+
+    @property
+    def requests_per_s(self) -> float | None:
+        return None
+
+    def lists_all(self, folder: str) -> bool:
+        return True
+
+    def spare_s(self) -> float:
+        return 0.0
+
+    async def changes(self, path: str, token: str | None) -> Changes | None:
+        return None

@@ -8,6 +8,7 @@ for the bytes of one ETag.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,18 +17,18 @@ from datetime import datetime
 from typing import Any
 
 from cachedfs.common.logging import public_text, public_url
-from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
-from cachedfs.origins.base import Reply, clipped, describe, range_header, subject_of
+from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header, subject_of
 from cachedfs.origins.conditional_read import etag_to_match, read_etag
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import LoggedRequest, logged_request
-from cachedfs.origins.request_slots import RequestSlots
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots, logged_request
+from cachedfs.origins.retry import Retries, RetryPolicy
 
-__all__ = ["FsspecOrigin", "jsonable", "plain_path"]
+__all__ = ["ClientOrigin", "FsspecOrigin", "jsonable", "plain_path"]
 
 _PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
 
@@ -50,10 +51,10 @@ def plain_path(inner: Any, path: str) -> str:
     return without_slash(inner._strip_protocol(path))
 
 
-class FsspecOrigin:
+class FsspecOrigin(SimpleOrigin):
     """An origin over any fsspec filesystem; `cachedfs.origins.base.Origin` describes its methods."""
 
-    by_parent = False
+    _making = "making the filesystem"
 
     def __init__(
         self,
@@ -65,24 +66,17 @@ class FsspecOrigin:
         on_request: Callable[[], None],
         concurrency: int = 16,
     ) -> None:
-        self.identity = identity
-        self.on_request = on_request
+        super().__init__(identity, on_request, RequestSlots(concurrency))
         self._protocol, self._options, self._loop = protocol, dict(options), loop
-        self._slots = RequestSlots(concurrency)
         self._inner = AsyncOnce(self._make)
         self._has_warned = False
-
-    @property
-    def concurrency(self) -> int:
-        """Most requests in flight now that callers wait for."""
-        return self._slots.window
 
     async def _make(self) -> Any:
         return await asyncio.to_thread(make_filesystem, self._protocol, self._options, self._loop)
 
     async def filesystem(self) -> Any:
         """Return the inner filesystem; its constructor may block, so it runs in a thread."""
-        with mapped(f"{self._protocol}://", "making the filesystem"):
+        with mapped(f"{self._protocol}://", self._making):
             return await self._inner.get()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
@@ -93,18 +87,6 @@ class FsspecOrigin:
         if info.kind == "file" and info.fingerprint is None:
             self._warn(path)
         return info
-
-    @property
-    def requests_per_s(self) -> float | None:
-        return None
-
-    def lists_all(self, folder: str) -> bool:
-        """Return True: a listing has all names."""
-        return True
-
-    def spare_s(self) -> float:
-        """Return 0: the limits of the service are unknown."""
-        return 0.0
 
     def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
@@ -130,10 +112,6 @@ class FsspecOrigin:
         for child in infos:
             if child.path != folder:  # an empty object that makes this folder
                 yield child
-
-    async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return None: there is no change feed."""
-        return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the inner filesystem; takes no slot, because one call may be many requests."""
@@ -169,12 +147,11 @@ class FsspecOrigin:
         return data
 
     @asynccontextmanager
-    async def _request(self, method: str, path: str, range_: str) -> AsyncIterator[LoggedRequest]:
-        async with self._slots.semaphore():
+    async def _request(self, method: str, path: str, range_: str) -> AsyncIterator[OpenRequest]:
+        is_ahead = await self._slots.acquire()
+        with logged_request(method, self.url(path), range_, self._slots, is_ahead) as request:
             self.on_request()
-            with logged_request(method, self.url(path), range_) as logged:
-                yield logged
-            self._slots.finished(logged.size)
+            yield request
 
     def object_path(self, inner: Any, path: str) -> str:
         """Return the canonical form of an object's path, with the slash that may end its name in S3."""
@@ -202,6 +179,34 @@ class FsspecOrigin:
             "Copy the data to an origin that does, or use the filesystem without cachedfs.",
             stacklevel=3,
         )
+
+
+class ClientOrigin(FsspecOrigin):
+    """An origin that reads with requests of its own, with the settings of its inner filesystem."""
+
+    def __init__(
+        self,
+        protocol: str,
+        options: Mapping[str, Any],
+        *,
+        policy: RetryPolicy,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        **given: Any,
+    ) -> None:
+        super().__init__(protocol, options, **given)
+        self._policy, self._retries = policy, Retries(policy, clock, rng or random.Random())
+        self._connection: AsyncOnce[Any] = AsyncOnce(self._connect)
+
+    async def _connect(self) -> Any:
+        """Return an object whose `session` is closed with the origin."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Close our session and those of the inner filesystem."""
+        if (connection := self._connection.take()) is not None:
+            await connection.session.close()
+        await super().aclose()
 
 
 def _range_of(options: Mapping[str, Any]) -> str:

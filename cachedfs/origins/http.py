@@ -1,6 +1,6 @@
 """`HTTPClient`: requests over one aiohttp session, with request slots, counting and retries.
 
-It is independent of the service: an `HTTPRequest` is what to send, `judge` interprets an error response, and an `Auth`
+It is independent of the service: `judge` interprets an error response, and an `Auth`
 provides the headers that prove the account.
 """
 
@@ -10,21 +10,23 @@ import asyncio
 import dataclasses
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import closing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import aiohttp
 from yarl import URL
 
-from cachedfs.errors import OriginUnavailable, OriginUnreachable, QuotaExceeded
-from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.origin_errors import has_secrets, object_of, well_formed
-from cachedfs.origins.request_log import LoggedRequest
+from cachedfs.common.types import Range
+from cachedfs.errors import QuotaExceeded
+from cachedfs.origins.base import has_stale_answer, range_header
+from cachedfs.origins.http_request import Answer, HTTPRequest
+from cachedfs.origins.origin_errors import object_of, well_formed
+from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import (
-    BodyRate,
+    Retries,
     RetryableError,
-    RetryAttempts,
     RetryPolicy,
     RetryReason,
     answered_within,
@@ -39,9 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Auth",
     "HTTPClient",
-    "HTTPRequest",
-    "HTTPResponse",
     "RequestMeter",
+    "HTTPResponse",
     "Timeouts",
     "is_on_time",
     "new_connector",
@@ -51,37 +52,18 @@ __all__ = [
 
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
-_GOOD = frozenset({200, 206, 416})
 _MOST_RENEWALS = 2  # of the credentials for one attempt: others may renew them in between
 _OVERLOADED = 503
 _ERROR_BODY = 64 << 10
 _LONGEST_BODY = 256 << 20  # of JSON and exports, which are kept in memory; Google's have up to some 20 MB
-_SLICE = (
-    64 << 10
-)  # bytes of a body that are sent at once: a line of 2 kB/s takes one within the limit for silence
+_RATE_OVER_S, _LEAST_BYTES_PER_S = 60.0, 1024  # a body that is slower for so long trickles
+# Bytes of a body that are sent at once: a line of 2 kB/s takes one within the limit for silence.
+_SLICE = 64 << 10
 _LATE, _WEIGHT = 4, 1 / 8  # an answer is late after _LATE times the mean wait; weight of the newest
 _ADDRESS_S = 60  # for which the address of a host is used
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)  # the last: of a host's name
 _INSTALL = "Please install"  # in the message of aiohttp for an encoding that it cannot decode
 _LATE_S = 0.05  # a running event loop fires its timers sooner than this
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HTTPRequest:
-    """One request before it is sent; errors name its `subject` and what it was `doing`."""
-
-    url: str  # percent-encoded
-    params: Mapping[str, str]
-    subject: str
-    doing: str
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    as_stored: bool = False  # the body is an object's bytes: do not decompress it
-    is_pinned: bool = False
-    method: str = "GET"
-    data: bytes | None = None  # the body to send
-    kind: str = "download"  # as the rate limiter counts it
-    good: frozenset[int] = _GOOD  # the statuses that are no failures
-    follows_redirects: bool = True
-    trusts_redirects: bool = False  # any answer of another host counts as the service's own
 
 
 class Auth(Protocol):
@@ -104,61 +86,51 @@ class RequestMeter(Protocol):
         ...
 
     def answered(self, request: HTTPRequest, n_bytes: int) -> None:
-        """Count a request whose answer ended after `n_bytes`. A refusal for its rate is not counted."""
+        """Count a request whose answer ended after `n_bytes`. One that was refused for its rate is not counted."""
         ...
 
 
-class HTTPResponse:
-    """A response whose headers have arrived."""
+@dataclasses.dataclass(eq=False)
+class HTTPResponse(OpenRequest):
+    """A response whose headers have arrived; it holds its slot until it is closed."""
 
-    def __init__(self, response: aiohttp.ClientResponse, logged: LoggedRequest) -> None:
-        self._response, self._logged = response, logged
-        self._rate = BodyRate()
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-        self.url = str(response.url)
-        self.other_host = other_host(response)  # where redirects led; None for the host that was asked
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    _waited_s: float = 0.0  # for the bytes of the body, since its rate was last checked
+    _checked_size: int = 0  # the size then
 
     async def read_some(self) -> bytes:
         """Return the next bytes of the body, empty at its end; raise RetryableError if it breaks or trickles."""
         began = time.monotonic()
-        with _retryable_errors():
-            data = await self._response.content.readany()
-        self._logged.size += len(data)
-        if data:
-            self._rate = self._rate.after(len(data), time.monotonic() - began)
+        try:
+            data: bytes = await self.answer.content.readany()
+        except _BROKEN as error:
+            raise_retryable(error)
+        self.size += len(data)
+        # Only the time spent here counts: a reader that pauses does not make a body slow.
+        self._waited_s += time.monotonic() - began
+        if self._waited_s >= _RATE_OVER_S and data:
+            self._check_rate()
         return data
+
+    def _check_rate(self) -> None:
+        n_bytes, waited_s = self.size - self._checked_size, self._waited_s
+        if n_bytes < _LEAST_BYTES_PER_S * waited_s:
+            raise RetryableError(RetryReason(f"only {n_bytes} bytes of the body came in {waited_s:.0f} s"))
+        self._checked_size, self._waited_s = self.size, 0.0
 
     async def read_all(self) -> bytes:
         """Return the whole body; raise RetryableError if it breaks, or is longer than any answer."""
-        data = await self._start(_LONGEST_BODY + 1)
+        data = await self.read_start(_LONGEST_BODY + 1)
         if len(data) > _LONGEST_BODY:
             raise RetryableError(foreign("the answer does not end"))
         return data
 
-    async def read_error(self) -> bytes:
-        """Return the start of an error response's body, up to 64 KiB; raise RetryableError if it breaks."""
-        return await self._start(_ERROR_BODY)
-
-    async def _start(self, size: int) -> bytes:
+    async def read_start(self, size: int = _ERROR_BODY) -> bytes:
+        """Return the start of the body, by default as much as errors have; raise RetryableError if it breaks."""
         data = bytearray()
         while len(data) < size and (piece := await self.read_some()):
             data += piece
         return bytes(data[:size])
-
-    @property
-    def size(self) -> int:
-        """Bytes of the body that were read."""
-        return self._logged.size
-
-    def log_refusal(self) -> None:
-        """Log this response as a refusal for a rate limit or a quota."""
-        self._logged.refused = True
-
-    def close(self) -> None:
-        """Stop reading; the connection is reused if the body was read to its end, else dropped."""
-        self._response.close()
-        self._logged.over()
 
 
 class HTTPClient:
@@ -172,9 +144,8 @@ class HTTPClient:
         *,
         slots: RequestSlots,
         on_request: Callable[[], None],
-        new_tries: Callable[[], RetryAttempts],
+        retries: Retries,
         timeouts: Timeouts,
-        keeps_session_timeout: bool = False,
         options: Mapping[str, Any] = {},
         rate_limiter: RateLimiter | None = None,
         meter: RequestMeter | None = None,
@@ -182,18 +153,24 @@ class HTTPClient:
         """Create a client that calls `on_request` for each request sent.
 
         `judge` turns an error response into a reason to retry or into the exception to raise. `rate_limiter` delays
-        requests. `meter` counts the answered ones, and may refuse to send more. `options` are further arguments of
+        requests. `meter` counts the answered ones, and may not let more be sent. `options` are further arguments of
         aiohttp for each request.
         """
         # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
         session._retry_connection = False
-        self._session, self._auth, self._judge = session, auth, judge
-        self._slots, self._on_request, self.new_tries = slots, on_request, new_tries
+        self._request: Callable[..., Awaitable[aiohttp.ClientResponse]] = session.request
+        self._auth, self._judge = auth, judge
+        self._slots, self._on_request, self.retries = slots, on_request, retries
         self._rate_limiter, self._meter = rate_limiter, meter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
-        self._timeouts, self._stall_s = timeouts, timeouts.usual.sock_read
-        self._keeps_session_timeout = keeps_session_timeout
-        self._options = {"max_redirects": MOST_REDIRECTS, **options}
+        self._timeouts, self._is_limited = timeouts, rate_limiter is not None or meter is not None
+        # `judge` raises for a status.
+        self._options: dict[str, Any] = {
+            "max_redirects": MOST_REDIRECTS,
+            **options,
+            "raise_for_status": False,
+        }
+        self._raw_options = {**self._options, "auto_decompress": False}
 
     async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
@@ -202,164 +179,88 @@ class HTTPClient:
         """
 
         async def attempt() -> T:
-            async with self.exchange(request) as exchange:
-                found = object_of(await exchange.read_all())
+            found = object_of((await self.answer(request)).body)
             with well_formed():
                 return parse(found)
 
-        return await self.retried(attempt, request, self.new_tries())
+        return await self.retried(attempt, request)
 
-    async def retried(
-        self, attempt: Callable[[], Awaitable[T]], request: HTTPRequest, tries: RetryAttempts
-    ) -> T:
-        """Return the result of `attempt`, repeated for as long as `tries` allows."""
+    async def retried(self, attempt: Callable[[], Awaitable[T]], request: HTTPRequest) -> T:
+        """Return the result of `attempt`, which sends `request`, after retries."""
+        tries = self.retries.attempts()
         while True:
             try:
                 return await attempt()
             except RetryableError as failed:
-                await self.pause(failed, request, tries)
+                await tries.pause(failed, request.subject, request.purpose)
 
-    async def pause(self, failed: RetryableError, request: HTTPRequest, tries: RetryAttempts) -> None:
-        """Wait before the next attempt; raise OriginUnavailable when there is none left."""
-        wait_s = tries.next_wait_s(failed.trouble)
-        if wait_s is None:
-            kind = OriginUnreachable if failed.trouble.is_unreachable else OriginUnavailable
-            cause = failed.__cause__ or failed
-            raise kind(
-                f"{request.subject}: {request.doing} failed after {tries.summary()}; the last time: {failed}. "
-                f"{failed.trouble.remedy}"
-            ) from (None if has_secrets(cause) else cause)  # a traceback prints it, too
-        await asyncio.sleep(wait_s)
+    async def answer(self, request: HTTPRequest) -> Answer:
+        """Send `request` once, as `send` does; return the whole answer."""
+        with closing(await self.send(request)) as response:
+            return Answer(int(response.status), response.headers, await response.read_all())
 
-    @asynccontextmanager
-    async def exchange(
-        self, request: HTTPRequest, *, within_s: float | None = None
-    ) -> AsyncIterator[HTTPResponse]:
-        """Send `request` once; leaving before the end of the body drops the connection.
+    async def send(self, request: HTTPRequest, *, n_renewed: int = 0) -> HTTPResponse:
+        """Send `request` once; return a successful response, which the caller closes.
 
-        Raises RetryableError, also if there is no answer within `within_s` seconds (longer where answers usually take
-        long), or the final error.
+        Raises RetryableError or the final error.
         """
-        async with self._slots.semaphore():
-            exchange = await self._send(request, within_s)
-            try:
-                yield exchange
-            finally:
-                exchange.close()
-                self._slots.finished(exchange.size)
-                self._count(request, exchange)
-
-    async def _send(self, request: HTTPRequest, within_s: float | None) -> HTTPResponse:
-        """Return a successful response; after a 401, renew the credentials and send again."""
-        auth_headers, began_at = await self._auth.headers(), self._slots.now()
-        sent, response = await self._request_at_rate(request, auth_headers, within_s)
-        n_renewed = 0
-        while (
-            response.status == 401
-            and n_renewed < _MOST_RENEWALS
-            and await self._renewed(response, auth_headers)
-        ):
-            self._count(request, response)
-            n_renewed, auth_headers = n_renewed + 1, await self._auth.headers()
-            sent, response = await self._request_at_rate(request, auth_headers, within_s)
-        is_good = response.status in request.good
-        # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
-        is_trusted = request.trusts_redirects or (is_good and request.as_stored)
-        if response.other_host and not is_trusted:
-            response.close()
-            raise RetryableError(
-                foreign(f"redirected to {response.other_host}, which answered {response.status}")
-            )
-        if is_good:
-            self._report_answer(sent, refused=False)
+        response = HTTPResponse(request.method, request.url, "", self._slots, await self._slots.acquire())
+        try:
+            auth = await self._auth.headers()
+            sent = await self._spend(request) if self._is_limited else ()
+            await self._exchange(request, response, auth)
+            if self._is_limited or response.status not in request.good or response.answer.history:
+                return await self._checked(request, response, auth, sent, n_renewed)
+            response.is_good = True
             return response
-        try:
-            body = await response.read_error()
-            outcome = self._judge(request, response.status, response.headers, body)
-            is_refused = isinstance(outcome, RetryReason) and outcome.is_rate
-            if is_refused or isinstance(outcome, QuotaExceeded):
-                response.log_refusal()
-        finally:
-            response.close()
-        self._report_answer(sent, refused=is_refused)
-        if not is_refused:
-            self._count(request, response)
-        # A rate is the rate limiter's concern: after a full minute, as many requests as before are allowed at a time.
-        is_overload = is_refused and self._rate_limiter is None
-        if isinstance(outcome, RetryReason) and (is_overload or response.status == _OVERLOADED):
-            self._slots.refused(began_at)
-        raise RetryableError(outcome) if isinstance(outcome, RetryReason) else outcome
-
-    async def _renewed(self, response: HTTPResponse, auth_headers: Mapping[str, str]) -> bool:
-        try:
-            is_renewed = await self._auth.renew(auth_headers)
-        except BaseException:  # also on cancellation: closing the response frees the connection
-            response.close()
+        except BaseException as error:  # a cancellation too
+            response.close(error)
             raise
-        if is_renewed:
-            response.close()
-        return is_renewed
 
-    async def _request_at_rate(
-        self, request: HTTPRequest, auth_headers: Mapping[str, str], within_s: float | None
-    ) -> tuple[tuple[SentRequest, ...], HTTPResponse]:
-        """Return what the rate limiter counted for `request`, and its response."""
-        if self._meter is not None:
-            self._meter.check(request)
-        sent = () if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
-        answer = self._request(request, auth_headers)
-        if within_s is None:
-            return sent, await answer
-        began = time.monotonic()
-        response = await answered_within(max(within_s, _LATE * self._wait_s), answer)
+    async def _exchange(self, request: HTTPRequest, response: HTTPResponse, auth: Mapping[str, str]) -> None:
+        """Send `request`, and wait for the headers of its response."""
+        headers, want, ask = {**request.headers, **auth}, request.want, self._request
+        if isinstance(want, Range):
+            headers["Range"] = response.range_ = f"bytes={want.start}-{want.stop - 1}"
+        elif want is not None:
+            headers["Range"] = response.range_ = range_header(want) or ""
+        if request.data is not None or request.within_s is not None or "auth" in self._options:
+            ask = partial(self._ask, request)
+        timeout = self._timeouts.stale if has_stale_answer.get() else self._timeouts.usual
+        options = {"timeout": timeout, "allow_redirects": request.follows_redirects}
+        options |= self._raw_options if request.as_stored else self._options
+        self._on_request()
+        url, response.began = URL(request.url, encoded=True), time.monotonic()
+        try:
+            answer = await ask(request.method, url, params=request.params, headers=headers, **options)
+        except _BROKEN as error:
+            raise_retryable(error, timeout, time.monotonic() - response.began)
+        response.answer, response.status, response.headers = answer, answer.status, answer.headers
+        response.wait_s = time.monotonic() - response.began
+
+    async def _ask(
+        self, request: HTTPRequest, method: str, url: URL, **options: Any
+    ) -> aiohttp.ClientResponse:
+        """Send a request with a body, with a limit of its own on the wait for the answer, or with credentials."""
+        if url.user is not None:
+            options.pop("auth", None)  # aiohttp does not choose
+        ask = self._request if request.data is None else partial(self._send_body, request.data)
+        if request.within_s is None:
+            return await ask(method, url, **options)
+        began, within_s = time.monotonic(), max(request.within_s, _LATE * self._wait_s)
+        response = await answered_within(within_s, ask(method, url, **options))
         wait_s = time.monotonic() - began
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
-        return sent, response
+        return response
 
-    def _report_answer(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
-        if self._rate_limiter is not None:
-            self._rate_limiter.answered(sent, refused=refused)
-
-    def _count(self, request: HTTPRequest, response: HTTPResponse) -> None:
-        if self._meter is not None:
-            self._meter.answered(request, response.size)
-
-    async def _request(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> HTTPResponse:
-        self._on_request()
-        logged = LoggedRequest(request.method, request.url, request.headers.get("Range", ""))
-        try:
-            response = await self._open(request, auth_headers)
-        except BaseException as error:  # also on cancellation
-            logged.over(error)
-            raise
-        logged.answered(response.status)
-        return HTTPResponse(response, logged)
-
-    async def _open(self, request: HTTPRequest, auth_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        started = time.monotonic()
-        headers = {**request.headers, **auth_headers}
-        try:
-            with _retryable_errors():
-                if request.data is not None:
-                    return await self._open_after_body(request, request.data, headers)
-                return await self._request_with(request, headers)
-        except RetryableError as failed:
-            is_timeout = isinstance(failed.__cause__, aiohttp.ConnectionTimeoutError)
-            if not is_timeout or is_on_time(self._timeouts.now(), time.monotonic() - started):
-                raise
-            # The process or its event loop was blocked, so the timeout says nothing about the service.
-            raise RetryableError(
-                dataclasses.replace(failed.trouble, is_unreachable=False)
-            ) from failed.__cause__
-
-    async def _open_after_body(
-        self, request: HTTPRequest, data: bytes, headers: dict[str, str]
+    async def _send_body(
+        self, data: bytes, *args: Any, headers: Mapping[str, str], **options: Any
     ) -> aiohttp.ClientResponse:
         """Send the body in slices; raise TimeoutError for a connection that takes none of it for too long.
 
         aiohttp has no timeout for sending.
         """
-        loop, stall_s = asyncio.get_running_loop(), self._stall_s
+        loop, stall_s = asyncio.get_running_loop(), self._timeouts.usual.sock_read
         async with asyncio.timeout(stall_s) as silence:
 
             async def slices() -> AsyncIterator[bytes]:
@@ -369,31 +270,63 @@ class HTTPClient:
                             silence.reschedule(loop.time() + stall_s)
                     yield data[start : start + _SLICE]
 
-            return await self._request_with(
-                request, {**headers, "Content-Length": str(len(data))}, slices() if data else None
-            )
+            headers = {**headers, "Content-Length": str(len(data))}
+            return await self._request(*args, headers=headers, data=slices() if data else None, **options)
 
-    async def _request_with(
-        self, request: HTTPRequest, headers: dict[str, str], data: AsyncIterator[bytes] | None = None
-    ) -> aiohttp.ClientResponse:
-        options: dict[str, Any] = {"allow_redirects": request.follows_redirects}
-        if not self._keeps_session_timeout:
-            options["timeout"] = self._timeouts.now()
-        options |= self._options
-        options["raise_for_status"] = False  # `judge` does it
-        if request.as_stored:
-            options["auto_decompress"] = False
-        url = URL(request.url, encoded=True)
-        if url.user is not None:
-            options.pop("auth", None)  # aiohttp refuses to choose
-        return await self._session.request(
-            request.method,
-            url,
-            params=request.params,
-            headers=headers,
-            data=data,
-            **options,
-        )
+    async def _spend(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
+        """Wait until the limits let `request` be sent; return what the rate limiter counted for it."""
+        if self._meter is not None:
+            self._meter.check(request)
+        return () if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
+
+    async def _checked(
+        self,
+        request: HTTPRequest,
+        response: HTTPResponse,
+        auth: Mapping[str, str],
+        sent: tuple[SentRequest, ...],
+        n_renewed: int,
+    ) -> HTTPResponse:
+        """Return a response if it is good; after a 401, renew the credentials and send `request` again."""
+        if response.status == 401 and n_renewed < _MOST_RENEWALS and await self._auth.renew(auth):
+            self._count_at_close(request, response)
+            response.close()
+            return await self.send(request, n_renewed=n_renewed + 1)
+        response.is_good = response.status in request.good
+        # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
+        is_trusted = request.trusts_redirects or (response.is_good and request.as_stored)
+        if not is_trusted and (host := other_host(response.answer)):
+            response.is_good = False
+            raise RetryableError(foreign(f"redirected to {host}, which answered {response.status}"))
+        if not response.is_good:
+            raise await self._failure(request, response, sent)
+        self._count_at_close(request, response)
+        if self._rate_limiter is not None:
+            self._rate_limiter.answered(sent, refused=False)
+        return response
+
+    async def _failure(
+        self, request: HTTPRequest, response: HTTPResponse, sent: tuple[SentRequest, ...]
+    ) -> Exception:
+        """Return the error for a response that is a failure, and adapt the limits to it."""
+        body = await response.read_start()
+        outcome = self._judge(request, int(response.status), response.headers, body)
+        is_rate = isinstance(outcome, RetryReason) and outcome.is_rate
+        response.refused = is_rate or isinstance(outcome, QuotaExceeded)
+        if self._rate_limiter is not None:
+            self._rate_limiter.answered(sent, refused=is_rate)
+        if not is_rate:
+            self._count_at_close(request, response)
+        if isinstance(outcome, Exception):
+            return outcome
+        # A rate is the rate limiter's concern: after a full minute, as many requests as before are allowed at a time.
+        if (is_rate and self._rate_limiter is None) or response.status == _OVERLOADED:
+            self._slots.refused(response.began or 0.0)
+        return RetryableError(outcome)
+
+    def _count_at_close(self, request: HTTPRequest, response: HTTPResponse) -> None:
+        if self._meter is not None:
+            response.at_close = partial(self._meter.answered, request)
 
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:
@@ -412,9 +345,6 @@ class Timeouts(NamedTuple):
 
     usual: aiohttp.ClientTimeout
     stale: aiohttp.ClientTimeout
-
-    def now(self) -> aiohttp.ClientTimeout:
-        return self.stale if has_stale_answer.get() else self.usual
 
 
 def timeouts_of(
@@ -474,32 +404,32 @@ def new_connector(**options: Any) -> aiohttp.TCPConnector:
     return _Connector(limit=0, ttl_dns_cache=_ADDRESS_S, **options)
 
 
-@contextmanager
-def _retryable_errors() -> Iterator[None]:
-    """Turn the exceptions of aiohttp for a broken connection into RetryableError."""
-    try:
-        yield
-    except aiohttp.ClientConnectorCertificateError as error:
-        raise RetryableError(untrusted(_text(error))) from error
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise RetryableError(RetryReason(_text(error), is_unreachable=True)) from error
-    except aiohttp.ClientHttpProxyError as error:  # its text contains the proxy's URL and password
+def raise_retryable(
+    error: Exception, timeout: aiohttp.ClientTimeout | None = None, waited_s: float = 0.0
+) -> NoReturn:
+    """Raise the RetryableError for aiohttp's exception of a broken connection, after `waited_s` seconds."""
+    reason = RetryReason(_text(error))
+    if isinstance(error, aiohttp.InvalidURL) and not isinstance(error, aiohttp.RedirectClientError):
+        raise error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = untrusted(_text(error))
+    elif isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        # Or the process or its event loop was blocked: then a timeout says nothing about the service.
+        is_timeout = isinstance(error, aiohttp.ConnectionTimeoutError)
+        is_unreachable = not is_timeout or timeout is None or is_on_time(timeout, waited_s)
+        reason = dataclasses.replace(reason, is_unreachable=is_unreachable)
+    elif isinstance(error, aiohttp.ClientHttpProxyError):
         why = f"the proxy does not connect: {error.status} {error.message}"
-        raise RetryableError(RetryReason(why, is_unreachable=True)) from None
-    except aiohttp.RedirectClientError as error:
-        raise RetryableError(foreign(f"redirected to no address: {_text(error)}")) from error
-    except aiohttp.InvalidURL:
-        raise
-    except aiohttp.TooManyRedirects as error:
-        raise RetryableError(RetryReason("the service redirects in a loop", is_final=True)) from error
-    except aiohttp.ClientResponseError as error:
-        if _INSTALL not in error.message:
-            raise RetryableError(RetryReason(_text(error))) from error
+        reason = RetryReason(why, is_unreachable=True)
+    elif isinstance(error, aiohttp.RedirectClientError):
+        reason = foreign(f"redirected to no address: {_text(error)}")
+    elif isinstance(error, aiohttp.TooManyRedirects):
+        reason = RetryReason("the service redirects in a loop", is_final=True)
+    elif isinstance(error, aiohttp.ClientResponseError) and _INSTALL in error.message:
         why, _, package = error.message.partition(_INSTALL)
         reason = RetryReason(why.strip(" ."), is_final=True, remedy=f"Install {package.strip('` ')}")
-        raise RetryableError(reason) from error
-    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeError) as error:  # the last: of a host's name
-        raise RetryableError(RetryReason(_text(error))) from error
+    # The text of a proxy's error contains its URL and password.
+    raise RetryableError(reason) from (None if isinstance(error, aiohttp.ClientHttpProxyError) else error)
 
 
 def _text(error: BaseException) -> str:

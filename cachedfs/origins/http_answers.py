@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNotFound, RequestRejected
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import error_of, trouble_of, without_secrets
 from cachedfs.origins.retry import RetryReason
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["HTTPAnswer", "Comparison", "answer_of", "compared", "failure"]
 
@@ -129,8 +127,8 @@ def compared(known: ObjectInfo, now: ObjectInfo) -> Comparison:
         return "same"
     if times[0] != times[1]:
         return "other"
-    is_settled = times[0] is not None and not any("Date" in info.details for info in infos)
-    return "unreliable etag" if is_settled else "other evidence"
+    is_final = times[0] is not None and not any("Date" in info.details for info in infos)
+    return "unreliable etag" if is_final else "other evidence"
 
 
 def failure(
@@ -141,7 +139,7 @@ def failure(
     answer = f"{status}: {text}" if text else str(status)
     if (reason := trouble_of(status, set(), answer, headers, datetime.now(UTC))) is not None:
         return reason
-    url, doing = request.subject, request.doing
+    url, doing = request.subject, request.purpose
     if status in _ABSENT and request.is_pinned:
         return ObjectChanged(f"{url}: the object was removed while it was read ({doing}); open it again")
     if status in _ABSENT:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPClient, HTTPRequest, HTTPResponse
+    from cachedfs.origins.http import HTTPClient, HTTPResponse
 
 __all__ = ["HTTPConnection", "VersionEvidence", "is_unusable_part"]
 
@@ -101,19 +101,16 @@ class HTTPConnection:
         self, path: str, want: Range | Suffix | None, *, doing: str = "", is_pinned: bool = False
     ) -> HTTPRequest:
         """Return the request for bytes, as they are and not compressed unless the options say so."""
-        from cachedfs.origins.http import HTTPRequest
-
         headers = dict(self._inner.kwargs.get("headers") or {})
         names = {name.lower() for name in (*headers, *getattr(self.session, "headers", ()))}
         if "accept-encoding" not in names:
             headers["Accept-Encoding"] = "identity"
-        if want is not None:
-            headers["Range"] = range_header(want) or ""
         return HTTPRequest(
             url=str(self._inner.encode_url(path)),
             params=self._inner.kwargs.get("params") or {},
             subject=self._url_of(path),
-            doing=doing or describe(want),
+            doing=doing,
+            want=want,
             headers=headers,
             is_pinned=is_pinned,
             good=_GOOD,
@@ -130,7 +127,8 @@ class HTTPConnection:
 
         async def attempt() -> ObjectInfo:
             for want in (_FIRST, None):
-                async with self.answer(path, request(want)) as (answer, body):
+                answer, body = await self.answer(path, request(want))
+                with closing(body):
                     if answer is None or (want is not None and is_unusable_part(answer, body)):
                         continue
                     if answer.span is not None and answer.span.size <= 1:
@@ -138,23 +136,22 @@ class HTTPConnection:
                     return answer.info
             raise RetryableError(RetryReason("the server takes a whole object for a wrong range"))
 
-        return await self.client.retried(attempt, request(_FIRST), self.client.new_tries())
+        return await self.client.retried(attempt, request(_FIRST))
 
-    @asynccontextmanager
-    async def answer(
-        self, path: str, request: HTTPRequest
-    ) -> AsyncIterator[tuple[HTTPAnswer | None, HTTPResponse]]:
-        """Send `request` once; enter with what the headers state, None for 416, and the response."""
+    async def answer(self, path: str, request: HTTPRequest) -> tuple[HTTPAnswer | None, HTTPResponse]:
+        """Send `request` once; return what the headers state, None for 416, and the response, to be closed."""
         now_s = time.time()
-        async with self.client.exchange(request) as body:
-            if body.status == 416:
-                yield None, body
-                return
-            url = jsonable(body.url)
-            answer = answer_of(path, body.status, body.headers, url, now_s, decodes=self._decodes)
+        body = await self.client.send(request)
+        if body.status == 416:
+            return None, body
+        with ExitStack() as stack:
+            stack.callback(body.close)
+            url, status = jsonable(str(body.answer.url)), int(body.status)
+            answer = answer_of(path, status, body.headers, url, now_s, decodes=self._decodes)
             if not is_unusable_part(answer, body):
                 answer = answer._replace(info=self.evidence.without_unreliable_etag(answer.info))
-            yield answer, body
+            stack.pop_all()
+        return answer, body
 
 
 def is_unusable_part(answer: HTTPAnswer, body: HTTPResponse) -> bool:

@@ -6,50 +6,35 @@ asked, because its size may be another. fsspec's HTTPFileSystem gives the option
 
 from __future__ import annotations
 
-import asyncio
-import random
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.origins.fsspec_origin import FsspecOrigin
+from cachedfs.origins.base import Reply, describe
+from cachedfs.origins.fsspec_origin import ClientOrigin
 from cachedfs.origins.http_answers import failure
 from cachedfs.origins.http_connection import HTTPConnection, VersionEvidence
 from cachedfs.origins.http_read import HTTPRead
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.retry import RetryAttempts, RetryPolicy
+from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["HTTPOrigin"]
 
 _MOST_REDIRECTS = 10  # as in aiohttp
 
 
-class HTTPOrigin(FsspecOrigin):
+class HTTPOrigin(ClientOrigin):
     """Objects behind http:// and https:// URLs; the fingerprint is the ETag, or else the time of the last change."""
 
+    _connection: AsyncOnce[HTTPConnection]
+
     def __init__(
-        self,
-        protocol: str,
-        options: Mapping[str, Any],
-        *,
-        identity: str,
-        loop: asyncio.AbstractEventLoop,
-        on_request: Callable[[], None],
-        concurrency: int = 16,
-        policy: RetryPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
+        self, protocol: str, options: Mapping[str, Any], *, policy: RetryPolicy | None = None, **given: Any
     ) -> None:
-        super().__init__(
-            protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
-        )
-        self._policy = policy or RetryPolicy()
-        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
-        self._connection = AsyncOnce(self._connect)
+        super().__init__(protocol, options, policy=policy or RetryPolicy(), **given)
         self._evidence = VersionEvidence(self.url, self._warn)
 
     async def _make(self) -> Any:
@@ -76,18 +61,15 @@ class HTTPOrigin(FsspecOrigin):
             failure,
             slots=self._slots,
             on_request=lambda: self.on_request(),  # it may be replaced later
-            new_tries=self._new_tries,
-            timeouts=timeouts_of(self._policy, can_wait_for_pool=0 < limit < self._slots.max_requests),
-            keeps_session_timeout="timeout" in inner.client_kwargs,
+            retries=self._retries,
+            timeouts=timeouts_of(
+                self._policy,
+                own_timeout=session.timeout if "timeout" in inner.client_kwargs else None,
+                can_wait_for_pool=0 < limit < self._slots.max_requests,
+            ),
             options={"max_redirects": _MOST_REDIRECTS, **credentials, **options, "cookies": cookies or None},
         )
         return HTTPConnection(inner, session, client, self.url, self._evidence)
-
-    async def aclose(self) -> None:
-        """Close our session and those of the inner filesystem."""
-        if (connection := self._connection.take()) is not None:
-            await connection.session.close()
-        await super().aclose()
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object that `path` is now, by a read of its first byte; there are no folders."""
@@ -98,9 +80,18 @@ class HTTPOrigin(FsspecOrigin):
         """Return False: a page need not link to everything."""
         return False
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> HTTPRead:
+    @asynccontextmanager
+    async def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AsyncIterator[Reply]:
         """Request bytes: one request, whose headers also have version and size."""
-        return HTTPRead(self._connection.get, self.url(path), path, want, pinned)
+        url = self.url(path)
+        with mapped(url, describe(want)):
+            connection = await self._connection.get()
+        reply = HTTPRead(url, path, want, pinned, self._retries, connection=connection)
+        async with aclosing(reply.run()) as reply.pieces:
+            await anext(reply.pieces)
+            yield reply
 
 
 async def _new_session(inner: Any) -> tuple[Any, dict[str, Any]]:

@@ -27,28 +27,30 @@ _S3_CONNECTIONS = 128  # most requests in flight; botocore's own limit is 10
 class AsyncOnce(Generic[T]):
     """A value created at the first `get`, once for all waiting callers.
 
-    A failure is raised in all waiting callers and then forgotten, so the next `get` tries again.
+    A failure is raised in all waiting callers, and the next `get` tries again.
     """
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._make = make
         self._task: asyncio.Task[T] | None = None
+        self.value: T | None = None  # once it is created
 
     async def get(self) -> T:
         """Return the value; cancelling one caller does not stop the creation for the others."""
         if self._task is None or _has_failed(self._task):
             self._task = asyncio.ensure_future(self._make())
-            self._task.add_done_callback(self._forget_failed)
+            self._task.add_done_callback(self._created)
         return await asyncio.shield(self._task)
 
-    def _forget_failed(self, task: asyncio.Task[T]) -> None:
-        # Its exception has the frames of all waiting callers. Without them, asyncio would log it if it were not read.
-        if _has_failed(task) and self._task is task:
-            self._task = None
+    def _created(self, task: asyncio.Task[T]) -> None:
+        # The exception has the frames of all waiting callers. Without them, asyncio would log it if it were not read.
+        has_failed = _has_failed(task)
+        if self._task is task:
+            self.value, self._task = (None, None) if has_failed else (task.result(), task)
 
     def take(self) -> T | None:
-        """Return the value if it exists, and forget it: the next `get` creates another."""
-        task, self._task = self._task, None
+        """Return the value if it exists, and remove it: the next `get` creates another."""
+        task, self._task, self.value = self._task, None, None
         if task is None or not task.done():
             if task is not None:
                 task.cancel()

@@ -15,13 +15,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
-from cachedfs.origins.base import Reply, clipped, describe, range_header
+from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import LoggedRequest, logged_request
-from cachedfs.origins.request_slots import RequestSlots
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots, logged_request
 
 __all__ = ["ObstoreOrigin", "identity_of_store", "root_of_store"]
 
@@ -108,10 +107,8 @@ def root_of_store(store: Any) -> str:
     return f"{bucket}/{str(getattr(store, 'prefix', None) or '').strip('/')}".strip("/")
 
 
-class ObstoreOrigin:
+class ObstoreOrigin(SimpleOrigin):
     """An origin over an obstore store; `cachedfs.origins.base.Origin` describes its methods."""
-
-    by_parent = False
 
     def __init__(
         self,
@@ -121,31 +118,12 @@ class ObstoreOrigin:
         on_request: Callable[[], None],
         concurrency: int = 16,
     ) -> None:
-        self.identity = identity
-        self.on_request = on_request
+        super().__init__(identity, on_request, RequestSlots(concurrency))
         self.store = options["store"]
         self._root = root_of_store(self.store)
-        self._slots = RequestSlots(concurrency)
         self._can_list = _kind(self.store) != "HTTPStore"
         # A local file may change while it is open, so its version is checked again after each piece.
         self._is_local = _kind(self.store) == "LocalStore"
-
-    @property
-    def concurrency(self) -> int:
-        """Most requests in flight now that callers wait for."""
-        return self._slots.window
-
-    @property
-    def requests_per_s(self) -> float | None:
-        return None
-
-    def lists_all(self, folder: str) -> bool:
-        """Return True: a listing has all names."""
-        return True
-
-    def spare_s(self) -> float:
-        """Return 0: the limits of the service are unknown."""
-        return 0.0
 
     def url(self, path: str) -> str:
         """Return the URL that errors show for `path`."""
@@ -204,7 +182,7 @@ class ObstoreOrigin:
         path = path.strip("/")
         key = self._key(path)
         with mapped(self.url(path), "looking it up", is_read=True):
-            async with self._slots.semaphore():
+            async with self._slots.slot():
                 try:
                     if key:
                         return await self._head(path)
@@ -223,21 +201,13 @@ class ObstoreOrigin:
         """Request bytes; entering returns when the headers have arrived. The body keeps its slot."""
         path = path.strip("/")
         url, doing = self.url(path), describe(want)
-        async with self._slots.semaphore():
-            logged = LoggedRequest("get_async", url, range_header(want) or "")
-            try:
-                with mapped(url, doing, is_read=True):
-                    reply = await self._begin(path, want, pinned)
-                logged.answered("ok")
-                body = self._body(reply, logged, doing)
-                reply.body = body
-                async with contextlib.aclosing(body):
-                    yield reply
-                self._slots.finished(logged.size)
-            except BaseException as error:  # a cancelled read, too, is a line in the log
-                logged.over(error)
-                raise
-            logged.over()
+        is_ahead = await self._slots.acquire()
+        with logged_request("get_async", url, range_header(want) or "", self._slots, is_ahead) as request:
+            with mapped(url, doing, is_read=True):
+                reply = await self._begin(path, want, pinned)
+            request.answered("ok")
+            async with contextlib.aclosing(self._body(reply, request, doing)) as reply.body:
+                yield reply
 
     async def _begin(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> _Reply:
         """Send the request; raise ObjectChanged if the answer is of another version than `pinned`."""
@@ -287,7 +257,7 @@ class ObstoreOrigin:
             return await self._begin(path, span, info)
         raise OriginUnavailable(f"{self.url(path)}: the origin rejected the range ({describe(want)})")
 
-    async def _body(self, reply: _Reply, logged: LoggedRequest, doing: str) -> AsyncGenerator[bytes, None]:
+    async def _body(self, reply: _Reply, request: OpenRequest, doing: str) -> AsyncGenerator[bytes, None]:
         path, position = reply.info.path, reply.start
         if reply.answer is None:
             return
@@ -296,7 +266,7 @@ class ObstoreOrigin:
                 if not (data := bytes(piece)):
                     continue
                 position += len(data)
-                logged.size += len(data)
+                request.size += len(data)
                 if position > reply.stop:
                     break
                 if self._is_local:
@@ -328,7 +298,7 @@ class ObstoreOrigin:
         folder = folder.strip("/")
         key, now_s = self._key(folder), time.time()
         with mapped(self.url(folder), "listing it", is_read=True):
-            async with self._slots.semaphore():
+            async with self._slots.slot():
                 if deep:
                     self._count(folder)
                     objects, folders = [], []
@@ -344,10 +314,6 @@ class ObstoreOrigin:
                 yield info
         for name in folders:
             yield ObjectInfo(self._path(name), "directory")
-
-    async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return None: there is no change feed."""
-        return None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Raise NotImplementedError: obstore's own methods write."""

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
-from cachedfs.common.logging import without_secrets
+from cachedfs.common.logging import has_secrets, without_secrets
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -37,6 +37,7 @@ __all__ = [
     "is_failure",
     "mapped",
     "object_of",
+    "raise_mapped",
     "size_of",
     "text_of",
     "token_server_away",
@@ -244,27 +245,21 @@ def mapped(url: str, doing: str, *, is_read: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # `translate` returns an exception it does not know as it is
-        translated = translate(error, url, doing)
-        is_impossible = isinstance(error, _IMPOSSIBLE) and not isinstance(error, OSError)
-        # gcsfs takes any answer of 412 for a file that exists.
-        if is_read and (isinstance(translated, ObjectExists) or (translated is error and is_impossible)):
-            translated = CachedFSError(f"{url}: the origin failed ({doing}: {_text(error)})")
-        if translated is error:
-            raise
-        # A traceback prints the causes too: drop them if a message contains a secret.
-        raise translated from (None if has_secrets(error) else error)
+    except Exception as error:  # of any kind: one that is not known is raised as it is
+        raise_mapped(error, url, doing, is_read=is_read)
 
 
-def has_secrets(error: BaseException | None) -> bool:
-    """Return whether the text of an error, or of one that caused it, contains a secret."""
-    seen: list[BaseException] = []
-    while error is not None and not any(error is known for known in seen):
-        if str(error) != without_secrets(str(error)):
-            return True
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return False
+def raise_mapped(error: Exception, url: str, doing: str, *, is_read: bool = False) -> NoReturn:
+    """Raise the error of cachedfs for `error`, as `mapped` does."""
+    translated = translate(error, url, doing)
+    is_impossible = isinstance(error, _IMPOSSIBLE) and not isinstance(error, OSError)
+    # gcsfs takes any answer of 412 for a file that exists.
+    if is_read and (isinstance(translated, ObjectExists) or (translated is error and is_impossible)):
+        translated = CachedFSError(f"{url}: the origin failed ({doing}: {_text(error)})")
+    if translated is error:
+        raise error
+    # A traceback prints the causes too: leave them out if a message contains a secret.
+    raise translated from (None if has_secrets(error) else error)
 
 
 def translate(error: Exception, url: str, doing: str) -> Exception:

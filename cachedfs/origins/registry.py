@@ -68,48 +68,31 @@ def open_origin(
     `alone` provides the locks that keep other writers off a path. Google Drive needs them, because it would create two
     items of the same name. `quota_meter` returns the `QuotaMeter` of a Drive account.
     """
-    identity = identity or identity_of(protocol, options)
+    given: dict[str, Any] = {"identity": identity or identity_of(protocol, options), "on_request": on_request}
+    given["concurrency"] = concurrency
     with importing():
-        if protocol in _GCS:
-            from cachedfs.origins.gcs.origin import GCSOrigin
-
-            return GCSOrigin(
-                options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
-            )
-        if protocol == "drive":
-            from cachedfs.origins.drive.origin import DriveOrigin
-
-            options = {**conf.get("drive", {}), **options}
-            return DriveOrigin(
-                options,
-                identity=identity,
-                loop=loop,
-                on_request=on_request,
-                concurrency=concurrency,
-                alone=alone,
-                meter=quota_meter and quota_meter(),
-                filesystem_over=_drive_filesystem,
-            )
         if protocol == "obstore":
             from cachedfs.origins.obstore_origin import ObstoreOrigin
 
-            return ObstoreOrigin(options, identity=identity, on_request=on_request, concurrency=concurrency)
+            return ObstoreOrigin(options, **given)
+        given["loop"] = loop
+        if protocol in _GCS:
+            from cachedfs.origins.gcs.origin import GCSOrigin
+
+            return GCSOrigin(options, **given)
+        if protocol == "drive":
+            from cachedfs.origins.drive.origin import DriveOrigin
+
+            meter = quota_meter and quota_meter()
+            given |= {"alone": alone, "meter": meter, "filesystem_over": _drive_filesystem}
+            return DriveOrigin({**conf.get("drive", {}), **options}, **given)
         if protocol in _HTTP:
             from cachedfs.origins.http_origin import HTTPOrigin
 
-            return HTTPOrigin(
-                protocol,
-                options,
-                identity=identity,
-                loop=loop,
-                on_request=on_request,
-                concurrency=concurrency,
-            )
+            return HTTPOrigin(protocol, options, **given)
         from cachedfs.origins.fsspec_origin import FsspecOrigin
 
-        return FsspecOrigin(
-            protocol, options, identity=identity, loop=loop, on_request=on_request, concurrency=concurrency
-        )
+        return FsspecOrigin(protocol, options, **given)
 
 
 def _drive_filesystem(origin: Any) -> Any:

@@ -1,27 +1,25 @@
-"""`ResumableRead`: a response whose body is checked.
-
-A broken body is resumed with the same version.
-"""
+"""`ResumableRead`: a read of one version over HTTP, with the only loop that retries and resumes reads."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, Any
 
-from cachedfs.common.checksums import RunningChecksum, StatedChecksum
+from cachedfs.common.checksums import HASHERS
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ChecksumMismatch
-from cachedfs.origins.base import Reply, describe, number
-from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.base import clipped, describe, number
+from cachedfs.origins.origin_errors import raise_mapped
+from cachedfs.origins.retry import Retries, RetryableError, RetryAttempts, RetryReason
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
 
-__all__ = ["WHOLE", "RangeNotSatisfiable", "ResumableRead", "reaches"]
+__all__ = ["WHOLE", "RangeNotSatisfiable", "ResumableRead", "check_length", "reaches"]
 
 WHOLE = 8 << 20  # most bytes held back until their checksum is verified: one request of the reader
 
@@ -37,159 +35,185 @@ def reaches(want: Range | Suffix | None, size: int) -> bool:
     return size > (want.start if isinstance(want, Range) else 0)
 
 
-class ResumableRead(ABC):
-    """A read of one version.
+def check_length(response: HTTPResponse, expected: int) -> None:
+    """Raise RetryableError if the body states another length than `expected`, which aiohttp would ensure."""
+    length = number(response.headers.get("Content-Length"))
+    if "Transfer-Encoding" not in response.headers and length not in (None, expected):
+        raise RetryableError(RetryReason(f"the answer has {length} bytes instead of {expected}"))
 
-    Subclasses open it, request the remaining bytes after a failure, and set the checksum to verify.
+
+@dataclasses.dataclass(eq=False)
+class ResumableRead(ABC):
+    """A read of one version, as `cachedfs.origins.base.Reply` describes it.
+
+    A subclass sends one attempt in `_open`. It sets what the body has, and once the version, the range and the proof.
     """
 
-    info: ObjectInfo
-    start: int
-    stop: int
+    url: str
+    path: str
+    want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
+    pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
+    retries: Retries
 
-    def __init__(self, url: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> None:
-        self._url, self._doing = url, describe(want)
-        self._want, self._pinned = want, pinned
-        self._attempt = AsyncExitStack()  # slot and connection of the running attempt
-        self._body: HTTPResponse | None = None
-        self._arrived = 0  # offset of the next byte to receive
-        self._offset = 0  # offset of the body's next byte; before `_arrived` if the server ignored the range
-        self._ends_at: int | None = None  # where the body has to end, until its length is known to be that
-        # Received bytes that were not returned yet. Invariant: `_proof` is None whenever a piece is returned.
-        self._held: deque[bytes] = deque()
-        self._proof: StatedChecksum | None = None  # checksum of the whole object, until it is verified
-        self._total: RunningChecksum | None = None  # checksum of the bytes received so far
-        self._running: RunningChecksum | None = (
-            None  # the same, of a whole body whose bytes are not held back
-        )
+    info: ObjectInfo = dataclasses.field(init=False)
+    start: int = 0
+    stop: int = 0
+    is_checked_at_end: bool = False
+    pieces: AsyncIterator[bytes] = dataclasses.field(init=False)
+
+    _is_open: bool = False  # the headers of an attempt were accepted
+    _at: int = 0  # offset of the next byte to receive
+    _response: Any = None  # the `HTTPResponse` of the running attempt
+    _offset: int = 0  # offset of its next byte; before `_at` if the server ignored the range
+    _body_stop: int = 0  # offset of its end
+    _tries: RetryAttempts | None = None
+    _doing: str = ""  # "": reading `want`
+    # Received bytes are held until they are proven.
+    _held: deque[bytes] = dataclasses.field(default_factory=deque)
+    _hasher: Any = None  # computes the checksum of a whole object from the bytes received so far
+    _checksum: str = ""  # its name
+    _expected: str = ""  # and value, in hex
+    _holds: bool = False  # no byte is returned before the checksum is verified
+    _look: asyncio.Task[None] | None = None  # a lookup during the read: no byte is returned before it is done
 
     @abstractmethod
-    async def _begin(self) -> None:
-        """Choose the version and the range, and open the body."""
+    async def _open(self) -> None:
+        """Send one attempt for the bytes `want` of `pinned`.
 
-    @abstractmethod
-    async def _resume(self, left: Range, failed: RetryableError) -> None:
-        """Wait, then open the body of the remaining range.
-
-        Raises OriginUnavailable after too many attempts.
+        Sets `_response`, `_offset` and `_body_stop`. Before the first answer it also sets `info`, `start`, `stop`,
+        `_at` and the proof.
         """
 
-    async def __aenter__(self) -> Reply:
-        try:
-            with mapped(self._url, self._doing):
-                await self._begin()
-        except BaseException:  # also on cancellation: __aexit__ is not called when this fails
-            await self._attempt.aclose()
-            raise
-        return self
+    async def _explain(self, failed: RetryableError) -> None:  # noqa: B027  # most have nothing to add
+        """Raise the error that explains a failed attempt; return if another attempt may succeed."""
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._attempt.aclose()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
+    async def _explain_checksum(self) -> None:  # noqa: B027
+        """Raise the error that explains a wrong checksum; return if the transfer damaged the bytes."""
 
     @property
-    def is_checked_at_end(self) -> bool:
-        """True if iteration raises ChecksumMismatch instead of yielding the last bytes of a wrong body."""
-        return self._running is not None
+    def doing(self) -> str:
+        """What errors say that the read was doing."""
+        return self._doing or describe(self.want)
 
-    async def __anext__(self) -> bytes:
-        while self._held or self._arrived < self.stop:
-            with mapped(self._url, self._doing):
-                try:
-                    await self._prove()
-                    return self._checked(self._held.popleft() if self._held else await self._take())
-                except RetryableError as failed:
-                    await self._attempt.aclose()
-                    await self._resume(Range(self._arrived, self.stop), failed)
-        raise StopAsyncIteration
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.pieces
 
-    async def _take(self) -> bytes:
-        """Return the next bytes, never empty, uncopied where possible.
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
+        began, held = self.retries.clock(), self._held
+        while not self._is_open or self._at < self.stop:
+            try:
+                await self._open()
+                if not self._is_open:
+                    self._is_open = True
+                    yield b""
+                response, hasher, end = self._response, self._hasher, min(self.stop, self._body_stop)
+                if self._at < end and not self._holds and "Content-Length" not in response.headers:
+                    await self._hold_body(end)
+                while self._at < end or held:
+                    if self._at < end:
+                        if not (piece := await response.read_some()):
+                            raise RetryableError(
+                                RetryReason(f"the body ends at byte {self._offset} of {end}")
+                            )
+                        skip, self._offset = self._at - self._offset, self._offset + len(piece)
+                        if skip or self._offset > end:
+                            piece = piece[skip : len(piece) + min(0, end - self._offset)]
+                        self._at += len(piece)
+                        held.append(piece)
+                        if hasher is not None:
+                            hasher.update(piece)
+                    if self._at < self.stop and self._holds:
+                        continue
+                    if self._at == self.stop and hasher and hasher.digest().hex() != self._expected:
+                        await self._raise_checksum(hasher)
+                    if self._look is not None and not await self._is_confirmed(self._look):
+                        continue
+                    while held:
+                        if piece := held.popleft():
+                            yield piece
+            except RetryableError as failed:
+                await self._retry(failed, began)
+            except Exception as error:  # `raise_mapped` raises one that it does not know as it is
+                raise_mapped(error, self.url, self.doing)
+            finally:
+                if self._response is not None:
+                    self._response.close()
 
-        Raises RetryableError if the body breaks.
-        """
-        assert self._body is not None  # set whenever bytes are left to receive
-        while True:
-            piece = await self._body.read_some()
-            if not piece:
-                raise RetryableError(
-                    RetryReason(f"the body ended at byte {self._offset}, before {self.stop}")
-                )
-            skip, left = self._arrived - self._offset, self.stop - self._arrived
-            self._offset += len(piece)
-            wanted = piece if not skip and len(piece) <= left else piece[skip : skip + left]
-            if wanted:
-                self._arrived += len(wanted)
-                return wanted
-
-    def _checked(self, piece: bytes) -> bytes:
-        """Return the piece; raise ChecksumMismatch if it completes a body with another checksum than stated."""
-        if self._running is not None:
-            self._running.add(piece)
-            if self._arrived == self.stop and not self._held and (wrong := self._running.contradiction()):
-                raise ChecksumMismatch(f"{self._url}: {self._doing} failed: {wrong}. Read it again")
-        return piece
-
-    async def _prove(self) -> None:
-        """Hold bytes back until their checksum is verified; raise RetryableError if it is wrong."""
-        if self._proof is None:
-            if self._ends_at is not None and self._arrived < self.stop:
-                self._held += await self._rest(self._ends_at)
-            return
-        self._total = self._total or RunningChecksum(self._proof)
-        while self._arrived < self.stop:
-            self._held.append(await self._take())
-            self._total.add(self._held[-1])
-        if wrong := self._total.contradiction():
-            self._held.clear()
-            self._arrived, self._total = self.start, None
-            await self._doubt()
-            raise RetryableError(RetryReason(wrong))
-        self._proof = None
-
-    def _receive(self, body: HTTPResponse, offset: int, stop: int) -> None:
-        """Begin to receive a body, which must have the bytes from `offset` to `stop` and no others.
+    async def _hold_body(self, end: int) -> None:
+        """Hold a body of unstated length until it has ended where it has to; else raise RetryableError.
 
         HTTP ensures the length that the headers state. A proxy that compresses a range states none.
         """
-        length = None if "Transfer-Encoding" in body.headers else number(body.headers.get("Content-Length"))
-        if length not in (None, stop - offset):
-            raise RetryableError(RetryReason(f"the answer has {length} bytes instead of {stop - offset}"))
-        self._body, self._offset = body, offset
-        self._ends_at = stop if length is None else None
+        if end - self._at > _MOST_HELD:
+            raise RetryableError(RetryReason("the answer does not state its length", is_final=True))
+        pieces, offset = list[bytes](), self._offset
+        while offset <= self._body_stop and (piece := await self._response.read_some()):
+            pieces.append(piece[max(0, self._at - offset) : max(0, end - offset)])
+            offset += len(piece)
+        if offset != self._body_stop:
+            raise RetryableError(RetryReason(f"the body ended at byte {offset} instead of {self._body_stop}"))
+        for piece in pieces:
+            self._held.append(piece)
+            if self._hasher is not None:
+                self._hasher.update(piece)
+        self._at, self._offset = end, offset
 
-    async def _rest(self, ends_at: int) -> list[bytes]:
-        """Return the rest of the body, once it has ended where it has to; else drop it and raise RetryableError."""
-        assert self._body is not None
-        began, pieces, stop = self._arrived, list[bytes](), min(self.stop, ends_at)
-        try:
-            if stop - began > _MOST_HELD:
-                raise RetryableError(RetryReason("the answer does not state its length", is_final=True))
-            while self._arrived < stop:
-                pieces.append(await self._take())
-            while self._offset <= ends_at and (piece := await self._body.read_some()):
-                self._offset += len(piece)
-            if self._offset != ends_at:
-                raise RetryableError(
-                    RetryReason(f"the body ended at byte {self._offset} instead of {ends_at}")
-                )
-        except BaseException:  # a cancellation too
-            self._arrived = began
-            raise
-        self._ends_at = None
-        return pieces
+    async def _raise_checksum(self, hasher: Any) -> None:
+        """Raise the error for bytes with another checksum than the stated one."""
+        wrong = f"the {self._checksum.upper()} of its bytes is {hasher.digest().hex()}, and should be {self._expected}"
+        if not self._holds:
+            raise ChecksumMismatch(f"{self.url}: {self.doing} failed: {wrong}. Read it again")
+        self._held.clear()
+        self._at, self._hasher = self.start, HASHERS[self._checksum]()
+        await self._explain_checksum()
+        raise RetryableError(RetryReason(wrong))
 
-    @abstractmethod
-    async def _doubt(self) -> None:
-        """Raise the error that explains a wrong checksum; return if the transfer damaged the bytes."""
+    async def _is_confirmed(self, look: asyncio.Task[None]) -> bool:
+        """Return whether the lookup during the read is done. At the end or when much is held, wait for it."""
+        n_held = sum(map(len, self._held))
+        if self._at < self.stop and n_held < 2 * WHOLE and not look.done():
+            return False
+        await look
+        self._look = None
+        return True
 
-    def _settle(self, info: ObjectInfo, span: Range) -> None:
-        self.info, self.start, self.stop = info, span.start, span.stop
-        self._arrived, self._proof, self._running = span.start, None, None
+    async def _retry(self, failed: RetryableError, began: float) -> None:
+        """End a failed attempt, and wait before the next one."""
+        self._close()
+        await self.cancel_look()
+        if self._is_open:
+            self.want, self.pinned = Range(self._at, self.stop), self.info
+        await self._explain(failed)
+        self._tries = self._tries or self.retries.attempts(began)
+        await self._tries.pause(failed, self.url, self.doing)
 
-    def _settle_empty(self, info: ObjectInfo) -> None:
-        size = info.size or 0
-        at = min(self._want.start, size) if isinstance(self._want, Range) else size
-        self._settle(info, Range(at, at))
+    def _close(self) -> None:
+        """Close the response, which releases its slot."""
+        if self._response is not None:
+            self._response.close()
+
+    async def cancel_look(self) -> None:
+        """Cancel the lookup beside the body, if there is one."""
+        if (look := self._look) is not None:
+            self._look = None
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
+
+    def _begin(self, info: ObjectInfo, start: int, stop: int) -> None:
+        """Set the version and the range, without a proof."""
+        self.info, self.start, self._at, self.stop = info, start, start, stop
+        self._hasher, self._holds = None, False
+
+    def _take_nothing(self, info: ObjectInfo) -> None:
+        at = info.size or 0
+        if isinstance(self.want, Range):
+            at = min(self.want.start, at)
+        self._begin(info, at, at)
+
+    def _take_whole(self, info: ObjectInfo, data: bytes) -> None:
+        """Take the range that was requested from all bytes of an object whose size was unknown before."""
+        span = clipped(self.want, len(data))
+        self._begin(dataclasses.replace(info, size=len(data)), span.start, span.stop)
+        self._at = span.stop
+        self._held.append(data[span.start : span.stop])

@@ -1,4 +1,4 @@
-"""Decide when to retry a failed request and when to give up; clock and randomness are arguments."""
+"""Decide whether and when to retry a failed request; clock and randomness are arguments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
+from cachedfs.common.logging import has_secrets
+from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins.base import http_date, number
 
 __all__ = [
-    "BodyRate",
     "RetryAttempts",
     "RetryPolicy",
     "RetryReason",
     "RetryableError",
+    "Retries",
     "answered_within",
     "delay",
     "foreign",
@@ -27,11 +29,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-_RATE_OVER_S = 60.0
 # Least waits after refusals of one request for its rate, in multiples of `base_s`: more than a minute in all, because
 # limits are counts per minute, and others may have used one up.
 _AFTER_REFUSALS = (0.0, 2.0, 6.0, 16.0, 36.0)
-_LEAST_BYTES_PER_S = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +56,6 @@ class RetryPolicy:
     def first_byte_s(self, first_s: float, n_failed: int) -> float:
         """Return the timeout of an attempt after `n_failed` others, if that of the first one was `first_s`."""
         return min(self.stall_s, first_s * float(2**n_failed))
-
-
-class BodyRate(NamedTuple):
-    """Bytes of a body, and the seconds spent waiting for them, since its rate was last checked."""
-
-    n_bytes: int = 0
-    waited_s: float = 0.0
-
-    def after(self, n_bytes: int, waited_s: float) -> BodyRate:
-        """Return the rate after more bytes; raise RetryableError if less than 1 KiB/s came in 60 s of waiting.
-
-        `waited_s` is the time spent waiting for these bytes. A reader that pauses does not make a body slow.
-        """
-        rate = BodyRate(self.n_bytes + n_bytes, self.waited_s + waited_s)
-        if rate.waited_s < _RATE_OVER_S:
-            return rate
-        if rate.n_bytes < _LEAST_BYTES_PER_S * rate.waited_s:
-            raise RetryableError(
-                RetryReason(f"only {rate.n_bytes} bytes of the body came in {rate.waited_s:.0f} s")
-            )
-        return BodyRate()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,20 +132,51 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
     return None if at is None else max(0.0, (at - now).total_seconds())
 
 
+class Retries(NamedTuple):
+    """How an origin retries."""
+
+    policy: RetryPolicy
+    clock: Callable[[], float]
+    rng: random.Random
+
+    def attempts(self, started: float | None = None, *, most: int | None = None) -> RetryAttempts:
+        """Return the attempts of an operation that began at the time `started`, or now; at most `most`."""
+        policy = self.policy if most is None else dataclasses.replace(self.policy, tries=most)
+        return RetryAttempts(policy, clock=self.clock, rng=self.rng, started=started)
+
+
 class RetryAttempts:
     """The attempts of one operation.
 
     Counts failures, and decides how long to wait before the next attempt.
     """
 
-    def __init__(self, policy: RetryPolicy, *, clock: Callable[[], float], rng: random.Random) -> None:
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        started: float | None = None,
+    ) -> None:
         self.n_failed = 0
         self._policy, self._clock, self._rng = policy, clock, rng
-        self._started = clock()
+        self._started = clock() if started is None else started
         self._unreachable_since: float | None = None  # Invariant: None after an attempt that connected
 
+    async def pause(self, failed: RetryableError, subject: str, doing: str) -> None:
+        """Wait after a failed attempt; raise OriginUnavailable, which names `subject`, if it was the last one."""
+        wait_s = self.next_wait_s(failed.trouble)
+        if wait_s is None:
+            kind = OriginUnreachable if failed.trouble.is_unreachable else OriginUnavailable
+            cause = failed.__cause__ or failed
+            raise kind(
+                f"{subject}: {doing} failed after {self.summary()}; the last time: {failed}. {failed.trouble.remedy}"
+            ) from (None if has_secrets(cause) else cause)  # a traceback prints it, too
+        await asyncio.sleep(wait_s)
+
     def next_wait_s(self, trouble: RetryReason) -> float | None:
-        """Count a failed attempt; return the seconds to wait before the next one, or None to give up."""
+        """Count a failed attempt; return the seconds to wait before the next one, or None after the last one."""
         self.n_failed += 1
         policy, now = self._policy, self._clock()
         wait_s = 0.0

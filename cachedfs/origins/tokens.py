@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import calendar
 import math
 import os
 import time
@@ -66,24 +67,32 @@ class TokenSource:
     ) -> None:
         """`credentials` returns the credentials, None for anonymous access; `refresh` renews their token."""
         self._credentials, self._refresh, self._policy = credentials, refresh, policy
+        self.without_token: dict[str, str] = {}  # the headers to send without credentials
         self._renewal: asyncio.Future[object] | None = None
         self._early_at = -math.inf  # when the last early renewal began or ended
 
     async def headers(self) -> dict[str, str]:
         """Return the headers to send; renew a token that is about to expire."""
         if (credentials := self._credentials()) is None:
-            return self.current()
-        # google-auth's own `valid` ends minutes earlier.
-        lasts_s = left_s(credentials.token, credentials.expiry)
+            return self.without_token
+        soon, expiry = time.time() + _EXPIRES_SOON_S, credentials.expiry
+        if credentials.token is None or (expiry and calendar.timegm(expiry.utctimetuple()) <= soon):
+            await self._renew_early(left_s(credentials.token, expiry))
+        headers: dict[str, str] = {}
+        if (credentials := self._credentials()) is not None and credentials.token is not None:
+            credentials.apply(headers)
+        return headers
+
+    async def _renew_early(self, lasts_s: float) -> None:
+        """Renew a token that lasts for so many seconds only; google-auth's own `valid` ends minutes earlier."""
         if is_expired(lasts_s):
             await self.renew(self.current())
-        elif lasts_s <= _EXPIRES_SOON_S and not self._is_renewing() and self._may_renew_early():
+        elif not self._is_renewing() and self._may_renew_early():
             # If this fails, the token still works for some minutes.
             with suppress(Exception):
                 await self.renew(self.current())
             # Again, so that a renewal that ends in a long timeout is not followed by the next.
             self._early_at = time.monotonic()
-        return self.current()
 
     def _may_renew_early(self) -> bool:
         now = time.monotonic()
@@ -125,16 +134,18 @@ class TokenSource:
             raise RetryableError(reason) from None
 
     def _end_renewal(self, done: asyncio.Future[object]) -> None:
-        """Forget a renewal: its error has the frames of all that waited for it."""
+        """Remove a renewal: its error has the frames of all that waited for it."""
         if not done.cancelled():
             done.exception()  # retrieved: otherwise asyncio logs it when all waiting requests are gone
         if self._renewal is done:
             self._renewal = None
 
     def current(self) -> dict[str, str]:
-        """Return the headers of the present token, empty without one."""
+        """Return the headers of the present token; without credentials those that take its place."""
         headers: dict[str, str] = {}
-        if (credentials := self._credentials()) is not None and credentials.token is not None:
+        if (credentials := self._credentials()) is None:
+            return self.without_token
+        if credentials.token is not None:
             credentials.apply(headers)
         return headers
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo
 from cachedfs.errors import CachedFSError, ObjectChanged, ObjectExists
 from cachedfs.origins.base import number
 from cachedfs.origins.evidence import is_same_evidence
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryReason
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPClient, HTTPRequest
+from cachedfs.origins.http_request import Answer, HTTPRequest
+from cachedfs.origins.retry import Retries, RetryableError, RetryReason
 
 __all__ = [
-    "FORGOTTEN",
-    "Answer",
+    "UNKNOWN_SESSION",
     "HasStorageQuota",
-    "SessionForgotten",
+    "SessionExpired",
     "UploadContent",
     "Uploader",
     "check_version",
@@ -31,7 +28,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-FORGOTTEN = frozenset({404, 410})  # statuses of an upload session that the service no longer knows
+UNKNOWN_SESSION = frozenset({404, 410})  # statuses of an upload session that the service no longer knows
 _PIECE = 1 << 20  # bytes read at a time for a checksum
 
 
@@ -99,7 +96,7 @@ def version_conflict(
 class UploadContent:
     """The bytes of an open file, from its start to its end; the caller closes the file.
 
-    `sent` receives the number of bytes that the service has; it decreases if the service forgot some.
+    `sent` receives the number of bytes that the service has; it decreases if the service lacks some again.
     """
 
     def __init__(self, file: BinaryIO, sent: Callable[[int], object] = lambda n_bytes: None) -> None:
@@ -125,15 +122,7 @@ class UploadContent:
 
 
 # Google's resumable uploads
-class Answer(NamedTuple):
-    """A response that was read to its end."""
-
-    status: int
-    headers: Mapping[str, str]  # names in any case
-    body: bytes
-
-
-class SessionForgotten(Exception):
+class SessionExpired(Exception):
     """The service no longer knows an upload session."""
 
 
@@ -143,17 +132,16 @@ async def send_pieces(
     piece_size: int,
     finished: Callable[[Answer], T],
     *,
-    client: HTTPClient,
     send: Callable[[HTTPRequest], Awaitable[Answer]],
-    new_tries: Callable[[], RetryAttempts],
+    retries: Retries,
 ) -> T:
     """Send all bytes in an upload session; return what `finished` makes of the last answer.
 
-    `session` is the request without its bytes. Raises SessionForgotten. After a failure, the service says how much it
+    `session` is the request without its bytes. Raises SessionExpired. After a failure, the service says how much it
     has. As long as that becomes more, all tries are there again: a slow line may not send a whole piece in one attempt.
     """
     size = content.size
-    start, most, is_known, tries = 0, 0, True, new_tries()
+    start, most, is_known, tries = 0, 0, True, retries.attempts()
 
     async def read(start: int, stop: int) -> bytes:
         data = await asyncio.to_thread(content.piece, start, stop)
@@ -164,8 +152,8 @@ async def send_pieces(
     async def put(request: HTTPRequest, data: bytes, span: str) -> tuple[int, T | None]:
         """Send bytes, or ask (`bytes */N`) how many arrived; return what the service has, or the end's result."""
         answer = await send(replace(request, headers={"Content-Range": span}, data=data))
-        if answer.status in FORGOTTEN:
-            raise SessionForgotten
+        if answer.status in UNKNOWN_SESSION:
+            raise SessionExpired
         if answer.status != 308:
             return 0, finished(answer)
         last = number(answer.headers.get("range", "").rpartition("-")[2])
@@ -184,12 +172,12 @@ async def send_pieces(
                 if result is None and kept <= start:
                     raise RetryableError(RetryReason(f"the service kept nothing after byte {kept}"))
         except RetryableError as failed:
-            await client.pause(failed, request, tries)
+            await tries.pause(failed, request.subject, request.purpose)
             is_known = False
             continue
         if result is not None:
             return result
-        if kept > most:  # not only again what it forgot meanwhile
-            most, tries = kept, new_tries()
+        if kept > most:  # not only what it lacked again
+            most, tries = kept, retries.attempts()
         start, is_known = kept, True
         content.sent(start)

@@ -108,7 +108,7 @@ def is_best(order, room, sent, window):
     return fewest(order, room) <= sent <= fewest(order, room - window)
 
 
-def test_an_epoch_of_more_items_than_are_known_at_first_is_given_up_by_its_order_too(cloud, monkeypatch):
+def test_an_epoch_of_more_items_than_are_known_at_first_is_removed_by_its_order_too(cloud, monkeypatch):
     monkeypatch.setattr("cachedfs.prefetch.plan.NEAR", 8)
     fs, path, n = with_room_for_half(cloud, cache_size=60 * BLOCK)
     chance = random.Random(0)

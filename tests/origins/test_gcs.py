@@ -17,6 +17,7 @@ import types
 import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import aiohttp.web
@@ -32,6 +33,7 @@ from gcsfs.credentials import GoogleCredentials
 from google.auth.credentials import AnonymousCredentials
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
 from cachedfs.common import checksums
 from cachedfs.common.types import ObjectInfo, Range, Suffix
@@ -48,6 +50,8 @@ from cachedfs.origins.base import has_stale_answer, range_header
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
 from cachedfs.origins.gcs.origin import GCSOrigin
+from cachedfs.origins.http import HTTPResponse
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.registry import identity_of, open_origin
 from cachedfs.origins.request_slots import speculative
 from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
@@ -106,6 +110,10 @@ async def origin(make):
 _buckets = (f"bucket-{n}" for n in itertools.count())
 
 
+def media_url(server, bucket, name):
+    return f"{server.endpoint_url}/download/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
+
+
 class Bucket:
     def __init__(self, server):
         self.server, self.root = server, next(_buckets)
@@ -115,7 +123,7 @@ class Bucket:
         self.server.put(self.root, name, data)
 
     def get(self, name):
-        with urllib.request.urlopen(api.media_url(self.server.endpoint_url, self.root, name)) as reply:
+        with urllib.request.urlopen(media_url(self.server, self.root, name)) as reply:
             return bytes(reply.read())
 
     def delete(self, name):
@@ -718,7 +726,7 @@ TEXT, LIE = b"the truth, " * 1000, b"not truth, " * 1000
 
 def lies(world, name, lie=LIE, *, times, without=""):
     """Answer reads with wrong bytes of the right length and the true headers of an object, except `without`."""
-    with urllib.request.urlopen(api.media_url(world.server.endpoint_url, world.root, name)) as reply:
+    with urllib.request.urlopen(media_url(world.server, world.root, name)) as reply:
         headers = {key: value for key, value in reply.headers.items() if key.lower().startswith("x-goog")}
     headers = {key: value for key, value in headers.items() if key.lower() != without}
     headers["Content-Range"] = f"bytes 0-{len(lie) - 1}/{len(lie)}"
@@ -987,21 +995,26 @@ async def test_errors_in_the_constructor_of_gcsfs_name_the_url(make):
 
 
 # Without requests
+def partial_content(range_):
+    return HTTPResponse("GET", "", status=206, headers=CIMultiDict({"Content-Range": range_}))
+
+
 @given(size=st.integers(0, 50), first=st.integers(0, 60), length=st.integers(1, 60))
 def test_a_valid_206_response_is_parsed(size, first, length):
     want = Range(first, first + length)
     if first >= size:
         return
     last = min(want.stop, size) - 1
-    head = api.head_of(206, {"Content-Range": f"bytes {first}-{last}/{size}"}, want)
-    assert (head.offset, head.span, head.size) == (first, Range(first, last + 1), size)
+    head = api.head_of("b/k", partial_content(f"bytes {first}-{last}/{size}"), want)
+    assert (head.offset, head.body_stop, head.info.size) == (first, last + 1, size)
+    assert (head.start, head.stop) == (first, last + 1)
     assert range_header(want) == f"bytes={first}-{first + length - 1}"
 
 
 @pytest.mark.parametrize("text", ["", "bytes */5", "bytes 3-8", "items 3-8/9", "bytes 3-8/x", "bytes 3-8/*"])
 def test_a_206_response_without_a_valid_range_is_refused(text):
-    with pytest.raises(ValueError, match=r"response does not state|answer"):
-        api.head_of(206, {"Content-Range": text}, Range(3, 9))
+    with pytest.raises(RetryableError, match=r"response does not state|answer"):
+        api.head_of("b/k", partial_content(text), Range(3, 9))
 
 
 @pytest.mark.parametrize(
@@ -1013,9 +1026,9 @@ def test_a_206_response_without_a_valid_range_is_refused(text):
     ],
 )  # fmt: skip
 def test_every_status_maps_to_an_error_or_a_retry(status, pinned, kind):
-    now = datetime.now(UTC)
+    request = HTTPRequest(url="", subject="gs://b/k", doing="reading", is_pinned=pinned)
     for body in (b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}'):
-        verdict = api.failure(status, {}, body, url="gs://b/k", doing="reading", pinned=pinned, now=now)
+        verdict = api.failure(request, status, {}, body)
         assert isinstance(verdict, kind)
         if not isinstance(verdict, RetryReason):
             assert "gs://b/k" in str(verdict)

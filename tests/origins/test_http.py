@@ -1,7 +1,6 @@
 """Sending a body, and waiting for the address of a host and for a token."""
 
 import asyncio
-import contextvars
 import dataclasses
 import random
 import threading
@@ -20,9 +19,10 @@ from google.oauth2.credentials import Credentials
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins import http
 from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.http import HTTPClient, HTTPRequest, is_on_time, new_connector
+from cachedfs.origins.http import HTTPClient, is_on_time, new_connector
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
+from cachedfs.origins.retry import Retries, RetryableError, RetryPolicy
 from cachedfs.origins.tokens import TokenSource
 from tests.fakes import FakeClock
 
@@ -47,7 +47,7 @@ def client_of(session, policy):
         lambda request, status, headers, body: OSError(f"answered {status}"),
         slots=RequestSlots(4),
         on_request=lambda: None,
-        new_tries=partial(RetryAttempts, policy, clock=time.monotonic, rng=random.Random(0)),
+        retries=Retries(policy, time.monotonic, random.Random(0)),
         timeouts=timeouts_of(policy),
     )
 
@@ -80,11 +80,10 @@ async def sent_to(answer, policy):
     """Send BODY once; return the status of the answer."""
     async with serving(answer) as url, aiohttp.ClientSession() as session:
         request = HTTPRequest(url=url, params={}, subject="x://y", doing="writing", method="PUT", data=BODY)
-        async with client_of(session, policy).exchange(request) as response:
-            return response.status
+        return (await client_of(session, policy).answer(request)).status
 
 
-async def test_a_service_that_stops_reading_is_given_up():
+async def test_a_service_that_stops_reading_is_removed():
     async def deaf(reader, writer):
         await asyncio.Event().wait()
 
@@ -138,10 +137,9 @@ async def asking_by_name(policy):
         )
 
         async def attempt():
-            async with client.exchange(request) as response:
-                return await response.read_all()
+            return (await client.answer(request)).body
 
-        yield lambda: client.retried(attempt, request, client.new_tries())
+        yield lambda: client.retried(attempt, request)
 
 
 async def test_an_address_that_comes_late_is_kept_for_the_next_request(monkeypatch):
@@ -198,21 +196,30 @@ async def test_a_traceback_has_no_signature_of_a_url():
         client = client_of(session, RetryPolicy(tries=1))
         request = HTTPRequest(url=url, params={}, subject="x://y", doing="reading")
 
-        async def attempt():
-            async with client.exchange(request) as response:
-                return await response.read_all()
-
         with pytest.raises(OriginUnavailable) as raised:
-            await client.retried(attempt, request, client.new_tries())
+            await client.retried(lambda: client.answer(request), request)
     assert "SECRET" not in "".join(traceback.format_exception(raised.value))
 
 
+class Session:
+    """Answers each request with an error, and keeps its timeout."""
+
+    async def request(self, method, url, *, timeout, **options):  # as aiohttp has it
+        self.timeout = timeout
+        content = SimpleNamespace(readany=partial(asyncio.sleep, 0, b""))
+        return SimpleNamespace(status=500, headers={}, history=(), content=content, connection=None)
+
+
 @pytest.mark.parametrize(("is_stale", "expected"), [(True, 3.0), (False, 20.0)])
-def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_stale, expected):
-    timeouts = contextvars.copy_context().run(
-        lambda: (has_stale_answer.set(is_stale), timeouts_of(RetryPolicy()).now())
-    )
-    assert timeouts[1].connect == expected
+async def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_stale, expected):
+    async def ask():
+        has_stale_answer.set(is_stale)
+        with pytest.raises(OSError, match="answered 500"):
+            await client_of(session, RetryPolicy()).answer(request)
+
+    request, session = HTTPRequest(url="http://host/", subject="x://y", doing="reading"), Session()
+    await asyncio.create_task(ask())
+    assert session.timeout.connect == expected
 
 
 @pytest.mark.parametrize(

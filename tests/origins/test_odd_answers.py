@@ -29,7 +29,6 @@ from cachedfs.origins import http
 from cachedfs.origins.drive.filesystem import DriveFileSystem
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.gcs.origin import GCSOrigin
-from cachedfs.origins.request_log import LoggedRequest
 from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.sim.drive import DriveService
 from cachedfs.sim.gcs import GCSService
@@ -516,17 +515,17 @@ class Trickle:
 
 
 async def test_a_body_that_trickles_is_broken_after_a_minute(clock):
-    response = http.HTTPResponse(Trickle(clock, 1, 0.5), LoggedRequest("GET", ""))
+    response = http.HTTPResponse("GET", "", answer=Trickle(clock, 1, 0.5))
     with pytest.raises(RetryableError, match="only 120 bytes of the body came in 60 s"):
         await response.read_all()
     assert clock.now == 160.0
 
 
 async def test_a_body_that_is_slow_or_not_read_for_a_while_is_not_broken(clock):
-    slow = http.HTTPResponse(Trickle(clock, 600, 0.5), LoggedRequest("GET", ""))
+    slow = http.HTTPResponse("GET", "", answer=Trickle(clock, 600, 0.5))
     for _ in range(1000):
         assert len(await slow.read_some()) == 600
-    paused = http.HTTPResponse(Trickle(clock, 1, 0.0), LoggedRequest("GET", ""))
+    paused = http.HTTPResponse("GET", "", answer=Trickle(clock, 1, 0.0))
     for _ in range(1000):
         assert len(await paused.read_some()) == 1
         clock.now += 3600.0

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from cachedfs.origins.request_slots import ConcurrencyWindow, RequestSlots, speculative
+from cachedfs.origins.request_slots import ConcurrencyWindow, OpenRequest, RequestSlots, speculative
 
 
 class Service:
@@ -16,8 +16,8 @@ class Service:
         n = self.window.size
         self.window.was_full |= is_full
         self.now += max(0.05, n / self.rate)
-        for _ in range(n):
-            self.window.finished(100, self.now)
+        self.window.n, self.window.total = n, 100 * n
+        self.window.end_round(self.now)
 
 
 def test_the_window_grows_to_the_limit_while_throughput_grows():
@@ -67,42 +67,72 @@ def test_a_small_limit_is_never_exceeded():
     assert window.size == 3
 
 
+async def taken(slots, *, n_bytes=None):
+    """Return a request that has taken a slot, and that succeeds with `n_bytes` if there are any."""
+    return OpenRequest(
+        "GET", "", "", slots, await slots.acquire(), size=n_bytes or 0, is_good=n_bytes is not None
+    )
+
+
 async def test_slots_follow_the_window_down_as_requests_end_and_up_at_once():
     slots = RequestSlots(8, clock=lambda: 0.0)
-    for _ in range(8):
-        await slots.semaphore().acquire()
-    waiting = asyncio.ensure_future(slots.semaphore().acquire())
+    requests = [await taken(slots) for _ in range(8)]
+    waiting = asyncio.ensure_future(taken(slots))
     slots.refused(sent_at=0.0)
     assert slots.window == 4
     for _ in range(4):
-        slots.semaphore().release()
+        requests.pop().close()
     await asyncio.sleep(0)
     assert not waiting.done()
-    slots.semaphore().release()
+    requests.pop().close()
+    assert await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_slot_is_released_once():
+    slots = RequestSlots(1)
+    request = await taken(slots)
+    request.close()
+    request.close()
+    await taken(slots)
+    waiting = asyncio.ensure_future(taken(slots))
     await asyncio.sleep(0)
-    assert waiting.done()
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_takes_no_slot():
+    slots = RequestSlots(1)
+    request = await taken(slots)
+    waiting = [asyncio.ensure_future(taken(slots)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()  # before there is a slot
+    await asyncio.sleep(0)
+    request.close()
+    waiting[1].cancel()  # when it has just got it
+    assert await asyncio.wait_for(waiting[2], 10)
+    assert waiting[1].cancelled()
 
 
 async def test_a_pause_between_requests_is_no_part_of_a_round():
     now = 1000.0
     slots = RequestSlots(128, clock=lambda: now)
     for window in (64, 128):
-        held = [slots.semaphore() for _ in range(slots.window)]
-        for slot in held:
-            await slot.acquire()
+        requests = [await taken(slots, n_bytes=100) for _ in range(slots.window)]
         now += 1.0
-        for slot in held:
-            slots.finished(100)
-            slot.release()
+        for request in requests:
+            request.close()
         now += 3600.0
         assert slots.window == window
 
 
 async def test_speculative_requests_have_twice_as_many_slots_of_their_own():
     slots = RequestSlots(2)
-    await slots.semaphore().acquire()
-    await slots.semaphore().acquire()
+    await taken(slots)
+    await taken(slots)
     with speculative():
         for _ in range(4):
-            await asyncio.wait_for(slots.semaphore().acquire(), 10)
-        assert slots.semaphore().locked()
+            await asyncio.wait_for(taken(slots), 10)
+        waiting = asyncio.ensure_future(taken(slots))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()

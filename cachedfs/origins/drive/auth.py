@@ -75,6 +75,7 @@ class DriveAuth(TokenSource):
         self.for_scope = signed_in.for_scope or signed_in.remedy
         self.is_missing = signed_in.is_missing
         self.has_api_key = signed_in.api_key is not None  # which is sent in place of a token
+        self.without_token = {"x-goog-api-key": signed_in.api_key} if signed_in.api_key is not None else {}
 
     async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
         """Look for default credentials again; return whether there are any now.
@@ -83,7 +84,7 @@ class DriveAuth(TokenSource):
         """
         if self._search is None or time.monotonic() >= self._search_again_at:
             self._search = asyncio.ensure_future(asyncio.to_thread(sign_in, options))
-            self._search.add_done_callback(self._forget_failed_search)
+            self._search.add_done_callback(self._end_search)
             self._search_again_at = time.monotonic() + _SEARCH_AGAIN_S
         found = await asyncio.shield(self._search)
         is_usable = self.is_missing and not found.is_missing and await asyncio.to_thread(is_same)
@@ -91,15 +92,10 @@ class DriveAuth(TokenSource):
             self._use(found)
         return not self.is_missing
 
-    def _forget_failed_search(self, done: asyncio.Future[SignIn]) -> None:
+    def _end_search(self, done: asyncio.Future[SignIn]) -> None:
         # The error has the frames of all that waited for it.
         if (done.cancelled() or done.exception() is not None) and self._search is done:
             self._search = None
-
-    def current(self) -> dict[str, str]:
-        """Return the headers of the present token, or of the API key; empty without one."""
-        key = self._signed_in.api_key
-        return super().current() if key is None else {"x-goog-api-key": key}
 
     def scopes(self) -> list[str] | None:
         """Return the scopes of the tokens, as granted or else as requested; None if unknown."""

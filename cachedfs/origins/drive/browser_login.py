@@ -22,6 +22,7 @@ from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
 from cachedfs.origins.drive import accounts, auth
 from cachedfs.origins.drive.credentials import read_json
 from cachedfs.origins.drive.failures import failure
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import error_of, without_secrets
 from cachedfs.origins.proxy import configure
 from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
@@ -199,9 +200,7 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
 
 def _meaning(signed_in: auth.SignIn, answer: requests.Response) -> RetryReason | Exception:
     """Return what an error response means: a reason to try again, or the exception to raise."""
-    from cachedfs.origins.http import HTTPRequest  # imports aiohttp, which a sign-in needs for nothing else
-
-    asked = HTTPRequest(url="", params={}, subject="Google Drive", doing="looking up the account")
+    asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
     who = {"account": signed_in.name, "remedy": signed_in.remedy, "for_scope": signed_in.for_scope}
     return failure(asked, answer.status_code, answer.headers, answer.content, now=datetime.now(UTC), **who)
 

@@ -26,23 +26,22 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.base import describe, range_header
 from cachedfs.origins.drive import api, failures, public, public_folder, quota
 from cachedfs.origins.drive.creation_limit import CreationLimit
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
 from cachedfs.origins.drive.public_folder import NoFolderPage
+from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
 from cachedfs.origins.rate_limit import RateLimiter
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.retry import Retries, RetryableError, RetryPolicy, RetryReason
 from cachedfs.origins.tokens import finding_credentials
-from cachedfs.origins.upload import Answer
 
 if TYPE_CHECKING:
     from cachedfs.common.types import ObjectInfo
     from cachedfs.origins.drive.auth import DriveAuth
-    from cachedfs.origins.http import HTTPClient, HTTPRequest
+    from cachedfs.origins.http import HTTPClient
 
 __all__ = ["GOOD", "JSON", "DriveAccount", "key_of"]
 
@@ -95,7 +94,7 @@ class DriveAccount:
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
         self._policy = policy or RetryPolicy()
-        self._clock, self._rng = clock, rng or random.Random()
+        self.retries = Retries(self._policy, clock, rng or random.Random())
         self._ids: list[str] = []
         self._asking_ids = asyncio.Lock()
         self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
@@ -130,7 +129,7 @@ class DriveAccount:
                 partial(_judge, auth),
                 slots=slots,
                 on_request=self._on_request,
-                new_tries=self.new_tries,
+                retries=self.retries,
                 timeouts=timeouts_of(policy),
                 rate_limiter=self.rate_limiter,
                 meter=self.quota,
@@ -166,7 +165,7 @@ class DriveAccount:
         if (connection := self._connection.take()) is not None:
             await connection.session.close()
 
-    def drop(self) -> None:
+    def close_now(self) -> None:
         """Close the connections when no event loop is left to do it."""
         if (connection := self._connection.take()) is not None:
             connector = connection.session.connector
@@ -175,11 +174,6 @@ class DriveAccount:
                 connector._close()  # its public face wants the loop
 
     # Limits
-    def new_tries(self, *, tries: int | None = None) -> RetryAttempts:
-        """Return the attempts of a new operation; at most `tries`, if given."""
-        policy = self._policy if tries is None else dataclasses.replace(self._policy, tries=tries)
-        return RetryAttempts(policy, clock=self._clock, rng=self._rng)
-
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request may be sent; 0: now."""
         return self.quota.spare_s() or self.rate_limiter.spare_s()
@@ -205,8 +199,6 @@ class DriveAccount:
 
         Drive redirects none but media: an answer from elsewhere says nothing about its items.
         """
-        from cachedfs.origins.http import HTTPRequest
-
         if body is not None:
             headers = {"Content-Type": JSON, **headers}
             more["data"] = json.dumps(body, ensure_ascii=False).encode()
@@ -215,14 +207,9 @@ class DriveAccount:
         given |= {"subject": api.url_of(path), "doing": doing, "method": method, "headers": headers}
         return HTTPRequest(url=url, **given | more)
 
-    async def send(self, request: HTTPRequest, *, within_s: float | None = None) -> Answer:
-        """Send a request once; return its whole answer.
-
-        Raises RetryableError, also if there is no answer within `within_s` seconds, or the final error.
-        """
-        to = await self.connection()
-        async with to.metadata.exchange(request, within_s=within_s) as response:
-            return Answer(response.status, response.headers, await response.read_all())
+    async def send(self, request: HTTPRequest) -> Answer:
+        """Send a request once; return its whole answer. Raises RetryableError or the final error."""
+        return await (await self.connection()).metadata.answer(request)
 
     async def answered(
         self,
@@ -242,22 +229,24 @@ class DriveAccount:
         if request.kind != "download" and await self._is_missing(to.auth):
             raise AccessDenied(f"{request.subject}: {to.auth.remedy}")
         creates = self.creates if request.kind == "create" else None
-        tries, n_made = self.new_tries(tries=most_tries), self.creates.n_made
+        tries, n_made = self.retries.attempts(most=most_tries), self.creates.n_made
         while True:
-            within_s = None  # what changes things must not be sent again because its answer is late
-            if request.method == "GET":
+            if (
+                request.method == "GET"
+            ):  # what changes things must not be sent again because its answer is late
                 within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
+                request = dataclasses.replace(request, within_s=within_s)
             try:
                 async with creates.turn() if creates else nullcontext():
-                    result = parse(await self.send(request, within_s=within_s))
+                    result = parse(await self.send(request))
             except RetryableError as failed:
                 trouble = failed.trouble
                 if creates and not (has_id or trouble.is_rate or trouble.is_unreachable):
                     remedy = "What it makes may be there all the same: look for it before you try again"
                     failed.trouble = dataclasses.replace(trouble, is_final=True, remedy=remedy)
                 if creates and trouble.is_rate and creates.n_made > n_made:  # others make progress
-                    tries, n_made = self.new_tries(), creates.n_made
-                await to.metadata.pause(failed, request, tries)
+                    tries, n_made = self.retries.attempts(), creates.n_made
+                await tries.pause(failed, request.subject, request.purpose)
             else:
                 if creates:
                     creates.made()
@@ -418,7 +407,7 @@ class DriveAccount:
     async def _all(
         self, key: str, request: HTTPRequest, *, kind: str = "drive#fileList", is_again: bool = False
     ) -> list[dict[str, Any]]:
-        """Return the items of all pages; if Drive forgets the listing in the middle, list again once."""
+        """Return the items of all pages; if the listing expires in the middle, list again once."""
         found, token, seen = list[dict[str, Any]](), "", set[str]()
         while token not in seen:
             seen.add(token)
@@ -510,7 +499,7 @@ class DriveAccount:
         except FileExistsError:
             if "id" not in resource:
                 raise
-            # An earlier try arrived, and only its answer was lost.
+            # An earlier try arrived, and only its answer did not.
             return await self.item(resource["id"], path)
 
     async def delete(self, id: str, path: str, doing: str, *, revision: str = "") -> None:
@@ -532,9 +521,10 @@ class DriveAccount:
         return self.request(
             self.address("files", info.id, revision and "revisions", revision),
             path,
-            describe(want),
+            "",
+            want=want,
             params={"alt": "media"} | ({} if revision else api.ANY_DRIVE),
-            headers={"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)},
+            headers={"Accept-Encoding": "identity", **key_of(info)},
             as_stored=True,
             is_pinned=True,
             **_MEDIA,
@@ -562,9 +552,10 @@ class DriveAccount:
         return self.request(
             public.download_url(self.base),
             path,
-            describe(want),
+            "",
+            want=want,
             params=public.params_of(id, key),
-            headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
+            headers={"Accept-Encoding": "identity"},
             as_stored=True,
             is_pinned=is_pinned,
             kind="download",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from cachedfs.errors import (
     AccessDenied,
@@ -22,11 +21,9 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.drive.credentials import GCLOUD_LOGIN, SCOPE
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, error_of, trouble_of
 from cachedfs.origins.retry import RetryReason
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = [
     "DriveAbusiveFile",
@@ -73,7 +70,7 @@ def failure(
     An error is Drive's own only if it has a reason: a 404 without one says nothing about the file. A 401 counts from
     any server, because it never means that something is absent.
     """
-    url, doing = request.subject, request.doing
+    url, doing = request.subject, request.purpose
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
     if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:

@@ -407,4 +407,4 @@ def _close(loop: asyncio.AbstractEventLoop | None, origin: DriveOrigin, pid: int
     if loop is not None and loop.is_running():
         with contextlib.suppress(Exception):  # on the loop itself, or as the process ends
             sync(loop, origin.aclose, timeout=1.0)
-    origin.account.drop()
+    origin.account.close_now()

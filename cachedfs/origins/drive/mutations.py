@@ -154,7 +154,7 @@ class DriveWriter:
             left = "They are its newest version now; Drive keeps the ones before under 'Manage versions'"
             try:
                 if into is None:
-                    await self._discard(path, error.item, None)
+                    await self._remove(path, error.item, None)
                     left = "The new file was removed"
                 else:
                     revision = error.item["headRevisionId"]
@@ -178,7 +178,7 @@ class DriveWriter:
                 raise IsAFolder(
                     f"{api.url_of(path)}: this is a folder; remove it with recursive=True, or by rmdir"
                 )
-            await self._discard(path, item, folder)
+            await self._remove(path, item, folder)
 
     # Folders
     async def make_folder(self, path: str, *, exist_ok: bool, parents: bool = True) -> ObjectInfo:
@@ -214,7 +214,7 @@ class DriveWriter:
                     errno.ENOTEMPTY,
                     f"{api.url_of(path)}: the folder is not empty; rm(recursive=True) removes it",
                 )
-            await self._discard(path, item, folder)
+            await self._remove(path, item, folder)
 
     # Copying and moving
     async def copy(self, source: str, target: str) -> None:
@@ -241,7 +241,7 @@ class DriveWriter:
         resource, keys = await self._new_item(target, folder, info.details["mimeType"]), key_of(info)
         copy = await self._account.change("POST", info.id, target, "copying to it", resource, headers=keys)
         _must_be_there(target, copy)
-        await self._replace(target, replaced, folder, lambda: self._discard(target, copy, None))
+        await self._replace(target, replaced, folder, lambda: self._remove(target, copy, None))
         self._tree.created(target, copy)
 
     async def move(self, source: str, target: str) -> None:
@@ -279,7 +279,7 @@ class DriveWriter:
             )
         finally:
             for path in (source, target):
-                self._tree.forget(path)
+                self._tree.expire(path)
 
     async def _shift(
         self, item: Mapping[str, Any], name: str, old: ObjectInfo, new: ObjectInfo, path: str
@@ -301,7 +301,7 @@ class DriveWriter:
         """Remove the file that was at `target`; if Drive refuses that, `undo` the copy or move."""
         try:
             if replaced is not None:
-                await self._discard(target, replaced, folder)
+                await self._remove(target, replaced, folder)
         except CachedFSError as error:
             left = "Nothing was copied or moved"
             try:
@@ -362,7 +362,7 @@ class DriveWriter:
         given = {"name": _title_of(path), "parents": [folder.id]}
         return given | ({"id": await self._account.new_id(path)} if api.takes_id(mime) else {})
 
-    async def _discard(self, path: str, item: Mapping[str, Any], folder: ObjectInfo | None) -> None:
+    async def _remove(self, path: str, item: Mapping[str, Any], folder: ObjectInfo | None) -> None:
         """Remove an item from a folder, or entirely if `folder` is None."""
         id, parents = item["id"], item.get("parents", ())
         try:
@@ -377,7 +377,7 @@ class DriveWriter:
                 await self._account.delete(id, path, "deleting it")
         except ObjectNotFound:  # somebody else was faster
             pass
-        self._tree.forget(path)
+        self._tree.expire(path)
 
     @asynccontextmanager
     async def _alone(self, *paths: str) -> AsyncIterator[None]:

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, BinaryIO
 
 from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
 from cachedfs.errors import ObjectNotFound
-from cachedfs.origins.base import Alone, number, subject_of
+from cachedfs.origins.base import Alone, Reply, number, subject_of
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.client import DriveAccount
 from cachedfs.origins.drive.mutations import DriveWriter
@@ -94,9 +94,21 @@ class DriveOrigin:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
         return self.account.spare_s()
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> DriveMediaRead:
+    @asynccontextmanager
+    async def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AsyncIterator[Reply]:
         """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""
-        return DriveMediaRead(self.account, self.tree, plain_path(path), want, pinned)
+        path, retries = plain_path(path), self.account.retries
+        reply = DriveMediaRead(
+            api.url_of(path), path, want, pinned, retries, account=self.account, tree=self.tree
+        )
+        try:
+            async with aclosing(reply.run()) as reply.pieces:
+                await anext(reply.pieces)
+                yield reply
+        finally:
+            await reply.cancel_look()
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False

@@ -144,7 +144,7 @@ class PathResolver:
             items = await self.named(path, parent)
         else:
             if parent is not None:  # a file: a folder may have its name, as it is now
-                self.forget_way(parent.path)
+                self.expire_way(parent.path)
             _, items = await self.at(path, sure=sure)
         if not items:
             raise _missing(path, "no item of this name is in the folder")
@@ -255,7 +255,7 @@ class PathResolver:
                 items, *stands = await side_by_side(asked)
                 if all(stands):
                     return folder, items
-            self.forget_way(parent)
+            self.expire_way(parent)
         folder = await self.folder(parent)
         return folder, await self.named(path, folder)
 
@@ -302,15 +302,15 @@ class PathResolver:
             self._folders[path] = (info, now)
         return info
 
-    def forget(self, path: str) -> None:
-        """Forget what was created at `path`, the folder there, and those below it."""
+    def expire(self, path: str) -> None:
+        """Expire what was created at `path`, the folder there, and those below it."""
         self._created.pop(path, None)
         for name in [name for name in self._folders if name == path or name.startswith(f"{path}/")]:
             del self._folders[name]
 
-    def forget_way(self, path: str) -> None:
-        """Forget a folder, those below it and those above it."""
-        self.forget(path)
+    def expire_way(self, path: str) -> None:
+        """Expire a folder, those below it and those above it."""
+        self.expire(path)
         while path:
             self._folders.pop(path, None)
             path = folder_of(path)

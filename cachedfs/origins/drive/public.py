@@ -92,8 +92,8 @@ def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -
     if (at := http_date(headers.get("Last-Modified", ""))) is not None:
         item["modifiedTime"] = at.astimezone(UTC).isoformat().replace("+00:00", "Z")
         revision, now = f"modified-{at.timestamp():.0f}", http_date(headers.get("Date"))
-        is_settled = now is not None and not is_recent(at.timestamp(), now.timestamp())
-        item["headRevisionId"] = revision if is_settled else unique_fingerprint(revision)
+        is_final = now is not None and not is_recent(at.timestamp(), now.timestamp())
+        item["headRevisionId"] = revision if is_final else unique_fingerprint(revision)
     return item
 
 

@@ -12,14 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cachedfs.common.text import per_cent, size
 from cachedfs.errors import QuotaExceeded
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.rate_limit import RateLimit
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["CREATES", "REQUESTS", "QuotaLimit", "QuotaMeter", "QuotaStats", "day_of", "end_of"]
 
@@ -197,7 +195,7 @@ class QuotaLimit:
         if self._stops == "everything" and self._is_reached():
             used = self.meter.today()
             raise QuotaExceeded(
-                f"{request.subject}: {request.doing} is stopped by the drive option daily_limit={self._share:g}, as {used} "
+                f"{request.subject}: {request.purpose} is stopped by the drive option daily_limit={self._share:g}, as {used} "
                 "are used today. Cached data can still be read, also expired data with offline=True. The day ends at "
                 f"{_end_of(used.day)}; raise daily_limit to go on"
             )

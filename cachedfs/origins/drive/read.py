@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from cachedfs.common.checksums import StatedChecksum
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.checksums import HASHERS
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
     AccessDenied,
     IsAFolder,
@@ -22,13 +21,13 @@ from cachedfs.origins.base import clipped, content_range, number
 from cachedfs.origins.drive import api, failures, public
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
 from cachedfs.origins.evidence import is_same_evidence
-from cachedfs.origins.resumable_stream import WHOLE, RangeNotSatisfiable, ResumableRead
+from cachedfs.origins.http_request import HTTPRequest
+from cachedfs.origins.resumable_stream import WHOLE, RangeNotSatisfiable, ResumableRead, check_length
 from cachedfs.origins.retry import RetryableError, RetryReason
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.client import DriveAccount
     from cachedfs.origins.drive.paths import PathResolver
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["WHOLE", "DriveMediaRead", "Proof", "must_have_bytes", "proof_of"]
 
@@ -76,90 +75,81 @@ def must_have_bytes(info: ObjectInfo, exports: Mapping[str, str] = {}) -> None:
         raise AccessDenied(f"{url}: its owner has switched off downloading for this account")
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class DriveMediaRead(ResumableRead):
     """A read of one version of one file."""
 
-    def __init__(
-        self,
-        account: DriveAccount,
-        tree: PathResolver,
-        path: str,
-        want: Range | Suffix | None,
-        pinned: ObjectInfo | None,
-    ) -> None:
-        super().__init__(api.url_of(path), want, pinned)
-        self._account, self._tree, self._path = account, tree, path
-        self._by: Proof = "second look"
-        self._second_look: asyncio.Task[None] | None = None
+    account: DriveAccount
+    tree: PathResolver
+    _by: Proof = "second look"
+    _is_chosen: bool = False  # the version to read, in `info`
+    _n_changed: int = 0  # how often it was replaced before its first byte
+    _export_as: str | None = None  # the type of a document
 
-    # Beginning
-    async def _begin(self) -> None:
-        self._to, self._tries = await self._account.connection(), self._account.new_tries()
+    async def _open(self) -> None:
         try:
-            await self._begin_with(self._pinned or await self._tree.lookup(self._path))
+            await self._open_version()
         except ObjectChanged:
-            if self._pinned is not None:
+            if self.pinned is not None or self._n_changed:
                 raise
             # Nobody has seen a byte: the newer version is as good.
-            await self._begin_with(await self._tree.lookup(self._path))
+            self._n_changed, self._is_chosen = 1, False
+            await self._open_version()
 
-    async def _begin_with(self, info: ObjectInfo) -> None:
-        must_have_bytes(info, self._account.options.exports)
-        if (mime := exported_as(info, self._account.options.exports)) is not None:
-            await self._export(info, mime)
-            return
-        if info.fingerprint is None:
-            self._tree.warn_unprovable(self._path)
-        assert info.size is not None
-        span = clipped(self._want, info.size)
-        self._settle(info, span)
-        if span.size == 0:
-            if self._pinned is not None:
-                await self._look()  # no bytes will tell
-            return
-        self._by = proof_of(info, span)
-        if self._by == "revision" and info.id in self._account.without_revisions:
-            self._by = "second look"
-        if self._by == "checksum":
-            self._proof = StatedChecksum("md5", info.details["md5Checksum"])
-        await self._to.media.retried(partial(self._try, span), await self._request(span), self._tries)
+    async def _open_version(self) -> None:
+        """Choose the version, if none is chosen yet, and send one attempt for its bytes."""
+        self._to = await self.account.connection()
+        self._tries = self._tries or self.retries.attempts()
+        if not self._is_chosen:
+            self._choose(self.pinned or await self.tree.lookup(self.path))
+        if self._export_as is not None:
+            await self._export(self._export_as)
+        elif self._at < self.stop:
+            await self._try(Range(self._at, self.stop))
+        elif self.pinned is not None:
+            await self._look_up()  # no bytes will tell
+
+    def _choose(self, info: ObjectInfo) -> None:
+        """Set the version, the range and how to prove that the bytes are of this version."""
+        must_have_bytes(info, self.account.options.exports)
+        self._export_as, self.info = exported_as(info, self.account.options.exports), info
+        if self._export_as is None:
+            if info.fingerprint is None:
+                self.tree.warn_unprovable(self.path)
+            assert info.size is not None
+            span = clipped(self.want, info.size)
+            self._begin(info, span.start, span.stop)
+            self._by = proof_of(info, span)
+            if self._by == "revision" and info.id in self.account.without_revisions:
+                self._by = "second look"
+            if self._by == "checksum" and span.size:
+                self._checksum, self._expected = "md5", info.details["md5Checksum"]
+                self._hasher, self._holds = HASHERS["md5"](), True
+        self._is_chosen = True
 
     async def _request(self, span: Range) -> HTTPRequest:
         revision = self.info.details["headRevisionId"] if self._by == "revision" else ""
-        return await self._account.media(self.info, self._path, span, revision)
+        return await self.account.media(self.info, self.path, span, revision)
 
-    async def _resume(self, left: Range, failed: RetryableError) -> None:
-        request = await self._request(left)
-        await self._to.media.pause(failed, request, self._tries)
-        await self._to.media.retried(partial(self._try, left), request, self._tries)
-
-    # Documents
-    async def _export(self, info: ObjectInfo, mime: str) -> None:
+    async def _export(self, mime: str) -> None:
         """Hold the whole export of a document: an export has no ranges, and no size before its end."""
-        request = await self._account.export(info, self._path, mime)
+        request = await self.account.export(self.info, self.path, mime)
+        self._doing = request.doing
         try:
-            data = await self._to.exports.retried(partial(self._whole, request, mime), request, self._tries)
+            self._response = body = await self._to.exports.send(request)
         except RequestRejected as error:
-            kind = kind_of(info)
+            kind = kind_of(self.info)
             raise RequestRejected(
-                f"{self._url}: Drive does not export a {kind} as {mime} (but as {types_of(kind)}): {error}"
+                f"{self.url}: Drive does not export a {kind} as {mime} (but as {types_of(kind)}): {error}"
             ) from error
-        span = clipped(self._want, len(data))
-        self._settle(replace(info, size=len(data)), span)
-        self._arrived = span.stop
-        if span.size:
-            self._held.append(data[span.start : span.stop])
+        came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if body.status != 200 or (came == "text/html" != mime):
+            raise RetryableError(
+                RetryReason(f"the answer ({body.status}, {came or 'of no type'}) is not the export")
+            )
+        self._take_whole(self.info, await body.read_all())
 
-    async def _whole(self, request: HTTPRequest, mime: str) -> bytes:
-        async with self._to.exports.exchange(request) as body:
-            came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-            if body.status != 200 or (came == "text/html" != mime):
-                raise RetryableError(
-                    RetryReason(f"the answer ({body.status}, {came or 'of no type'}) is not the export")
-                )
-            return await body.read_all()
-
-    # One try
+    # One attempt
     async def _try(self, span: Range) -> None:
         """Open the body of `span`; if a revision cannot be read, prove the version by a second lookup instead."""
         try:
@@ -167,46 +157,44 @@ class DriveMediaRead(ResumableRead):
         except (AccessDenied, ObjectChanged):
             if self._by != "revision":
                 raise
-            await self._look()  # of another version now, or gone: that is the answer
-            self._account.without_revisions.add(str(self.info.id))
+            self._close()
+            await self._look_up()  # of another version now, or gone: that is the answer
+            self.account.without_revisions.add(str(self.info.id))
             self._by = "second look"
             await self._send_acknowledged(span)
 
     async def _send_acknowledged(self, span: Range) -> None:
         """Open the body; of a file that Google takes for malware only if that is acknowledged.
 
-        Google refuses an acknowledgement for any other file.
+        Google accepts no acknowledgement for any other file.
         """
         request = await self._request(span)
         try:
             await self._send(request, span)
         except failures.DriveAbusiveFile as error:
-            if not self._account.options.acknowledge_abuse:
+            if not self.account.options.acknowledge_abuse:
                 raise AccessDenied(str(error)) from None
             params = {**request.params, "acknowledgeAbuse": "true"}
-            await self._send(replace(request, params=params), span)
+            await self._send(dataclasses.replace(request, params=params), span)
 
     async def _send(self, request: HTTPRequest, span: Range) -> None:
-        await self._attempt.aclose()
-        exchange = self._to.media.exchange(request, within_s=self._tries.media_s)
-        body = await self._attempt.enter_async_context(exchange)
-        try:
-            if self._account.is_public and body.status == 500:  # the lookup found a file
-                raise RetryableError(RetryReason("the public address answered 500"))
-            if self._account.is_public and public.is_page(body.status, body.headers):
-                page = await body.read_error()
-                raise public.page_error(body.status, body.headers, page, self._url)
-            if body.status == 416:
-                await self._look()  # shorter by now: that is the answer
-            start = self._start_of(body.status, body.headers, span)
-            assert self.info.size is not None
-            self._receive(body, start, self.info.size if body.status == 200 else span.stop)
-        except BaseException:  # a cancellation too: the body is open, and nobody else closes it
-            await self._attempt.aclose()
-            raise
+        assert self._tries is not None
+        assert self.info.size is not None
+        self._close()
+        request = dataclasses.replace(request, within_s=self._tries.media_s)
+        self._response = body = await self._to.media.send(request)
+        status = int(body.status)
+        if self.account.is_public and status == 500:  # the lookup found a file
+            raise RetryableError(RetryReason("the public address answered 500"))
+        if self.account.is_public and public.is_page(status, body.headers):
+            raise public.page_error(status, body.headers, await body.read_start(), self.url)
+        if status == 416:
+            await self._look_up()  # shorter by now: that is the answer
+        self._offset = self._start_of(status, body.headers, span)
+        self._body_stop = self.info.size if status == 200 else span.stop
+        check_length(body, self._body_stop - self._offset)
         if self._by == "second look":
-            self._second_look = asyncio.ensure_future(self._look())
-            self._attempt.push_async_callback(self._drop_look, self._second_look)
+            self._look = asyncio.ensure_future(self._look_up())
 
     def _start_of(self, status: int, headers: Mapping[str, str], span: Range) -> int:
         """Return the offset in the file where the body starts; raise an error if the headers are wrong."""
@@ -236,39 +224,20 @@ class DriveMediaRead(ResumableRead):
         return start
 
     # Proofs
-    async def _prove(self) -> None:
-        await super()._prove()
-        if self._second_look is not None:
-            await self._hold_until_seen(self._second_look)
+    async def _explain_checksum(self) -> None:
+        await self._look_up()
 
-    async def _doubt(self) -> None:
-        await self._look()
-
-    async def _hold_until_seen(self, look: asyncio.Task[None]) -> None:
-        """Hold arriving bytes until the second lookup is done, as far as memory allows."""
-        n_held = sum(map(len, self._held))
-        while self._arrived < self.stop and n_held < 2 * WHOLE and not look.done():
-            self._held.append(await self._take())
-            n_held += len(self._held[-1])
-        await look
-        self._second_look = None
-
-    async def _look(self) -> None:
+    async def _look_up(self) -> None:
         """Raise ObjectChanged unless the file is still the version being read."""
         assert self.info.id is not None
         key = self.info.details.get("resourceKey")
-        item = await self._account.item(self.info.id, self._path, key=key, is_pinned=True)
-        now = api.item_info(item, self._path)
+        item = await self.account.item(self.info.id, self.path, key=key, is_pinned=True)
+        now = api.item_info(item, self.path)
         if not _is_same(now, self.info):
             self._raise_changed(f"it was {self.info.fingerprint}, and is {now.fingerprint}")
 
-    async def _drop_look(self, look: asyncio.Task[None]) -> None:
-        self._second_look = None
-        look.cancel()
-        await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
-
     def _raise_changed(self, how: str) -> NoReturn:
-        raise ObjectChanged(f"{self._url}: the file was replaced while it was read ({how}); open it again")
+        raise ObjectChanged(f"{self.url}: the file was replaced while it was read ({how}); open it again")
 
 
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:

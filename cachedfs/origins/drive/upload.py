@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fsspec.asyn import AsyncFileSystem, sync
@@ -17,18 +17,16 @@ from fsspec.asyn import AsyncFileSystem, sync
 from cachedfs.errors import CachedFSError, OriginUnavailable
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import GOOD, JSON, DriveAccount
+from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
 from cachedfs.origins.retry import RetryableError, RetryReason
-from cachedfs.origins.upload import FORGOTTEN, Answer, SessionForgotten, UploadContent, send_pieces
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
+from cachedfs.origins.upload import UNKNOWN_SESSION, SessionExpired, UploadContent, send_pieces
 
 __all__ = ["PIECE", "Upload", "UploadMismatch", "WrittenDriveFile", "not_kept"]
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
 _ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
-_SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
+_SESSIONS = 2  # how often an upload begins: a session that has expired means starting over
 
 
 class UploadMismatch(Exception):
@@ -59,7 +57,7 @@ class Upload(NamedTuple):
         except FileExistsError as error:
             if self.into is not None:
                 raise
-            # The id is ours alone: an earlier try arrived, and only its answer was lost.
+            # The id is ours alone: an earlier try arrived, and only its answer did not.
             item = await self.account.item(self.resource["id"], self.path)
             if item.get("md5Checksum") != expected:
                 raise CachedFSError(
@@ -101,7 +99,7 @@ class Upload(NamedTuple):
 
         for _ in range(_SESSIONS):
             address = await self.account.answered(request, address_of)
-            with suppress(SessionForgotten):
+            with suppress(SessionExpired):
                 return await self._send_pieces(address)
         raise OriginUnavailable(
             f"{api.url_of(self.path)}: writing it failed: Drive forgot the upload {_SESSIONS} times. Try again later"
@@ -109,15 +107,14 @@ class Upload(NamedTuple):
 
     async def _send_pieces(self, address: str) -> dict[str, Any]:
         # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
-        good = GOOD | FORGOTTEN
+        good = GOOD | UNKNOWN_SESSION
         return await send_pieces(
             self.account.request(address, self.path, "writing it", method="PUT", good=good),
             self.content,
             PIECE,
             self._item_of,
-            client=(await self.account.connection()).metadata,
             send=self.account.send,
-            new_tries=self.account.new_tries,
+            retries=self.account.retries,
         )
 
     def _item_of(self, answer: Answer) -> dict[str, Any]:
@@ -143,7 +140,7 @@ class WrittenDriveFile(io.RawIOBase):
         self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
         self._spool, self._onto = spool, onto
         self._trouble: CachedFSError | None = None
-        self._is_given_up = False
+        self._is_removed = False
         self._handled = handled_exceptions()  # while the file is opened
 
     def writable(self) -> bool:
@@ -191,16 +188,16 @@ class WrittenDriveFile(io.RawIOBase):
         self.close()
 
     def __del__(self) -> None:
-        if not self.closed:  # dropped without a close: nobody said that it was complete
+        if not self.closed:  # not closed: nobody said that it was complete
             self.discard()
             super().close()
 
     def commit(self) -> None:
         """Make the written bytes the file's content.
 
-        Does nothing for a file that was discarded, which a transaction may still list.
+        Does nothing after `discard`, as a transaction may still list.
         """
-        if self._is_given_up:
+        if self._is_removed:
             return
         if self._trouble is not None:
             raise self._trouble  # half a file is nobody's file
@@ -218,7 +215,7 @@ class WrittenDriveFile(io.RawIOBase):
 
     def discard(self) -> None:
         """Drop what was written."""
-        self._is_given_up = True
+        self._is_removed = True
         self._spool.close()
 
 

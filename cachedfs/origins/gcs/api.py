@@ -5,11 +5,11 @@ Written from cloud.google.com/storage/docs: json_api/v1, request-endpoints, stat
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
@@ -21,12 +21,17 @@ from cachedfs.errors import (
     RequestRejected,
     SignInRefused,
 )
-from cachedfs.origins.base import clipped, content_range, http_date, number, range_header
+from cachedfs.origins.base import clipped, content_range, http_date, number
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, trouble_of
-from cachedfs.origins.retry import RetryReason, foreign
+from cachedfs.origins.retry import RetryableError, RetryReason, foreign
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import HTTPResponse
 
 __all__ = [
     "FIELDS",
+    "UNUSUAL",
     "ReadHeaders",
     "bucket_info",
     "bucket_url",
@@ -38,13 +43,11 @@ __all__ = [
     "is_resource",
     "list_params",
     "list_url",
-    "media_url",
     "metadata_url",
     "next_token",
     "object_info",
     "object_path",
     "plain_path",
-    "read_headers",
     "resource_of",
     "shown_fields",
     "upload_url",
@@ -68,18 +71,24 @@ _HINT_403 = "pass token=..., or ask the owner for roles/storage.object"  # and t
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
 
 
+UNUSUAL = re.compile("^(?:gc?s:|/)|/$")  # paths that `object_path` may change
+
+
 # Names and addresses
 def plain_path(path: str) -> str:
     """Return `bucket/key` without protocol and without slashes around it."""
-    for prefix in ("gs://", "gcs://", "gs::", "gcs::"):
-        path = path.removeprefix(prefix)
-    return path.strip("/")
+    return object_path(path).rstrip("/")
 
 
 def object_path(path: str) -> str:
     """Return the same, with the slashes that end the names of some objects."""
-    plain = plain_path(path)
-    return plain + path[len(path.rstrip("/")) :] if "/" in plain else plain
+    if UNUSUAL.search(path):
+        for prefix in ("gs://", "gcs://", "gs::", "gcs::"):
+            path = path.removeprefix(prefix)
+        path = path.lstrip("/")
+        if "/" not in path.rstrip("/"):
+            path = path.rstrip("/")
+    return path
 
 
 def url_of(path: str) -> str:
@@ -100,10 +109,6 @@ def metadata_url(base: str, bucket: str, key: str) -> str:
     return f"{list_url(base, bucket)}/{quote(key, safe='')}"
 
 
-def media_url(base: str, bucket: str, key: str) -> str:
-    return f"{base}/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(key, safe='')}"
-
-
 def upload_url(base: str, bucket: str) -> str:
     return f"{base}/upload/storage/v1/b/{quote(bucket, safe='')}/o"
 
@@ -117,64 +122,75 @@ def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | Non
 
 
 # Reading
-def read_headers(want: Range | Suffix | None) -> dict[str, str]:
-    """Return the headers of a read.
+class ReadHeaders(NamedTuple):
+    """The headers of a read, parsed. The body has the bytes from `offset` to `body_stop`, the range `start` to `stop`."""
 
-    With gzip accepted, the service sends every object as it is stored, in ranges too.
-    """
-    range_ = range_header(want)
-    return {"Accept-Encoding": "gzip"} | ({"Range": range_} if range_ else {})
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadHeaders:
-    """The headers of a read, parsed; the body is the object's bytes from `offset` on."""
-
+    info: ObjectInfo
+    start: int
+    stop: int
     offset: int
-    span: Range  # the requested range, clipped to `size`
-    size: int
-    generation: str | None
-    details: Mapping[str, Any]
-
-    def info(self, path: str) -> ObjectInfo:
-        return ObjectInfo(path, "file", self.size, self.generation, details=self.details)
+    body_stop: int
 
 
-def head_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> ReadHeaders:
-    """Parse the headers of a 200 or 206; raise ValueError where they contradict the request."""
+def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> ReadHeaders:
+    """Parse the headers of a 200 or 206; raise RetryableError where they contradict the request."""
+    status, headers = int(response.status), response.headers
+    stored, length = headers.get("x-goog-stored-content-length"), headers.get("Content-Length")
+    size, start, stop = int(stored) if stored and stored.isdigit() else -1, 0, 0
+    if status == 206 and isinstance(want, Range):
+        start, stop = want.start, min(want.stop, size)
+    if headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{stored}" or length != str(stop - start):
+        span, size = _span_of(status, headers, want)  # other forms, and answers of others
+        start, stop = span.start, span.stop
+    encoding, stored_encoding = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
+    if stored_encoding is not None and encoding.lower() != stored_encoding.lower():
+        raise _odd(
+            f"the answer is encoded as {encoding}, and the object as {stored_encoding}: something recompressed it"
+        )
+    info = ObjectInfo(path, "file", size, headers.get("x-goog-generation"), details=_header_details(headers))
+    return ReadHeaders(info, start, stop, *((start, stop) if status == 206 else (0, size)))
+
+
+def _span_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> tuple[Range, int]:
+    """Return the requested range, clipped to the size of the object, and this size."""
     offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
-    length = number(headers.get("Content-Length"))
+    length = None if "Transfer-Encoding" in headers else number(headers.get("Content-Length"))
     if status == 206:
-        offset, stop, total = content_range(headers.get("Content-Range", ""))
+        try:
+            offset, stop, total = content_range(headers.get("Content-Range", ""))
+        except ValueError as error:
+            raise _odd(str(error)) from error
         if None not in (total, size) and total != size:
-            raise ValueError(f"the answer is of an object of {total} bytes, and of {size}")
+            raise _odd(f"the answer is of an object of {total} bytes, and of {size}")
         size = total if total is not None else size
     elif size is None:
         size = length
     if size is None:
-        raise ValueError("the response does not state the size of the object")
+        raise _odd("the response does not state the size of the object")
     span = clipped(want, size)
     if status == 206 and (offset, stop) != (span.start, span.stop):
-        raise ValueError(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
+        raise _odd(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
     if status == 206 and length not in (None, span.size):
-        raise ValueError(f"the answer has {length} bytes for a range of {span.size}")
+        raise _odd(f"the answer has {length} bytes for a range of {span.size}")
     if status == 200 and length not in (None, size):
-        raise ValueError(
+        raise _odd(
             f"the answer has {length} bytes of an object of {size}: something on the way decompressed it"
         )
-    encoding, stored = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
-    if stored is not None and encoding.lower() != stored.lower():
-        raise ValueError(
-            f"the answer is encoded as {encoding}, and the object as {stored}: something on the way recompressed it"
-        )
-    return ReadHeaders(offset, span, size, headers.get("x-goog-generation"), _header_details(headers))
+    return span, size
 
 
-def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
+def _odd(text: str) -> RetryableError:
+    return RetryableError(RetryReason(text))
+
+
+def _header_details(headers: Any) -> dict[str, Any]:
     """Return the metadata in the headers of a read, under the names of the JSON API."""
-    hashes = dict(part.strip().split("=", 1) for part in _all(headers, "x-goog-hash") if "=" in part)
+    parts = [part.strip() for line in headers.getall("x-goog-hash", ()) for part in line.split(",")]
+    hashes = dict(part.split("=", 1) for part in parts if "=" in part)
     encoding = headers.get(_STORED_ENCODING, "identity")
-    names = {
+    start = len(_CUSTOM)
+    custom = {name[start:]: text for name, text in headers.items() if name[:start].lower() == _CUSTOM}
+    details = {
         "generation": headers.get("x-goog-generation"),
         "metageneration": headers.get("x-goog-metageneration"),
         "md5Hash": hashes.get("md5"),
@@ -183,21 +199,9 @@ def _header_details(headers: Mapping[str, str]) -> dict[str, Any]:
         "contentEncoding": None if encoding == "identity" else encoding,
         "storageClass": headers.get("x-goog-storage-class"),
         "mtime": http_date(headers.get("Last-Modified")),
-        "metadata": _custom_metadata(headers) or None,
+        "metadata": custom or None,
     }
-    return {name: value for name, value in names.items() if value is not None}
-
-
-def _custom_metadata(headers: Mapping[str, str]) -> dict[str, str]:
-    start = len(_CUSTOM)
-    return {name[start:]: text for name, text in headers.items() if name[:start].lower() == _CUSTOM}
-
-
-def _all(headers: Mapping[str, str], name: str) -> list[str]:
-    """Return the comma-separated parts of a header that may occur several times."""
-    many = getattr(headers, "getall", None)
-    lines = many(name, []) if many else [headers.get(name, "")]
-    return [part for line in lines for part in line.split(",")]
+    return {name: value for name, value in details.items() if value is not None}
 
 
 # Metadata and listings; the functions raise ValueError, TypeError and the like for JSON that the service never sends
@@ -271,7 +275,7 @@ def is_absence(headers: Mapping[str, str], body: bytes) -> bool:
       {"code": ..., "message": ...}}.
     * Media: an error is short text, sent as text/html, such as "No such object: bucket/key". Every answer of the media
       server has the header X-GUploader-UploadID.
-    * It never follows a redirect to another host; `HTTPClient` rejects those answers.
+    * It never follows a redirect to another host; `HTTPClient` takes those answers for foreign ones.
 
     Emulators send the same JSON. For media, some send only "Not Found", as proxies do: `GCSMediaRead` then asks the
     JSON API.
@@ -304,20 +308,18 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 
 # Failures
 def failure(
-    status: int,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    url: str,
-    doing: str,
-    pinned: bool,
-    now: datetime,
-    is_write: bool = False,
+    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
 ) -> RetryReason | Exception:
     """Return what an error response means: a reason to retry, or the exception to raise."""
+    url, doing, pinned, is_write = (
+        request.subject,
+        request.purpose,
+        request.is_pinned,
+        request.method != "GET",
+    )
     text, reasons = error_of(body)
     answer = f"{status}: {text}" if text else str(status)
-    if (reason := trouble_of(status, reasons, answer, headers, now)) is not None:
+    if (reason := trouble_of(status, reasons, answer, headers, datetime.now(UTC))) is not None:
         return reason
     if "requester pays" in text.lower():
         return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {answer})")

@@ -206,7 +206,7 @@ def _check_error(body: bytes) -> None:
 
 
 def _raise_unmet_condition(body: bytes) -> NoReturn:
-    """Raise what a 412 means, with the words of the service: gcsfs drops them.
+    """Raise what a 412 means, with the words of the service: gcsfs leaves them out.
 
     The condition of gcsfs's own is that an object does not exist. The service also refuses so what a policy of the
     organization forbids.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.origins.base import describe
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
+from cachedfs.origins.http_request import HTTPRequest
 
 if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPClient, HTTPRequest
+    from cachedfs.origins.http import HTTPClient
 
 __all__ = ["GCSConnection"]
+
+_AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
 
 
 class GCSConnection:
@@ -22,6 +25,8 @@ class GCSConnection:
     def __init__(self, inner: Any, session: Any, client: HTTPClient, uploads: HTTPClient) -> None:
         """Create it over a session of the filesystem `inner`; `uploads` sends the uploads, `client` all else."""
         self._inner, self.session, self.client, self.uploads = inner, session, client, uploads
+        self.location = str(inner._location)  # the start of all addresses, `https://host`
+        self._media_params = urlencode(inner._get_params({"alt": "media"}))
 
     def split(self, path: str) -> tuple[str, str, str | None]:
         """Return bucket, key and generation.
@@ -74,21 +79,23 @@ class GCSConnection:
 
     def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> HTTPRequest:
         """Return the request for bytes of generation `pin`, or of the current one if it is None."""
-        bucket, key, generation = self.split(path)
-        return self.request(
-            api.media_url(self.location, bucket, key),
-            path,
-            describe(want),
-            params={"alt": "media", "ifGenerationMatch": pin, "generation": generation},
-            headers=api.read_headers(want),
+        bucket, key, generation = (*path.split("/", 1), None)
+        if self._inner.version_aware:
+            bucket, key, generation = self.split(path)
+        name = f"{quote(bucket, safe='')}/o/{quote(key, safe='')}"
+        url = f"{self.location}/download/storage/v1/b/{name}?{self._media_params}"
+        if pin is not None:
+            url += f"&ifGenerationMatch={quote(pin)}"
+        if generation is not None:
+            url += f"&generation={quote(generation)}"
+        return HTTPRequest(
+            url=url,
+            subject=f"gs://{path}",
+            want=want,
+            headers=_AS_STORED,
             as_stored=True,
             is_pinned=pin is not None,
         )
-
-    @property
-    def location(self) -> str:
-        """The start of all addresses, `https://host`."""
-        return str(self._inner._location)
 
     def request(
         self,
@@ -103,8 +110,6 @@ class GCSConnection:
 
         Parameters that are None are left out. Without `params`, the address has all that it needs.
         """
-        from cachedfs.origins.http import HTTPRequest
-
         # gcsfs adds the project that pays.
         full = {} if params is None else self._inner._get_params(params)
         present = {name: value for name, value in full.items() if value is not None}

@@ -7,69 +7,45 @@ bytes, version and size in one answer, can be resumed, and is counted.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
-from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, BinaryIO
 
 from cachedfs.common.optional_imports import importing
-from cachedfs.common.types import ANY_VERSION, AnyVersion, Changes, ObjectInfo, Range, Suffix
-from cachedfs.errors import AccessDenied, NoSuchBucket, ObjectNotFound
-from cachedfs.origins.base import subject_of
-from cachedfs.origins.fsspec_origin import jsonable
+from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range, Suffix
+from cachedfs.errors import AccessDenied, IsAFolder, NoSuchBucket, ObjectNotFound
+from cachedfs.origins.base import Reply
+from cachedfs.origins.fsspec_origin import ClientOrigin, jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.gcs.read import GCSMediaRead
 from cachedfs.origins.gcs.upload import ObjectUpload
-from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke
+from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_log import logged_request
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
 from cachedfs.origins.upload import UploadContent
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["GCSOrigin"]
 
 
-class GCSOrigin:
+class GCSOrigin(ClientOrigin):
     """Objects of Google Cloud Storage; the fingerprint is the generation."""
 
-    by_parent = False
+    _making = "looking for credentials"
+    _connection: AsyncOnce[GCSConnection]
 
     def __init__(
-        self,
-        options: Mapping[str, Any],
-        *,
-        identity: str,
-        loop: asyncio.AbstractEventLoop,
-        on_request: Callable[[], None],
-        concurrency: int = 16,
-        policy: RetryPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
+        self, options: Mapping[str, Any], *, policy: RetryPolicy | None = None, **given: Any
     ) -> None:
-        self.identity = identity
-        self.on_request = on_request
-        self._options, self._loop = dict(options), loop
-        self._policy = policy or RetryPolicy()
-        self._new_tries = partial(RetryAttempts, self._policy, clock=clock, rng=rng or random.Random())
-        self._slots = RequestSlots(concurrency)
-        self._upload_slots = RequestSlots(concurrency)  # long uploads must not delay reads
-        self._inner = AsyncOnce(self._make)
-        self._connection = AsyncOnce(self._connect)
+        super().__init__("gs", options, policy=policy or RetryPolicy(), **given)
+        self._upload_slots = RequestSlots(self._slots.most)  # long uploads must not delay reads
 
-    @property
-    def concurrency(self) -> int:
-        """Most requests at a time, now, that callers wait for."""
-        return self._slots.window
+    def url(self, path: str) -> str:
+        """Return the URL that errors show for `path`."""
+        return api.url_of(api.object_path(path))
 
     # Created at first use
     async def _make(self) -> Any:
@@ -84,18 +60,19 @@ class GCSOrigin:
         can_wait = 0 < getattr(session.connector, "limit", 0) < 2 * self._slots.max_requests
         auth = GCSAuth(inner.credentials, self._policy)
 
+        own_timeout = inner.requests_timeout
+        if own_timeout is None and "timeout" in inner.session_kwargs:
+            own_timeout = session.timeout
+
         def client_of(slots: RequestSlots) -> HTTPClient:
             return HTTPClient(
                 session,
                 auth,
-                _judge,
+                api.failure,
                 slots=slots,
                 on_request=lambda: self.on_request(),  # it may be replaced later
-                new_tries=self._new_tries,
-                timeouts=timeouts_of(
-                    self._policy, own_timeout=inner.requests_timeout, can_wait_for_pool=can_wait
-                ),
-                keeps_session_timeout="timeout" in inner.session_kwargs and inner.requests_timeout is None,
+                retries=self._retries,
+                timeouts=timeouts_of(self._policy, own_timeout=own_timeout, can_wait_for_pool=can_wait),
             )
 
         return GCSConnection(inner, session, client_of(self._slots), client_of(self._upload_slots))
@@ -105,31 +82,6 @@ class GCSOrigin:
         async with finding_credentials("gs://", self._policy):
             with mapped("gs://", "looking for credentials"):
                 return await self._connection.get()
-
-    async def filesystem(self) -> Any:
-        """Return the inner `gcsfs.core.GCSFileSystem`."""
-        with mapped("gs://", "looking for credentials"):
-            return await self._inner.get()
-
-    async def aclose(self) -> None:
-        """Close our session and that of gcsfs."""
-        connection, inner = self._connection.take(), self._inner.take()
-        if connection is not None:
-            await connection.session.close()
-        if inner is not None:
-            await close_session(inner)
-
-    @property
-    def requests_per_s(self) -> float | None:
-        return None
-
-    def lists_all(self, folder: str) -> bool:
-        """Return True: a listing has all names."""
-        return True
-
-    def spare_s(self) -> float:
-        """Return 0: the service accepts all that we can send."""
-        return 0.0
 
     # Requests
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
@@ -180,9 +132,22 @@ class GCSOrigin:
                     return infos[0]
         return None
 
-    def read(self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None) -> GCSMediaRead:
+    @asynccontextmanager
+    async def read(
+        self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
+    ) -> AsyncIterator[Reply]:
         """Request bytes: one request, whose headers also have version and size."""
-        return GCSMediaRead(self.connection, self.lookup, api.object_path(path), want, pinned)
+        if api.UNUSUAL.search(path):
+            path = api.object_path(path)
+        if "/" not in path:
+            raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
+        connection = self._connection.value or await self.connection()
+        reply = GCSMediaRead(
+            f"gs://{path}", path, want, pinned, self._retries, connection=connection, lookup=self.lookup
+        )
+        async with aclosing(reply.run()) as reply.pieces:
+            await anext(reply.pieces)
+            yield reply
 
     async def list(
         self, folder: str, parent: ObjectInfo | None = None, *, deep: bool = False
@@ -216,19 +181,6 @@ class GCSOrigin:
             found = await self.call("ls", "", detail=True)
         return tuple(api.bucket_info(jsonable({**info, "name": info["name"].rstrip("/")})) for info in found)
 
-    async def changes(self, path: str, token: str | None) -> Changes | None:
-        """Return None: there is no change feed."""
-        return None
-
-    async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of gcsfs; takes no slot, because one call may be many requests."""
-        inner = await self.filesystem()
-        path = subject_of(method, args)
-        self.on_request()
-        url = api.url_of(api.object_path(path))
-        with mapped(url, f"calling {method}"), logged_request(method, url):
-            return await invoke(inner, method, *args, **options)
-
     async def upload(
         self, path: str, file: BinaryIO, *, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
     ) -> ObjectInfo:
@@ -259,22 +211,6 @@ async def _new_session(inner: Any) -> Any:
         return aiohttp.ClientSession(connector=new_connector(), **inner.session_kwargs)
     session = await inner._set_session()
     # gcsfs creates itself another session when it needs one. With a shared session, a burst of writes, which our slots
-    # do not limit, would take all connections, and waiting for one would look like a lost network.
+    # do not limit, would take all connections, and waiting for one would look like a broken network.
     inner._session = None
     return session
-
-
-def _judge(
-    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> RetryReason | Exception:
-    now = datetime.now(UTC)
-    return api.failure(
-        status,
-        headers,
-        body,
-        url=request.subject,
-        doing=request.doing,
-        pinned=request.is_pinned,
-        now=now,
-        is_write=request.method != "GET",
-    )

@@ -1,169 +1,115 @@
-"""`GCSMediaRead`: one read of a version from Google Cloud Storage.
-
-It is resumed where it breaks off.
-"""
+"""`GCSMediaRead`: one read of a version from Google Cloud Storage."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from cachedfs.common.checksums import RunningChecksum, stated_of
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.checksums import HASHERS, stated_of
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.origins.base import Reply
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.resumable_stream import RangeNotSatisfiable, ResumableRead, reaches
 from cachedfs.origins.retry import RetryableError, RetryReason
 
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
-
 __all__ = ["WHOLE", "GCSMediaRead"]
 
-# Objects up to this size are held back until their checksum is verified: 17 ms at 60 MB/s, and one block.
+# Objects up to this size are held until their checksum is verified: 17 ms at 60 MB/s, and one block.
 WHOLE = 1 << 20
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class GCSMediaRead(ResumableRead):
     """A read of one generation."""
 
-    def __init__(
-        self,
-        connect: Callable[[], Awaitable[GCSConnection]],
-        lookup: Callable[[str], Awaitable[ObjectInfo]],
-        path: str,
-        want: Range | Suffix | None,
-        pinned: ObjectInfo | None,
-    ) -> None:
-        super().__init__(api.url_of(path), want, pinned)
-        self._connect, self._lookup, self._path = connect, lookup, path
+    connection: GCSConnection
+    lookup: Callable[[str], Awaitable[ObjectInfo]]
 
-    async def __aenter__(self) -> Reply:
-        if "/" not in self._path:
-            raise IsAFolder(f"{self._url}: this is a bucket; list it, or read an object in it")
-        self._connection = await self._connect()
-        self._tries = self._connection.client.new_tries()
-        return await super().__aenter__()
-
-    async def _resume(self, remaining: Range, failed: RetryableError) -> None:
-        """Request the remaining bytes, of the same generation."""
-        request = self._connection.media(self._path, remaining, self.info.fingerprint)
-        await self._connection.client.pause(failed, request, self._tries)
-
-        async def attempt() -> None:
-            try:
-                await self._headers(request, remaining, self.info)
-            except RetryableError as failed:
-                await self._check_absence(failed)
-                raise
-
-        await self._connection.client.retried(attempt, request, self._tries)
-
-    # Opening
-    async def _begin(self) -> None:
-        if isinstance(self._want, Range) and self._want.size == 0:
-            self._settle_empty(await self._current())  # HTTP cannot express an empty range
+    async def _open(self) -> None:
+        """Send one request, and take the version and the range from the headers of its response."""
+        want, pinned = self.want, self.pinned
+        pin = None if pinned is None else pinned.fingerprint
+        if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
+            self._take_nothing(await self._current())
             return
-        pinned = self._pinned if self._pinned and self._pinned.fingerprint is not None else None
-        request = self._connection.media(self._path, self._want, pinned.fingerprint if pinned else None)
-        await self._connection.client.retried(partial(self._open, request, pinned), request, self._tries)
-
-    async def _open(self, request: HTTPRequest, pinned: ObjectInfo | None) -> None:
-        """Take version and range from the headers of one attempt; `pinned` is the pinned version."""
-        try:
-            head = await self._headers(request, self._want, pinned)
-        except RangeNotSatisfiable:
-            info = pinned if pinned and pinned.size is not None else await self._current()
-            if reaches(self._want, info.size or 0):
-                raise  # the object grew meanwhile
-            self._settle_empty(info)
+        client, request = self.connection.client, self.connection.media(self.path, want, pin)
+        self._response = response = await client.send(request)
+        if response.status == 416:
+            await self._open_nothing()
             return
-        except RetryableError as failed:
-            await self._check_absence(failed)
-            raise
-        if pinned is None and head.generation is None:
+        info, start, stop, self._offset, self._body_stop = api.head_of(self.path, response, want)
+        if pin is None and info.fingerprint is None:
             await self._open_unversioned()
             return
-        if not head.size and self._path.endswith("/"):  # as `api.children` has it
-            raise IsAFolder(f"{self._url}: this is a folder; list it, or read an object in it")
-        self._settle(_merged(pinned, head.info(self._path)), head.span)
-        stated = stated_of(head.details) or stated_of(self.info.details)
-        if head.span.size == head.size and stated is not None:
-            if head.size <= WHOLE:
-                self._proof = stated
-            else:
-                self._running = RunningChecksum(stated)
+        if pin and pinned and (info.fingerprint, info.size) != (pin, pinned.size):
+            self._check_version(info, pinned)
+        if not self._is_open:
+            self._choose(info, start, stop)
 
-    async def _check_absence(self, failed: RetryableError) -> None:
-        """Look the object up if the 404 may be from another server.
+    def _choose(self, info: ObjectInfo, start: int, stop: int) -> None:
+        """Set the version, the range and the checksum to verify."""
+        pinned = self.pinned
+        if not info.size and self.path.endswith("/"):  # as `api.children` has it
+            raise self._is_folder()
+        stated = stated_of(info.details) if stop - start == info.size else None
+        if pinned is not None and pinned.fingerprint is not None:
+            # The service kept to the pinned generation, even if the headers do not show it.
+            details = {**info.details, **pinned.details}
+            stated = stated or (stated_of(details) if stop - start == info.size else None)
+            info = ObjectInfo(self.path, "file", info.size, pinned.fingerprint, details=details)
+        self.info, self.start, self._at, self.stop = info, start, start, stop
+        self._hasher, self._holds, self.is_checked_at_end = None, False, False
+        if stated is not None:
+            self._checksum, self._expected = stated.name, stated.value
+            self._hasher, self._holds = HASHERS[stated.name](), stop - start <= WHOLE
+            self.is_checked_at_end = not self._holds
 
-        The JSON API decides whether it is missing.
-        """
-        if failed.trouble.is_absence:
-            await self._current()
-
-    async def _doubt(self) -> None:
-        """Raise nothing: the service ensures the generation, so the transfer damaged the bytes."""
+    async def _open_nothing(self) -> None:
+        """After a 416, read nothing if the object ends before the range."""
+        self._close()  # a lookup needs the slot
+        pinned = self.pinned
+        info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
+        if reaches(self.want, info.size or 0):  # the object grew meanwhile
+            raise RangeNotSatisfiable(RetryReason("no byte of the object is in the range"))
+        self._take_nothing(info)
 
     async def _open_unversioned(self) -> None:
         """Look up the generation, then read that one: a proxy removed it from the headers."""
-        await self._attempt.aclose()
-        pinned = await self._current()
-        await self._open(self._connection.media(self._path, self._want, pinned.fingerprint), pinned)
+        self._close()
+        self.pinned = await self._current()
+        await self._open()
 
-    async def _headers(
-        self, request: HTTPRequest, want: Range | Suffix | None, pinned: ObjectInfo | None
-    ) -> api.ReadHeaders:
-        """Send one attempt and return its parsed headers; its body becomes the one being read.
-
-        `pinned` is the pinned version.
-        """
-        await self._attempt.aclose()
-        body = await self._attempt.enter_async_context(self._connection.client.exchange(request))
-        if body.status == 416:
-            await self._attempt.aclose()
-            raise RangeNotSatisfiable(RetryReason("no byte of the object is in the range"))
-        try:
-            head = api.head_of(body.status, body.headers, want)
-            if (
-                pinned is not None
-                and head.size != pinned.size is not None
-                and head.generation in (None, pinned.fingerprint)
-            ):
-                raise ValueError(f"the answer is of an object of {head.size} bytes, not {pinned.size}")
-            self._receive(body, head.offset, head.size if body.status == 200 else head.span.stop)
-        except ValueError as error:
-            await self._attempt.aclose()
-            raise RetryableError(RetryReason(str(error))) from error
-        if pinned is not None and head.generation not in (None, pinned.fingerprint):
-            self._raise_changed(f"generation {head.generation} was received instead of {pinned.fingerprint}")
-        return head
+    async def _explain(self, failed: RetryableError) -> None:
+        """Look the object up if the 404 may be from another server: the JSON API decides whether it is missing."""
+        if failed.trouble.is_absence:
+            await self._current()
 
     async def _current(self) -> ObjectInfo:
         """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
         try:
-            info = await self._lookup(self._path)
+            info = await self.lookup(self.path)
         except ObjectNotFound as error:
-            if self._pinned is None:
+            if self.pinned is None:
                 raise
-            raise ObjectChanged(f"{self._url}: the object was removed; open it again") from error
-        if self._pinned and info.fingerprint != self._pinned.fingerprint:
-            self._raise_changed(f"it is generation {info.fingerprint} now, not {self._pinned.fingerprint}")
+            raise ObjectChanged(f"{self.url}: the object was removed; open it again") from error
+        if self.pinned and info.fingerprint != self.pinned.fingerprint:
+            self._raise_changed(f"it is generation {info.fingerprint} now, not {self.pinned.fingerprint}")
         if info.kind == "directory":
-            raise IsAFolder(f"{self._url}: this is a folder; list it, or read an object in it")
+            raise self._is_folder()
         return info
+
+    def _check_version(self, info: ObjectInfo, pinned: ObjectInfo) -> None:
+        """Raise an error if the headers are of another version than the pinned one; some do not state the generation."""
+        if info.fingerprint not in (None, pinned.fingerprint):
+            self._raise_changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
+        if info.size != pinned.size is not None:
+            text = f"the answer is of an object of {info.size} bytes, not {pinned.size}"
+            raise RetryableError(RetryReason(text))
 
     def _raise_changed(self, how: str) -> NoReturn:
-        raise ObjectChanged(f"{self._url}: the object was replaced while it was read ({how}); open it again")
+        raise ObjectChanged(f"{self.url}: the object was replaced while it was read ({how}); open it again")
 
-
-def _merged(pinned: ObjectInfo | None, info: ObjectInfo) -> ObjectInfo:
-    """Return the object from a pinned read's headers, with the details that were known before."""
-    if pinned is None:
-        return info
-    # The service kept to the pinned generation, even if the headers do not show it.
-    return replace(info, fingerprint=pinned.fingerprint, details={**info.details, **pinned.details})
+    def _is_folder(self) -> IsAFolder:
+        return IsAFolder(f"{self.url}: this is a folder; list it, or read an object in it")

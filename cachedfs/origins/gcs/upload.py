@@ -12,7 +12,7 @@ import mimetypes
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from cachedfs.common.checksums import google_checksum
@@ -21,19 +21,16 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
+from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import denial, error_of, object_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 from cachedfs.origins.upload import (
-    FORGOTTEN,
-    Answer,
-    SessionForgotten,
+    UNKNOWN_SESSION,
+    SessionExpired,
     UploadContent,
     send_pieces,
     version_conflict,
 )
-
-if TYPE_CHECKING:
-    from cachedfs.origins.http import HTTPRequest
 
 __all__ = ["PIECE", "ObjectUpload"]
 
@@ -42,7 +39,7 @@ T = TypeVar("T")
 logger = logging.getLogger("cachedfs.origins")
 
 PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; up to this, an upload is one request
-_SESSIONS = 2  # how often an upload begins: a session that the service forgot means starting over
+_SESSIONS = 2  # how often an upload begins: a session that has expired means starting over
 _UNMET = 412
 _REDIRECTS = frozenset({301, 302, 303, 307})
 _GOOD = frozenset({200, 201, _UNMET}) | _REDIRECTS  # all others are failures
@@ -126,18 +123,17 @@ class ObjectUpload:
         request = self._beginning("resumable", headers, body)
         for _ in range(_SESSIONS):
             address = await self._answered(request, self._address_of)
-            session = self._request(address, "writing it", method="PUT", good=_GOOD | FORGOTTEN | {308})
+            session = self._request(address, "writing it", method="PUT", good=_GOOD | UNKNOWN_SESSION | {308})
             try:
                 return await send_pieces(
                     session,
                     self._content,
                     PIECE,
                     self._info_of,
-                    client=self._connection.uploads,
                     send=self._send,
-                    new_tries=self._connection.uploads.new_tries,
+                    retries=self._connection.uploads.retries,
                 )
-            except SessionForgotten:
+            except SessionExpired:
                 self._may_have_arrived = True
             except Exception:  # of any kind, and raised again
                 await self._cancel(address)
@@ -148,7 +144,7 @@ class ObjectUpload:
 
     async def _cancel(self, address: str) -> None:
         """End an upload session, with one request; otherwise the service keeps its bytes for a week."""
-        good = _GOOD | FORGOTTEN | {204, 499}
+        good = _GOOD | UNKNOWN_SESSION | {204, 499}
         request = self._request(address, "cancelling the upload", method="DELETE", good=good)
         try:
             await self._send(request)
@@ -175,18 +171,16 @@ class ObjectUpload:
 
     async def _answered(self, request: HTTPRequest, parse: Callable[[Answer], T]) -> T:
         """Return what `parse` makes of the answer, after retries."""
-        client = self._connection.uploads
 
         async def attempt() -> T:
             return parse(await self._send(request))
 
-        return await client.retried(attempt, request, client.new_tries())
+        return await self._connection.uploads.retried(attempt, request)
 
     async def _send(self, request: HTTPRequest) -> Answer:
         """Send a request once; raise RetryableError, _UnmetCondition or the final error."""
         try:
-            async with self._connection.uploads.exchange(request) as response:
-                answer = Answer(response.status, response.headers, await response.read_all())
+            answer = await self._connection.uploads.answer(request)
         except RetryableError as failed:
             self._may_have_arrived |= not failed.trouble.is_unreachable
             raise
@@ -228,7 +222,7 @@ class ObjectUpload:
         return info.size == self._content.size and self._checksum.items() <= info.details.items()
 
     def _is_ours(self, found: ObjectInfo) -> bool:
-        """Return whether an object is what an attempt made whose answer was lost."""
+        """Return whether an object is what an attempt made whose answer did not arrive."""
         is_newer = int(found.fingerprint or 0) > int(self._condition or 0)
         return is_newer and self._has_our_bytes(found)
 

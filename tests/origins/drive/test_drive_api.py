@@ -28,7 +28,7 @@ from cachedfs.errors import (
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.http import HTTPRequest
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.messages import Refusal

@@ -12,7 +12,7 @@ import pytest
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.credentials import find, scope_remedy
 from cachedfs.origins.drive.failures import failure, token_remedy
-from cachedfs.origins.http import HTTPRequest
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryReason
 from cachedfs.sim.messages import Refusal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -297,11 +297,9 @@ def looked_up_again(server: DriveServer, folder: str, root: str) -> File:
 
 async def assert_nothing_is_left(origin: DriveOrigin, before: set[Any]) -> None:
     assert asyncio.all_tasks() == before
-    slots = origin.account.media_slots.semaphore()
-    for _ in range(3):
-        await asyncio.wait_for(slots.acquire(), 60)
-    for _ in range(3):
-        slots.release()
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await asyncio.wait_for(stack.enter_async_context(origin.account.media_slots.slot()), 60)
 
 
 async def test_a_failed_second_lookup_is_the_error_and_leaves_nothing(

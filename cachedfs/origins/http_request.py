@@ -1,0 +1,48 @@
+"""`HTTPRequest`, an HTTP request before it is sent, and `Answer`, a response that was read to its end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from cachedfs.common.types import Range, Suffix
+from cachedfs.origins.base import describe
+
+__all__ = ["Answer", "HTTPRequest"]
+
+_GOOD = frozenset({200, 206, 416})
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class HTTPRequest:
+    """One request before it is sent; errors name its `subject` and its `purpose`."""
+
+    url: str  # percent-encoded
+    params: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    subject: str
+    doing: str = ""  # "": reading `want`
+    want: Range | Suffix | None = None  # the bytes to read, not none; the Range header names them
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    as_stored: bool = False  # the body is an object's bytes: do not decompress it
+    is_pinned: bool = False
+    method: str = "GET"
+    data: bytes | None = None  # the body to send
+    within_s: float | None = None  # how long to wait for the answer; longer where answers usually take long
+    kind: str = "download"  # as the rate limiter counts it
+    good: frozenset[int] = _GOOD  # the statuses that are no failures
+    follows_redirects: bool = True
+    trusts_redirects: bool = False  # any answer of another host counts as the service's own
+
+    @property
+    def purpose(self) -> str:
+        """What errors say that the request was doing."""
+        return self.doing or describe(self.want)
+
+
+class Answer(NamedTuple):
+    """A response that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]  # names in any case
+    body: bytes
