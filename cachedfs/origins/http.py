@@ -139,7 +139,7 @@ class HTTPClient:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        auth: Auth,
+        auth: Auth | None,
         judge: Callable[[HTTPRequest, int, Mapping[str, str], bytes], RetryReason | Exception],
         *,
         slots: RequestSlots,
@@ -206,7 +206,7 @@ class HTTPClient:
         """
         response = HTTPResponse(request.method, request.url, "", self._slots, await self._slots.acquire())
         try:
-            auth = await self._auth.headers()
+            auth = {} if self._auth is None else await self._auth.headers()
             sent = await self._spend(request) if self._is_limited else ()
             await self._exchange(request, response, auth)
             if self._is_limited or response.status not in request.good or response.answer.history:
@@ -288,7 +288,8 @@ class HTTPClient:
         n_renewed: int,
     ) -> HTTPResponse:
         """Return a response if it is good; after a 401, renew the credentials and send `request` again."""
-        if response.status == 401 and n_renewed < _MOST_RENEWALS and await self._auth.renew(auth):
+        may_renew = response.status == 401 and n_renewed < _MOST_RENEWALS
+        if may_renew and self._auth is not None and await self._auth.renew(auth):
             self._count_at_close(request, response)
             response.close()
             return await self.send(request, n_renewed=n_renewed + 1)

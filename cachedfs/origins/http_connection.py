@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.fsspec_origin import jsonable
@@ -81,34 +81,27 @@ def _is_back(replaced: ObjectInfo, now: ObjectInfo) -> bool:
     return replaced.fingerprint == now.fingerprint and times[0] == times[1]
 
 
-class HTTPConnection:
-    """Requests over one session, with the options of one HTTPFileSystem."""
+class HTTPConnection(NamedTuple):
+    """Requests over one session, with the options of the HTTPFileSystem `inner`."""
 
-    def __init__(
-        self,
-        inner: Any,
-        session: Any,
-        client: HTTPClient,
-        url_of: Callable[[str], str],
-        evidence: VersionEvidence,
-    ) -> None:
-        self.session, self.client, self.evidence = session, client, evidence
-        self._inner, self._url_of = inner, url_of
-        decodes = inner.kwargs.get("auto_decompress")
-        self._decodes = getattr(session, "auto_decompress", True) if decodes is None else decodes
+    inner: Any
+    session: Any
+    client: HTTPClient
+    url_of: Callable[[str], str]
+    evidence: VersionEvidence
 
     def request(
         self, path: str, want: Range | Suffix | None, *, doing: str = "", is_pinned: bool = False
     ) -> HTTPRequest:
         """Return the request for bytes, as they are and not compressed unless the options say so."""
-        headers = dict(self._inner.kwargs.get("headers") or {})
+        headers = dict(self.inner.kwargs.get("headers") or {})
         names = {name.lower() for name in (*headers, *getattr(self.session, "headers", ()))}
         if "accept-encoding" not in names:
             headers["Accept-Encoding"] = "identity"
         return HTTPRequest(
-            url=str(self._inner.encode_url(path)),
-            params=self._inner.kwargs.get("params") or {},
-            subject=self._url_of(path),
+            url=str(self.inner.encode_url(path)),
+            params=self.inner.kwargs.get("params") or {},
+            subject=self.url_of(path),
             doing=doing,
             want=want,
             headers=headers,
@@ -147,7 +140,9 @@ class HTTPConnection:
         with ExitStack() as stack:
             stack.callback(body.close)
             url, status = jsonable(str(body.answer.url)), int(body.status)
-            answer = answer_of(path, status, body.headers, url, now_s, decodes=self._decodes)
+            if (decodes := self.inner.kwargs.get("auto_decompress")) is None:
+                decodes = getattr(self.session, "auto_decompress", True)
+            answer = answer_of(path, status, body.headers, url, now_s, decodes=decodes)
             if not is_unusable_part(answer, body):
                 answer = answer._replace(info=self.evidence.without_unreliable_etag(answer.info))
             stack.pop_all()

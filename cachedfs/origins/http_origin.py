@@ -57,14 +57,14 @@ class HTTPOrigin(ClientOrigin):
         cookies = dict(credentials.get("cookies") or ()) | dict(options.get("cookies") or ())
         client = HTTPClient(
             session,
-            _NoAuth(),
+            None,  # the session and the options prove the account
             failure,
             slots=self._slots,
             on_request=lambda: self.on_request(),  # it may be replaced later
             retries=self._retries,
             timeouts=timeouts_of(
                 self._policy,
-                own_timeout=session.timeout if "timeout" in inner.client_kwargs else None,
+                own_timeout=getattr(session, "timeout", None) if "timeout" in inner.client_kwargs else None,
                 can_wait_for_pool=0 < limit < self._slots.max_requests,
             ),
             options={"max_redirects": _MOST_REDIRECTS, **credentials, **options, "cookies": cookies or None},
@@ -114,13 +114,3 @@ async def _new_session(inner: Any) -> tuple[Any, dict[str, Any]]:
     # The filesystem creates itself another one for listings and writes, which our slots do not limit.
     inner._session = None
     return session, {}
-
-
-class _NoAuth:
-    """The session and the options prove the account."""
-
-    async def headers(self) -> dict[str, str]:
-        return {}
-
-    async def renew(self, refused: Mapping[str, str]) -> bool:
-        return False

@@ -113,9 +113,7 @@ class ResumableRead(ABC):
                 while self._at < end or held:
                     if self._at < end:
                         if not (piece := await response.read_some()):
-                            raise RetryableError(
-                                RetryReason(f"the body ends at byte {self._offset} of {end}")
-                            )
+                            raise RetryableError(RetryReason(f"the body ended at byte {self._offset}"))
                         skip, self._offset = self._at - self._offset, self._offset + len(piece)
                         if skip or self._offset > end:
                             piece = piece[skip : len(piece) + min(0, end - self._offset)]

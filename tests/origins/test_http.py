@@ -32,18 +32,10 @@ BODY = bytes(64 << 20)  # more than the buffers of two sockets hold
 HASTY = RetryPolicy(connect_s=60.0, stall_s=0.2)
 
 
-class NoAuth:
-    async def headers(self):
-        return {}
-
-    async def renew(self, refused):
-        return False
-
-
 def client_of(session, policy):
     return HTTPClient(
         session,
-        NoAuth(),
+        None,
         lambda request, status, headers, body: OSError(f"answered {status}"),
         slots=RequestSlots(4),
         on_request=lambda: None,

@@ -195,7 +195,7 @@ class WrittenDriveFile(io.RawIOBase):
     def commit(self) -> None:
         """Make the written bytes the file's content.
 
-        Does nothing after `discard`, as a transaction may still list.
+        Does nothing after `discard`: a transaction may still list the file.
         """
         if self._is_removed:
             return

@@ -62,7 +62,7 @@ class GCSOrigin(ClientOrigin):
 
         own_timeout = inner.requests_timeout
         if own_timeout is None and "timeout" in inner.session_kwargs:
-            own_timeout = session.timeout
+            own_timeout = getattr(session, "timeout", None)
 
         def client_of(slots: RequestSlots) -> HTTPClient:
             return HTTPClient(
