@@ -65,6 +65,11 @@ class _Numbers(NamedTuple):
     aging: int = 31
 
 
+_Pending = (
+    int | tuple[int, bool]
+)  # an access to a block (hash64), or a miss and whether its object is too large
+
+
 class AccessStats(SharedSlots):
     """A shared hash table of access records: clock (32 bits), flags (8), count (8) and tag (16, never 0).
 
@@ -91,7 +96,7 @@ class AccessStats(SharedSlots):
         header = _NUMBERS.pack(*_Numbers(clock))
         super().__init__(path, temp, n_slots, at_least=at_least, header=header)
         self._locks = locks or ByteRangeLocks(None)
-        self._pending: list[int] = []
+        self._pending: list[_Pending] = []
         self._flush_at = 0.0
         self._mask = self.n_slots - 1
         _TABLES.add(self)
@@ -157,19 +162,9 @@ class AccessStats(SharedSlots):
 
         `passes`: the block's object is larger than the cache.
         """
-        self.flush()
-        tag = hash64 >> 48 or 1
-        numbers, at = self._numbers(), hash64 & self._mask
-        place, record = _place(numbers.clock, self._bucket(at), at, tag)
-        if record >> 32 & _COUNT:
-            changed = {place: record | _CAME_BACK << 32}
-        elif passes or record:
-            # The clock is one behind so that `touch` counts the first access. The latest `passes` wins.
-            changed = {place: tag << 48 | passes * _PASSES << 32 | numbers.clock - 1 & MASK32}
-        else:
-            return
-        with contextlib.suppress(OSError):
-            self.write(_pieces(changed))
+        self._pending.append((hash64, passes))
+        if len(self._pending) >= _FLUSH_N or time.monotonic() >= self._flush_at:
+            self.flush()
 
     def use_of(self, hash64: int) -> BlockAccess | None:
         """Return the recorded accesses of a block; None without a record."""
@@ -201,13 +196,14 @@ class AccessStats(SharedSlots):
         at, tag = hash64 & self._mask, hash64 >> 48 or 1
         return next((record for record in self._bucket(at) if record >> 48 == tag), 0)
 
-    def _add(self, pending: Sequence[int]) -> None:
-        """Add accesses to the file. Raises OSError."""
+    def _add(self, pending: Sequence[_Pending]) -> None:
+        """Add accesses and misses to the file. Raises OSError."""
         mask, read, unpack = self._mask, self.read, _BUCKET.unpack
         clock, gap, gap_before, window, aging = self._numbers()
         buckets: dict[int, list[int]] = {}
         changed: dict[int, int] = {}
-        for hash64 in pending:
+        for item in pending:
+            hash64 = item if isinstance(item, int) else item[0]
             at, tag = hash64 & mask, hash64 >> 48 or 1
             bucket = buckets.get(at >> 2)
             if bucket is None:
@@ -216,6 +212,14 @@ class AccessStats(SharedSlots):
             if record >> 48 != tag:
                 place, record = _place(clock, bucket, at, tag)
             old, count = record & MASK32, record >> 32 & _COUNT
+            if not isinstance(item, int):
+                if count:
+                    changed[place] = bucket[place & 3] = record | _CAME_BACK << 32
+                elif record or item[1]:
+                    # The clock is one behind so that `touch` counts the first access. The latest miss wins.
+                    flags = tag << 48 | item[1] * _PASSES << 32
+                    changed[place] = bucket[place & 3] = flags | clock - 1 & MASK32
+                continue
             if record and old == clock:
                 continue  # repeated reads of the block accessed last count as one access
             clock = clock + 1 & MASK32
