@@ -124,7 +124,8 @@ class BlockWriter:
         """
         now_s = time.time()
         with self._begin("blocks cannot be stored", restores=True) as rows:
-            if self._prepared != (self._directory.n_checks, bounds, os.getpid()):
+            prepared = self._directory.n_checks, bounds, os.getpid()
+            if self._prepared != prepared or not rows.totals.is_counted:
                 self._prepare_to_store(rows, bounds, now_s)
             if found := rows.find_blocks(block.key for block in waiting):
                 waiting = self._ours_to_write(rows, waiting, found, unusable)

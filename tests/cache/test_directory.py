@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachedfs.cache import disk, fsck
+from cachedfs.cache import directory, disk, fsck
 from cachedfs.cache.block_file import FORMAT
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.metadata_records import MetadataRecord
@@ -131,6 +131,44 @@ def test_a_cache_of_an_earlier_format_is_named_and_not_used(open_cache, tmp_path
     put(cache, key_of(), 0)
     assert cache.old_caches == (str(old),)
     assert os.listdir(old) == []
+
+
+def remove_index(root, outside):
+    (root / "index.db").unlink()
+
+
+def move_root(root, outside):
+    root.rename(outside)
+
+
+def remove_blocks(root, outside):
+    shutil.rmtree(root / "blocks")
+
+
+def plant_symlink(root, outside):
+    (folder,) = root.glob(f"blocks/{key_of().digest[0]}")
+    folder.rename(outside)
+    folder.symlink_to(outside)
+
+
+@pytest.mark.parametrize("harm", [remove_index, move_root, remove_blocks, plant_symlink])
+def test_folders_that_did_not_change_for_a_while_are_checked_again_when_they_do(
+    cache, tmp_path, monkeypatch, harm
+):
+    monkeypatch.setattr(directory, "RECENT_S", -1.0)  # so that their states alone count
+    for index in range(3):
+        put(cache, key_of(), index)
+    assert cache._own.directory.is_as_seen()
+    outside = tmp_path / "outside"
+    harm(Path(cache.root), outside)
+    assert not cache._own.directory.is_as_seen()
+    before = sorted(outside.rglob("*"))
+    put(cache, key_of(), 9)
+    assert file_of(cache, key_of(), 9).resolve().is_relative_to(Path(cache.root).resolve())
+    assert sorted(outside.rglob("*")) == before
+    assert whole(cache, key_of(), 9) == content(key_of(), 9)
+    cache.check(repair=True)
+    assert cache.check().ok
 
 
 def test_blocks_of_our_own_layer_come_first(open_cache, tmp_path):

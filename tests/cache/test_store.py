@@ -677,6 +677,7 @@ def test_an_index_lost_while_it_is_open_costs_no_read_and_heals(cache, harm):
         put_after_noticing(cache, key, index)
     with contextlib.suppress(CacheError):  # or only now, as this reads every row
         cache.check()
+    cache.usage()  # or now, as this opens it again
     put_after_noticing(cache, key, 6)
     assert cache.usage()[0] == 7
     assert [whole(cache, key, index) for index in range(7)] == [content(key, index) for index in range(7)]

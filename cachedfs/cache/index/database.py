@@ -159,7 +159,8 @@ class CacheIndex:
             if self._turn.setdefault("", token) is not token:
                 self._wait_for_turn(token)
             rows = self._writer
-            if rows is None or root_seen is None or root_seen != rows.root_seen or rows.sqlite.in_transaction:
+            is_current = rows is not None and root_seen is not None and root_seen == rows.root_seen
+            if rows is None or not is_current or self._broken_inode or rows.sqlite.in_transaction:
                 rows = self._current_writer(root_seen)
             try:
                 try:
@@ -285,6 +286,7 @@ class CacheIndex:
             except sqlite3.OperationalError as error:
                 _pause_if_busy(error, deadline)
         self.look_again()
+        self._broken_inode = 0
         rows.root_seen, self._writer = root_seen, rows
         return rows
 
