@@ -343,13 +343,15 @@ class BlockCache:
     def take_lock(self, hash64: int) -> bool:
         """Take the fetch lock of a block; False when another process or another thread holds it."""
         is_ours = self._own.locks.take(hash64)
-        self._warnings.slower(self._own.locks.trouble)
+        if self._own.locks.trouble:
+            self._warnings.slower(self._own.locks.trouble)
         return is_ours
 
     def release_lock(self, hash64: int) -> None:
         """Release the fetch lock of a block."""
         self._own.locks.release(hash64)
-        self._warnings.slower(self._own.locks.trouble)
+        if self._own.locks.trouble:
+            self._warnings.slower(self._own.locks.trouble)
 
     def lock_holder(self, hash64: int) -> int | None:
         """Return the id of the process that holds a fetch lock; None if it is free, or held where we cannot see."""

@@ -51,7 +51,8 @@ class ByteRangeLocks:
 
     def take(self, hash64: int) -> bool:
         """Take a lock; False when another process, or another thread of this one, holds it."""
-        byte, held, us = hash64 & _BYTES, self._held(), object()
+        byte, us = hash64 & _BYTES, object()
+        held = _HELD.get((self._own, os.getpid())) or self._held()
         if held.bytes.setdefault(byte, us) is not us:
             return False
         try:
@@ -65,7 +66,8 @@ class ByteRangeLocks:
 
     def release(self, hash64: int) -> None:
         """Release a lock; do nothing when this process does not hold it."""
-        byte, held, us = hash64 & _BYTES, self._held(), object()
+        byte, us = hash64 & _BYTES, object()
+        held = _HELD.get((self._own, os.getpid())) or self._held()
         owner = held.bytes.get(byte)
         if owner is None or held.releasing.setdefault(owner, us) is not us:
             return

@@ -49,6 +49,7 @@ class Download:
         self.paused = False
         self.error: Exception | None = None
         self.released = False
+        self.keeps_bytes = False  # also when they are stored: a reader that waits will take them from here
         self.n_received = 0  # blocks passed to the store queue; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self._all_stored = True
@@ -126,8 +127,7 @@ class Download:
         """Record that a block was stored, or failed to be. Release the buffers once all blocks are on disk."""
         self._n_stored += 1
         self._all_stored &= is_stored
-        if self.done and self._n_stored == self.n_received and self._all_stored:
-            self.release()
+        self._release_if_stored()
 
     # Event loop thread only.
 
@@ -225,7 +225,11 @@ class Download:
         self._headers.set()
         if self._waiters:
             self._wake()
-        if self.n_received and self._n_stored == self.n_received and self._all_stored:
+        self._release_if_stored()
+
+    def _release_if_stored(self) -> None:
+        is_stored = self.done and 0 < self.n_received == self._n_stored and self._all_stored
+        if is_stored and not self.keeps_bytes:
             self.release()
 
     def release(self) -> None:

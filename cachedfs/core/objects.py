@@ -211,8 +211,8 @@ class Objects:
 
     def _fresh_now(self, path: str) -> Entry | None:
         """Return the fresh entry of `path` from memory or from the store, for all cases."""
-        entry = self.get(path)
-        if entry is None or self.is_fresh(entry):
+        entry = self.get(path) if path in self.entries else None
+        if entry is not None and self.is_fresh(entry):
             return entry
         entry = self.newest(path)
         return entry if entry is not None and self.is_fresh(entry) else None
@@ -245,9 +245,10 @@ class Objects:
     def newest(self, path: str) -> Entry | None:
         """Return the newer one of the entries in memory and in the store, or None: another process may know more."""
         entry, found = self.entries.get(path), self._in_store(path)
-        if found is None or (entry is not None and entry.asked_at >= found.asked_at):
+        if entry is not None and (found is None or entry.asked_at >= found.asked_at):
             return self.get(path)
-        self._remember(found)
+        if found is not None:
+            self._remember(found)
         return found
 
     def existing(self, path: str) -> Entry | None:

@@ -189,6 +189,8 @@ class Reader:
             self.chunk_prefetch.observe(path, 0, self._block_size)
         with waiting(path):
             entry, download = await self.lookups.resolve(path, want, demand=self._block_size)
+        if download is not None:
+            download.keeps_bytes = False  # a file may be open for long
         if entry.info is None:
             raise await self._missing(entry)
         if entry.info.kind == "directory":
@@ -258,15 +260,12 @@ class Reader:
         want = clip(start, stop, version.size)
         if self._reads_ahead and 0 < want.size < version.size:
             self.object_histories.observe_range(version, want, is_first=download is not None)
-        fetched = (
-            set()
-            if download is None
-            else set(covering(Range(download.start, download.stop), self._block_size))
-        )
-        blocks, n_at_once = (
-            covering(want, self._block_size),
-            self._whole_request // self._block_size,
-        )
+        fetched: set[int] = set()
+        if download is not None:
+            if (data := await self._brought(version, want, download)) is not None:
+                return data
+            fetched = set(covering(Range(download.start, download.stop), self._block_size))
+        blocks, n_at_once = covering(want, self._block_size), self._whole_request // self._block_size
         buffer = _zeros(want.size)
         view = buffer.getbuffer()
         try:
@@ -279,6 +278,19 @@ class Reader:
                 view.release()
         self.objects.engine.bytes_served += want.size
         return buffer.getvalue()
+
+    async def _brought(self, version: Version, want: Range, download: Download) -> bytes | None:
+        """Return bytes that came with the lookup of their object; None if they did not, or not all of them."""
+        if not (download.start <= want.start and want.stop <= download.stop):
+            return None
+        with contextlib.suppress(DownloadStopped):
+            await download.wait_until(want.stop)
+            if (data := joined(download.views(want.start, want.stop), want.size)) is not None:
+                for index in covering(want, version.block_size):
+                    self.objects.engine.cache.touch(version, index)
+                self.objects.engine.bytes_served += want.size
+                return data
+        return None
 
     async def _gather_runs(
         self, version: Version, blocks: range, view: memoryview, want: Range, fetched: set[int]
