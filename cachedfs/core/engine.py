@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from fsspec.utils import tokenize
 
@@ -25,6 +25,7 @@ from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import ObjectKey, Stats
 from cachedfs.config import Config
 from cachedfs.core.download import Download
+from cachedfs.core.loop_bridge import LoopBridge
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
@@ -93,6 +94,7 @@ class Engine(event_log.CounterSource):
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
         self._space_freed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._bridges: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge] = WeakKeyDictionary()
         self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -157,9 +159,12 @@ class Engine(event_log.CounterSource):
 
     async def await_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the engine's event loop, and await it from the caller's event loop."""
-        if asyncio.get_running_loop() is self._loop:
+        caller = asyncio.get_running_loop()
+        if caller is self._loop:
             return await coroutine
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+        if (bridge := self._bridges.get(caller)) is None:
+            bridge = self._bridges[caller] = LoopBridge(caller, self.loop)
+        return await bridge.run(coroutine)
 
     def is_loop_thread(self, thread: threading.Thread) -> bool:
         """Return whether `thread` is the event loop thread.

@@ -148,6 +148,8 @@ class SpeculativeQueue:
         self._lookups: dict[asyncio.Future[Any], tuple[SpeculativeRequest, Origin, float]] = {}  # the same
         # Sent requests that may hold memory, until no other reference is left.
         self._sent: WeakKeyDictionary[Download, None] = WeakKeyDictionary()
+        # Origins whose limits were reached since a request ended or blocks were stored: nothing more is sent to them.
+        self._at_limit: set[Origin] = set()
         self._most_memory = 0  # Invariant: at least `memory`, which takes a pass over _sent to compute
         self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
         self._totals: WeakKeyDictionary[Origin, LinkTotals] = WeakKeyDictionary()
@@ -157,7 +159,9 @@ class SpeculativeQueue:
     def submit(self, candidate: SpeculativeRequest) -> None:
         """Queue a request and send it as soon as the limits allow."""
         self._queues[candidate.is_declared].setdefault(id(candidate.owner), deque()).append(candidate)
-        self.pump()
+        if not (self._active or self._lookups):
+            self._at_limit.clear()  # nothing would end, and call `pump`
+        self._send_allowed()
 
     def cancel(self, owner: object) -> None:
         """Cancel the unsent requests of `owner`."""
@@ -196,8 +200,12 @@ class SpeculativeQueue:
 
     def pump(self) -> None:
         """Send what the limits allow. Call it when a request has ended and when blocks were stored."""
+        self._at_limit.clear()
         for download in [download for download in self._active if download.done]:
             del self._active[download]
+        self._send_allowed()
+
+    def _send_allowed(self) -> None:
         usage: dict[Origin, tuple[int, float]] = {}  # computed once, and counted up
         while any(self._queues) and (found := self._next(usage)) is not None:
             candidate, origin = found
@@ -243,12 +251,14 @@ class SpeculativeQueue:
     def _may_send(
         self, candidate: SpeculativeRequest, origin: Origin, usage: dict[Origin, tuple[int, float]]
     ) -> bool:
+        if origin in self._at_limit:
+            return False
         if origin not in usage:
             usage[origin] = self._usage(origin)
         (n_requests, load), link = usage[origin], self.link(origin)
-        if n_requests >= origin.concurrency or not self._has_memory(candidate.size):
-            return False
-        if n_requests and load + link.load(candidate.size) > link.n_bodies + ONE_MORE:
+        is_crowded = n_requests and load + link.load(candidate.size) > link.n_bodies + ONE_MORE
+        if n_requests >= origin.concurrency or is_crowded or not self._has_memory(candidate.size):
+            self._at_limit.add(origin)
             return False
         if wait_s := origin.spare_s():
             self._schedule_pump(wait_s)
