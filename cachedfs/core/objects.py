@@ -203,10 +203,12 @@ class Objects:
         # The usual case, without further calls: an object or folder in memory that did not change.
         entry, counters = self.entries.get(path), self._shared.marks
         if entry is not None and entry.info is not None and counters is not None and not counters.is_private:
-            with contextlib.suppress(OSError):  # the counters cannot be read
+            try:
                 is_valid = counters.at(entry.slots) == entry.counter
-                if is_valid and 0 <= clock.now() - entry.asked_at < self._lifetime_s:
-                    return entry
+            except OSError:  # they cannot be read
+                is_valid = False
+            if is_valid and 0 <= clock.now() - entry.asked_at < self._lifetime_s:
+                return entry
         return self._fresh_now(path)
 
     def _fresh_now(self, path: str) -> Entry | None:
