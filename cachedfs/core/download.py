@@ -49,7 +49,7 @@ class Download:
         self.paused = False
         self.error: Exception | None = None
         self.released = False
-        self.keeps_bytes = False  # also when they are stored: a reader that waits will take them from here
+        self._keeps_bytes = False  # also when they are stored: a reader that waits will take them from here
         self.n_received = 0  # blocks passed to the store queue; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self._all_stored = True
@@ -229,8 +229,13 @@ class Download:
 
     def _release_if_stored(self) -> None:
         is_stored = self.done and 0 < self.n_received == self._n_stored and self._all_stored
-        if is_stored and not self.keeps_bytes:
+        if is_stored and not self._keeps_bytes:
             self.release()
+
+    def keep_bytes(self, wanted: bool) -> None:
+        """Keep the bytes when they are stored, or not any more: as long as this object is there, they take memory."""
+        self._keeps_bytes = wanted
+        self._release_if_stored()
 
     def release(self) -> None:
         """Release the buffers. Readers take the bytes from disk, or fetch them again."""

@@ -288,7 +288,7 @@ class Lookups:
             if (stale := self._stale_fallback.of(path, old)) is not None:
                 return stale, None
             download, learned = Download(demand=demand), list[Entry]()
-            download.keeps_bytes = True  # for the callers of this lookup, who get it
+            download.keep_bytes(True)  # for the callers of this lookup, who get it
             read = partial(self._downloads.read_unknown, download, path, want, learned)
             with self._stale_fallback.waiting_less(old):
                 request = self.objects.engine.spawn(self._downloads.run(download, read))

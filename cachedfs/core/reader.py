@@ -190,7 +190,7 @@ class Reader:
         with waiting(path):
             entry, download = await self.lookups.resolve(path, want, demand=self._block_size)
         if download is not None:
-            download.keeps_bytes = False  # a file may be open for long
+            download.keep_bytes(False)  # a file may be open for long
         if entry.info is None:
             raise await self._missing(entry)
         if entry.info.kind == "directory":

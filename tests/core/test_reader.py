@@ -9,7 +9,7 @@ import pytest
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_pool import BlockPool
-from cachedfs.common.types import ObjectKey
+from cachedfs.common.types import ObjectKey, Range
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
@@ -376,3 +376,20 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
         assert got == [data]
         assert not plan.progress.is_over
         may_store.set()
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_file(fs, origin, is_opened):
+    origin.put("b/k", noise(MiB))
+
+    async def look_up():
+        reader = fs._reader
+        if is_opened:
+            return (await reader.open("b/k"))[1]
+        return (await reader.lookups.resolve("b/k", Range(0, MiB), demand=MiB))[1]
+
+    download = fs._objects.engine.run(look_up())
+    fs._objects.engine.call_soon(download.want, MiB)
+    until(lambda: download.done)
+    assert fs._objects.engine.drain(60)
+    assert download.released is is_opened
