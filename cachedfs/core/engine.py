@@ -81,6 +81,9 @@ class Engine(event_log.CounterSource):
         self.speculation = SpeculativeQueue()
         self.lookups = SingleFlight(self.spawn)
         self.path_locks = PathLocks(self.cache)
+        self.n_reading = (
+            0  # reads that wait for requests, without those of open files; event loop thread only
+        )
         self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
         self._statistics = StatisticsPublisher(self, self.cache.counts)
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)

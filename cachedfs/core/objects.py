@@ -367,10 +367,11 @@ class Objects:
         It is an absence if a valid, complete listing of the folder lacks the path.
         """
         store, identity = self.engine.cache.metadata, self._identity or self.identity
-        slots = store.mark_slots(identity, path)
-        counter = store.mark_at(slots)
         record, listed = store.find(identity, path)
-        entry = None
+        if record is None and listed is None:
+            return None
+        slots, entry = store.mark_slots(identity, path), None
+        counter = store.mark_at(slots)
         if record is not None and record.mark == counter:
             at = self.confirmed_until(folder_of(path), record.checked_at, record.told)
             entry = Entry(path, record.info, at, counter, slots)

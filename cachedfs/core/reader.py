@@ -15,6 +15,7 @@ from cachedfs.common.clock import clock
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import AnyVersion, ObjectInfo, Range
 from cachedfs.common.urls import without_slash
+from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.core.chunk_prefetch import ALL, ChunkPrefetch, first_want
 from cachedfs.core.download import Download, DownloadStopped, joined
 from cachedfs.core.downloads import Downloads
@@ -30,6 +31,7 @@ __all__ = ["TRIES", "Reader", "versions_read"]
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
+MANY_READERS = FIRST_AT_ONCE  # as many as requests in flight at first
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
 _Versions = dict[str, set[str | None]]
@@ -208,26 +210,35 @@ class Reader:
         Blocks that are not cached are fetched. Look the object up again and retry, up to TRIES attempts, if the version
         was replaced meanwhile or failed its checksum.
         """
+        engine = self.objects.engine
+        # With as many readers, all that may be sent is wanted already.
+        if self._reads_ahead and engine.n_reading < MANY_READERS:
+            self.chunk_prefetch.observe(path, start, stop)
+        engine.n_reading += 1
+        try:
+            with waiting(path, start, stop):
+                return await self._read(path, start, stop)
+        finally:
+            engine.n_reading -= 1
+
+    async def _read(self, path: str, start: int | None, stop: int | None) -> bytes:
         want = first_want(start, stop, self._block_size, self._whole_request)
-        with waiting(path, start, stop):
-            if self._reads_ahead:
-                self.chunk_prefetch.observe(path, start, stop)
-            for tries_left in reversed(range(TRIES)):
-                entry, download = await self.lookups.resolve(path, want, demand=ALL)
-                if entry.info is None:
-                    raise self.objects.not_found(path, entry)
-                try:
-                    # After a change, the bytes of any one version do.
-                    is_pinned = tries_left == TRIES - 1
-                    data = await self._collect(entry, start, stop, download, is_pinned=is_pinned)
-                except (ObjectChanged, ChecksumMismatch):
-                    if not tries_left:
-                        raise
-                    self.objects.expire(path)
-                    continue
-                if (versions := _versions_read.get()) is not None:
-                    versions.setdefault(path, set()).add(entry.info.fingerprint)
-                return data
+        for tries_left in reversed(range(TRIES)):
+            entry, download = await self.lookups.resolve(path, want, demand=ALL)
+            if entry.info is None:
+                raise self.objects.not_found(path, entry)
+            try:
+                # After a change, the bytes of any one version do.
+                is_pinned = tries_left == TRIES - 1
+                data = await self._collect(entry, start, stop, download, is_pinned=is_pinned)
+            except (ObjectChanged, ChecksumMismatch):
+                if not tries_left:
+                    raise
+                self.objects.expire(path)
+                continue
+            if (versions := _versions_read.get()) is not None:
+                versions.setdefault(path, set()).add(entry.info.fingerprint)
+            return data
         raise AssertionError("unreachable")
 
     async def collect(
