@@ -92,9 +92,8 @@ class MetadataStore:
         self.shared = shared
         self._sweep = Sweep()
         self._has_clock = False
-        self._clock_seen: object = (
-            None  # our clock and that of the other processes when they were last compared
-        )
+        # Our clock and that of the other processes when they were last compared.
+        self._clock_seen: object = None
         # What the table `versions` would hold, had it been stored: by (identity, folder).
         self._unstored: dict[tuple[str, str], float] = {}
 

@@ -77,9 +77,8 @@ class BlockWriter:
         self._shared = shared
         self.room = EvictionPolicy(directory, handles, locks, shared)
         self.allowed: int | None = None  # the last computed allowance
-        self._prepared: object = (
-            None  # the checks of the folders, the bounds and the process at the last `_prepare_to_store`
-        )
+        # The checks of the folders, the bounds and the process at the last `_prepare_to_store`.
+        self._prepared: object = None
         self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
         self._hosts_at = 0.0  # when to look for folders of old hosts
@@ -296,11 +295,10 @@ class BlockWriter:
                 n_blocks, used = rows.totals.blocks, rows.totals.bytes
                 size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
                 self.room.make(rows, size, allowed=used)
-        except (
-            CacheError
-        ) as error:  # the index needs space itself; rows without files are evicted like others
+        except CacheError as error:
             if not isinstance(error.__cause__, sqlite3.Error):
                 raise
+            # The index needs space itself; rows without files are evicted like others.
             # Reading needs no space. If that fails too, nothing is removed: any file may be pinned.
             with contextlib.suppress(sqlite3.Error), self._index.reading() as rows:
                 unpinned = (
@@ -325,7 +323,8 @@ class BlockWriter:
         for block in waiting:
             row, path = found.get(block.key.name), self.room.path(block.key.name)
             if row is not None:
-                if path not in unusable if os.path.exists(path) else self.room.is_being_written(row):
+                is_there = os.path.exists(path)
+                if (is_there and path not in unusable) or (not is_there and self.room.is_being_written(row)):
                     continue
                 rows.remove_block(row)  # after a crash, or of a deleted or damaged file
             ours.append(block)
