@@ -113,7 +113,7 @@ class BlockCache:
         handles.give(key, index, handle)
         if touch:
             number = key.number + index * GOLDEN & MASK64  # `key.hash64`, without a call
-            (self._shared.touches or self._shared.open_touches()).touch(number)
+            (self._shared.accesses or self._shared.open_accesses()).touch(number)
         return data
 
     def read_into(
@@ -143,7 +143,7 @@ class BlockCache:
             return -1
         handles.give(key, index, handle)
         if touch:
-            (self._shared.touches or self._shared.open_touches()).touch(key.hash64(index))
+            (self._shared.accesses or self._shared.open_accesses()).touch(key.hash64(index))
         return size
 
     def borrow(
@@ -159,7 +159,7 @@ class BlockCache:
             handles.give(key, *instead)
         handle = handles.take(key, index) or self._layers.open(key, index, nowait=False)
         if handle is not None:
-            (self._shared.touches or self._shared.open_touches()).touch(key.hash64(index))
+            (self._shared.accesses or self._shared.open_accesses()).touch(key.hash64(index))
         return handle
 
     def give_back(
@@ -177,19 +177,19 @@ class BlockCache:
 
     def touch(self, key: ObjectKey, index: int) -> None:
         """Record the access to a block whose bytes came from a request and not from the cache."""
-        (self._shared.touches or self._shared.open_touches()).touch(key.hash64(index))
+        (self._shared.accesses or self._shared.open_accesses()).touch(key.hash64(index))
 
     def last_use(self, key: ObjectKey, index: int) -> int | None:
         """Return the access clock at the last access to a block by any process; None without a record."""
-        return (self._shared.touches or self._shared.open_touches()).last_use_of(key.hash64(index))
+        return (self._shared.accesses or self._shared.open_accesses()).last_use_of(key.hash64(index))
 
     def clock(self, bounds: CacheBounds) -> int:
         """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
-        touches = self._shared.touches
-        if touches is None:
+        accesses = self._shared.accesses
+        if accesses is None:
             # Use the final size at once: a larger file begins without the records of a smaller one.
-            touches = self._shared.open_touches(size=self.allowed or likely_allowance(self.root, bounds))
-        return touches.now
+            accesses = self._shared.open_accesses(size=self.allowed or likely_allowance(self.root, bounds))
+        return accesses.now
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
         """Call `function` about once a second while blocks are read, in the thread of the reader."""
@@ -201,8 +201,8 @@ class BlockCache:
         `of` is the object's size in bytes. The first pass over an object larger than the cache evicts no other block.
         """
         most = self.allowed or likely_allowance(self.root, bounds)
-        touches = self._shared.touches or self._shared.open_touches(size=most)
-        touches.missed(key.hash64(index), passes=None not in (of, most) and (of or 0) > (most or 0))
+        accesses = self._shared.accesses or self._shared.open_accesses(size=most)
+        accesses.missed(key.hash64(index), passes=None not in (of, most) and (of or 0) > (most or 0))
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
         """Return a whole block, with its file reopened and every byte read from disk and checked; None if it is absent.

@@ -176,14 +176,14 @@ class MetadataStore:
         listings: Mapping[str, Sequence[ObjectInfo]],
         *,
         checked_at: float,
-        marks: Mapping[str, int],
-        folder_marks: Mapping[str, int],
+        counters: Mapping[str, int],
+        folder_counters: Mapping[str, int],
         watch: FeedSnapshot | None = None,
     ) -> None:
         """Store complete listings (all direct children) by folder. Raises CacheError.
 
-        `marks` holds the change counters of the children by path; a child without one is listed but answers no lookup.
-        `folder_marks` holds the counters of the listings by folder. All were read before the request to the origin.
+        `counters` holds the change counters of the children by path; a child without one is listed but answers no lookup.
+        `folder_counters` holds the counters of the listings by folder. All were read before the request to the origin.
         `watch` is given for a single listing only.
         """
         try:
@@ -196,8 +196,8 @@ class MetadataStore:
                         folder,
                         infos,
                         checked_at=checked_at,
-                        mark=folder_marks[folder],
-                        marks=marks,
+                        counter=folder_counters[folder],
+                        counters=counters,
                         watch=watch,
                     )
                     if new_at is not None:
@@ -270,7 +270,9 @@ class MetadataStore:
             for folder in rows.folders_of(identity, feed, id)
         }
         stored = {
-            path: [info for info, of, at in rows.stored_at(identity, path) if self.mark(identity, of) == at]
+            path: [
+                info for info, of, at in rows.stored_at(identity, path) if self.counter(identity, of) == at
+            ]
             for path in {*rows.paths_of(identity, change.id), *here}
         }
         return overtaken(stored, here), rows.folders_of(identity, feed, change.id)
@@ -285,15 +287,15 @@ class MetadataStore:
     @property
     def sees_other_processes(self) -> bool:
         """True if changes by other processes are noticed: the change counters are in a shared file."""
-        return not (self.shared.marks or self.shared.open_marks()).is_private
+        return not (self.shared.counters or self.shared.open_counters()).is_private
 
-    def mark(self, identity: str, path: str) -> int:
+    def counter(self, identity: str, path: str) -> int:
         """Return the change counter of `path`: it differs after a change of the path by any process."""
-        return self._read(lambda marks: marks.at(marks.slots_of(identity, path)))
+        return self._read(lambda counters: counters.at(counters.slots_of(identity, path)))
 
-    def listing_mark(self, identity: str, folder: str) -> int:
+    def listing_counter(self, identity: str, folder: str) -> int:
         """Return the change counter of the listing of `folder`: it differs after any change below the folder."""
-        return self._read(lambda marks: marks.at(marks.listing_slots_of(identity, folder)))
+        return self._read(lambda counters: counters.at(counters.listing_slots_of(identity, folder)))
 
     def changed_at(self, identity: str, path: str) -> int:
         """Return the Unix second of the last change of `path` that this cache recorded; 0 without one.
@@ -301,26 +303,26 @@ class MetadataStore:
         A folder's name with a trailing "/" means its listing. Paths may share a slot, so the result may be too late,
         but never too early.
         """
-        return self._read(lambda marks: marks.changed_at(marks.slots_of(identity, path)))
+        return self._read(lambda counters: counters.changed_at(counters.slots_of(identity, path)))
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
-        return self._read(lambda marks: marks.epoch(identity))
+        return self._read(lambda counters: counters.epoch(identity))
 
     def _read(self, question: Callable[[ChangeCounters], int]) -> int:
         """Return a number read from the change counters: from others, if these were truncated or cannot be read."""
         for _ in range(_N_TRIES):
-            marks = self.shared.open_marks()
+            counters = self.shared.open_counters()
             try:
-                return question(marks)
+                return question(counters)
             except OSError:
-                self.shared.release_unreadable(marks)
+                self.shared.release_unreadable(counters)
         return _number_of_its_own()
 
     def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
         """Change the counters of `paths` and everything above them; with `tree`, also of everything below them."""
         paths = list(paths)
-        self._change(lambda marks: marks.change(identity, paths, tree=tree))
+        self._change(lambda counters: counters.change(identity, paths, tree=tree))
 
     def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
         """Change the counters of `paths`, of the listings that contain them, and of everything below `folders`.
@@ -328,28 +330,28 @@ class MetadataStore:
         Folders above them keep theirs.
         """
         paths, folders = list(paths), list(folders)
-        self._change(lambda marks: marks.change_alone(identity, paths, folders))
+        self._change(lambda counters: counters.change_alone(identity, paths, folders))
 
     def _change(self, change: Callable[[ChangeCounters], Sequence[ChangeTable]]) -> None:
-        before = self.shared.open_marks()
+        before = self.shared.open_counters()
         self.shared.release_unwritable(before, change(before))
         # The file may have been deleted, and other processes may use a new one already.
         self._own.look_now()
-        now = self.shared.open_marks()
+        now = self.shared.open_counters()
         if now is not before:
             self.shared.release_unwritable(now, change(now))
 
-    def mark_slots(self, identity: str, path: str) -> tuple[int, ...]:
-        """Return the slots to pass to `mark_at`, the same in every process and forever.
+    def counter_slots(self, identity: str, path: str) -> tuple[int, ...]:
+        """Return the slots to pass to `counter_at`, the same in every process and forever.
 
         A folder's name with a trailing "/" means its listing.
         """
-        return self.shared.open_marks().slots_of(identity, path)
+        return self.shared.open_counters().slots_of(identity, path)
 
-    def mark_at(self, slots: tuple[int, ...]) -> int:
+    def counter_at(self, slots: tuple[int, ...]) -> int:
         """Return the change counter stored in these slots."""
         self._own.look()  # a process that reads only cached data must see that the file was replaced
         try:
-            return (self.shared.marks or self.shared.open_marks()).at(slots)
+            return (self.shared.counters or self.shared.open_counters()).at(slots)
         except OSError:
-            return self._read(lambda marks: marks.at(slots))
+            return self._read(lambda counters: counters.at(slots))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cachedfs.cache import disk
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.eviction.access_stats import AccessStats, touch_slots
+from cachedfs.cache.eviction.access_stats import AccessStats, access_slots
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.logging import WarnOnce
 
@@ -29,12 +29,12 @@ class SharedFiles:
     `MEMORY_FOLDER`, for all processes of the machine and until it restarts: containers that share the directory have
     memory of their own, so the directory comes first.
 
-    `marks` (change counters) and `touches` (access records) are None until first used, and after they were released.
+    `counters` (change counters) and `accesses` (access records) are None until first used, and after they were released.
     """
 
     def __init__(self, root: str, warnings: WarnOnce) -> None:
-        self.marks: ChangeCounters | None = None
-        self.touches: AccessStats | None = None
+        self.counters: ChangeCounters | None = None
+        self.accesses: AccessStats | None = None
         # If two threads open one, the first wins.
         self._opened: dict[str, ChangeCounters | AccessStats] = {}
         self._directory: CacheDirectory | None = None
@@ -45,83 +45,83 @@ class SharedFiles:
     def move_to(self, directory: CacheDirectory, locks: ByteRangeLocks) -> None:
         """Use the files in `directory` from now on."""
         self._directory, self._locks = directory, locks
-        self._release("marks")
-        self._release("touches")
+        self._release("counters")
+        self._release("accesses")
 
-    def open_marks(self) -> ChangeCounters:
-        marks = self.marks
-        if marks is None:
+    def open_counters(self) -> ChangeCounters:
+        counters = self.counters
+        if counters is None:
             # If two threads create them, the first wins; a third may release them again.
-            found = self._opened.setdefault("marks", self._open_tables())
+            found = self._opened.setdefault("counters", self._open_tables())
             assert isinstance(found, ChangeCounters)
-            marks = self.marks = found
-            if marks.is_private:
+            counters = self.counters = found
+            if counters.is_private:
                 self._warnings.slower(
-                    f"{marks.tables[0].trouble}: changes by other processes cannot be noticed, so metadata is checked "
+                    f"{counters.tables[0].trouble}: changes by other processes cannot be noticed, so metadata is checked "
                     'at each use, as with max_age=0, except with max_age="immutable"'
                 )
-        return marks
+        return counters
 
-    def open_touches(self, *, size: int | None = None, clock: int = 0) -> AccessStats:
+    def open_accesses(self, *, size: int | None = None, clock: int = 0) -> AccessStats:
         """Return the access records, enough for a cache of `size` bytes; new ones start at access clock `clock`."""
-        found, slots = self.touches, touch_slots(size)
+        found, slots = self.accesses, access_slots(size)
         if found is not None and (size is None or found.n_slots >= slots):
             return found
         if found is not None:
-            self._opened.pop("touches", None)
+            self._opened.pop("accesses", None)
             clock = found.now
         path, temp = self._place("access_records")
         at_least = 1 if size is None else slots
         made = AccessStats(path, temp, slots, at_least=at_least, clock=clock, locks=self._locks)
-        touches = self._opened.setdefault("touches", made)  # the first of two threads wins
-        assert isinstance(touches, AccessStats)
-        self.touches = touches
-        if touches.trouble:  # no warning: eviction only sees the accesses of this process then
-            log.info("%s", touches.trouble)
-        return touches
+        accesses = self._opened.setdefault("accesses", made)  # the first of two threads wins
+        assert isinstance(accesses, AccessStats)
+        self.accesses = accesses
+        if accesses.trouble:  # no warning: eviction only sees the accesses of this process then
+            log.info("%s", accesses.trouble)
+        return accesses
 
-    def release_unreadable(self, marks: ChangeCounters) -> None:
+    def release_unreadable(self, counters: ChangeCounters) -> None:
         """Release change counters that cannot be read: the next use opens those that other processes use now."""
-        if self.marks is marks:
-            self._release("marks")
+        if self.counters is counters:
+            self._release("counters")
 
-    def release_unwritable(self, marks: ChangeCounters, failed: Sequence[ChangeTable]) -> None:
+    def release_unwritable(self, counters: ChangeCounters, failed: Sequence[ChangeTable]) -> None:
         """Release change counters of which some could not be written, and tell all processes.
 
         First make those in memory: a process that finds the others invalid then finds these.
         """
         if failed:
-            if self._in_memory not in marks.paths:
+            if self._in_memory not in counters.paths:
                 ChangeTable(self._in_memory, self._temp_in_memory())
             for table in failed:
                 table.spoil()
-            self.release_unreadable(marks)
+            self.release_unreadable(counters)
 
     def release_deleted(self) -> None:
         """Release files that were deleted or replaced, so that all processes use the same ones.
 
         Raises OSError if that cannot be checked.
         """
-        touches, marks = self.touches, self.marks
-        if touches is not None and not touches.is_current():
-            self._release("touches")
-        is_current = marks is None or all(table.is_current() for table in marks.tables)
-        if not is_current or self._is_new_in_memory(marks):
-            self._release("marks")
+        accesses, counters = self.accesses, self.counters
+        if accesses is not None and not accesses.is_current():
+            self._release("accesses")
+        is_current = counters is None or all(table.is_current() for table in counters.tables)
+        if not is_current or self._is_new_in_memory(counters):
+            self._release("counters")
 
     def try_again(self) -> None:
         """Release files that could not be shared, so that their next use tries again."""
-        touches, marks = self.touches, self.marks
-        if touches is not None and touches.trouble:
-            self._release("touches")
+        accesses, counters = self.accesses, self.counters
+        if accesses is not None and accesses.trouble:
+            self._release("accesses")
         # Replace change counters only by ones that more processes see: new ones invalidate all metadata.
         wanted = self._in_memory if self._directory is None else self._directory.change_counters
-        if marks is not None and wanted not in marks.paths and wanted in self._open_tables().paths:
-            self._release("marks")
+        if counters is not None and wanted not in counters.paths and wanted in self._open_tables().paths:
+            self._release("counters")
 
-    def _is_new_in_memory(self, marks: ChangeCounters | None) -> bool:
+    def _is_new_in_memory(self, counters: ChangeCounters | None) -> bool:
         """Return whether another process has made change counters in memory that are not in use here."""
-        if marks is None or self._in_memory in marks.paths or disk.state(self._in_memory) is None:
+        if counters is None or self._in_memory in counters.paths or disk.state(self._in_memory) is None:
             return False
         return self._in_memory in self._open_tables().paths  # False for a file of somebody else
 
@@ -145,10 +145,10 @@ class SharedFiles:
 
     def _release(self, name: str) -> None:
         self._opened.pop(name, None)
-        if name == "marks":
-            self.marks = None
+        if name == "counters":
+            self.counters = None
         else:
-            self.touches = None
+            self.accesses = None
 
 
 def _path_in_memory(root: str) -> str:

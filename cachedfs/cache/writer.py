@@ -136,7 +136,7 @@ class BlockWriter:
             batch, rest, has_room = waiting, list[_NewBlock](), True
             if plan is not None or totals.bytes + size > allowed or totals.staged + size > staging:
                 batch, rest, has_room = self._make_room(rows, waiting, plan)
-            clock = (self._shared.touches or room.accesses(rows, allowed)).now
+            clock = (self._shared.accesses or room.accesses(rows, allowed)).now
             rows.add_blocks([block[::2] for block in batch], clock, now_s, room.writer)
             room.writing.update(block.key.name for block in batch)
         # After a crash here, rows without files count until they are evicted.
@@ -232,7 +232,7 @@ class BlockWriter:
     def _prepare_to_store(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
         """Do what is done about once a second before blocks are stored."""
         self._prepare(rows, bounds, now_s)
-        before, n_blocks = self._shared.touches, rows.totals.blocks
+        before, n_blocks = self._shared.accesses, rows.totals.blocks
         accesses = self.room.accesses(rows, self.allowed)  # their number follows the limit
         accesses.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
         if accesses is not before:

@@ -41,22 +41,29 @@ class Listings:
             folder: found for folder, found in listings.items() if not _is_ambiguous(folder, found, listings)
         }
         shared, identity = self._objects.engine.cache.metadata, self._objects.identity
-        marks = {
-            info.path: shared.mark(identity, info.path) for children in listings.values() for info in children
+        counters = {
+            info.path: shared.counter(identity, info.path)
+            for children in listings.values()
+            for info in children
         }
-        folder_marks = {folder: shared.listing_mark(identity, folder) for folder in listings}
+        folder_counters = {folder: shared.listing_counter(identity, folder) for folder in listings}
         if shared.epoch(identity) != epoch:
             return {}  # a write happened during the request: return the listing, but do not cache it
         try:
             shared.keep_listings(
-                identity, listings, checked_at=now, marks=marks, folder_marks=folder_marks, watch=watch
+                identity,
+                listings,
+                checked_at=now,
+                counters=counters,
+                folder_counters=folder_counters,
+                watch=watch,
             )
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
-            folder_marks = {}
+            folder_counters = {}
         # Otherwise an older absence in memory would hide a path that was just listed.
-        self._objects.remove_older(marks, now)
-        return folder_marks
+        self._objects.remove_older(counters, now)
+        return folder_counters
 
     def of(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:
         """Return the cached listing of `folder`, sorted by path; None if it is expired.
@@ -66,7 +73,7 @@ class Listings:
         listing = self._objects.engine.cache.metadata.listing(self._objects.identity, folder)
         if listing is None:
             return None
-        at = self._objects.confirmed_until(folder, listing.checked_at, listing.told)
+        at = self._objects.confirmed_until(folder, listing.checked_at, listing.confirmation)
         listing = listing._replace(checked_at=at)
         if not self.is_current(folder, listing, lifetime_s):
             return None
@@ -76,8 +83,8 @@ class Listings:
     def is_current(self, folder: str, listing: ListingRecord, lifetime_s: float | None = None) -> bool:
         """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""
         lifetime_s = self._objects.lifetime_s if lifetime_s is None else lifetime_s
-        mark = self._objects.engine.cache.metadata.listing_mark(self._objects.identity, folder)
-        return mark == listing.mark and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
+        counter = self._objects.engine.cache.metadata.listing_counter(self._objects.identity, folder)
+        return counter == listing.counter and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
 
     def below(
         self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()

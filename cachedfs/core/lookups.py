@@ -124,8 +124,8 @@ class Lookups:
         """
         if self.objects.lifetime_s == 0:
             return await ask()
-        slot, mark = (self.objects.caller_key, path), self.objects.counter(path)
-        return await self.objects.engine.lookups.run(slot, mark, ask)  # type: ignore[no-any-return]  # as `ask` says
+        slot, counter = (self.objects.caller_key, path), self.objects.counter(path)
+        return await self.objects.engine.lookups.run(slot, counter, ask)  # type: ignore[no-any-return]  # as `ask` says
 
     async def _lookup(self, path: str, old: Entry | None) -> tuple[Entry, Download | None]:
         if (stale := self._stale_fallback.of(path, old)) is not None:
@@ -151,9 +151,9 @@ class Lookups:
         return self.objects.engine.lookup_slots(self.objects.identity, self.objects.config.first_concurrency)
 
     async def _request_entry(self, path: str, old: Entry | None) -> Entry:
-        now, mark = clock.now(), self.objects.counter(path)
+        now, counter = clock.now(), self.objects.counter(path)
         folder = without_slash(path)
-        folder_mark = mark if folder == path else self.objects.counter(folder)
+        folder_counter = counter if folder == path else self.objects.counter(folder)
         position = self._change_feeds.position(path)
         info, origin_error = None, ""
         parents: list[ObjectInfo] = []
@@ -168,13 +168,13 @@ class Lookups:
         at = self._checked_at(path, now)
         if info is not None and info.kind == "directory" and path != folder:
             # No object has this name, but there is a folder.
-            self.objects.learn(info.path, info, asked_at=at, counter=folder_mark)
+            self.objects.learn(info.path, info, asked_at=at, counter=folder_counter)
             info = None
         watch = None
         if info is None or is_covered(info):
             watch = self._change_feeds.snapshot(position, parents[0] if parents else None)
         return self.objects.learn(
-            path, info, asked_at=at, counter=mark, watch=watch, origin_error=origin_error
+            path, info, asked_at=at, counter=counter, watch=watch, origin_error=origin_error
         )
 
     async def _from_feed(self, path: str, old: Entry | None) -> Entry | None:
@@ -206,7 +206,7 @@ class Lookups:
             return None
         shared, identity = self.objects.engine.cache.metadata, self.objects.identity
         _, listed = shared.find(identity, path)
-        if listed is None or not self._is_worth_listing(folder, listed.mark):
+        if listed is None or not self._is_worth_listing(folder, listed.counter):
             return None
         if (shared.listing_size(identity, folder, most=PAGE + 1) or 0) > PAGE:
             return None
@@ -214,19 +214,19 @@ class Lookups:
             await self._shared_lookup(f"{folder}/", lambda: self._relist(folder))
         return self.objects.fresh(path)
 
-    def _is_worth_listing(self, folder: str, listed_mark: int) -> bool:
+    def _is_worth_listing(self, folder: str, listed_counter: int) -> bool:
         """Return whether to list a folder again instead of looking up one more name in it.
 
         If the folder changed since it was listed, the first NAMES_FIRST names are looked up singly: it will probably
         change again, and the listing might renew few entries that are needed.
         """
-        mark = self.objects.engine.cache.metadata.listing_mark(self.objects.identity, folder)
-        at, n_asked = self._n_single.pop(folder, (mark, 0))
-        n_asked = n_asked + 1 if at == mark else 1
-        self._n_single[folder] = (mark, n_asked)
+        counter = self.objects.engine.cache.metadata.listing_counter(self.objects.identity, folder)
+        at, n_asked = self._n_single.pop(folder, (counter, 0))
+        n_asked = n_asked + 1 if at == counter else 1
+        self._n_single[folder] = (counter, n_asked)
         while len(self._n_single) > MOST_FOLDERS:
             del self._n_single[next(iter(self._n_single))]
-        return mark == listed_mark or n_asked > NAMES_FIRST
+        return counter == listed_counter or n_asked > NAMES_FIRST
 
     async def _relist(self, folder: str) -> None:
         await self._list(folder, deep=False)
@@ -395,7 +395,7 @@ class Lookups:
             await self._change_feeds.begin(folder)
         shared, now = self.objects.engine.cache.metadata, clock.now()
         position = self._change_feeds.position(folder)
-        epoch, mark = shared.epoch(self.objects.identity), self.objects.counter(folder)
+        epoch, counter = shared.epoch(self.objects.identity), self.objects.counter(folder)
         if (stale := self._stale_fallback.listing(folder, deep=deep)) is not None:
             return _for_once(stale)
         found: list[ObjectInfo] = []
@@ -421,7 +421,7 @@ class Lookups:
             entry = self.objects.fresh(folder)
             # GCS may have an object and a folder of the same name: the object counts.
             if not is_folder and (entry is None or entry.info is None or entry.info.kind != "file"):
-                self.objects.learn(folder, ObjectInfo(folder, "directory", 0), asked_at=now, counter=mark)
+                self.objects.learn(folder, ObjectInfo(folder, "directory", 0), asked_at=now, counter=counter)
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
             if origin.lists_all(folder):  # a stored listing proves that other names are absent
@@ -440,10 +440,10 @@ class Lookups:
         if self._by_parent(path):
             return False
         path = without_slash(path)
-        now, mark = clock.now(), self.objects.counter(path)
+        now, counter = clock.now(), self.objects.counter(path)
         async for _ in self.objects.origin(path).list(path):
             folder = ObjectInfo(path, kind="directory", size=0)
-            self.objects.learn(path, folder, asked_at=now, counter=mark)
+            self.objects.learn(path, folder, asked_at=now, counter=counter)
             return True
         return False
 

@@ -201,7 +201,7 @@ class Objects:
         if time.monotonic() >= self._look_at:
             self._look()
         # The usual case, without further calls: an object or folder in memory that did not change.
-        entry, counters = self.entries.get(path), self._shared.marks
+        entry, counters = self.entries.get(path), self._shared.counters
         if entry is not None and entry.info is not None and counters is not None and not counters.is_private:
             try:
                 is_valid = counters.at(entry.slots) == entry.counter
@@ -242,7 +242,7 @@ class Objects:
     def in_memory(self, path: str) -> Entry | None:
         """Return the valid entry of `path`, of any age, from this process's memory only."""
         store, entry = self.engine.cache.metadata, self.entries.get(path)
-        return entry if entry is not None and store.mark_at(entry.slots) == entry.counter else None
+        return entry if entry is not None and store.counter_at(entry.slots) == entry.counter else None
 
     def newest(self, path: str) -> Entry | None:
         """Return the newer one of the entries in memory and in the store, or None: another process may know more."""
@@ -299,7 +299,7 @@ class Objects:
     def counter(self, path: str) -> int:
         """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
         store = self.engine.cache.metadata
-        return store.mark_at(store.mark_slots(self._identity or self.identity, path))
+        return store.counter_at(store.counter_slots(self._identity or self.identity, path))
 
     def learn(
         self,
@@ -323,7 +323,7 @@ class Objects:
         known = None if old is None else old.info
         if before_storing is not None and info is not None and known is not None:
             info = info if is_whole(identity, info) else with_known_details(info, known)
-        slots = store.mark_slots(identity, path)
+        slots = store.counter_slots(identity, path)
         entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
         self._remember(entry)
         if before_storing is not None:
@@ -370,10 +370,10 @@ class Objects:
         record, listed = store.find(identity, path)
         if record is None and listed is None:
             return None
-        slots, entry = store.mark_slots(identity, path), None
-        counter = store.mark_at(slots)
-        if record is not None and record.mark == counter:
-            at = self.confirmed_until(folder_of(path), record.checked_at, record.told)
+        slots, entry = store.counter_slots(identity, path), None
+        counter = store.counter_at(slots)
+        if record is not None and record.counter == counter:
+            at = self.confirmed_until(folder_of(path), record.checked_at, record.confirmation)
             entry = Entry(path, record.info, at, counter, slots)
         absent_at = None if listed is None else self._absent_at(path, listed)
         if absent_at is None or (entry is not None and entry.asked_at >= absent_at):
@@ -389,9 +389,9 @@ class Objects:
         folder = folder_of(path)
         if not folder or listed.is_present or names_a_version((self._identity or self.identity), path):
             return None
-        if listed.mark != self.store.listing_mark((self._identity or self.identity), folder):
+        if listed.counter != self.store.listing_counter((self._identity or self.identity), folder):
             return None
-        return self.confirmed_until(folder, listed.checked_at, listed.told)
+        return self.confirmed_until(folder, listed.checked_at, listed.confirmation)
 
     def newest_version_at(self, folder: str) -> float:
         """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed."""

@@ -73,7 +73,7 @@ class PathLocks:
                 return True
             # A new holder may not have sent a heartbeat yet, so its process id counts too.
             now, holder = time.monotonic(), self._cache.lock_holder(lock)
-            beat = holder, self._cache.metadata.mark(heartbeats, path)
+            beat = holder, self._cache.metadata.counter(heartbeats, path)
             if self._seen.setdefault(lock, (beat, now))[0] != beat:
                 self._seen[lock] = beat, now
             if now - self._seen[lock][1] >= STUCK_S:

@@ -88,10 +88,10 @@ def rows_of(objects: Objects, roots: Sequence[str], paths: Sequence[str]) -> Ite
             continue
         folders[folder] = None
         listing = store.listing(identity, folder)
-        if listing is None or listing.mark != store.listing_mark(identity, folder):
+        if listing is None or listing.counter != store.listing_counter(identity, folder):
             continue
         pending += [info.path for info in listing.infos if info.kind == "directory"]
-        at = confirmed_until(folder, listing.checked_at, listing.told)
+        at = confirmed_until(folder, listing.checked_at, listing.confirmation)
         if store.newest_version(identity, folder) > at:
             continue  # names may be missing from it
         listed_at[folder] = listing.checked_at
@@ -100,11 +100,11 @@ def rows_of(objects: Objects, roots: Sequence[str], paths: Sequence[str]) -> Ite
             yield ["child", info.path, encode_info(info)]
     for path in {**above, **folders, **dict.fromkeys(paths)}:
         record = store.lookup(identity, path) if path else None
-        if record is None or record.info is None or record.mark != store.mark(identity, path):
+        if record is None or record.info is None or record.counter != store.counter(identity, path):
             continue
         folder = folder_of(path)
         if listed_at.get(folder) != record.checked_at:  # else it is in the listing
-            at = confirmed_until(folder, record.checked_at, record.told)
+            at = confirmed_until(folder, record.checked_at, record.confirmation)
             yield ["object", path, at, encode_info(record.info)]
 
 
@@ -142,11 +142,11 @@ class MetadataImport:
                         self._take_listing(folder, self._at(checked_at), n, rows)
                     case ["object", str(path), float() | int() as checked_at, str(text)]:
                         info, at = _info(path, text), self._at(checked_at)
-                        if (mark := self._counter(path, at)) is not None:
+                        if (counter := self._counter(path, at)) is not None:
                             old = self._store.lookup(self._identity, path)
                             new_at = new_version_at(info, old and old.info, at, is_first=old is None)
                             records.append(
-                                MetadataRecord(self._identity, path, info, at, mark, new_at=new_at)
+                                MetadataRecord(self._identity, path, info, at, counter, new_at=new_at)
                             )
                             size += 1000 + len(text)
                     case _:
@@ -176,24 +176,28 @@ class MetadataImport:
                 children.append(child)
             else:  # a partial listing is useless: the folder will be listed again
                 children.clear()
-        mark = self._store.listing_mark(self._identity, folder)
+        listed = self._store.listing_counter(self._identity, folder)
         cached = self._store.listing(self._identity, folder)
-        is_newer = cached is not None and cached.mark == mark and cached.checked_at >= at
+        is_newer = cached is not None and cached.counter == listed and cached.checked_at >= at
         is_changed = self._store.changed_at(self._identity, f"{folder}/") >= int(at)
         if memory > _MAX_LISTING or is_newer or is_changed:
             return
-        marks = {
+        counters = {
             info.path: counter for info in children if (counter := self._counter(info.path, at)) is not None
         }
         self._store.keep_listings(
-            self._identity, {folder: children}, checked_at=at, marks=marks, folder_marks={folder: mark}
+            self._identity,
+            {folder: children},
+            checked_at=at,
+            counters=counters,
+            folder_counters={folder: listed},
         )
         self.n_records += n
 
     def _counter(self, path: str, at: float) -> int | None:
         """Return the change counter to store with metadata of `path`; None if it changed since `at`."""
-        mark = self._store.mark(self._identity, path)
-        return None if self._store.changed_at(self._identity, path) >= int(at) else mark
+        counter = self._store.counter(self._identity, path)
+        return None if self._store.changed_at(self._identity, path) >= int(at) else counter
 
     def _at(self, checked_at: float) -> float:
         if not 0 <= checked_at < LATEST_S:

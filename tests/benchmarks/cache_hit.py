@@ -73,21 +73,21 @@ def main(folder: str) -> None:
     per_op("read 4 KiB, first touch (64 KiB checked)", first, 3000)
     per_op("read of an absent block", lambda i: cache.read(key, 99, 0, 4096), 5000)
     per_op("has", lambda i: cache.has(key, 0), 20000)
-    touches = cache._shared.open_touches()
-    per_op("touch", lambda i: touches.touch(key.hash64(0)), 50000, target_us=0.5)
+    accesses = cache._shared.open_accesses()
+    per_op("touch", lambda i: accesses.touch(key.hash64(0)), 50000, target_us=0.5)
     now = time.time()
     info = ObjectInfo("b/x", size=7, fingerprint="1", details={"etag": "x", "generation": "1"})
     known = cache.metadata
     known.keep_records(
-        [MetadataRecord("bench", f"b/{i}", info, now, known.mark("bench", f"b/{i}")) for i in range(1000)]
+        [MetadataRecord("bench", f"b/{i}", info, now, known.counter("bench", f"b/{i}")) for i in range(1000)]
     )
     per_op("lookup of a fact", lambda i: known.lookup("bench", f"b/{i % 1000}"), 5000, target_us=15)
     per_op(
         "keep one fact", lambda i: known.keep_records([MetadataRecord("bench", f"b/{i}", info, now, 1)]), 300
     )
-    slots = known.mark_slots("bench", "b/x")
-    per_op("mark_at", lambda i: known.mark_at(slots), 50000)
-    per_op("mark", lambda i: known.mark("bench", "b/x"), 20000)
+    slots = known.counter_slots("bench", "b/x")
+    per_op("counter_at", lambda i: known.counter_at(slots), 50000)
+    per_op("counter", lambda i: known.counter("bench", "b/x"), 20000)
     per_op("changed, 3 levels deep", lambda i: known.changed("bench", ["b/c/d/x"]), 5000)
     per_op("fetch lock taken and released", lambda i: (cache.take_lock(i), cache.release_lock(i)), 5000)
     cache.close()

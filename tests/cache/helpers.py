@@ -101,9 +101,9 @@ def use_as(cache_dir, user, umask, kind):
     put(cache, key, 0, 1)
     assert [whole(cache, key, index) for index in (0, 1)] == blocks
     cache.pin("gs://test", "b/x")
-    cache.metadata.mark("gs://test", "b/x")
-    assert not cache._shared.marks.is_private
-    assert not cache._shared.touches.is_private
+    cache.metadata.counter("gs://test", "b/x")
+    assert not cache._shared.counters.is_private
+    assert not cache._shared.accesses.is_private
     assert cache.take_lock(7)
     assert cache._own.locks.works_across_processes
     with cache.lease(1000, AMPLE) as lease:

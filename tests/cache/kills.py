@@ -119,7 +119,7 @@ def keep_records(cache, bounds):
 
 def _record(cache, path):
     info = ObjectInfo(path, size=2 * BLOCK, fingerprint="v1")
-    return MetadataRecord(IDENTITY, path, info, time.time(), cache.metadata.mark(IDENTITY, path))
+    return MetadataRecord(IDENTITY, path, info, time.time(), cache.metadata.counter(IDENTITY, path))
 
 
 def watched(cache):
@@ -131,8 +131,8 @@ def watched(cache):
         IDENTITY,
         {"b": infos},
         checked_at=time.time() - 400,
-        marks={info.path: cache.metadata.mark(IDENTITY, info.path) for info in infos},
-        folder_marks={"b": cache.metadata.listing_mark(IDENTITY, "b")},
+        counters={info.path: cache.metadata.counter(IDENTITY, info.path) for info in infos},
+        folder_counters={"b": cache.metadata.listing_counter(IDENTITY, "b")},
         watch=FeedSnapshot(feed.id, feed.number, (("b", "B"),)),
     )
 
@@ -144,8 +144,8 @@ def poll(cache, bounds):
 
 
 def nothing_old_counts(cache):
-    record, now = cache.metadata.lookup(IDENTITY, "b/1"), cache.metadata.mark(IDENTITY, "b/1")
-    is_forgotten = record is None or record.mark != now
+    record, now = cache.metadata.lookup(IDENTITY, "b/1"), cache.metadata.counter(IDENTITY, "b/1")
+    is_forgotten = record is None or record.counter != now
     assert is_forgotten or cache.metadata.feed(IDENTITY, "b").token == "t1"  # else it will be asked for again
 
 
@@ -268,7 +268,7 @@ def _do(operation, directory, size, hit):
     subject: Any = directory
     if act not in _OPENING:
         subject = BlockCache([directory], explicit=True)
-        subject.metadata.mark(IDENTITY, "b")
+        subject.metadata.counter(IDENTITY, "b")
         subject.usage()
     end = watch(hit)
     act(subject, bounds)

@@ -36,17 +36,17 @@ class Ours:
     def __init__(self, size, staging=0):
         self.size, self.staging = size - staging, staging
         self.blocks, self.staged = collections.OrderedDict(), collections.OrderedDict()
-        self.touches = AccessStats(None, "", 1 << 17)
-        self.touches.fit(window=admission.window_of(size), aging=admission.aging_of(size))
+        self.accesses = AccessStats(None, "", 1 << 17)
+        self.accesses.fit(window=admission.window_of(size), aging=admission.aging_of(size))
 
     def touch(self, block):
         if block in self.blocks or block in self.staged:
-            self.touches.touch(hash_of(block))
+            self.accesses.touch(hash_of(block))
             if block in self.blocks:
                 self.blocks.move_to_end(block)
             return True
-        self.touches.missed(hash_of(block))
-        self.touches.touch(hash_of(block))
+        self.accesses.missed(hash_of(block))
+        self.accesses.touch(hash_of(block))
         self.staged[block] = True
         if len(self.staged) > self.staging:
             self.settle(self.staged.popitem(last=False)[0])
@@ -55,15 +55,15 @@ class Ours:
     def settle(self, block):
         if len(self.blocks) >= self.size:
             old = next(iter(self.blocks))
-            gap = self.touches.longest_gap
+            gap = self.accesses.longest_gap
             if not admission.admits(self.claimant(block), self.claimant(old), longest_gap=gap):
                 return
             del self.blocks[old]
         self.blocks[block] = True
 
     def claimant(self, block):
-        use = self.touches.use_of(hash_of(block))
-        return AccessHistory(self.touches.age(use.clock), use.uses, use.is_new)
+        use = self.accesses.use_of(hash_of(block))
+        return AccessHistory(self.accesses.age(use.clock), use.uses, use.is_new)
 
 
 def hash_of(block, known={}):  # noqa: B006  # remembered on purpose: hashing is most of the simulation

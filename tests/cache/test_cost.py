@@ -45,8 +45,8 @@ def warm(open_cache, monkeypatch):
 
 def record(cache, path, new_at=None):
     info = ObjectInfo(path, size=5, fingerprint="v1", details={"etag": "x", "contentType": "text/plain"})
-    mark = cache.metadata.mark("gs://test", path)
-    return MetadataRecord("gs://test", path, info, time.time(), mark, new_at=new_at)
+    counter = cache.metadata.counter("gs://test", path)
+    return MetadataRecord("gs://test", path, info, time.time(), counter, new_at=new_at)
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
     assert cache.usage() == (0, 0)
     assert cache.check().ok
     assert cache.take_lock(7)
-    mark = cache.metadata.mark("gs://test", "b/x")
+    counter = cache.metadata.counter("gs://test", "b/x")
     cache.metadata.changed("gs://test", ["b/x"])
-    assert cache.metadata.mark("gs://test", "b/x") != mark
+    assert cache.metadata.counter("gs://test", "b/x") != counter
 
 
 def test_the_directory_itself_may_be_anybody_s(open_cache, tmp_path):
@@ -242,16 +242,16 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     assert cache.take_lock(7)
     assert not Path(cache.root, "locks").exists()
     cache.metadata.keep_records(
-        [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.mark("gs://test", "b/x"))]
+        [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.counter("gs://test", "b/x"))]
     )
-    assert cache.metadata.lookup("gs://test", "b/x").mark == open_cache(tmp_path).metadata.mark(
+    assert cache.metadata.lookup("gs://test", "b/x").counter == open_cache(tmp_path).metadata.counter(
         "gs://test", "b/x"
     )
     replace_call(monkeypatch, "os.uname", lambda: SimpleNamespace(nodename="two"))
     other = open_cache(tmp_path)
     assert not other.has(key_of(), 0)
     assert other.metadata.lookup("gs://test", "b/x") is None
-    assert other.metadata.mark("gs://test", "b/x") != cache.metadata.mark("gs://test", "b/x")
+    assert other.metadata.counter("gs://test", "b/x") != cache.metadata.counter("gs://test", "b/x")
     assert open_cache(tmp_path / "else", tmp_path).has(key_of(), 0)
 
 

@@ -152,19 +152,19 @@ def day(directory):
             cache.give_back(KEY, index, handle)
     cache.close()
     assert is_right(whole(cache, KEY, 0), KEY, 0)
-    mark = cache.metadata.mark("gs://test", "b/x")
+    counter = cache.metadata.counter("gs://test", "b/x")
     with tried():
-        cache.metadata.keep_records([FACT._replace(mark=mark)])
-    assert cache.metadata.lookup("gs://test", "b/x") in (None, FACT._replace(mark=mark))
+        cache.metadata.keep_records([FACT._replace(counter=counter)])
+    assert cache.metadata.lookup("gs://test", "b/x") in (None, FACT._replace(counter=counter))
     with tried():
         cache.metadata.keep_listings(
-            "gs://test", {"b": [FACT.info]}, checked_at=1e9, marks={}, folder_marks={"b": 3}
+            "gs://test", {"b": [FACT.info]}, checked_at=1e9, counters={}, folder_counters={"b": 3}
         )
     assert (cache.metadata.listing("gs://test", "b") or (0, 0, 3))[2] == 3
     cache._own.look_at = 0.0
     cache.metadata.changed("gs://test", ["b/x"])
-    assert cache.metadata.mark("gs://test", "b/x") != mark
-    cache._shared.open_marks().tables[0].spoil()  # as a process does that cannot write them
+    assert cache.metadata.counter("gs://test", "b/x") != counter
+    cache._shared.open_counters().tables[0].spoil()  # as a process does that cannot write them
     AccessStats(None, "", 4).touch(7)
     with tried():
         cache.pin("gs://test", "b/x")
@@ -263,10 +263,10 @@ def heals(cache):
     assert whole(cache, LAST, 0) == content(LAST, 0)
     cache.check(repair=True)
     assert cache.check().ok
-    mark = cache.metadata.mark("gs://test", "b/x")
-    assert not cache._shared.marks.is_private
-    cache.metadata.keep_records([FACT._replace(mark=mark)])
-    assert cache.metadata.lookup("gs://test", "b/x") == FACT._replace(mark=mark)
+    counter = cache.metadata.counter("gs://test", "b/x")
+    assert not cache._shared.counters.is_private
+    cache.metadata.keep_records([FACT._replace(counter=counter)])
+    assert cache.metadata.lookup("gs://test", "b/x") == FACT._replace(counter=counter)
     cache.close()
 
 

@@ -27,13 +27,18 @@ def feed_of(cache):
 
 
 def listed(cache, *infos, watch=None, age=400):
-    marks = {info.path: cache.metadata.mark(ORIGIN, info.path) for info in infos}
-    folder_marks = {FOLDER.path: cache.metadata.listing_mark(ORIGIN, FOLDER.path)}
+    counters = {info.path: cache.metadata.counter(ORIGIN, info.path) for info in infos}
+    folder_counters = {FOLDER.path: cache.metadata.listing_counter(ORIGIN, FOLDER.path)}
     if watch is None:
         watch = FeedSnapshot(feed_of(cache).id, feed_of(cache).number, WAY)
     listings = {FOLDER.path: infos}
     cache.metadata.keep_listings(
-        ORIGIN, listings, checked_at=NOW - age, marks=marks, folder_marks=folder_marks, watch=watch
+        ORIGIN,
+        listings,
+        checked_at=NOW - age,
+        counters=counters,
+        folder_counters=folder_counters,
+        watch=watch,
     )
 
 
@@ -44,14 +49,14 @@ def polled(cache, *changes, token="t2", at=NOW, since=None):
 def counts(cache, info):
     """Return whether what is stored of a path is valid, and until when the feed told nothing of it."""
     record = cache.metadata.lookup(ORIGIN, info.path)
-    if record is None or record.mark != cache.metadata.mark(ORIGIN, info.path):
+    if record is None or record.counter != cache.metadata.counter(ORIGIN, info.path):
         return None
-    return record.told and record.told.at
+    return record.confirmation and record.confirmation.at
 
 
 def listing_counts(cache):
     listing = cache.metadata.listing(ORIGIN, FOLDER.path)
-    return listing is not None and listing.mark == cache.metadata.listing_mark(ORIGIN, FOLDER.path)
+    return listing is not None and listing.counter == cache.metadata.listing_counter(ORIGIN, FOLDER.path)
 
 
 ONE, TWO = file_of("one", "1"), file_of("two", "2")
@@ -68,16 +73,16 @@ def test_a_poll_that_tells_nothing_has_all_that_is_watched_count_as_checked(cach
     polled(cache)
     for each in (cache, open_cache()):
         assert (counts(each, ONE), listing_counts(each)) == (NOW, True)
-        assert each.metadata.listing(ORIGIN, FOLDER.path).told == (NOW, hash_of(ORIGIN, "D"))
+        assert each.metadata.listing(ORIGIN, FOLDER.path).confirmation == (NOW, hash_of(ORIGIN, "D"))
         assert (feed_of(each).token, feed_of(each).number) == ("t2", 0)
 
 
 def test_what_is_not_watched_counts_no_longer_for_a_poll(cache):
     cache.metadata.keep_records(
-        [MetadataRecord(ORIGIN, ONE.path, ONE, NOW - 400, cache.metadata.mark(ORIGIN, ONE.path))]
+        [MetadataRecord(ORIGIN, ONE.path, ONE, NOW - 400, cache.metadata.counter(ORIGIN, ONE.path))]
     )
     polled(cache)
-    assert cache.metadata.lookup(ORIGIN, ONE.path).told is None
+    assert cache.metadata.lookup(ORIGIN, ONE.path).confirmation is None
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ def test_what_is_not_watched_counts_no_longer_for_a_poll(cache):
 def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old):
     listed(cache, ONE, TWO)
     cache.metadata.keep_records(
-        [MetadataRecord(ORIGIN, FOLDER.path, FOLDER, NOW, cache.metadata.mark(ORIGIN, FOLDER.path))]
+        [MetadataRecord(ORIGIN, FOLDER.path, FOLDER, NOW, cache.metadata.counter(ORIGIN, FOLDER.path))]
     )
     polled(cache, change)
     for each in (cache, open_cache()):
@@ -110,7 +115,7 @@ def test_what_is_told_of_is_forgotten_and_no_more(cache, open_cache, change, old
         assert listing_counts(each) == (old is None)
         record = each.metadata.lookup(ORIGIN, FOLDER.path)
         # Above what changed, nothing did.
-        assert (record.mark == each.metadata.mark(ORIGIN, FOLDER.path)) == (change != Change("root"))
+        assert (record.counter == each.metadata.counter(ORIGIN, FOLDER.path)) == (change != Change("root"))
 
 
 def test_what_is_told_of_is_forgotten_also_where_its_listing_was_before(cache):
@@ -125,7 +130,7 @@ def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_
     cache.metadata.changed(ORIGIN, [ONE.path])
     new, watch = file_of("one", "1", "2"), FeedSnapshot(feed_of(cache).id, 0, WAY)
     cache.metadata.keep_records(
-        [MetadataRecord(ORIGIN, new.path, new, NOW - 300, cache.metadata.mark(ORIGIN, new.path), watch)]
+        [MetadataRecord(ORIGIN, new.path, new, NOW - 300, cache.metadata.counter(ORIGIN, new.path), watch)]
     )
     polled(cache, in_folder(new))
     assert counts(cache, new) == NOW
@@ -134,7 +139,7 @@ def test_what_somebody_here_wrote_and_looked_at_again_is_not_forgotten_when_the_
 def test_an_absence_that_was_asked_for_is_forgotten_when_the_name_appears(cache):
     path, watch = "My Drive/d/none", FeedSnapshot(feed_of(cache).id, 0, WAY)
     cache.metadata.keep_records(
-        [MetadataRecord(ORIGIN, path, None, NOW - 400, cache.metadata.mark(ORIGIN, path), watch)]
+        [MetadataRecord(ORIGIN, path, None, NOW - 400, cache.metadata.counter(ORIGIN, path), watch)]
     )
     polled(cache)
     assert counts(cache, file_of("none", "7")) == NOW
@@ -148,11 +153,11 @@ def test_an_answer_that_a_poll_overtook_is_not_watched(cache):
     polled(cache, in_folder(ONE))
     listed(cache, ONE, watch=before)
     cache.metadata.keep_records(
-        [MetadataRecord(ORIGIN, TWO.path, TWO, NOW - 400, cache.metadata.mark(ORIGIN, TWO.path), before)]
+        [MetadataRecord(ORIGIN, TWO.path, TWO, NOW - 400, cache.metadata.counter(ORIGIN, TWO.path), before)]
     )
     polled(cache, token="t3", at=NOW + 100)
-    assert cache.metadata.lookup(ORIGIN, ONE.path).told is None
-    assert cache.metadata.lookup(ORIGIN, TWO.path).told is None
+    assert cache.metadata.lookup(ORIGIN, ONE.path).confirmation is None
+    assert cache.metadata.lookup(ORIGIN, TWO.path).confirmation is None
     listed(cache, ONE)
     polled(cache, token="t4", at=NOW + 200)
     assert counts(cache, ONE) == NOW + 200

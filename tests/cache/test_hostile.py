@@ -93,11 +93,11 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
     forger.metadata.keep_records(
         [MetadataRecord(ORIGIN, "b/x", ObjectInfo("b/x", size=5, fingerprint="forged"), NOW, 5)]
     )
-    forger.metadata.mark(ORIGIN, "b/x")
+    forger.metadata.counter(ORIGIN, "b/x")
     forger.close()
     cache = open_cache(shared / "ours")
     put(cache, key, 0)
-    cache.metadata.mark(ORIGIN, "b/x")
+    cache.metadata.counter(ORIGIN, "b/x")
     cache.close()
     his = Path(forger.root)
     for path in [his, *his.rglob("*")]:
@@ -190,7 +190,7 @@ def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_pa
     cache = open_cache(tmp_path / "c")
     put(cache, key_of(), 0, 1)
     cache.metadata.keep_records([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
-    cache.metadata.mark(ORIGIN, "b/x")
+    cache.metadata.counter(ORIGIN, "b/x")
     cache.take_lock(9)
     place, outside = path_of(cache, name), tmp_path / "outside"
     outside.mkdir()
@@ -231,11 +231,11 @@ NAMES = [
 def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
     assert NFC != NFD
     cache = open_cache(tmp_path / "c")
-    marks = {name: cache.metadata.mark(ORIGIN, name) for name in NAMES}
+    counters = {name: cache.metadata.counter(ORIGIN, name) for name in NAMES}
     for name in NAMES:
         put(cache, key_of(name), 0, size=100)
         info = ObjectInfo(name, size=100, fingerprint=f"of {name}")
-        cache.metadata.keep_records([MetadataRecord(ORIGIN, name, info, NOW, marks[name])])
+        cache.metadata.keep_records([MetadataRecord(ORIGIN, name, info, NOW, counters[name])])
         cache.pin(ORIGIN, name)
     cache.close()
     again = open_cache(tmp_path / "c")

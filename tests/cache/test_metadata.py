@@ -31,15 +31,15 @@ def info_of(path, version="1"):
     return ObjectInfo(path, size=3, fingerprint=version)
 
 
-def learn(cache, path, info, age=0.0, mark=5):
-    cache.metadata.keep_records([MetadataRecord(ORIGIN, path, info, NOW - age, mark)])
+def learn(cache, path, info, age=0.0, counter=5):
+    cache.metadata.keep_records([MetadataRecord(ORIGIN, path, info, NOW - age, counter)])
 
 
-def listed(cache, folder, *paths, age=0.0, mark=9, version="1"):
+def listed(cache, folder, *paths, age=0.0, counter=9, version="1"):
     infos = [info_of(path, version) for path in paths]
-    marks = dict.fromkeys(paths, 5)
+    counters = dict.fromkeys(paths, 5)
     cache.metadata.keep_listings(
-        ORIGIN, {folder: infos}, checked_at=NOW - age, marks=marks, folder_marks={folder: mark}
+        ORIGIN, {folder: infos}, checked_at=NOW - age, counters=counters, folder_counters={folder: counter}
     )
 
 
@@ -114,7 +114,7 @@ def test_a_listing_is_what_was_listed_whatever_was_learnt_of_its_children_since(
     learn(cache, "b/z", info_of("b/z"))
     listing = cache.metadata.listing(ORIGIN, "b")
     assert listing.infos == [info_of("b/x"), info_of("b/y")]
-    assert (listing.checked_at, listing.mark) == (NOW - 5, 9)
+    assert (listing.checked_at, listing.counter) == (NOW - 5, 9)
 
 
 def test_absence_from_a_listing_is_one_question(cache):
@@ -132,7 +132,7 @@ def test_an_empty_folder_is_listed_empty(cache):
 
 def test_a_child_without_a_mark_is_listed_but_answers_nothing(cache):
     cache.metadata.keep_listings(
-        ORIGIN, {"b": [info_of("b/x")]}, checked_at=NOW, marks={}, folder_marks={"b": 1}
+        ORIGIN, {"b": [info_of("b/x")]}, checked_at=NOW, counters={}, folder_counters={"b": 1}
     )
     assert cache.metadata.listing(ORIGIN, "b").infos == [info_of("b/x")]
     assert cache.metadata.lookup(ORIGIN, "b/x") is None
@@ -197,10 +197,10 @@ def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_ca
 
 
 def test_marks_refuse_a_fact_that_a_write_overtook(cache):
-    mark = cache.metadata.mark(ORIGIN, "b/x")
+    counter = cache.metadata.counter(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])  # while the origin was answering
-    learn(cache, "b/x", info_of("b/x"), mark=mark)
-    assert cache.metadata.lookup(ORIGIN, "b/x").mark != cache.metadata.mark(ORIGIN, "b/x")
+    learn(cache, "b/x", info_of("b/x"), counter=counter)
+    assert cache.metadata.lookup(ORIGIN, "b/x").counter != cache.metadata.counter(ORIGIN, "b/x")
 
 
 def test_the_index_is_counted_in_the_bound(cache):
@@ -223,9 +223,9 @@ def answers(cache):
 def flip_bytes_of_the_index(cache, folder, share):
     """Flip bytes, one at a time, in the pages that hold facts; nothing but what was stored may ever be answered."""
     for path in KNOWN:
-        learn(cache, path, info_of(path, f"version of {path}"), mark=7)
+        learn(cache, path, info_of(path, f"version of {path}"), counter=7)
     for path in ABSENT:
-        learn(cache, path, None, mark=7)
+        learn(cache, path, None, counter=7)
     listed(cache, "l", *LISTED)
     facts, listing = answers(cache)
     assert None not in facts.values()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cachedfs.cache import change_counters, disk, locks
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
 from cachedfs.cache.eviction import access_stats
-from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, touch_slots
+from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, access_slots
 from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.clock import Clock
 from cachedfs.common.types import CacheBounds
@@ -25,47 +25,47 @@ ORIGIN = "gs://test"
 
 def test_a_change_moves_the_marks_of_its_path_and_of_all_above_and_of_nothing_else(cache):
     moved, others = ["b/k/x", "b/k", "b", ""], ["b/k/y", "b/z", "c", "b/k/x/below"]
-    before = {path: cache.metadata.mark(ORIGIN, path) for path in moved + others}
-    beside = cache.metadata.listing_mark(ORIGIN, "b/z"), cache.metadata.epoch("gs://elsewhere")
+    before = {path: cache.metadata.counter(ORIGIN, path) for path in moved + others}
+    beside = cache.metadata.listing_counter(ORIGIN, "b/z"), cache.metadata.epoch("gs://elsewhere")
     epoch = cache.metadata.epoch(ORIGIN)
     cache.metadata.changed(ORIGIN, ["b/k/x"])
-    assert [path for path in before if cache.metadata.mark(ORIGIN, path) != before[path]] == moved
-    assert beside == (cache.metadata.listing_mark(ORIGIN, "b/z"), cache.metadata.epoch("gs://elsewhere"))
+    assert [path for path in before if cache.metadata.counter(ORIGIN, path) != before[path]] == moved
+    assert beside == (cache.metadata.listing_counter(ORIGIN, "b/z"), cache.metadata.epoch("gs://elsewhere"))
     assert cache.metadata.epoch(ORIGIN) != epoch
 
 
 def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache):
     inside = ["b/t", "b/t/x", "b/t/deep/er/y"]
     outside = ["b/tt", "b/u/x", "c/t/x"]
-    before = {path: cache.metadata.mark(ORIGIN, path) for path in inside + outside}
-    below = cache.metadata.listing_mark(ORIGIN, "b/t/deep")
+    before = {path: cache.metadata.counter(ORIGIN, path) for path in inside + outside}
+    below = cache.metadata.listing_counter(ORIGIN, "b/t/deep")
     beside, elsewhere = (
-        cache.metadata.listing_mark(ORIGIN, "b/u"),
-        cache.metadata.mark("gs://elsewhere", "b/t/x"),
+        cache.metadata.listing_counter(ORIGIN, "b/u"),
+        cache.metadata.counter("gs://elsewhere", "b/t/x"),
     )
     cache.metadata.changed(ORIGIN, ["b/t"], tree=True)
-    assert all(cache.metadata.mark(ORIGIN, path) != before[path] for path in inside)
-    assert all(cache.metadata.mark(ORIGIN, path) == before[path] for path in outside)
-    assert cache.metadata.listing_mark(ORIGIN, "b/t/deep") != below
-    assert cache.metadata.listing_mark(ORIGIN, "b/u") == beside
+    assert all(cache.metadata.counter(ORIGIN, path) != before[path] for path in inside)
+    assert all(cache.metadata.counter(ORIGIN, path) == before[path] for path in outside)
+    assert cache.metadata.listing_counter(ORIGIN, "b/t/deep") != below
+    assert cache.metadata.listing_counter(ORIGIN, "b/u") == beside
     cache.metadata.changed(ORIGIN, [""], tree=True)
-    assert cache.metadata.mark("gs://elsewhere", "b/t/x") == elsewhere
-    assert all(cache.metadata.mark(ORIGIN, path) != before[path] for path in outside)
+    assert cache.metadata.counter("gs://elsewhere", "b/t/x") == elsewhere
+    assert all(cache.metadata.counter(ORIGIN, path) != before[path] for path in outside)
 
 
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
 @settings(max_examples=50, deadline=None)
 def test_every_name_above_a_changed_path_moves(paths, path):
-    marks = ChangeCounters(ChangeTable(None, ""))
+    counters = ChangeCounters(ChangeTable(None, ""))
     above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
     before = {
-        each: (marks.at(marks.slots_of("i", each)), marks.at(marks.listing_slots_of("i", each)))
+        each: (counters.at(counters.slots_of("i", each)), counters.at(counters.listing_slots_of("i", each)))
         for each in above
     }
-    marks.change("i", [*paths, path], tree=False)
+    counters.change("i", [*paths, path], tree=False)
     for each, (own, listing) in before.items():
-        assert marks.at(marks.slots_of("i", each)) != own
-        assert marks.at(marks.listing_slots_of("i", each)) != listing
+        assert counters.at(counters.slots_of("i", each)) != own
+        assert counters.at(counters.listing_slots_of("i", each)) != listing
 
 
 def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
@@ -73,25 +73,25 @@ def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
     ahead.now()
     ahead.advance(ahead.offset + 3600)  # the wall clock was an hour fast before
     monkeypatch.setattr(change_counters, "clock", ahead)
-    marks, before = ChangeCounters(ChangeTable(None, "")), ahead.now()
-    marks.change("i", ["x"], tree=False)
-    assert int(before) <= marks.changed_at(marks.slots_of("i", "x")) <= ahead.now()
+    counters, before = ChangeCounters(ChangeTable(None, "")), ahead.now()
+    counters.change("i", ["x"], tree=False)
+    assert int(before) <= counters.changed_at(counters.slots_of("i", "x")) <= ahead.now()
 
 
 def test_another_process_sees_a_change_at_once(cache):
-    before = cache.metadata.mark(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
+    before = cache.metadata.counter(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
     finish(
         start(
             "BlockCache([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
             Path(cache.root).parent,
         )
     )
-    assert cache.metadata.mark(ORIGIN, "b/x") != before[0]
+    assert cache.metadata.counter(ORIGIN, "b/x") != before[0]
     assert cache.metadata.epoch(ORIGIN) != before
 
 
 def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
-    """A writer never reads a slot: whichever of two wins, the mark is neither the old one nor a repeated one."""
+    """A writer never reads a slot: whichever of two wins, the counter is neither the old one nor a repeated one."""
     first, second = (
         ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t1"))),
         ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t2"))),
@@ -106,35 +106,35 @@ def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
 
 
 def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
-    mark = cache.metadata.mark(ORIGIN, "b/x")
-    assert open_cache().metadata.mark(ORIGIN, "b/x") == mark
+    counter = cache.metadata.counter(ORIGIN, "b/x")
+    assert open_cache().metadata.counter(ORIGIN, "b/x") == counter
     Path(cache.root, "change-counters").unlink()
-    assert open_cache().metadata.mark(ORIGIN, "b/x") != mark
+    assert open_cache().metadata.counter(ORIGIN, "b/x") != counter
     cache._own.look_at = 0.0
     cache.metadata.lookup(ORIGIN, "b/x")
-    assert cache.metadata.mark(ORIGIN, "b/x") == open_cache().metadata.mark(ORIGIN, "b/x") != mark
+    assert cache.metadata.counter(ORIGIN, "b/x") == open_cache().metadata.counter(ORIGIN, "b/x") != counter
 
 
 def test_a_write_right_after_the_marks_were_lost_is_seen_with_the_old_ones_and_the_new(cache, open_cache):
     with_old = open_cache()
-    before = with_old.metadata.mark(ORIGIN, "b/x")
-    assert cache.metadata.mark(ORIGIN, "b/x") == before
+    before = with_old.metadata.counter(ORIGIN, "b/x")
+    assert cache.metadata.counter(ORIGIN, "b/x") == before
     Path(cache.root, "change-counters").unlink()
     with_new = open_cache()
-    new = with_new.metadata.mark(ORIGIN, "b/x")
+    new = with_new.metadata.counter(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])
-    assert with_old.metadata.mark(ORIGIN, "b/x") != before
-    assert with_new.metadata.mark(ORIGIN, "b/x") != new
-    assert cache.metadata.mark(ORIGIN, "b/x") == with_new.metadata.mark(ORIGIN, "b/x")
+    assert with_old.metadata.counter(ORIGIN, "b/x") != before
+    assert with_new.metadata.counter(ORIGIN, "b/x") != new
+    assert cache.metadata.counter(ORIGIN, "b/x") == with_new.metadata.counter(ORIGIN, "b/x")
 
 
 @pytest.mark.parametrize(
     "harm", [lambda path: os.truncate(path, 100), lambda path: path.write_bytes(bytes(528384))]
 )
 def test_a_damaged_file_of_marks_is_made_anew(cache, open_cache, harm):
-    cache.metadata.mark(ORIGIN, "b/x")
+    cache.metadata.counter(ORIGIN, "b/x")
     harm(Path(cache.root, "change-counters"))
-    assert open_cache().metadata.mark(ORIGIN, "b/x") == open_cache().metadata.mark(ORIGIN, "b/x") != 0
+    assert open_cache().metadata.counter(ORIGIN, "b/x") == open_cache().metadata.counter(ORIGIN, "b/x") != 0
 
 
 def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, caplog):
@@ -142,9 +142,9 @@ def test_without_room_the_marks_are_memory_of_this_process(cache, monkeypatch, c
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(disk, "allocate", full)
-    before = cache.metadata.mark(ORIGIN, "b/x")
+    before = cache.metadata.counter(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])
-    assert cache.metadata.mark(ORIGIN, "b/x") != before
+    assert cache.metadata.counter(ORIGIN, "b/x") != before
     assert not cache.metadata.sees_other_processes
     assert not Path(cache.root, "change-counters").exists()
     assert list(Path(cache.root, "tmp").iterdir()) == []
@@ -161,134 +161,134 @@ def block(number):
     return number << 48 | number << 2
 
 
-def place_of(touches, hash64):
+def place_of(accesses, hash64):
     """Return the offset in the file of the first slot of a block."""
-    return HEADER_SIZE + 8 * (hash64 & touches.n_slots - 1)
+    return HEADER_SIZE + 8 * (hash64 & accesses.n_slots - 1)
 
 
-def record_of(touches, hash64):
-    return int.from_bytes(touches.read(8, place_of(touches, hash64)), "little")
+def record_of(accesses, hash64):
+    return int.from_bytes(accesses.read(8, place_of(accesses, hash64)), "little")
 
 
 def test_a_use_is_remembered_with_its_clock():
-    touches = touches_of()
-    assert touches.use_of(block(5)) is None
+    accesses = touches_of()
+    assert accesses.use_of(block(5)) is None
     for number in (5, 6, 5):
-        touches.touch(block(number))
-    assert touches.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=True)
-    assert touches.use_of(block(6)) == BlockAccess(clock=2, uses=1, is_new=True)
-    assert touches.now == 3
-    assert record_of(touches, block(5)) == 5 << 48 | 2 << 32 | 3
+        accesses.touch(block(number))
+    assert accesses.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=True)
+    assert accesses.use_of(block(6)) == BlockAccess(clock=2, uses=1, is_new=True)
+    assert accesses.now == 3
+    assert record_of(accesses, block(5)) == 5 << 48 | 2 << 32 | 3
 
 
 def test_a_long_use_of_one_block_is_one_use():
-    touches = touches_of()
+    accesses = touches_of()
     for _ in range(100):
-        touches.touch(block(5))
-    assert (touches.use_of(block(5)).uses, touches.now) == (1, 1)
+        accesses.touch(block(5))
+    assert (accesses.use_of(block(5)).uses, accesses.now) == (1, 1)
 
 
 def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
-    touches = touches_of()
+    accesses = touches_of()
     for number in (5, 6):
-        touches.missed(block(number))
-    assert touches.use_of(block(5)) is None
-    touches.touch(block(5))
-    assert touches.use_of(block(5)).is_new
-    touches.missed(block(5))
-    touches.touch(block(6))
-    touches.touch(block(5))
-    assert touches.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=False)
-    assert touches.use_of(block(6)).is_new
+        accesses.missed(block(number))
+    assert accesses.use_of(block(5)) is None
+    accesses.touch(block(5))
+    assert accesses.use_of(block(5)).is_new
+    accesses.missed(block(5))
+    accesses.touch(block(6))
+    accesses.touch(block(5))
+    assert accesses.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=False)
+    assert accesses.use_of(block(6)).is_new
 
 
 def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
-    touches = touches_of()
-    touches.missed(block(5), passes=True)
-    assert touches.use_of(block(5)) == BlockAccess(clock=(1 << 32) - 1, uses=0, is_new=True, passes=True)
-    touches.missed(block(5), passes=True)
-    touches.touch(block(5))
-    assert touches.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
-    touches.missed(block(5), passes=True)
-    assert touches.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
+    accesses = touches_of()
+    accesses.missed(block(5), passes=True)
+    assert accesses.use_of(block(5)) == BlockAccess(clock=(1 << 32) - 1, uses=0, is_new=True, passes=True)
+    accesses.missed(block(5), passes=True)
+    accesses.touch(block(5))
+    assert accesses.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
+    accesses.missed(block(5), passes=True)
+    assert accesses.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
 
 
 def test_a_first_use_is_no_gap_and_what_fits_by_now_does_not_pass():
-    touches = touches_of()
+    accesses = touches_of()
     for number in range(1, 50):
-        touches.missed(block(number), passes=True)
+        accesses.missed(block(number), passes=True)
     for number in range(1, 50):
-        touches.touch(block(number))
-    assert touches.longest_gap == 0
-    touches.missed(block(60), passes=True)
-    touches.missed(block(60))
-    assert not touches.use_of(block(60)).passes
+        accesses.touch(block(number))
+    assert accesses.longest_gap == 0
+    accesses.missed(block(60), passes=True)
+    accesses.missed(block(60))
+    assert not accesses.use_of(block(60)).passes
 
 
 def test_counts_stop_at_their_limit_and_the_clock_goes_round():
-    touches = touches_of(clock=(1 << 32) - 2)
+    accesses = touches_of(clock=(1 << 32) - 2)
     for number in (7, 8, 7):
-        touches.touch(block(number))
-    assert touches.now == 1
-    assert touches.age((1 << 32) - 1) == 2
-    assert touches.use_of(block(7)).uses == 1, "a round is one of the times when counts are halved"
-    full = record_of(touches, block(7)) | 0xFF << 32
-    touches.write([(place_of(touches, block(7)), full.to_bytes(8, "little"))])
-    touches.touch(block(8))
-    touches.touch(block(7))
-    assert touches.use_of(block(7)).uses == 255
+        accesses.touch(block(number))
+    assert accesses.now == 1
+    assert accesses.age((1 << 32) - 1) == 2
+    assert accesses.use_of(block(7)).uses == 1, "a round is one of the times when counts are halved"
+    full = record_of(accesses, block(7)) | 0xFF << 32
+    accesses.write([(place_of(accesses, block(7)), full.to_bytes(8, "little"))])
+    accesses.touch(block(8))
+    accesses.touch(block(7))
+    assert accesses.use_of(block(7)).uses == 255
 
 
 def test_counts_are_halved_every_so_many_touches():
-    touches = touches_of()
-    touches.fit(window=5, aging=8)
+    accesses = touches_of()
+    accesses.fit(window=5, aging=8)
     for _ in range(20):
         for number in (5, 6):
-            touches.touch(block(number))
-    assert touches.use_of(block(5)).uses == 20
+            accesses.touch(block(number))
+    assert accesses.use_of(block(5)).uses == 20
     others = itertools.cycle((7, 8))
     for _ in range(256):
-        touches.touch(block(next(others)))
-    assert touches.use_of(block(5)).uses == 10
+        accesses.touch(block(next(others)))
+    assert accesses.use_of(block(5)).uses == 10
     for _ in range(256):
-        touches.touch(block(next(others)))
-    touches.touch(block(5))
-    assert touches.use_of(block(5)).uses == 20 // 4 + 1
+        accesses.touch(block(next(others)))
+    accesses.touch(block(5))
+    assert accesses.use_of(block(5)).uses == 20 // 4 + 1
     for _ in range(10 * 256):
-        touches.touch(block(next(others)))
-    assert touches.use_of(block(5)).uses == 0
+        accesses.touch(block(next(others)))
+    assert accesses.use_of(block(5)).uses == 0
 
 
 def test_the_longest_gap_is_that_of_this_window_and_the_one_before():
-    touches = touches_of()
-    touches.fit(window=2, aging=31)
-    assert touches.longest_gap == 0
+    accesses = touches_of()
+    accesses.fit(window=2, aging=31)
+    assert accesses.longest_gap == 0
     for number in [5, *range(10, 20), 5]:
-        touches.touch(block(number))
-    assert touches.longest_gap == 11
+        accesses.touch(block(number))
+    assert accesses.longest_gap == 11
     for number in (5, 6) * 20:
-        touches.touch(block(number))
-    assert touches.longest_gap == 2
+        accesses.touch(block(number))
+    assert accesses.longest_gap == 2
 
 
 def test_four_blocks_share_a_bucket_and_the_fifth_displaces_the_oldest():
-    touches = touches_of()
+    accesses = touches_of()
     blocks = [tag << 48 | 16 for tag in range(1, 6)]
     for block in blocks:
-        touches.touch(block)
-    assert [touches.use_of(block) and touches.use_of(block).clock for block in blocks] == [None, 2, 3, 4, 5]
+        accesses.touch(block)
+    assert [accesses.use_of(block) and accesses.use_of(block).clock for block in blocks] == [None, 2, 3, 4, 5]
 
 
 def test_touches_are_shared(cache, open_cache):
     key, other = key_of(), open_cache()
     put(cache, key, 0)
-    before = cache._shared.open_touches().now
+    before = cache._shared.open_accesses().now
     assert other.read(key, 0, 0, 10) is not None
-    assert cache._shared.open_touches().now == before + 1
+    assert cache._shared.open_accesses().now == before + 1
 
 
 def test_the_number_of_touch_records_follows_the_bound():
-    assert [touch_slots(size) for size in (None, 0, 4 << 20, 40 << 20, 4 << 30, 1 << 50)] == [
+    assert [access_slots(size) for size in (None, 0, 4 << 20, 40 << 20, 4 << 30, 1 << 50)] == [
         1 << 16,
         1 << 12,
         1 << 12,
@@ -301,15 +301,15 @@ def test_the_number_of_touch_records_follows_the_bound():
 def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cache):
     key = key_of()
     cache.touch(key, 0)
-    assert cache._shared.open_touches().n_slots == 1 << 16
+    assert cache._shared.open_accesses().n_slots == 1 << 16
     other = open_cache()
     assert other.read(key, 0, 0, 10) is None
     put(cache, key, 0, bounds=CacheBounds(size=1 << 30, keep_free=0))
-    assert cache._shared.open_touches().n_slots == 1 << 19
-    assert cache._shared.open_touches().now == 1, "the clock goes on"
+    assert cache._shared.open_accesses().n_slots == 1 << 19
+    assert cache._shared.open_accesses().now == 1, "the clock goes on"
     put(other, key, 1, bounds=CacheBounds(size=1 << 24, keep_free=0))
-    assert other._shared.open_touches().n_slots == 1 << 19
-    assert not other._shared.open_touches().is_private
+    assert other._shared.open_accesses().n_slots == 1 << 19
+    assert not other._shared.open_accesses().is_private
 
 
 # Claims
@@ -360,11 +360,11 @@ def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
 
 
 def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
-    cache.metadata.mark(ORIGIN, "b/x")
+    cache.metadata.counter(ORIGIN, "b/x")
     os.unlink(f"{cache.root}/change-counters")
     monkeypatch.setattr(cache._own.locks, "look_again", not_permitted)
     cache._own.look_now()
-    assert cache._shared.marks is None
+    assert cache._shared.counters is None
 
 
 def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
@@ -383,24 +383,24 @@ def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
     key = key_of()
     put(cache, key, 0)
     assert whole(cache, key, 0) == content(key, 0)
-    before = cache.metadata.mark(ORIGIN, "b/x")
+    before = cache.metadata.counter(ORIGIN, "b/x")
     for name in ("change-counters", "access-records"):
         os.truncate(f"{cache.root}/{name}", 0)
     assert whole(cache, key, 0) == content(key, 0)
-    assert cache.metadata.mark(ORIGIN, "b/x") != before
+    assert cache.metadata.counter(ORIGIN, "b/x") != before
     cache._own.look_now()
     assert cache.last_use(key, 0) is None
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.last_use(key, 0) is not None
-    assert cache._shared.marks.paths == [f"{cache.root}/change-counters"]
+    assert cache._shared.counters.paths == [f"{cache.root}/change-counters"]
 
 
 def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
     cache, open_cache, monkeypatch, own_memory_folder
 ):
     """The counters on disk are then invalid, and those in memory are used too."""
-    other, at_first = open_cache(), cache.metadata.mark(ORIGIN, "b/x")
-    assert other.metadata.mark(ORIGIN, "b/x") == at_first
+    other, at_first = open_cache(), cache.metadata.counter(ORIGIN, "b/x")
+    assert other.metadata.counter(ORIGIN, "b/x") == at_first
     real = {"os.pwrite": os.pwrite, "allocate": disk.allocate}
 
     def full_disk(call, fd, *args):
@@ -412,18 +412,18 @@ def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
         for call in real:
             replace_call(patch, call, partial(full_disk, call))
         cache.metadata.changed(ORIGIN, ["b/x"])
-        changed = other.metadata.mark(ORIGIN, "b/x")
-        assert cache.metadata.mark(ORIGIN, "b/x") == changed != at_first
-        assert cache._shared.marks.paths == other._shared.marks.paths == [cache._shared._in_memory]
+        changed = other.metadata.counter(ORIGIN, "b/x")
+        assert cache.metadata.counter(ORIGIN, "b/x") == changed != at_first
+        assert cache._shared.counters.paths == other._shared.counters.paths == [cache._shared._in_memory]
         cache.metadata.changed(ORIGIN, ["b/x"])
-        assert other.metadata.mark(ORIGIN, "b/x") != changed
+        assert other.metadata.counter(ORIGIN, "b/x") != changed
     for each in (cache, other):  # there is space again, a minute later
         each._own._again_at = 0.0
         each._own.look_now()
-    changed = other.metadata.mark(ORIGIN, "b/x")
-    assert len(other._shared.marks.paths) == 2
+    changed = other.metadata.counter(ORIGIN, "b/x")
+    assert len(other._shared.counters.paths) == 2
     cache.metadata.changed(ORIGIN, ["b/x"])
-    assert other.metadata.mark(ORIGIN, "b/x") == cache.metadata.mark(ORIGIN, "b/x") != changed
+    assert other.metadata.counter(ORIGIN, "b/x") == cache.metadata.counter(ORIGIN, "b/x") != changed
 
 
 def without_disk(open_cache, tmp_path, n=2):
@@ -434,21 +434,21 @@ def without_disk(open_cache, tmp_path, n=2):
 
 def test_a_process_that_only_reads_notices_that_change_counters_were_replaced(cache, open_cache, monkeypatch):
     monkeypatch.setattr("cachedfs.cache.writable_directory._LOOK_S", 0.0)
-    other, slots = open_cache(), cache.metadata.mark_slots("gs://test", "b/x")
-    before = cache.metadata.mark_at(slots)
+    other, slots = open_cache(), cache.metadata.counter_slots("gs://test", "b/x")
+    before = cache.metadata.counter_at(slots)
     os.unlink(f"{cache.root}/change-counters")
     other.metadata.changed("gs://test", ["b/x"])
-    assert cache.metadata.mark_at(slots) != before
+    assert cache.metadata.counter_at(slots) != before
 
 
 def test_without_a_directory_processes_see_the_changes_of_each_other(open_cache, tmp_path, own_memory_folder):
     one, other = without_disk(open_cache, tmp_path)
-    before = other.metadata.mark(ORIGIN, "b/x")
-    assert one.metadata.mark(ORIGIN, "b/x") == before
+    before = other.metadata.counter(ORIGIN, "b/x")
+    assert one.metadata.counter(ORIGIN, "b/x") == before
     one.metadata.changed(ORIGIN, ["b/x"])
-    assert other.metadata.mark(ORIGIN, "b/x") == one.metadata.mark(ORIGIN, "b/x") != before
+    assert other.metadata.counter(ORIGIN, "b/x") == one.metadata.counter(ORIGIN, "b/x") != before
     assert one.metadata.sees_other_processes
-    path = Path(one._shared.marks.paths[0])
+    path = Path(one._shared.counters.paths[0])
     assert path.parent == own_memory_folder
     assert (path.stat().st_mode & 0o777, path.stat().st_blocks * 512 >= 2 << 20) == (0o600, True)
 
@@ -456,15 +456,15 @@ def test_without_a_directory_processes_see_the_changes_of_each_other(open_cache,
 def test_who_has_the_directory_notices_who_has_not(cache, open_cache):
     """Such as a container that has the directory read-only: within a second, and at once when anything is changed."""
     other = open_cache()
-    before = other.metadata.mark(ORIGIN, "b/x")
+    before = other.metadata.counter(ORIGIN, "b/x")
     cache._shared._directory = None
-    cache._shared._release("marks")
+    cache._shared._release("counters")
     cache.metadata.changed(ORIGIN, ["b/x"])
     other._own.look_now()
-    assert other.metadata.mark(ORIGIN, "b/x") != before
-    seen = cache.metadata.mark(ORIGIN, "b/x")
+    assert other.metadata.counter(ORIGIN, "b/x") != before
+    seen = cache.metadata.counter(ORIGIN, "b/x")
     other.metadata.changed(ORIGIN, ["b/x"])
-    assert cache.metadata.mark(ORIGIN, "b/x") != seen
+    assert cache.metadata.counter(ORIGIN, "b/x") != seen
 
 
 @pytest.mark.parametrize("harm", [lambda path: path.symlink_to("/etc/passwd"), lambda path: path.mkdir()])
@@ -475,9 +475,9 @@ def test_what_another_user_may_have_put_in_the_memory_folder_is_not_used(
     harm(Path(cache._shared._in_memory))
     monkeypatch.setattr(disk, "unlink", lambda path: not_permitted())
     assert not cache.metadata.sees_other_processes
-    before = cache.metadata.mark(ORIGIN, "b/x")
+    before = cache.metadata.counter(ORIGIN, "b/x")
     cache._own.look_now()
-    assert cache.metadata.mark(ORIGIN, "b/x") == before, (
+    assert cache.metadata.counter(ORIGIN, "b/x") == before, (
         "or immutable metadata would be asked for each second"
     )
 
@@ -489,16 +489,16 @@ def not_permitted():
 def test_a_program_that_closes_all_descriptors_gets_nothing_written_into_its_files(cache, tmp_path):
     key = key_of()
     put(cache, key, 0)
-    mark = cache.metadata.mark(ORIGIN, "b/x")
-    shared = [cache._shared.marks.tables[0], cache._shared.open_touches()]
+    counter = cache.metadata.counter(ORIGIN, "b/x")
+    shared = [cache._shared.counters.tables[0], cache._shared.open_accesses()]
     mine, copies = os.open(tmp_path / "mine", os.O_RDWR | os.O_CREAT), []
     for table in shared:
         copies.append(os.dup(table.fd))
         os.dup2(mine, table.fd)  # closed, and the number used again
     cache.touch(key, 0)
-    cache._shared.touches.flush()
+    cache._shared.accesses.flush()
     cache.metadata.changed(ORIGIN, ["b/x"])
-    assert cache.metadata.mark(ORIGIN, "b/x") != mark
+    assert cache.metadata.counter(ORIGIN, "b/x") != counter
     assert os.fstat(mine).st_size == 0
     for fd in [mine, *copies, *(table.fd for table in shared)]:
         os.close(fd)
@@ -511,14 +511,14 @@ def test_accesses_are_written_together(cache, open_cache, monkeypatch):
     key, other = key_of(), open_cache()
     put(cache, key, 0)
     monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
-    before = other._shared.open_touches().now
+    before = other._shared.open_accesses().now
     cache.touch(key, 1)  # the first one is written at once
     assert other.last_use(key, 1) is not None
     for index in range(2, 2 + access_stats._FLUSH_N - 1):
         cache.touch(key, index)
-    assert other._shared.touches.now == before + 1
+    assert other._shared.accesses.now == before + 1
     cache.touch(key, 99)
-    assert other._shared.touches.now == before + 1 + access_stats._FLUSH_N
+    assert other._shared.accesses.now == before + 1 + access_stats._FLUSH_N
     cache.touch(key, 0)
     assert cache.last_use(key, 0) == before + 2 + access_stats._FLUSH_N, "this process sees its own at once"
 
@@ -526,14 +526,14 @@ def test_accesses_are_written_together(cache, open_cache, monkeypatch):
 def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cache, monkeypatch):
     """Two that add to it at once would each count on from the same number."""
     key, other = key_of(), open_cache()
-    touches, held = cache._shared.open_touches(), other._own.locks
+    accesses, held = cache._shared.open_accesses(), other._own.locks
     assert held.take(access_stats._FLUSH_LOCK)
     monkeypatch.setattr(access_stats, "_MOST_PENDING", 8)
     for index in range(7):
         cache.touch(key, index)
-    assert touches.now == 0
+    assert accesses.now == 0
     cache.touch(key, 7)  # the other one was stopped in the middle
-    assert touches.now == 8
+    assert accesses.now == 8
     held.release(access_stats._FLUSH_LOCK)
 
 
@@ -544,6 +544,6 @@ def test_a_forked_child_leaves_the_accesses_that_wait_to_its_parent(cache, monke
     cache.touch(key, 1)
     pid = os.fork()
     if not pid:
-        os._exit(cache._shared.touches.now)
+        os._exit(cache._shared.accesses.now)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    assert cache._shared.touches.now == 2
+    assert cache._shared.accesses.now == 2

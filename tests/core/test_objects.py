@@ -31,8 +31,8 @@ def test_the_newer_of_an_entry_and_a_listing_without_the_path_counts(make_object
     learn(objects, "b/x", now - 10)
     assert objects.engine.drain(60)
     store, identity = objects.store, objects.identity
-    marks = {"b": store.listing_mark(identity, "b")}
-    store.keep_listings(identity, {"b": []}, checked_at=now - age, marks={}, folder_marks=marks)
+    counters = {"b": store.listing_counter(identity, "b")}
+    store.keep_listings(identity, {"b": []}, checked_at=now - age, counters={}, folder_counters=counters)
     objects.remove_older(["b/x"], now)  # as in another process, whose memory is empty
     entry = objects.get("b/x")
     assert entry is not None

@@ -89,9 +89,9 @@ async def test_a_new_holder_is_not_taken_for_the_stopped_one_before_its_first_he
 
 
 async def test_the_first_heartbeat_comes_before_the_change(cache):
-    before = cache.metadata.mark("heartbeats at drive|x", "d/a")
+    before = cache.metadata.counter("heartbeats at drive|x", "d/a")
     async with PathLocks(cache).held(*PATH):
-        assert cache.metadata.mark("heartbeats at drive|x", "d/a") != before
+        assert cache.metadata.counter("heartbeats at drive|x", "d/a") != before
 
 
 async def test_a_holder_of_another_container_is_waited_for_in_the_same_way(cache, time, monkeypatch, caplog):
@@ -109,7 +109,7 @@ async def test_a_holder_has_heartbeats_as_long_as_it_holds_the_lock(cache, monke
     seen = set()
     async with PathLocks(cache).held(*PATH):
         while len(seen) < 3:
-            seen.add(cache.metadata.mark("heartbeats at drive|x", "d/a"))
+            seen.add(cache.metadata.counter("heartbeats at drive|x", "d/a"))
             await asyncio.sleep(0)
     assert not [task for task in asyncio.all_tasks() - {asyncio.current_task()} if not task.cancelling()]
     assert cache.take_lock(LOCK)

@@ -261,8 +261,12 @@ def test_a_write_that_overtakes_a_lookup_is_seen_after_it(fake, steps, ask, exis
         fake.put(f"{folder}/b", b"")
         if existed:
             fake.put(f"{folder}/a", b"old")
-        mark = functools.partial(cache.metadata.changed, identity, [path])
-        write = [mark, functools.partial(fake.put, f"{folder}/a", b"newer"), mark]  # as Reader.write does
+        counter = functools.partial(cache.metadata.changed, identity, [path])
+        write = [
+            counter,
+            functools.partial(fake.put, f"{folder}/a", b"newer"),
+            counter,
+        ]  # as Reader.write does
         plan = {}
         for n, act in zip(order, write, strict=True):
             plan.setdefault(n, []).append(act)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
 
-__all__ = ["AccessStats", "BlockAccess", "touch_slots"]
+__all__ = ["AccessStats", "BlockAccess", "access_slots"]
 
 _FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 22
 # One record per 2 KiB of cache size: enough for small files. With 1 MiB blocks that is 512 records per block,
@@ -279,7 +279,7 @@ def _place(now: int, bucket: Sequence[int], at: int, tag: int) -> tuple[int, int
     return oldest, 0
 
 
-def touch_slots(size: int | None) -> int:
+def access_slots(size: int | None) -> int:
     """Return the number of access records for a cache of `size` bytes (None: unknown size).
 
     It is a power of two, so that a bit mask can replace the modulo operation.

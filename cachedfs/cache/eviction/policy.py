@@ -83,7 +83,7 @@ class EvictionPolicy:
         would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored. Shared
         files count before their first use: a plan that began without them would fetch more than may stay.
         """
-        accesses = self._shared.touches
+        accesses = self._shared.accesses
         wal, _, *others = map(disk.size_of, self._directory.bookkeeping)
         least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE, STATISTICS_SIZE
         self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
@@ -91,7 +91,7 @@ class EvictionPolicy:
 
     def accesses(self, rows: BlockRows, allowed: int | None) -> AccessStats:
         """Return the access records, enough for `allowed` bytes of blocks."""
-        return self._shared.open_touches(size=allowed, clock=rows.last_clock())
+        return self._shared.open_accesses(size=allowed, clock=rows.last_clock())
 
     def make(
         self,

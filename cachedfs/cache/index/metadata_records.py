@@ -69,37 +69,37 @@ class FeedConfirmation(NamedTuple):
 class MetadataRecord(NamedTuple):
     """The metadata of one path as of `checked_at` (seconds since the epoch): `info`, or None if the path is absent.
 
-    It is valid only while the change counter of the path equals `mark`, read *before* the request to the origin. So a
+    It is valid only while the change counter of the path equals `counter`, read *before* the request to the origin. So a
     response that a write overtook is stored as invalid, in whatever order they are stored. `watch` and `new_at` (see
-    `new_version_at`) are set when storing, `told` when reading.
+    `new_version_at`) are set when storing, `confirmation` when reading.
     """
 
     identity: str
     path: str
     info: ObjectInfo | None
     checked_at: float
-    mark: int
+    counter: int
     watch: FeedSnapshot | None = None
-    told: FeedConfirmation | None = None
+    confirmation: FeedConfirmation | None = None
     new_at: float | None = None
 
 
 class ListingRecord(NamedTuple):
-    """All direct children of a folder as one listing returned them; `mark` is the change counter of the listing."""
+    """All direct children of a folder as one listing returned them; `counter` is the change counter of the listing."""
 
     infos: list[ObjectInfo]
     checked_at: float
-    mark: int
-    told: FeedConfirmation | None = None
+    counter: int
+    confirmation: FeedConfirmation | None = None
 
 
 class ListedName(NamedTuple):
-    """One name in the listing of its folder; `mark` is the change counter of the listing."""
+    """One name in the listing of its folder; `counter` is the change counter of the listing."""
 
     checked_at: float
-    mark: int
+    counter: int
     is_present: bool
-    told: FeedConfirmation | None = None
+    confirmation: FeedConfirmation | None = None
 
 
 def is_within(path: str, folder: str) -> bool:

@@ -159,13 +159,13 @@ class MetadataRows(FeedRows):
         origin, name = origin_of(identity), blob_of(path)
         values = (origin, name, name, origin, blob_of(folder_of(path)))
         newest, listed = None, None
-        for listing_mark, text, checked_at, mark, *watch in self._run(_FIND, values).fetchall():
+        for listing_counter, text, checked_at, counter, *watch in self._run(_FIND, values).fetchall():
             confirmed = self._confirmed(identity, *watch)
-            if listing_mark is not None:
-                listed = ListedName(checked_at, listing_mark, text is not None, confirmed)
-            if mark is not None and (newest is None or newest.checked_at < checked_at):
-                info = unsealed(text, path, identity, path, checked_at, mark, *watch)
-                newest = MetadataRecord(identity, path, info, checked_at, mark, told=confirmed)
+            if listing_counter is not None:
+                listed = ListedName(checked_at, listing_counter, text is not None, confirmed)
+            if counter is not None and (newest is None or newest.checked_at < checked_at):
+                info = unsealed(text, path, identity, path, checked_at, counter, *watch)
+                newest = MetadataRecord(identity, path, info, checked_at, counter, confirmation=confirmed)
         return newest, listed
 
     def keep_records(self, records: Iterable[MetadataRecord], now_s: float) -> None:
@@ -191,7 +191,7 @@ class MetadataRows(FeedRows):
         found = self._listing(identity, folder)
         if found is None:
             return None
-        id, checked_at, mark, *watch = found
+        id, checked_at, counter, *watch = found
         children = self._run(
             "SELECT path, info, change_counter FROM children WHERE listing = ? ORDER BY path", (id,)
         )
@@ -200,7 +200,7 @@ class MetadataRows(FeedRows):
             for path, info, own in children
         ]
         confirmed = self._confirmed(identity, *watch)
-        return ListingRecord([info for info in infos if info is not None], checked_at, mark, confirmed)
+        return ListingRecord([info for info in infos if info is not None], checked_at, counter, confirmed)
 
     def listing_size(self, identity: str, folder: str, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without one."""
@@ -217,11 +217,11 @@ class MetadataRows(FeedRows):
         infos: Sequence[ObjectInfo],
         *,
         checked_at: float,
-        mark: int,
-        marks: Mapping[str, int],
+        counter: int,
+        counters: Mapping[str, int],
         watch: FeedSnapshot | None = None,
     ) -> float | None:
-        """Store all children of `folder`, replacing an older listing; `marks` holds their change counters by path.
+        """Store all children of `folder`, replacing an older listing; `counters` holds their change counters by path.
 
         Return the time by which the newest object that was not known before existed; None without one.
         """
@@ -232,9 +232,9 @@ class MetadataRows(FeedRows):
         listing = self._run(
             "INSERT INTO listings (origin, folder, checked_at, change_counter, feed, folder_hash)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (origin_of(identity), blob_of(folder), checked_at, mark, feed, place),
+            (origin_of(identity), blob_of(folder), checked_at, counter, feed, place),
         ).lastrowid
-        children = {info.path: (info, marks.get(info.path)) for info in infos}
+        children = {info.path: (info, counters.get(info.path)) for info in infos}
         beside = float(checked_at), feed, place
         self._run_many(
             "INSERT INTO children (listing, path, info, change_counter, item_hash) VALUES (?, ?, ?, ?, ?)",
@@ -322,13 +322,13 @@ class MetadataRows(FeedRows):
         folder = folder_of(path)
         listing = self._listing(identity, folder)
         if listing is not None:
-            id, checked_at, mark, *watch = listing
+            id, checked_at, counter, *watch = listing
             child = self._run(
                 "SELECT info, change_counter FROM children WHERE listing = ? AND path = ?",
                 (id, blob_of(path)),
             ).fetchone()
             info = child and _believed(child[0], identity, path, checked_at, child[1], *watch)
-            found.append((info, f"{folder}/", mark))
+            found.append((info, f"{folder}/", counter))
             if child and child[1] is not None:  # its own counter is valid even if the listing's is not
                 found.append((info, path, child[1]))
         return found
