@@ -48,7 +48,10 @@ class BlockCache:
         self._handles = BlockPool()
         self._warnings = WarnOnce()
         self._layers = CacheLayers(
-            layer_roots(cache_dirs[1:]), self._handles, discard=self.discard, complaints=self._warnings
+            layer_roots(cache_dirs[1:]),
+            self._handles,
+            remove_damaged=self.remove_damaged,
+            warnings=self._warnings,
         )
         self._shared = SharedFiles(root_in(cache_dirs[0]), self._warnings)
         self._own = WritableDirectory(
@@ -151,8 +154,8 @@ class BlockCache:
     ) -> OpenBlock | None:
         """Return an open block for repeated reads and record one access; None is a miss.
 
-        The caller has the block to itself until it calls `give_back`. `instead` is another block (index, open block) of
-        the same object to give back first.
+        The caller has the block to itself until it calls `release_block`. `instead` is another block (index, open block) of
+        the same object to release first.
         """
         handles = self._handles
         if instead is not None:
@@ -162,7 +165,7 @@ class BlockCache:
             (self._shared.accesses or self._shared.open_accesses()).touch(key.hash64(index))
         return handle
 
-    def give_back(
+    def release_block(
         self, key: ObjectKey, index: int, handle: OpenBlock, error: BaseException | None = None
     ) -> None:
         """Return a borrowed block to the pool.
@@ -270,16 +273,16 @@ class BlockCache:
         allowed = self._own.writable().allowance(bounds)
         return max(0, allowed - self._own.query(lambda rows: rows.load_totals().fixed, 0))
 
-    def discard(self, key: ObjectKey, index: int) -> None:
+    def remove_damaged(self, key: ObjectKey, index: int) -> None:
         """Remove a damaged block. Never raises: without its file the block is a miss."""
         self._handles.drop([(key.digest, index)])
         if self._own.store is not None:
             self._own.store.remove_damaged(key, index)
 
-    def refuse(self, key: ObjectKey, index: int) -> None:
+    def remove_wrong(self, key: ObjectKey, index: int) -> None:
         """Remove an undamaged block whose bytes differ from the origin's; in read-only layers, ignore it from now on."""
-        self.discard(key, index)
-        self._layers.refuse(key, index)
+        self.remove_damaged(key, index)
+        self._layers.ignore(key, index)
 
     def pin(self, identity: str, *paths: str) -> None:
         """Protect the blocks of `paths`, present and future, from eviction: all paths or, on failure, none.
@@ -389,9 +392,9 @@ class BlockCache:
         """
         self._own.writable().rebuild()
 
-    def leave(self) -> None:
+    def close_inherited(self) -> None:
         """Close the open blocks and nothing else, in a forked child that makes a cache of its own."""
-        self._handles.leave()
+        self._handles.close_inherited()
 
     def close(self) -> None:
         """Close files and connections; they reopen when needed. Locks are held until the process ends."""

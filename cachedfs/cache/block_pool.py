@@ -103,7 +103,7 @@ class BlockPool:
             if handle is not None:
                 self.close(name, handle)
 
-    def leave(self) -> None:
+    def close_inherited(self) -> None:
         """Close all handles, and every handle that is given back from now on."""
         self._limit, self.on_sweep = 0, bool
         self.close_all()

@@ -29,7 +29,7 @@ class CacheLayers:
     """The root of this user, and behind it read-only `layers` of any owner.
 
     `rejected` maps each file that can be neither used nor removed to the time (monotonic) of the next attempt; until
-    then it counts as absent. `discard` removes a damaged block of our own root.
+    then it counts as absent. `remove_damaged` removes a damaged block of our own root.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class CacheLayers:
         layers: Sequence[str],
         handles: BlockPool,
         *,
-        discard: Callable[[ObjectKey, int], None],
-        complaints: WarnOnce,
+        remove_damaged: Callable[[ObjectKey, int], None],
+        warnings: WarnOnce,
     ) -> None:
         self.rejected: dict[str, float] = {}  # oldest first
         self._layers = layers
         self._handles = handles
-        self._discard = discard
-        self._complaints = complaints
+        self._remove_damaged = remove_damaged
+        self._warnings = warnings
         self.begin_with(None, None)
 
     def begin_with(self, own: str | None, written: str | None) -> None:
@@ -114,7 +114,7 @@ class CacheLayers:
             return True
         return False
 
-    def refuse(self, key: ObjectKey, index: int) -> None:
+    def ignore(self, key: ObjectKey, index: int) -> None:
         """Ignore an undamaged block whose bytes differ from the origin's, in all layers."""
         for path, _ in self._files(key, index):
             if os.path.exists(path):
@@ -143,9 +143,9 @@ class CacheLayers:
         if is_bad:
             log.warning("%s", trouble)
         else:  # an unreadable disk would log this for every block
-            self._complaints.slower(trouble)
+            self._warnings.slower(trouble)
         if is_bad and self._written is not None and path.startswith(self._written + "/"):
-            self._discard(key, index)
+            self._remove_damaged(key, index)
             if not os.path.exists(path):
                 return
         # Damage is permanent; lack of descriptors or an unreachable disk may be over in a minute.

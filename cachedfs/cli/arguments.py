@@ -238,7 +238,7 @@ def handling_errors(options: CommonOptions) -> Iterator[None]:
             sys.stdout.flush()
             if engines := sys.modules.get("cachedfs.core.engines"):
                 with busy("writing to the cache", is_quiet=options.as_json):
-                    engines.settle()  # while its warnings still go through our handler
+                    engines.drain_all()  # while its warnings still go through our handler
         if options.has_failed:
             raise typer.Exit(FAILED)
     except (typer.Exit, typer.BadParameter):

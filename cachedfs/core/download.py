@@ -74,7 +74,7 @@ class Download:
         return (self.filled if self.done else self.stop) - self.start
 
     @property
-    def is_settled(self) -> bool:
+    def is_finished(self) -> bool:
         """True once the request is over and the store queue has stored each of its blocks or failed to."""
         return self.done and self._n_stored >= self.n_received
 

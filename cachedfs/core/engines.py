@@ -17,7 +17,7 @@ from cachedfs.common.user_folders import found_folder, why_unwritable
 from cachedfs.config import Config
 from cachedfs.core.engine import Engine
 
-__all__ = ["engine_for", "settle"]
+__all__ = ["engine_for", "drain_all"]
 
 logger = logging.getLogger("cachedfs.core")
 
@@ -73,7 +73,7 @@ def _warn(problem: str | None, scratch: str) -> None:
         )
 
 
-def settle() -> None:
+def drain_all() -> None:
     """Wait up to 5 s per engine until received blocks are stored.
 
     Warnings about storing are then logged.
@@ -120,7 +120,7 @@ def _after_fork() -> None:
     _engines_lock = threading.RLock()
     for engine in _engines.values():
         engine.disconnect()
-        engine.cache.leave()
+        engine.cache.close_inherited()
     _inherited.extend(_engines.values())
     _engines.clear()
 

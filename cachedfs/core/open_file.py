@@ -53,7 +53,7 @@ class CurrentBlock:
         try:
             return block.read_into(position - self.start, into, verify=self._verify)
         except (BadBlock, OSError) as error:
-            self.give_back(error)
+            self.release(error)
             return 0
 
     def take(self, index: int) -> bool:
@@ -68,24 +68,24 @@ class CurrentBlock:
         block = self._cache.borrow(version, index, old)
         if block is None:
             return False
-        # Too short for its object: drop it, or every read would find it again.
+        # Too short for its object: remove it, or every read would find it again.
         if block.length < size and block.length < version.size - index * size:
-            self._cache.give_back(version, index, block, BadBlock("it is shorter than its object"))
+            self._cache.release_block(version, index, block, BadBlock("it is shorter than its object"))
             return False
         self._block, self.start, self.stop = block, index * size, index * size + block.length
         return True
 
-    def give_back(self, error: BaseException | None = None) -> None:
-        """Give the block back to the cache, which drops it if `error` shows that it is damaged."""
+    def release(self, error: BaseException | None = None) -> None:
+        """Release the block to the cache, which removes it if `error` shows that it is damaged."""
         block, start = self._block, self.start
         self._clear()
         if block is not None and self._version is not None:
-            self._cache.give_back(self._version, start // self._version.block_size, block, error)
+            self._cache.release_block(self._version, start // self._version.block_size, block, error)
 
-    def leave(self, cache: BlockCache) -> None:
-        """Switch to another cache, as after a fork, and give the block back to it."""
+    def move_to(self, cache: BlockCache) -> None:
+        """Switch to another cache, as after a fork, and release the block to it."""
         self._cache = cache
-        self.give_back()
+        self.release()
 
     def _clear(self) -> None:
         self._block, self.start, self.stop = None, 0, 0
@@ -220,7 +220,7 @@ class RawFile(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._current_block.give_back()
+            self._current_block.release()
             self._stop_opening()
             self._download = None
             if self._engine.pid == getpid():
@@ -407,6 +407,6 @@ class RawFile(io.RawIOBase):
         """
         self._engine = self._reader.objects.engine
         self._cache = self._engine.cache
-        self._current_block.leave(self._cache)
+        self._current_block.move_to(self._cache)
         self._download = self._opening = None
         self._readahead = RangeReadahead(self._block_size)

@@ -175,7 +175,7 @@ class Reader:
             )
             if 0 <= n < len(place):
                 # Valid, but too short for its object: remove it, or every read would find it again.
-                engine.cache.refuse(version, index)
+                engine.cache.remove_wrong(version, index)
             return n == len(place)
 
     # Reads that may send requests.

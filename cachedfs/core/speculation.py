@@ -291,7 +291,7 @@ class SpeculativeQueue:
             del self._sent[download]
         self._most_memory = self.memory
         for download in list(self._sent) if self._most_memory > most else ():
-            if download.is_settled:
+            if download.is_finished:
                 self._most_memory -= download.memory
                 download.release()
             if self._most_memory <= most:

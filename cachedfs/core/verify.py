@@ -1,4 +1,4 @@
-"""Verify cached blocks against their own checksums and the origin's, and drop the wrong ones."""
+"""Verify cached blocks against their own checksums and the origin's, and remove the wrong ones."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Verifier:
         expected = block_range(index, key.block_size, info.size or 0).size
         if data is None or len(data) == expected:
             return data
-        cache.refuse(key, index)
+        cache.remove_wrong(key, index)
         raise BadBlock(f"it has {len(data)} bytes, not {expected}")
 
     def _compare(
@@ -140,7 +140,7 @@ class Verifier:
             return found._replace(whole=True, reason=f"its {stated.name.upper()} is the origin's")
         logger.warning("%s: all its cached blocks are removed: %s", self._objects.url(key.path), difference)
         for index in range(found.blocks):
-            self._objects.engine.cache.refuse(key, index)
+            self._objects.engine.cache.remove_wrong(key, index)
         bad = tuple(range(found.blocks))
         return found._replace(blocks=0, bad=bad, whole=False, reason=difference)
 

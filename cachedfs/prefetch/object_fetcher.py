@@ -331,7 +331,7 @@ class ObjectFetcher:
     def forget_stored(self) -> None:
         """Forget requests whose blocks are stored, or failed to be. Raises CacheError when nothing can be stored."""
         for download, obj in list(self.active.items()):
-            if not download.is_settled:
+            if not download.is_finished:
                 continue
             del self.active[download]
             self._tally.fetched += download.filled - download.start

@@ -149,7 +149,7 @@ def day(directory):
             assert is_right(whole(cache, KEY, index, nowait=True), KEY, index)
         handle = cache.borrow(KEY, index)
         if handle is not None:
-            cache.give_back(KEY, index, handle)
+            cache.release_block(KEY, index, handle)
     cache.close()
     assert is_right(whole(cache, KEY, 0), KEY, 0)
     counter = cache.metadata.counter("gs://test", "b/x")
@@ -177,7 +177,7 @@ def day(directory):
     with tried():
         put(cache, OTHER, *range(24), bounds=SMALL)
     assert is_right(whole(cache, OTHER, 23), OTHER, 23)
-    cache.discard(OTHER, 23)
+    cache.remove_damaged(OTHER, 23)
     with tried():
         cache.unpin("gs://test", "b/x")
     with tried():

@@ -171,7 +171,7 @@ def use_all(cache):
         lease.write_at(0, b"x" * 1000)
         lease.seal()
     tried(cache.pin, ORIGIN, "b/y")
-    cache.discard(key, 0)
+    cache.remove_damaged(key, 0)
     tried(cache.evict, ORIGIN, "b/x")
     tried(cache.rebuild)
     tried(cache.check, repair=True)
