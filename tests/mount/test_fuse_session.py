@@ -186,7 +186,7 @@ def test_a_thread_that_cannot_start_leaves_no_call_unanswered(kernel, folder, mo
         raise RuntimeError("can't start new thread")
 
     waiting = [kernel.send(Code.LOOKUP, b"slow\0")]
-    until(lambda: kernel.session._n_idle == 1)
+    until(lambda: waiting[0] in kernel.session._running and kernel.session._n_idle == 1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         waiting += [kernel.send(Code.STATFS), kernel.send(Code.STATFS)]
