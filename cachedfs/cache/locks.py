@@ -79,8 +79,6 @@ class ByteRangeLocks:
         finally:
             held.releasing.pop(owner, None)
 
-    drop = release  # what the registry of plans calls it
-
     def is_held(self, hash64: int) -> bool:
         """Return whether any process, including this one, holds the lock; True also if that cannot be found out."""
         if not self.works_across_processes or not self.take(hash64):

@@ -463,9 +463,7 @@ class BlockWriter:
             while not self._reserve(row, bounds):
                 pass
             return LocalCopy(path, size, lambda: self._release(row))
-        except (
-            BaseException
-        ) as error:  # an interrupt too: its row would reserve space until this process ends
+        except BaseException as error:  # an interrupt too: its row would reserve space
             with contextlib.suppress(OSError):
                 disk.unlink(path)
             self._release(row)

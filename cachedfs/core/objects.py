@@ -1,4 +1,4 @@
-"""What is at each path of one origin: entries in memory and in the store, and the rules for their freshness."""
+"""Metadata of the paths of one origin: entries in memory and in the store, and how long they are fresh."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MOST = 50_000  # entries in memory, at most 3 kB each with all GCS metadata; a q
 
 
 class Entry:
-    """What is known of one path as of `asked_at`, in seconds since the epoch.
+    """The metadata of one path as of `asked_at`, in seconds since the epoch.
 
     `info` describes an object or folder; None means that there is neither. Valid while the change counter at `slots`
     equals `counter`. `by_listing`: a complete listing of the folder lacks the path, instead of one 404. `origin_error`:

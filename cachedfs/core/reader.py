@@ -1,4 +1,4 @@
-"""Read and write objects: take cached blocks in any thread, else look the path up and fetch what is missing once."""
+"""Read and write objects: from cached blocks in any thread, else by a lookup and requests for what is missing."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class Origin(Protocol):
 
 
 class SimpleOrigin:
-    """What origins have in common that have no change feed and no known limit of the service."""
+    """Base class of origins without a change feed and without a known limit of the service."""
 
     by_parent = False
 

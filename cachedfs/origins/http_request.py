@@ -36,7 +36,7 @@ class HTTPRequest:
 
     @property
     def purpose(self) -> str:
-        """What errors say that the request was doing."""
+        """The purpose of the request, as errors name it."""
         return self.doing or describe(self.want)
 
 

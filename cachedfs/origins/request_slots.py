@@ -115,7 +115,7 @@ class _Slots:
         self.waiting.append(taken)
         try:
             await taken
-        except BaseException:
+        except BaseException:  # a cancellation
             if not taken.cancelled():  # this task was cancelled after it got the slot
                 self.n_used -= 1
                 self.wake()

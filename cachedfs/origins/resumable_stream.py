@@ -92,7 +92,7 @@ class ResumableRead(ABC):
 
     @property
     def doing(self) -> str:
-        """What errors say that the read was doing."""
+        """The purpose of the read, as errors name it."""
         return self._doing or describe(self.want)
 
     def __aiter__(self) -> AsyncIterator[bytes]:

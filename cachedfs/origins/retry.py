@@ -133,7 +133,7 @@ def retry_after_s(text: str | None, now: datetime) -> float | None:
 
 
 class Retries(NamedTuple):
-    """How an origin retries."""
+    """The retry policy of an origin, with its clock and source of randomness."""
 
     policy: RetryPolicy
     clock: Callable[[], float]

@@ -58,7 +58,7 @@ class HasStorageQuota(Protocol):
 
 # The version that is replaced
 def check_version(url: str, expected: ObjectInfo | AnyVersion | None, found: ObjectInfo | None) -> None:
-    """Raise ObjectExists or ObjectChanged unless `found` is the version that a write is to replace (None: no object)."""
+    """Raise ObjectExists or ObjectChanged unless `found` is the version to be replaced (None: no object)."""
     if expected is ANY_VERSION:
         return
     if expected is None:

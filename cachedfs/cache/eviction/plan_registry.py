@@ -57,7 +57,7 @@ class PlanRegistry:
     def leave(self, plan_slot: int) -> None:
         """Free a plan slot that `take` returned."""
         self._ours.discard(plan_slot)
-        self._locks.drop(_FIRST + plan_slot)
+        self._locks.release(_FIRST + plan_slot)
 
     def others(self, plan_slot: int | None) -> list[int]:
         """Return the plan slots that are taken, except `plan_slot`."""
