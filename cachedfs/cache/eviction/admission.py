@@ -92,8 +92,9 @@ def _power(number: float, *, least: int) -> int:
 def allowance(bounds: CacheBounds, space: disk.DiskSpace, totals: Totals, overhead: int, growth: int) -> int:
     """Return how many bytes of blocks and local copies the cache may hold now.
 
-    Sets the automatic size at its first use. If this is less than it holds, blocks must be evicted. `overhead`: bytes of the index and other bookkeeping files,
-    which count toward the cache size. `growth`: the part of `overhead` that is not on the disk yet.
+    Sets the automatic size at its first use. If the result is less than it holds, blocks must be evicted. `overhead`:
+    bytes of the index and other bookkeeping files, which count toward the cache size. `growth`: the part of `overhead`
+    that is not on the disk yet.
     """
     size, kept = (int(n * space.total) if isinstance(n, float) else n for n in bounds)
     if size is None:
