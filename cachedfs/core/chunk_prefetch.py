@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from cachedfs.common.blocks import block_range, clip, covering
+from cachedfs.common.blocks import clip, covering
 from cachedfs.common.types import Range, Suffix
-from cachedfs.core.download import Download, joined
+from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Objects
@@ -66,10 +66,15 @@ class ChunkPrefetch:
     cached or in flight.
     """
 
-    def __init__(self, objects: Objects, downloads: Downloads, lookups: Lookups) -> None:
-        self._objects = objects
-        self._downloads = downloads
-        self._lookups = lookups
+    def __init__(
+        self,
+        objects: Objects,
+        downloads: Downloads,
+        lookups: Lookups,
+        cached: Callable[[Version, int, int], bytes | None],
+    ) -> None:
+        self._objects, self._downloads, self._lookups = objects, downloads, lookups
+        self._cached = cached  # returns bytes of a version if all are cached or received
         # Names requested ahead and not read yet; with their series while the request is queued, with None once it is
         # sent. Any thread looks names up, and removes those it reads.
         self.awaited: dict[str, _Series | None] = {}
@@ -208,27 +213,13 @@ class ChunkPrefetch:
     def _grids(self, kind: str, version: Version) -> dict[str, ChunkGrid]:
         """Return the grids in a metadata document if it is cached. Sends no request."""
         if version not in self._documents:
-            data = self._cached(version) if version.size <= MOST_METADATA else None
+            data = self._cached(version, 0, version.size) if version.size <= MOST_METADATA else None
             if data is None:
                 return {}
             self._documents[version] = grids_in(kind, data)
             if len(self._documents) > MOST_SERIES:
                 del self._documents[next(iter(self._documents))]
         return self._documents[version]
-
-    def _cached(self, version: Version) -> bytes | None:
-        """Return all bytes of a small object, from the cache or a download; None for a miss."""
-        engine, verify, pieces = self._objects.engine, self._objects.config.verify_always, []
-        for index in range(version.n_blocks):
-            want = block_range(index, version.block_size, version.size)
-            download, piece = engine.by_block.get((version.digest, index)), None
-            if download is not None and want.stop <= download.filled:
-                piece = joined(download.views(want.start, want.stop), want.size)
-            piece = piece or engine.cache.read(version, index, 0, want.size, verify=verify)
-            if piece is None or len(piece) != want.size:
-                return None
-            pieces.append(piece)
-        return b"".join(pieces)
 
     # Request what comes next.
 

@@ -287,22 +287,11 @@ class Lookups:
                 return old, None
             if (stale := self._stale_fallback.of(path, old)) is not None:
                 return stale, None
-            download, learned = Download(demand=demand), list[Entry]()
-            download.keep_bytes(True)  # for the callers of this lookup, who get it
-            read = partial(self._downloads.read_unknown, download, path, want, learned)
-            with self._stale_fallback.waiting_less(old):
-                request = self.objects.engine.spawn(self._downloads.run(download, read))
             try:
-                await download.wait_for_headers()
-            except asyncio.CancelledError:
-                if download.info is None:
-                    request.cancel()  # no other reader knows the request before its headers
-                raise
-            except ObjectNotFound:
-                return learned[0], None
+                with self._stale_fallback.waiting_less(old):
+                    return await self._downloads.first(path, want, demand=demand)
             except OriginUnreachable as error:
                 return self._stale_fallback.entry_after(error, old), None
-            return learned[0], download
         finally:
             if self.objects.lifetime_s > 0:
                 self.objects.engine.store_queue.after_metadata(lambda: cache.release_lock(lookup_lock))

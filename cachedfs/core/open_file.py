@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 from os import getpid
@@ -334,7 +335,7 @@ class RawFile(io.RawIOBase):
 
     async def _fetch(self, position: int, size: int) -> Download | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
-        reader, version = self._reader, self._version
+        version = self._version
         index, offset = divmod(position, self._block_size)
         if version is not None and size <= BUFFER_SIZE and (version.digest, index) in self._engine.by_block:
             # A full buffer is more than the caller asked for. Do not request the next block for it: otherwise the
@@ -346,16 +347,32 @@ class RawFile(io.RawIOBase):
             return await self._fetch_uncached(position, size)
         if (found := self._download_at(position)) is not None and found.filled > position:
             return found  # received since the last check; may exist only here if it could not be stored
-        want = Range(position, min(position + size, self.size))
-        up_to = 0
+        return await self._fetch_blocks(version, Range(position, min(position + size, self.size)))
+
+    async def _fetch_blocks(self, version: Version, want: Range) -> Download | None:
+        """Request `want`, and wait for the bytes of its first block; return None if they are cached now."""
+        reader, path, size = self._reader, self._entry.path, self._block_size
+        blocks, demand = covering(want, size), None
+        first, config = blocks[0], reader.objects.config
+        if config.read_ahead:
+            reader.object_histories.observe_wait(version, blocks, n_reads=self._n_reads)
+            if not first:
+                reader.chunk_prefetch.observe(path, 0, size)
         # Request more, as open() does for an unknown object. Not if another reader requested block 0: this file may
         # only stop its own request.
-        if position == 0 and self._last < 0 and (version.digest, 0) not in self._engine.by_block:
-            up_to = min(self.size, reader.objects.config.whole_request)
-        download = await reader.fetch(version, want, n_reads=self._n_reads, up_to=up_to)
-        if up_to and download is not None and download.demand < download.stop:
-            self._opening = download
-        return download
+        if want.start == 0 and self._last < 0 and (version.digest, 0) not in self._engine.by_block:
+            demand = blocks.stop * size
+            blocks = covering(Range(0, max(want.stop, min(self.size, config.whole_request))), size)
+        with waiting(path, want.start, want.stop):
+            while not self._cache.has(version, first):
+                download = (await reader.downloads.get(version, blocks, demand=demand)).get(first)
+                if download is not None:
+                    with contextlib.suppress(DownloadStopped):
+                        await download.wait_until(min(want.stop, download.stop))
+                        if demand is not None and download.demand < download.stop:
+                            self._opening = download
+                        return download
+        return None
 
     async def _fetch_uncached(self, position: int, size: int) -> Download:
         """Wait for bytes at `position` of an object without a key.

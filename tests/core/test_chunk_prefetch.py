@@ -66,15 +66,14 @@ def one_chunk_at_a_time(wait_before_reads):
 @pytest.fixture
 def requested_ahead(monkeypatch):
     """The paths of the objects requested before a reader waited for them, in that order."""
-    found, run = [], Downloads.run
+    found, run = [], Downloads._run
 
-    def recorded(self, download, request):
+    def recorded(self, download, path, request):
         if download.is_speculative:
-            what = request.args[1]  # a path, or the metadata of an object
-            found.append(getattr(what, "path", what))
-        return run(self, download, request)
+            found.append(path)
+        return run(self, download, path, request)
 
-    monkeypatch.setattr(Downloads, "run", recorded)
+    monkeypatch.setattr(Downloads, "_run", recorded)
     return found
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_pool import BlockPool
-from cachedfs.common.types import ObjectKey, Range
+from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
@@ -378,18 +379,25 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
         may_store.set()
 
 
-@pytest.mark.parametrize("is_opened", [False, True])
-def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_file(fs, origin, is_opened):
-    origin.put("b/k", noise(MiB))
+async def test_a_reader_that_waits_gets_bytes_that_are_stored_before_it_goes_on():
+    download = Download(demand=10)
+    download.begin(ObjectInfo("b/k", size=10), None, Range(0, 10))
+    waiting = asyncio.ensure_future(download.read(2, 9))
+    await asyncio.sleep(0)
+    download.feed(b"01234")
+    download.feed(b"56789")
+    download.n_received = 1
+    download.finish()
+    download.stored(True)
+    assert download.released
+    assert await waiting == b"2345678"
+    with pytest.raises(DownloadStopped):
+        await download.read(2, 9)
 
-    async def look_up():
-        reader = fs._reader
-        if is_opened:
-            return (await reader.open("b/k"))[1]
-        return (await reader.lookups.resolve("b/k", Range(0, MiB), demand=MiB))[1]
 
-    download = fs._objects.engine.run(look_up())
-    fs._objects.engine.call_soon(download.want, MiB)
-    until(lambda: download.done)
-    assert fs._objects.engine.drain(60)
-    assert download.released is is_opened
+async def test_bytes_that_came_in_one_piece_are_not_copied():
+    download, data = Download(demand=10), b"0123456789"
+    download.begin(ObjectInfo("b/k", size=10), None, Range(0, 10))
+    download.feed(data)
+    assert await download.read(0, 10) is data
+    assert await download.read(0, 9) == data[:9]
