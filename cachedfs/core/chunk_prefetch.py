@@ -253,14 +253,14 @@ class ChunkPrefetch:
             return self._objects.engine.spawn(self._request(series, path))
 
         # A reader that gets to the object before this request is sent fetches it by itself.
-        self._submit(series, path, size, send, is_over=lambda: path not in self.awaited)
+        self._submit(series, path, size, send, is_wanted=lambda: path not in self.awaited)
 
     def _submit(
-        self, series: _Series, path: str, size: int, send: Send, *, is_over: Callable[[], bool] = bool
+        self, series: _Series, path: str, size: int, send: Send, *, is_wanted: Callable[[], bool] = bool
     ) -> None:
-        origin, is_wanted = partial(self._objects.origin, path), lambda: path not in self.awaited
+        origin = partial(self._objects.origin, path)
         self._objects.engine.speculation.submit(
-            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
+            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted)
         )
 
     def _cancel(self, series: _Series) -> None:

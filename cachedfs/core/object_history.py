@@ -20,7 +20,7 @@ from cachedfs.config import Config
 from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.objects import Objects
-from cachedfs.core.speculation import LinkEstimate
+from cachedfs.core.speculation import Link
 from cachedfs.core.version import Version
 from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 
@@ -40,7 +40,7 @@ MOST = 1000  # objects remembered
 MOST_KEPT = 64
 FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
 # Momentary figures of the link would make the decision depend on chance.
-TYPICAL_LINK = LinkEstimate()
+TYPICAL_LINK = Link()
 
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
 
@@ -51,7 +51,7 @@ def is_rest_worth_it(
     *,
     block_size: int,
     blocks_per_request: int,
-    link: LinkEstimate = TYPICAL_LINK,
+    link: Link = TYPICAL_LINK,
 ) -> bool:
     """Return whether to fetch the `n_missing` blocks of an object after `n_misses` reads had to wait.
 

@@ -240,7 +240,7 @@ def test_readahead_stops_when_the_reader_closes_or_seeks(origin, leave):
         file.seek(110 * MiB)
         file.read(10)
     gate(fs, origin, is_open=True)
-    until(lambda: not (any(engine.speculation._queues) or engine.active_requests))
+    until(lambda: engine.speculation.is_idle and not engine.active_requests)
     assert fs.stats().bytes_fetched < 100 * MiB
 
 
