@@ -119,9 +119,10 @@ class Reader:
         """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
         if (versions := _versions_read.get()) is not None:
             versions.setdefault(path, set()).add(version.fingerprint)
-        if self.object_histories.is_observed(version, stop):
-            engine, want = self.objects.engine, Range(start, max(start, stop))
-            engine.call_soon(self.object_histories.observe_hit, version, want)
+        history = self.objects.engine.histories.get(version.digest)
+        blocks = range(start // self._block_size, -(-stop // self._block_size))
+        if history is not None and (history.take(blocks) or history.n_to_observe >= 0):
+            self.objects.engine.call_soon(self.object_histories.observe, version, start, max(start, stop))
 
     def cached_bytes(self, version: Version, start: int, stop: int, *, nowait: bool = False) -> bytes | None:
         """Return the bytes `[start, stop)` of one version if all are cached or received, else None."""
@@ -185,6 +186,9 @@ class Reader:
             raise await self._missing(entry)
         if entry.info.kind == "directory":
             raise self.objects.is_a_folder(path)
+        if download is not None and (version := self.objects.version(entry)) is not None:
+            blocks = covering(Range(download.start, download.stop), self._block_size)
+            self.object_histories.history(version).requested.update(blocks)
         return entry, download
 
     def opened(self, path: str) -> None:
@@ -279,7 +283,8 @@ class Reader:
         want = clip(start, stop, version.size)
         blocks = covering(want, self._block_size)
         if self._reads_ahead and 0 < want.size < version.size:
-            self.object_histories.observe_range(version, want, is_first=download is not None)
+            self.object_histories.observe_miss(version, blocks, is_first=download is not None)
+            self.object_histories.observe(version, want.start, want.stop)
         if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
             download = (await self.downloads.get(version, blocks)).get(blocks[0])
         data = await _of_download(download, want)

@@ -256,10 +256,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
             for i in range(start, start + 10):
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
             fs._objects.engine.run(asyncio.sleep(0))
-            assert (
-                sum(len(piece) for download in file.raw._readahead for piece in download._received[0])
-                <= 80 * MiB
-            )
+            assert fs._objects.engine.speculation.memory <= 80 * MiB
 
 
 def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored(fs, monkeypatch):
