@@ -10,7 +10,7 @@ from functools import partial
 
 from cachedfs.common.blocks import clip, covering
 from cachedfs.common.types import Range, Suffix
-from cachedfs.core.download import Download
+from cachedfs.core.download import ALL, Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Objects
@@ -19,9 +19,8 @@ from cachedfs.core.version import Version
 from cachedfs.readahead.chunk_grid import METADATA, ChunkGrid, NumberedNames, Place, grids_in, numbered
 from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
 
-__all__ = ["ALL", "ChunkPrefetch", "first_want"]
+__all__ = ["ChunkPrefetch", "first_want"]
 
-ALL = 1 << 62  # a demand beyond the end of any object
 MOST_SERIES = 256  # series of objects, and metadata documents, remembered
 MOST_AWAITED = 20_000  # names requested ahead and not read yet
 # bytes; larger metadata documents are not parsed, because that would delay the event loop

@@ -9,9 +9,9 @@ from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.version import Version
 from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["Download", "DownloadStopped"]
+__all__ = ["ALL", "Download", "DownloadStopped"]
 
-
+ALL = 1 << 62  # a demand beyond the end of any object
 _NO_BLOCKS = 1 << 20  # stands for the block size of what cannot be cached, which has no blocks
 
 
@@ -30,7 +30,7 @@ class Download:
     from the socket: a copy of each would take as long as storing it.
 
     `demand` is the byte up to which the request may read. Past it, the body stays in the socket until a reader wants
-    more. A stopped request ends at its demand.
+    more. A stopped request ends at its demand. A demand of ALL is that of a read of all that was requested.
     """
 
     def __init__(self, *, demand: int) -> None:
@@ -50,6 +50,8 @@ class Download:
         self.n_received = 0  # blocks passed to the store queue; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
         self.is_storable = True  # no block failed to be stored
+        # A reader of a whole object comes later than its lookup, and takes the bytes also if they are stored by then.
+        self._keeps_bytes = demand == ALL
         self._block_size = _NO_BLOCKS
         # The received pieces, and the position after each. Invariant: they are [start, filled), or nothing after
         # release(), which replaces both lists at once.
@@ -122,7 +124,12 @@ class Download:
     # Event loop thread only.
 
     async def read(self, start: int, stop: int) -> bytes:
-        """Wait for the bytes `[start, stop)` and return them. Raises the request's error, or DownloadStopped."""
+        """Wait for the bytes `[start, stop)` and return them.
+
+        Raises the request's error, or DownloadStopped, also if the request does not bring all of them.
+        """
+        if start < self.start or self.stop < stop:
+            raise DownloadStopped
         received = self._received  # they stay here if their blocks are stored, and released, during the wait
         await self.wait_until(stop)
         views = self.views(start, stop, received)
@@ -217,8 +224,9 @@ class Download:
         self._release_if_stored()
 
     def _release_if_stored(self) -> None:
-        if self.done and 0 < self.n_received == self._n_stored and self.is_storable:
-            self.release()
+        is_stored = self.done and 0 < self.n_received == self._n_stored and self.is_storable
+        if is_stored and not self._keeps_bytes:
+            self.released, self._received = True, ([], [])
 
     def release(self) -> None:
         """Release the buffers. Readers take the bytes from disk, or fetch them again."""

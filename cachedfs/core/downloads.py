@@ -123,13 +123,7 @@ class Downloads:
         """
         download, learned = Download(demand=demand), self.objects.engine.loop.create_future()
         request = partial(self._read_unknown, download, path, want, learned)
-        task = self.objects.engine.spawn(self._run(download, path, request))
-
-        def end(_: object) -> None:
-            if not learned.done():
-                learned.set_exception(download.error or DownloadStopped())
-
-        task.add_done_callback(end)
+        task = self.objects.engine.spawn(self._run(download, path, request, learned))
         try:
             entry = await learned
         except asyncio.CancelledError:
@@ -188,9 +182,13 @@ class Downloads:
                     download.stop_soon(download.filled)
 
     async def _run(
-        self, download: Download, path: str, request: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        download: Download,
+        path: str,
+        request: Callable[[], Coroutine[Any, Any, None]],
+        learned: asyncio.Future[Entry] | None = None,
     ) -> None:
-        """Run one request to its end and wake its waiters with the result or the error.
+        """Run one request to its end and wake its waiters, and those of `learned`, with the result or the error.
 
         `request` creates the coroutine. A coroutine that is created and never started would cause a warning at exit.
         """
@@ -216,6 +214,8 @@ class Downloads:
             if download.version is not None and download.filled < download.stop:
                 self._release_unreceived(download, download.version)
             download.finish(error)
+            if learned is not None and not learned.done():
+                learned.set_exception(error or DownloadStopped())
             engine.speculation.pump()
 
     def _release_unreceived(self, download: Download, version: Version) -> None:

@@ -16,8 +16,8 @@ from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
-from cachedfs.core.chunk_prefetch import ALL, ChunkPrefetch, first_want
-from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.core.chunk_prefetch import ChunkPrefetch, first_want
+from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.object_history import ObjectHistories
@@ -79,8 +79,10 @@ class Reader:
         None if the origin must be asked. With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises
         ObjectNotFound for a known absence.
         """
-        if path in self._awaited and not self._is_answered(path, start, stop):
-            return None
+        if path in self._awaited:
+            self.chunk_prefetch.reached(path, start, stop)
+            if path not in self.objects.entries:  # its answer has not come
+                return None
         entry = self.objects.fresh(path)
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
@@ -110,11 +112,6 @@ class Reader:
             raise self.objects.not_found(path, entry)
         return None if entry is None else self.objects.version(entry)
 
-    def _is_answered(self, path: str, start: int | None, stop: int | None) -> bool:
-        """Report the read of an object that was requested ahead; return False while its answer has not come."""
-        self.chunk_prefetch.reached(path, start, stop)
-        return self.objects.in_memory(path) is not None
-
     def _observe_hit(self, path: str, version: Version, start: int, stop: int) -> None:
         """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
         if (versions := _versions_read.get()) is not None:
@@ -127,9 +124,7 @@ class Reader:
     def cached_bytes(self, version: Version, start: int, stop: int, *, nowait: bool = False) -> bytes | None:
         """Return the bytes `[start, stop)` of one version if all are cached or received, else None."""
         engine = self.objects.engine
-        blocks = (
-            range(start // version.block_size, -(-stop // version.block_size)) if start < stop else range(0)
-        )
+        blocks = covering(Range(start, stop), version.block_size)
         if len(blocks) > 1 and not all(self._has(version, index, stop) for index in blocks):
             return None
         buffer = _zeros(stop - start)
@@ -287,11 +282,13 @@ class Reader:
             self.object_histories.observe(version, want.start, want.stop)
         if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
             download = (await self.downloads.get(version, blocks)).get(blocks[0])
-        data = await _of_download(download, want)
-        if data is not None:
-            for index in blocks:
-                engine.cache.touch(version, index)
-        else:
+        data = None
+        if download is not None:
+            with contextlib.suppress(DownloadStopped):
+                data = await download.read(want.start, want.stop)
+                for index in blocks:
+                    engine.cache.touch(version, index)
+        if data is None:
             data = await self._gather(version, want, blocks, download)
         engine.bytes_served += want.size
         if (versions := _versions_read.get()) is not None:
@@ -358,8 +355,9 @@ class Reader:
         Unless `is_pinned`, the bytes may be of another version of the same size.
         """
         want = None if info.size is None else clip(start, stop, info.size)
-        if want is not None and (data := await _of_download(download, want)) is not None:
-            return data
+        if want is not None and download is not None:
+            with contextlib.suppress(DownloadStopped):
+                return await download.read(want.start, want.stop)
         if want is not None and want.size == 0:
             return b""
         async with self.objects.origin(info.path).read(info.path, want, info if is_pinned else None) as reply:
@@ -380,15 +378,6 @@ class Reader:
             logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
             folder = False
         return self.objects.is_a_folder(path) if folder else self.objects.not_found(path, entry)
-
-
-async def _of_download(download: Download | None, want: Range) -> bytes | None:
-    """Return the bytes `want` of a download; None if it does not bring all of them."""
-    if download is None or want.start < download.start or download.stop < want.stop:
-        return None
-    with contextlib.suppress(DownloadStopped):
-        return await download.read(want.start, want.stop)
-    return None
 
 
 def _zeros(size: int) -> io.BytesIO:

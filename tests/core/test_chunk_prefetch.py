@@ -67,10 +67,10 @@ def requested_ahead(monkeypatch):
     """The paths of the objects requested before a reader waited for them, in that order."""
     found, run = [], Downloads._run
 
-    def recorded(self, download, path, request):
+    def recorded(self, download, path, *args):
         if download.is_speculative:
             found.append(path)
-        return run(self, download, path, request)
+        return run(self, download, path, *args)
 
     monkeypatch.setattr(Downloads, "_run", recorded)
     return found

@@ -10,7 +10,7 @@ import pytest
 from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
-from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
@@ -398,3 +398,20 @@ async def test_bytes_that_came_in_one_piece_are_not_copied():
     download.feed(data)
     assert await download.read(0, 10) is data
     assert await download.read(0, 9) == data[:9]
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_file(fs, origin, is_opened):
+    origin.put("b/k", noise(MiB))
+
+    async def look_up():
+        reader = fs._reader
+        if is_opened:
+            return (await reader.open("b/k"))[1]
+        return (await reader.lookups.resolve("b/k", Range(0, MiB), demand=ALL))[1]
+
+    download = fs._objects.engine.run(look_up())
+    fs._objects.engine.call_soon(download.want, MiB)
+    until(lambda: download.done)
+    assert fs._objects.engine.drain(60)
+    assert download.released is is_opened
