@@ -396,6 +396,9 @@ async def _for_each(items: Sequence[T], act: Callable[[T], Awaitable[None]], mos
         for item in todo:
             await act(item)
 
+    if min(most, len(items)) == 1:
+        await work()
+        return
     tasks = [asyncio.ensure_future(work()) for _ in range(min(most, len(items)))]
     try:
         await asyncio.gather(*tasks)
