@@ -79,7 +79,7 @@ class ChangeFeeds:
                 return None
             parents.append((info.path, info.id))
             parent_path = folder_of(info.path)
-            entry = self._objects.get(parent_path) if parent_path else None
+            entry = self._objects.known(parent_path) if parent_path else None
             if parent_path and (entry is None or entry.info is None):
                 return None
             info = entry.info if entry is not None else None

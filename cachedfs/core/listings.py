@@ -93,7 +93,7 @@ class Listings:
 
         `above` has the ids of the parent folders, to stop at cycles.
         """
-        entry = self._objects.get(folder)
+        entry = self._objects.known(folder)
         above |= {entry.info.id} if entry is not None and entry.info is not None else set()
         listing = self.of(folder, lifetime_s)
         found = listing and listing.infos

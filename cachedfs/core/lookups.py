@@ -70,7 +70,7 @@ class Lookups:
             path = without_slash(path)
         if is_whole(self.objects.identity, info):
             return info
-        self.objects.newest(path)  # another process may have looked it up
+        self.objects.known(path, newest=True)  # another process may have looked it up
         entry = self.objects.existing_whole(path) or await self.ask(path)
         if entry.info is None:
             raise self.objects.not_found(path, entry)
@@ -192,7 +192,7 @@ class Lookups:
         It is not later than that of the folder used for the lookup.
         """
         folder = path.rpartition("/")[0]
-        entry = self.objects.get(folder) if folder and self.objects.origin(path).by_parent else None
+        entry = self.objects.known(folder) if folder and self.objects.origin(path).by_parent else None
         return now if entry is None else min(now, entry.asked_at)
 
     async def _from_listing(self, path: str) -> Entry | None:
@@ -363,7 +363,7 @@ class Lookups:
                     with contextlib.suppress(ObjectNotFound):
                         listing = await self._list(here, deep=False)
             children = [] if listing is None else listing.infos
-            entry = self.objects.get(here)
+            entry = self.objects.known(here)
             above |= {entry.info.id} if entry is not None and entry.info is not None else set()
             found.extend(children)
             async with asyncio.TaskGroup() as group:
