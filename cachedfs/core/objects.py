@@ -400,6 +400,15 @@ class Objects:
         is_same = id is not None and hash_of(self.identity, id) == confirmation.folder
         return confirmation.at if is_same else asked_at
 
+    def not_after_folder(self, path: str, now: float) -> float:
+        """Return the time that an answer of `now` about `path` counts from, not later than that of its folder.
+
+        The folder's entry was used to look the path up, if the origin looks names up by folder.
+        """
+        folder = folder_of(path)
+        entry = self.known(folder) if folder and self.origin(path).by_parent else None
+        return now if entry is None else min(now, entry.asked_at)
+
     # Errors.
 
     def not_found(self, path: str, entry: Entry) -> CachedFSError:
