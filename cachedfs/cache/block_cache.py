@@ -23,6 +23,7 @@ from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.local_copies import LocalCopy
+from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.cache.quota_store import QuotaStore
 from cachedfs.cache.shared_files import SharedFiles
@@ -40,31 +41,33 @@ class BlockCache:
 
     `root` is the subdirectory of the first one that belongs to this user; None when nothing can be stored.
     `cannot_store` is the reason, also after the last `put` failed. `metadata` holds metadata entries, listings and
-    change feeds. With `explicit` (the user named the directory) an unsafe directory raises ValueError instead of
+    change feeds. `locks` are the fetch locks and other locks between processes. With `explicit` (the user named the directory) an unsafe directory raises ValueError instead of
     logging a warning.
     """
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
         self._handles = BlockPool()
         self._warnings = WarnOnce()
+        self.locks = ByteRangeLocks(self._warnings.slower)
         self._layers = CacheLayers(
             layer_roots(cache_dirs[1:]),
             self._handles,
             remove_damaged=self.remove_damaged,
             warnings=self._warnings,
         )
-        self._shared = SharedFiles(root_in(cache_dirs[0]), self._warnings)
+        self._shared = SharedFiles(root_in(cache_dirs[0]), self.locks, self._warnings)
         self._own = WritableDirectory(
             cache_dirs[0],
             explicit=explicit,
             handles=self._handles,
             layers=self._layers,
+            locks=self.locks,
             shared=self._shared,
             warnings=self._warnings,
         )
         self.metadata = MetadataStore(self._own, self._shared)
         self.quota = QuotaStore(self._own)
-        self.counts = SharedCounters(lambda: self._own.directory, lambda: self._own.locks)
+        self.counts = SharedCounters(lambda: self._own.directory, self.locks)
 
     def __repr__(self) -> str:
         return f"<BlockCache {self.root or self.cannot_store}>"
@@ -340,25 +343,6 @@ class BlockCache:
         """Return about how many bytes of the cache the plan with number `plan_slot` may use; `put` computes it exactly."""
         allowed = self.allowed or likely_allowance(self.root, bounds) or 0
         return allowed if self._own.store is None else self._own.store.room.share(allowed, plan_slot)
-
-    # Fetch locks
-
-    def take_lock(self, hash64: int) -> bool:
-        """Take the fetch lock of a block; False when another process or another thread holds it."""
-        is_ours = self._own.locks.take(hash64)
-        if self._own.locks.trouble:
-            self._warnings.slower(self._own.locks.trouble)
-        return is_ours
-
-    def release_lock(self, hash64: int) -> None:
-        """Release the fetch lock of a block."""
-        self._own.locks.release(hash64)
-        if self._own.locks.trouble:
-            self._warnings.slower(self._own.locks.trouble)
-
-    def lock_holder(self, hash64: int) -> int | None:
-        """Return the id of the process that holds a fetch lock; None if it is free, or held where we cannot see."""
-        return self._own.locks.holder(hash64)
 
     # The whole cache
 

@@ -58,9 +58,7 @@ class SharedCounters:
     children only.
     """
 
-    def __init__(
-        self, directory: Callable[[], CacheDirectory | None], locks: Callable[[], ByteRangeLocks]
-    ) -> None:
+    def __init__(self, directory: Callable[[], CacheDirectory | None], locks: ByteRangeLocks) -> None:
         self._directory, self._locks = directory, locks
         self._memory: _File | None = None
 
@@ -94,7 +92,7 @@ class SharedCounters:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Lock the numbers against changes by other processes; after about a millisecond, continue without the lock."""
-        locks = self._locks()
+        locks = self._locks
         is_ours = locks.take(_LOCK)
         for _ in range(_TRIES):
             if is_ours:

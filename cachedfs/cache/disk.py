@@ -27,7 +27,6 @@ __all__ = [
     "forget_cached",
     "is_alive",
     "is_network",
-    "lock_byte",
     "lock_holder",
     "make_folder",
     "maps_safely",
@@ -43,7 +42,6 @@ __all__ = [
     "state",
     "truncate",
     "unlink",
-    "unlock_byte",
     "write_all",
     "write_file",
 ]
@@ -292,21 +290,6 @@ def _type_of_mount(path: str, lines: Sequence[str]) -> str:
         if len(point) >= len(best) and (path + "/").startswith(point.rstrip("/") + "/"):
             best, kind = point, after.split(" ")[0]
     return "fuse" if kind.startswith("fuse.") else kind
-
-
-def lock_byte(fd: int, offset: int) -> bool:
-    """Take the write lock on one byte of a file; False when another process holds it."""
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
-
-
-def unlock_byte(fd: int, offset: int) -> None:
-    fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
 
 
 def lock_holder(fd: int, offset: int) -> int | None:

@@ -32,19 +32,19 @@ class SharedFiles:
     `counters` (change counters) and `accesses` (access records) are None until first used, and after they were released.
     """
 
-    def __init__(self, root: str, warnings: WarnOnce) -> None:
+    def __init__(self, root: str, locks: ByteRangeLocks, warnings: WarnOnce) -> None:
         self.counters: ChangeCounters | None = None
         self.accesses: AccessStats | None = None
         # If two threads open one, the first wins.
         self._opened: dict[str, ChangeCounters | AccessStats] = {}
         self._directory: CacheDirectory | None = None
-        self._locks = ByteRangeLocks(None)
+        self._locks = locks
         self._in_memory = _path_in_memory(root)
         self._warnings = warnings
 
-    def move_to(self, directory: CacheDirectory, locks: ByteRangeLocks) -> None:
+    def move_to(self, directory: CacheDirectory) -> None:
         """Use the files in `directory` from now on."""
-        self._directory, self._locks = directory, locks
+        self._directory = directory
         self._release("counters")
         self._release("accesses")
 

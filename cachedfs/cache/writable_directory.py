@@ -46,6 +46,7 @@ class WritableDirectory:
         explicit: bool,
         handles: BlockPool,
         layers: CacheLayers,
+        locks: ByteRangeLocks,
         shared: SharedFiles,
         warnings: WarnOnce,
     ) -> None:
@@ -56,7 +57,7 @@ class WritableDirectory:
         self._warnings = warnings
         self.look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
-        self.locks = ByteRangeLocks(None)
+        self.locks = locks
         self.index: CacheIndex | None = None
         self.store: BlockWriter | None = None
         self._open(explicit=explicit)
@@ -143,13 +144,13 @@ class WritableDirectory:
         self._layers.begin_with(self.path or readable_root(self.cache_dir), self.path)
         if directory is not None:
             self._open_store(directory)
-            self._shared.move_to(directory, self.locks)
+            self._shared.move_to(directory)
         elif self.cannot_store:
             self._warnings.not_stored(self.cannot_store)
 
     def _open_store(self, directory: CacheDirectory) -> None:
         if not directory.is_network:
-            self.locks = ByteRangeLocks(directory.locks)
+            self.locks.use(directory.locks)
         with contextlib.suppress(OSError):
             fsck.remove_leftovers(directory, self.locks, time.time())
         self.index = CacheIndex(

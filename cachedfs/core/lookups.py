@@ -275,7 +275,7 @@ class Lookups:
         cache = self.objects.engine.cache
         if self.objects.lifetime_s > 0:
             known = await poll(
-                lambda: cache.take_lock(lookup_lock) or self.objects.fresh(path), within_s=OVERDUE_S
+                lambda: cache.locks.take(lookup_lock) or self.objects.fresh(path), within_s=OVERDUE_S
             )
             if isinstance(known, Entry):
                 return known, None
@@ -305,7 +305,7 @@ class Lookups:
             return learned[0], download
         finally:
             if self.objects.lifetime_s > 0:
-                self.objects.engine.store_queue.after_metadata(lambda: cache.release_lock(lookup_lock))
+                self.objects.engine.store_queue.after_metadata(lambda: cache.locks.release(lookup_lock))
 
     async def listing(self, folder: str) -> ListingRecord:
         """Return the children of `folder`, sorted by path; for an object, the object itself.

@@ -89,7 +89,7 @@ def main(folder: str) -> None:
     per_op("counter_at", lambda i: known.counter_at(slots), 50000)
     per_op("counter", lambda i: known.counter("bench", "b/x"), 20000)
     per_op("changed, 3 levels deep", lambda i: known.changed("bench", ["b/c/d/x"]), 5000)
-    per_op("fetch lock taken and released", lambda i: (cache.take_lock(i), cache.release_lock(i)), 5000)
+    per_op("fetch lock taken and released", lambda i: (cache.locks.take(i), cache.locks.release(i)), 5000)
     cache.close()
 
 

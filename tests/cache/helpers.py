@@ -104,8 +104,8 @@ def use_as(cache_dir, user, umask, kind):
     cache.metadata.counter("gs://test", "b/x")
     assert not cache._shared.counters.is_private
     assert not cache._shared.accesses.is_private
-    assert cache.take_lock(7)
-    assert cache._own.locks.works_across_processes
+    assert cache.locks.take(7)
+    assert cache.locks.works_across_processes
     with cache.lease(1000, AMPLE) as lease:
         lease.seal()
         assert len(Path(lease.path).read_bytes()) == 1000

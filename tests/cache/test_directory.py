@@ -65,7 +65,7 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
     assert whole(cache, key_of(), 0) is None
     assert cache.usage() == (0, 0)
     assert cache.check().ok
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     counter = cache.metadata.counter("gs://test", "b/x")
     cache.metadata.changed("gs://test", ["b/x"])
     assert cache.metadata.counter("gs://test", "b/x") != counter
@@ -239,7 +239,7 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     cache = open_cache(tmp_path)
     assert cache.root == str(tmp_path / NAME / "host-one")
     put(cache, key_of(), 0)
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     assert not Path(cache.root, "locks").exists()
     cache.metadata.keep_records(
         [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.counter("gs://test", "b/x"))]

@@ -41,8 +41,8 @@ def reads(*errors):
 CASES = {
     "allocate": Case((*FULL, E.EIO)),
     "create": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
+    "fcntl.lockf": Case((E.ENOLCK, E.EIO)),
     "is_network": Case(answer=True),
-    "lock_byte": Case((E.ENOLCK, E.EIO)),
     "make_folder": Case((*FULL, E.EIO, *REFUSED)),
     "maps_safely": Case(answer=False),
     "memory_file": reads(E.ENOMEM, E.EMFILE),
@@ -70,7 +70,6 @@ CASES = {
     "state": reads(*REFUSED),
     "truncate": Case((*FULL, E.EIO, *REFUSED)),
     "unlink": Case((E.EIO, *REFUSED)),
-    "unlock_byte": Case((E.ENOLCK, E.EIO)),
     "write_all": Case((*FULL, E.EIO)),
     "write_file": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
 }
@@ -169,8 +168,8 @@ def day(directory):
     with tried():
         cache.pin("gs://test", "b/x")
     assert cache.pins() in ([], [("gs://test", "b/x")])
-    if cache.take_lock(7):
-        cache.release_lock(7)
+    if cache.locks.take(7):
+        cache.locks.release(7)
     with tried(), cache.lease(1000, SMALL) as lease:
         lease.write_at(0, b"x")
         lease.seal()

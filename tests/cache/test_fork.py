@@ -19,22 +19,22 @@ def used(cache, n):
     assert cache.metadata.lookup('gs://test', f'b/{n}') is not None
 cache = BlockCache([sys.argv[1]], explicit=True)
 used(cache, 0)
-assert cache.take_lock(7)
+assert cache.locks.take(7)
 children = []
 for n in range(1, 3):
     pid = os.fork()
     if pid == 0:
-        assert not cache.take_lock(7)
-        assert cache.lock_holder(7) == os.getppid()
-        assert cache.take_lock(100 + n)
+        assert not cache.locks.take(7)
+        assert cache.locks.holder(7) == os.getppid()
+        assert cache.locks.take(100 + n)
         used(cache, n)
         sys.exit(0)
     children.append(pid)
     used(cache, 10 + n)
 for pid in children:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert not cache.take_lock(7) and cache.take_lock(101)
-assert (cache.lock_holder(7), cache.lock_holder(8)) == (os.getpid(), None)
+assert not cache.locks.take(7) and cache.locks.take(101)
+assert (cache.locks.holder(7), cache.locks.holder(8)) == (os.getpid(), None)
 used(cache, 20)
 print(cache.usage()[0], cache.check().ok)
 """

@@ -165,8 +165,8 @@ def use_all(cache):
     tried(cache.metadata.keep_records, [MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     cache.metadata.lookup(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])
-    if cache.take_lock(7):
-        cache.release_lock(7)
+    if cache.locks.take(7):
+        cache.locks.release(7)
     with contextlib.suppress(CacheError), cache.lease(1000, AMPLE) as lease:
         lease.write_at(0, b"x" * 1000)
         lease.seal()
@@ -191,7 +191,7 @@ def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_pa
     put(cache, key_of(), 0, 1)
     cache.metadata.keep_records([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     cache.metadata.counter(ORIGIN, "b/x")
-    cache.take_lock(9)
+    cache.locks.take(9)
     place, outside = path_of(cache, name), tmp_path / "outside"
     outside.mkdir()
     target = outside / "precious"

@@ -316,31 +316,48 @@ def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cac
 
 CLAIMANT = (
     "cache = BlockCache([sys.argv[1]], explicit=True)\n"
-    "print(cache.take_lock(7), flush=True)\nsys.stdin.readline()\n"
-    "print(cache.take_lock(7), flush=True)\nsys.stdin.readline()\n"
+    "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
+    "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
 )
 
 
 def test_a_claim_has_one_owner_at_a_time(cache):
-    assert cache.take_lock(7)
-    assert not cache.take_lock(7)  # nor does another thread of this process get it
-    assert cache.take_lock(8)
+    assert cache.locks.take(7)
+    assert not cache.locks.take(7)  # nor does another thread of this process get it
+    assert cache.locks.take(8)
     other = start(CLAIMANT, Path(cache.root).parent)
     assert other.stdout.readline() == "False\n"
-    cache.release_lock(7)
-    cache.release_lock(7)
+    cache.locks.release(7)
+    cache.locks.release(7)
     print("", file=other.stdin, flush=True)
     assert other.stdout.readline() == "True\n"
-    assert not cache.take_lock(7)
+    assert not cache.locks.take(7)
     other.kill()
     other.communicate()
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
+
+
+def test_a_run_of_locks_is_taken_as_far_as_it_is_free(cache, monkeypatch):
+    calls, lockf = [], locks.fcntl.lockf
+    monkeypatch.setattr(locks.fcntl, "lockf", lambda *given: calls.append(given[1:]) or lockf(*given))
+    assert cache.locks.take(20, 5) == 5
+    assert len(calls) == 1
+    assert cache.locks.take(18, 5) == 2
+    other = start(CLAIMANT, Path(cache.root).parent)
+    assert other.stdout.readline() == "True\n"  # number 7
+    assert cache.locks.take(4, 5) == 3
+    assert cache.locks.take(7, 2) == 0
+    assert cache.locks.take(8, 1) == 1
+    assert finish(other, "\n\n") == "False\n"
+    for number in range(4, 25):
+        cache.locks.release(number)
+    assert cache.locks.held().keys() == set()
 
 
 def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     other = open_cache()
-    assert other.take_lock(9)
+    assert other.locks.take(9)
     put(other, key_of(), 0)
     other.check()
     other.close()
@@ -348,34 +365,34 @@ def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
 
 
 def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
-    assert cache.take_lock((1 << 64) - 1)
+    assert cache.locks.take((1 << 64) - 1)
 
 
 def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     os.close(locks._DESCRIPTORS[f"{cache.root}/locks"])
     cache._own.look_now()
-    assert cache._own.locks.works_across_processes
+    assert cache.locks.works_across_processes
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 
 
 def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
     cache.metadata.counter(ORIGIN, "b/x")
     os.unlink(f"{cache.root}/change-counters")
-    monkeypatch.setattr(cache._own.locks, "look_again", not_permitted)
+    monkeypatch.setattr(cache.locks, "look_again", not_permitted)
     cache._own.look_now()
     assert cache._shared.counters is None
 
 
 def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
-    def refuse(fd, offset):
+    def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(disk, "lock_byte", refuse)
-    assert cache.take_lock(7)
-    assert not cache.take_lock(7)
-    cache.release_lock(7)
-    assert cache.take_lock(7)
+    monkeypatch.setattr(locks.fcntl, "lockf", refuse)
+    assert cache.locks.take(7)
+    assert not cache.locks.take(7)
+    cache.locks.release(7)
+    assert cache.locks.take(7)
     assert len([record for record in caplog.records if "do not work here" in record.message]) == 1
 
 
@@ -526,7 +543,7 @@ def test_accesses_are_written_together(cache, open_cache, monkeypatch):
 def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cache, monkeypatch):
     """Two that add to it at once would each count on from the same number."""
     key, other = key_of(), open_cache()
-    accesses, held = cache._shared.open_accesses(), other._own.locks
+    accesses, held = cache._shared.open_accesses(), other.locks
     assert held.take(access_stats._FLUSH_LOCK)
     monkeypatch.setattr(access_stats, "_MOST_PENDING", 8)
     for index in range(7):

@@ -24,7 +24,7 @@ def left(fs):
     """Return what this process still holds: requests, lookups, tasks, fetch locks."""
     own = fs._objects.engine
     assert own.drain(120)
-    locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer & (1 << 62) - 1}
+    locks = own.cache.locks.held().keys() - {own.cache._own.store.room.writer & (1 << 62) - 1}
     return [*own.by_block, *own.active_requests, *own.lookups._running, *own._tasks, *locks]
 
 

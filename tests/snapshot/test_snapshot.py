@@ -276,9 +276,9 @@ def test_an_import_beside_one_that_is_stopped_goes_on(cloud, machine, exported, 
     fs = machine("b", cloud)
     identity, cache = fs._objects.identity, fs._objects.engine.cache
     locks = {ObjectKey(identity, path.name, "who imports it?", 0).hash64(0) for path in target.iterdir()}
-    assert all(map(cache.take_lock, locks))
+    assert all(map(cache.locks.take, locks))
     assert fs.import_cache(str(target)).blocks == len(data)
-    assert not any(map(cache.take_lock, locks))  # the other one still has them
+    assert not any(map(cache.locks.take, locks))  # the other one still has them
 
 
 @pytest.mark.parametrize("harm", ["cut off", "gone", "index"])

@@ -95,7 +95,7 @@ class AccessStats(SharedSlots):
     ) -> None:
         header = _NUMBERS.pack(*_Numbers(clock))
         super().__init__(path, temp, n_slots, at_least=at_least, header=header)
-        self._locks = locks or ByteRangeLocks(None)
+        self._locks = locks or ByteRangeLocks()
         self._pending: list[_Pending] = []
         self._flush_at = 0.0
         self._mask = self.n_slots - 1
