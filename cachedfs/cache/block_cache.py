@@ -67,7 +67,7 @@ class BlockCache:
         )
         self.metadata = MetadataStore(self._own, self._shared)
         self.quota = QuotaStore(self._own)
-        self.counts = SharedCounters(lambda: self._own.directory, self.locks)
+        self.counts = SharedCounters(self._shared, self.locks)
 
     def __repr__(self) -> str:
         return f"<BlockCache {self.root or self.cannot_store}>"

@@ -42,8 +42,7 @@ class CacheDirectory:
         self.locks = f"{root}/locks"
         self.access_records = f"{root}/access-records"
         self.change_counters = f"{root}/change-counters"
-        self.statistics = f"{root}/statistics"
-        self.bookkeeping = [*self.logs, self.access_records, self.change_counters, self.statistics]
+        self.bookkeeping = [*self.logs, self.access_records, self.change_counters]
         self.root_seen: object = None  # None: check again
         self.blocks_seen: object = None
         self.n_checks = 0  # how often the folders were checked, or are due to be

@@ -15,6 +15,7 @@ import os
 import stat
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -179,13 +180,16 @@ def allocate(fd: int, size: int) -> None:
         write_all(fd, [bytes(size - have)], have)
 
 
-def memory_file(size: int) -> int:
-    """Return the descriptor of a file of `size` zeros in memory, shared with forked children. Raises OSError."""
-    if not hasattr(os, "memfd_create"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    fd = os.memfd_create("cachedfs", os.MFD_CLOEXEC)
+def memory_file(header: bytes, size: int) -> int:
+    """Return the descriptor of a file in memory, or without a name, shared with forked children. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("cachedfs", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, size)
+        os.pwrite(fd, header, 0)
     except BaseException:  # an interrupt too: no other code would close the descriptor
         os.close(fd)
         raise

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from cachedfs.cache import disk
 from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.change_counters import TABLE_SIZE
-from cachedfs.cache.counters import STATISTICS_SIZE
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction import admission
 from cachedfs.cache.eviction.access_stats import AccessStats
@@ -85,7 +84,7 @@ class EvictionPolicy:
         """
         accesses = self._shared.accesses
         wal, _, *others = map(disk.size_of, self._directory.bookkeeping)
-        least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE, STATISTICS_SIZE
+        least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE
         self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
         self.overhead = uncounted + sum(map(max, others, least)) + wal + self.growth
 
