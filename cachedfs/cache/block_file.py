@@ -108,6 +108,11 @@ class BlockTrailer:
     checksums: tuple[int, ...]
 
     @property
+    def place(self) -> tuple[str, str, str, int, int]:
+        """The parts of the key of the block."""
+        return self.identity, self.path, self.fingerprint, self.block_size, self.index
+
+    @property
     def key(self) -> ObjectKey:
         return ObjectKey(self.identity, self.path, self.fingerprint, self.block_size)
 
@@ -313,12 +318,11 @@ class OpenBlock:
         self.unchecked &= ~((1 << n_pages) - 1 << page)
 
 
-def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> OpenBlock:
-    """Open the block file at `path`; it must belong to user `owner` if given, as checksums do not prove authorship.
+def open_block(fd: int, path: str, *, nowait: bool = False, owner: int | None = None) -> OpenBlock:
+    """Return the block in the file at `path`, opened as `fd`, which is closed on errors.
 
-    Raises BadBlock, BlockingIOError, OSError; FileNotFoundError if the file does not exist.
+    It must belong to user `owner` if given, as checksums do not prove authorship. Raises BadBlock, BlockingIOError, OSError.
     """
-    fd = disk.open_to_read(path)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

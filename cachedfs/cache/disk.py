@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = [
+    "READ",
+    "TOO_MANY_FILES",
     "Buffer",
     "DiskSpace",
     "FolderEntry",
@@ -33,7 +35,6 @@ __all__ = [
     "maps_safely",
     "memory_file",
     "open_lockable",
-    "open_to_read",
     "open_to_update",
     "read_cached",
     "read_cached_into",
@@ -50,9 +51,10 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 # O_NONBLOCK: opening a FIFO in place of a block must not hang.
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UPDATE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = _UPDATE | os.O_CREAT | os.O_EXCL
+TOO_MANY_FILES = errno.EMFILE, errno.ENFILE
 _MOST_BUFFERS = 1024  # of one pwritev: IOV_MAX of Linux and macOS
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _NO_NOWAIT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # errors of filesystems without RWF_NOWAIT
@@ -80,10 +82,6 @@ class FolderEntry(NamedTuple):
     inode: int
     size: int
     modified_s: float
-
-
-def open_to_read(path: str) -> int:
-    return os.open(path, _READ)
 
 
 def open_to_update(path: str) -> int:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.block_file import BadBlock, BlockTrailer
-from cachedfs.cache.block_pool import TOO_MANY_FILES
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction.policy import EvictionPolicy
 from cachedfs.cache.index.block_rows import BlockRow
@@ -55,14 +54,14 @@ def remove_leftovers(directory: CacheDirectory, locks: ByteRangeLocks, now_s: fl
     return uncounted
 
 
-def remove_old_hosts(directory: CacheDirectory, now_s: float) -> bool:
+def remove_old_hosts(root: str, now_s: float) -> bool:
     """Remove a part of the caches of hosts on a network filesystem that have not used it for `_UNUSED_S` seconds.
 
     Containers get a new name at each start, and nobody else counts these bytes. Returns whether there may be more.
     """
-    above = directory.root.rpartition("/")[0]
+    above = root.rpartition("/")[0]
     for found in disk.scan(above):
-        is_other = found.is_folder and found.name.startswith(_HOST) and found.path != directory.root
+        is_other = found.is_folder and found.name.startswith(_HOST) and found.path != root
         if is_other and _last_use_s(found) < now_s - _UNUSED_S:
             # Renamed, so that a host that comes back never finds half a cache.
             with contextlib.suppress(OSError):
@@ -82,8 +81,16 @@ def _remove(found: disk.FolderEntry) -> None:
 
 def _last_use_s(host: disk.FolderEntry) -> float:
     """Return when files or access records of a host's folder were written last, in seconds since the epoch."""
-    other = CacheDirectory(host.path, is_network=True)
-    found = (disk.state(path) for path in (*other.bookkeeping, other.temp().rpartition("/")[0]))
+    names = (
+        "index.db",
+        "index.db-wal",
+        "index.db-shm",
+        "index.db-journal",
+        "access-records",
+        "change-counters",
+        "tmp",
+    )
+    found = (disk.state(f"{host.path}/{name}") for name in names)
     return max(host.modified_s, *(status.st_mtime for status in found if status is not None), 0.0)
 
 
@@ -220,11 +227,11 @@ def _remove_corrupt(rows: IndexRows, found: disk.FolderEntry) -> None:
 def _trailer(found: disk.FolderEntry, *, whole: bool = False) -> BlockTrailer | None:
     """Return the trailer of a file if it matches the file name; with `whole`, only if every page is valid too."""
     try:
-        handle = block_file.open_block(found.path)
+        handle = block_file.open_block(os.open(found.path, disk.READ), found.path)
     except BadBlock:
         return None
     except OSError as error:
-        if error.errno in TOO_MANY_FILES:  # a problem of this process, not of the file
+        if error.errno in disk.TOO_MANY_FILES:  # a problem of this process, not of the file
             raise
         return None
     try:

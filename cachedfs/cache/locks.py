@@ -7,6 +7,7 @@ A forked child inherits the descriptor but not the locks, which belong to proces
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -18,6 +19,7 @@ from cachedfs.cache import disk
 __all__ = ["ByteRangeLocks"]
 
 _BYTES = (1 << 62) - 1  # mask: the largest offset that every kernel can lock
+_TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 _BUSY = errno.EAGAIN, errno.EACCES
 _NUMBERS = itertools.count()  # not id(): a reused id would inherit the locks of a collected cache
 _DESCRIPTORS: dict[str, int] = {}  # by path; never closed (see module docstring)
@@ -47,18 +49,19 @@ class ByteRangeLocks:
     def take(self, number: int, n: int = 1) -> int:
         """Take up to `n` locks, of `number` and those that follow; return how many were free, counted from the first."""
         held = _HELD.get((self._name, os.getpid())) or self.held()
-        first, taken = number & _BYTES, 0
+        first, taken, free = number & _BYTES, 0, 0
         try:
             for byte in range(first, min(first + n, _BYTES + 1)):
                 mine: list[None] = [None]
                 if held.setdefault(byte, mine) is not mine:
                     break
                 taken += 1
-            free = taken
-            if taken and self.works_across_processes and not self._lock(first, taken):
-                free = 0
-                while free < taken - 1 and self._lock(first + free, 1):
-                    free += 1
+            try:
+                if taken and self.works_across_processes:
+                    fcntl.lockf(_DESCRIPTORS.get(self._name) or self._open(), _TRY, taken, first)
+                free = taken
+            except OSError as error:
+                free = self._take_each(first, taken, error)
         except BaseException:  # an interrupt: the caller does not know what it holds
             for byte in range(first, first + taken):
                 self.release(byte)
@@ -119,28 +122,36 @@ class ByteRangeLocks:
             return
         status = disk.state(self.path)
         if status is None or status.st_ino != _inode(fd):
-            _DESCRIPTORS.pop(self._name, None)
-            held = self.held()
+            new, held = disk.open_lockable(self.path), self.held()
+            _DESCRIPTORS[self._name] = new
             for byte in list(held):
-                self._lock(byte, 1)
+                with contextlib.suppress(OSError):
+                    fcntl.lockf(new, _TRY, 1, byte)
                 if byte not in held:  # released meanwhile, perhaps before it was locked here
-                    fcntl.lockf(_DESCRIPTORS[self._name], fcntl.LOCK_UN, 1, byte)
+                    fcntl.lockf(new, fcntl.LOCK_UN, 1, byte)
 
-    def _lock(self, byte: int, n: int) -> bool:
-        """Lock `n` bytes, or none; True also if the filesystem has no locks: at worst a block is fetched twice."""
+    def _open(self) -> int:
+        """Return the descriptor of the file, which stays open: closing it would release our locks."""
+        if (fd := _DESCRIPTORS.get(self._name)) is not None:
+            return fd
         assert self.path is not None
-        try:
-            fd = _DESCRIPTORS.get(self._name)
-            if fd is None:
-                # A descriptor that another thread opened at the same time stays open: closing it would release our locks.
-                fd = _DESCRIPTORS.setdefault(self._name, disk.open_lockable(self.path))
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, n, byte)
-        except OSError as error:
-            if error.errno in _BUSY:
-                return False
+        return _DESCRIPTORS.setdefault(self._name, disk.open_lockable(self.path))
+
+    def _take_each(self, first: int, n: int, error: OSError) -> int:
+        """Lock bytes one by one, after locking all of them failed; return how many could be, counted from the first.
+
+        If the filesystem has no locks, that is all of them: at worst blocks are fetched twice.
+        """
+        if error.errno not in _BUSY:
             self.works_across_processes = False
             self._warn(f"locks on {self.path} do not work here ({error}): blocks may be fetched twice")
-        return True
+            return n
+        for n_locked in range(n):
+            try:
+                fcntl.lockf(self._open(), _TRY, 1, first + n_locked)
+            except OSError:
+                return n_locked
+        return n
 
 
 def _inode(fd: int) -> int | None:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from fsspec.utils import tokenize
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction.future_uses import FutureUses, order_of
 from cachedfs.common import event_log
 from cachedfs.common.executor import DaemonThreadPool
@@ -69,7 +69,7 @@ class Engine(event_log.CounterSource):
 
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
-        self.cache = BlockCache(directories, explicit=explicit)
+        self.cache = BlockStore(directories, explicit=explicit)
         self.store_queue = StoreQueue(self.cache, self._stored)
         # By digest and index. Invariant: holds a block from the creation of its request until the block is on disk,
         # or its request failed. Changed on the event loop thread and, for stored blocks, in the writer thread.

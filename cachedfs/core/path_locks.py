@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import CachedFSError
@@ -30,7 +30,7 @@ class PathLocks:
     counter every few seconds. The requests of a holder that runs end by their own limits.
     """
 
-    def __init__(self, cache: BlockCache) -> None:
+    def __init__(self, cache: BlockStore) -> None:
         self._cache = cache
         # By lock: the process id of its holder with the heartbeat, and the monotonic time when both were first seen. An
         # entry whose holder is stuck stays: the callers that come later need not wait again.

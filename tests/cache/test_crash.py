@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import AMPLE, content, disk_usage, overhead_of, whole
@@ -32,7 +32,7 @@ class Start:
     def __init__(self, folder, operation):
         self.operation, self.folder = operation, folder
         self.template = folder / "template"
-        cache, prepare = BlockCache([str(self.template)], explicit=True), OPERATIONS[operation].prepare
+        cache, prepare = BlockStore([str(self.template)], explicit=True), OPERATIONS[operation].prepare
         cache.metadata.counter(
             "", ""
         )  # the mapped file of the counters is counted, and made when it is first used
@@ -62,7 +62,7 @@ class Start:
 
 @contextlib.contextmanager
 def opened(directory):
-    cache = BlockCache([directory], explicit=True)
+    cache = BlockStore([directory], explicit=True)
     try:
         yield cache
     finally:
@@ -81,7 +81,7 @@ def uncounted(cache):
     usage = disk_usage(cache)
     with cache._own.index.reading() as rows:
         n_bytes = rows.load_totals().bytes
-    room = cache._own.store.room
+    room = cache.space
     return usage - n_bytes - (overhead_of(cache, AMPLE) - room.growth)
 
 

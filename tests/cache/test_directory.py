@@ -11,7 +11,6 @@ import pytest
 
 from cachedfs.cache import directory, disk, fsck
 from cachedfs.cache.block_file import FORMAT
-from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.errors import CacheError
 from tests.cache.faults import replace_call
@@ -176,7 +175,7 @@ def test_blocks_of_our_own_layer_come_first(open_cache, tmp_path):
     cache = open_cache(tmp_path / "own", tmp_path / "below")
     put(cache, key_of(), 0)
     whole(cache, key_of(), 0)
-    assert Path(cache._handles.take(key_of(), 0).path) == file_of(cache, key_of(), 0)
+    assert Path(cache.open_blocks.pop((key_of().digest, 0)).path) == file_of(cache, key_of(), 0)
 
 
 def test_only_old_temporary_files_are_removed_at_opening(open_cache, tmp_path):
@@ -208,7 +207,7 @@ def test_on_a_network_file_system_caches_of_hosts_that_are_gone_are_removed(
 
 
 def test_what_cannot_be_removed_of_an_old_host_does_not_keep_the_others(tmp_path, monkeypatch):
-    ours = CacheDirectory(str(tmp_path / "host-ours"), is_network=True)
+    ours = str(tmp_path / "host-ours")
     stray = tmp_path / "gone-a" / "blocks" / "stray"
     stray.parent.mkdir(parents=True)
     stray.write_text("a file in place of a folder")

@@ -96,7 +96,7 @@ def test_below_its_share_a_plan_takes_nothing_of_others_for_blocks_that_were_her
 def test_a_plan_counts_until_its_process_is_gone_however_it_went(open_cache, folder):
     ours, size = open_cache(folder), 1 << 30
     alone = ours.share(ours.take_plan_slot(), CacheBounds(size, 0))
-    code = "cache = BlockCache([sys.argv[1]], explicit=True)\nprint(cache.take_plan_slot(), flush=True)\nsys.stdin.read()"
+    code = "cache = BlockStore([sys.argv[1]], explicit=True)\nprint(cache.take_plan_slot(), flush=True)\nsys.stdin.read()"
     other = start(code, folder)
     assert other.stdout.readline() == "1\n"
     assert ours.share(0, CacheBounds(size, 0)) == alone // 2

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from cachedfs.cache import block_file, disk, locks
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction.access_stats import AccessStats
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import MetadataRecord
@@ -48,7 +48,6 @@ CASES = {
     "memory_file": reads(E.ENOMEM, E.EMFILE),
     "open_lockable": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ELOOP)),
     "open_to_update": reads(*REFUSED, E.EMFILE, E.ELOOP),
-    "open_to_read": reads(*REFUSED, E.EMFILE, E.ENFILE),
     "os.access": Case(answer=False),
     "os.chmod": Case((E.EIO, *REFUSED)),
     "os.close": Case((E.EIO, *FULL)),
@@ -56,6 +55,7 @@ CASES = {
     "os.link": Case((*FULL, E.EIO, *REFUSED)),
     "os.lstat": reads(*REFUSED),
     "os.makedirs": Case((*FULL, E.EIO, *REFUSED)),
+    "os.open": reads(*REFUSED, E.EMFILE, E.ENFILE),
     "os.path.exists": Case(answer=False),
     "os.pread": reads(),
     "os.preadv": reads(),
@@ -134,7 +134,7 @@ def is_right(data, key, index):
 
 def day(directory):
     """Do everything a cache is for, from opening to closing; what is read is right or a miss."""
-    cache = BlockCache([str(directory)], explicit=True)
+    cache = BlockStore([str(directory)], explicit=True)
     with tried():
         put(cache, KEY, 0, 1, bounds=SMALL)
     with tried():
@@ -192,11 +192,11 @@ def day(directory):
     cache.usage()
     cache.has(KEY, 0)
     cache._own.look_at = 0.0
-    cache._handles._sweep()
+    cache.close_deleted()
     cache.metadata.lookup("gs://test", "b/x")
     cache.close()
     leave_remnants(cache)
-    again = BlockCache([str(directory)], explicit=True)
+    again = BlockStore([str(directory)], explicit=True)
     assert is_right(whole(again, OTHER, 22), OTHER, 22)
     again.close()
     return cache
@@ -300,7 +300,7 @@ def failing(number):
     return fail
 
 
-@pytest.mark.parametrize(("name", "number"), [("open_to_read", errno.EMFILE), ("os.pread", errno.EIO)])
+@pytest.mark.parametrize(("name", "number"), [("os.open", errno.EMFILE), ("os.pread", errno.EIO)])
 @pytest.mark.parametrize("where", ["ours", "a layer"])
 def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
     open_cache, monkeypatch, tmp_path, where, name, number
@@ -331,7 +331,7 @@ def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache,
     whole(cache, KEY, 0)
     with monkeypatch.context() as patch:
         replace_call(patch, "os.fstat", failing(errno.EIO))
-        cache._handles._sweep()
+        cache.close_deleted()
     assert left_open(f"{cache.root}/blocks") == []
     assert whole(cache, KEY, 0) == content(KEY, 0)
 
@@ -343,7 +343,7 @@ def test_blocks_that_cannot_be_opened_for_want_of_descriptors_are_counted_later_
     cache.close()
     Path(cache.root, "index.db").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "open_to_read", failing(errno.EMFILE))
+        replace_call(patch, "os.open", failing(errno.EMFILE))
         with pytest.raises(CacheError, match="Too many open files"):
             put(cache, KEY, 3)
     put(cache, KEY, 3)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache import metadata_store
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index import metadata_rows
 from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, encode_info
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
@@ -243,7 +243,7 @@ def flip_bytes_of_the_index(cache, folder, share):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << rng.randrange(8)
         file.write_bytes(damaged)
-        reader = BlockCache([str(folder)], explicit=True)
+        reader = BlockStore([str(folder)], explicit=True)
         found, found_listing = answers(reader)
         reader.close()
         for path, record in found.items():

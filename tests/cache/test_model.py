@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.helpers import content, disk_usage, flip, key_of, put
@@ -33,7 +33,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize()
     def open(self):
         self.folder = tempfile.mkdtemp()
-        self.caches = [BlockCache([self.folder], explicit=True) for _ in range(2)]
+        self.caches = [BlockStore([self.folder], explicit=True) for _ in range(2)]
         self.pinned = set()
         for key in KEYS[::2]:
             put(self.caches[0], key, 0, 1, bounds=BOUNDS)
@@ -90,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=which)
     def reopen(self, which):
         self.caches[which].close()
-        self.caches[which] = BlockCache([self.folder], explicit=True)
+        self.caches[which] = BlockStore([self.folder], explicit=True)
 
     @rule(
         choice=st.integers(0, 11),

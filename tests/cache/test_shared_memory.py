@@ -82,7 +82,7 @@ def test_another_process_sees_a_change_at_once(cache):
     before = cache.metadata.counter(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
     finish(
         start(
-            "BlockCache([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
+            "BlockStore([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
             Path(cache.root).parent,
         )
     )
@@ -191,11 +191,11 @@ def test_a_long_use_of_one_block_is_one_use():
 def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
     accesses = touches_of()
     for number in (5, 6):
-        accesses.missed(block(number))
+        accesses.touch((block(number), False))
     assert accesses.use_of(block(5)) is None
     accesses.touch(block(5))
     assert accesses.use_of(block(5)).is_new
-    accesses.missed(block(5))
+    accesses.touch((block(5), False))
     accesses.touch(block(6))
     accesses.touch(block(5))
     assert accesses.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=False)
@@ -204,24 +204,24 @@ def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
 
 def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
     accesses = touches_of()
-    accesses.missed(block(5), passes=True)
+    accesses.touch((block(5), True))
     assert accesses.use_of(block(5)) == BlockAccess(clock=(1 << 32) - 1, uses=0, is_new=True, passes=True)
-    accesses.missed(block(5), passes=True)
+    accesses.touch((block(5), True))
     accesses.touch(block(5))
     assert accesses.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
-    accesses.missed(block(5), passes=True)
+    accesses.touch((block(5), True))
     assert accesses.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
 
 
 def test_a_first_use_is_no_gap_and_what_fits_by_now_does_not_pass():
     accesses = touches_of()
     for number in range(1, 50):
-        accesses.missed(block(number), passes=True)
+        accesses.touch((block(number), True))
     for number in range(1, 50):
         accesses.touch(block(number))
     assert accesses.longest_gap == 0
-    accesses.missed(block(60), passes=True)
-    accesses.missed(block(60))
+    accesses.touch((block(60), True))
+    accesses.touch((block(60), False))
     assert not accesses.use_of(block(60)).passes
 
 
@@ -315,7 +315,7 @@ def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cac
 # Claims
 
 CLAIMANT = (
-    "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+    "cache = BlockStore([sys.argv[1]], explicit=True)\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
     "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
 )

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachedfs.cache import directory, disk, writer
+from cachedfs.cache import block_store, directory, disk
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.common.types import CacheBounds
@@ -160,7 +160,7 @@ def test_space_is_kept_free_also_when_the_rows_that_go_have_no_files(cache, monk
 
 def may_grow_by(cache):
     """Return how many bytes stay free beside `keep_free`, for what the bookkeeping may come to have."""
-    return cache._own.store.room.growth
+    return cache.space.growth
 
 
 def bytes_of_blocks(cache):
@@ -209,7 +209,7 @@ def test_evicting_a_path_takes_all_its_versions_and_nothing_else(cache):
 
 
 def test_evicting_a_folder_takes_all_below_it_and_no_neighbour(cache, monkeypatch):
-    monkeypatch.setattr(writer, "_REMOVED_AT_ONCE", 2)
+    monkeypatch.setattr(block_store, "_REMOVED_AT_ONCE", 2)
     for path in ("b/x", "b/x/1", "b/x/2/3", "b/x.txt", "b/x0", "b/y"):
         put(cache, key_of(path), 0)
     assert cache.evict("gs://test", "b/x") > 0
@@ -225,9 +225,9 @@ def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache
     assert whole(other, key, 0) is not None
     cache.evict(key.identity, key.path)
     assert whole(other, key, 0) == content(key, 0)
-    assert len(other._handles.idle) == 1
-    other._handles._sweep()
-    assert len(other._handles.idle) == 0
+    assert len(other.open_blocks) == 1
+    other.close_deleted()
+    assert len(other.open_blocks) == 0
     assert whole(other, key, 0) is None
 
 
@@ -262,7 +262,7 @@ def test_leases_make_room_and_are_refused_without(cache):
 
 def test_the_lease_of_a_killed_process_makes_room(cache):
     process = start(
-        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         Path(cache.root).parent,
     )
@@ -286,7 +286,7 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
     process = start(
         "from cachedfs.cache import disk\n"
         "disk.is_network = lambda path: True\n"
-        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         tmp_path,
     )
@@ -425,8 +425,8 @@ def test_a_full_disk_that_eviction_does_not_help_keeps_the_other_blocks(cache, m
         with pytest.raises(CacheError, match="No space left"):
             put(cache, key_of("new"), 0)
     assert cache.usage()[0] == 3
-    monkeypatch.setattr(writer, "_EVICT_AGAIN_S", 0.0)  # a minute later
-    cache._own.store._evict_again_at = 0.0
+    monkeypatch.setattr(block_store, "_EVICT_AGAIN_S", 0.0)  # a minute later
+    cache._evict_again_at = 0.0
     with pytest.raises(CacheError, match="No space left"):
         put(cache, key_of("new"), 0)
     assert cache.usage()[0] == 1
@@ -718,29 +718,28 @@ def test_a_bad_block_is_stored_anew_though_the_process_that_stored_it_lives(cach
 
 
 def test_too_many_open_files_empty_the_pool(cache, monkeypatch):
-    key, opened, open_to_read = key_of(), [], disk.open_to_read
+    key = key_of()
     put(cache, key, *range(4))
     for index in range(3):
         whole(cache, key, index)
 
-    def scarce(path):
-        opened.append(path)
-        if cache._handles.idle:
+    def scarce(path, flags):
+        if cache.open_blocks:
             raise OSError(errno.EMFILE, "Too many open files")
-        return open_to_read(path)
+        return os.open(path, flags)
 
-    monkeypatch.setattr(disk, "open_to_read", scarce)
+    replace_call(monkeypatch, "os.open", scarce)
     assert whole(cache, key, 3) == content(key, 3)
-    assert len(cache._handles.idle) == 1
+    assert len(cache.open_blocks) == 1
 
 
 def test_the_pool_stays_within_its_limit(cache):
     key = key_of()
-    cache._handles._limit = 4
+    cache._limit = 4
     put(cache, key, *range(10))
     for index in range(10):
         assert whole(cache, key, index) == content(key, index)
-    assert len(cache._handles.idle) <= 5
+    assert len(cache.open_blocks) <= 5
 
 
 def test_nowait_is_a_hit_a_miss_or_a_blocking_error(cache, monkeypatch):

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey
 from cachedfs.core import path_locks, polling
 from cachedfs.core.path_locks import PathLocks
@@ -34,7 +34,7 @@ def time(monkeypatch):
 
 @pytest.fixture
 def cache(folder):
-    cache = BlockCache([str(folder)], explicit=True)
+    cache = BlockStore([str(folder)], explicit=True)
     yield cache
     cache.close()
 

@@ -75,7 +75,7 @@ def left_in_memory():
     (own,) = engines._engines.values()
     assert own.drain(120)
     until(lambda: not own.active_requests)
-    locks = own.cache.locks.held().keys() - {own.cache._own.store.room.writer & (1 << 62) - 1}
+    locks = own.cache.locks.held().keys() - {own.cache.space.writer & (1 << 62) - 1}
     return [own.by_block, own.lookups._running, own._tasks, locks]
 
 context = multiprocessing.get_context("fork")

@@ -7,13 +7,13 @@ import tempfile
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.mount.temporary_files import temporary_file, temporary_folder
 
 
 @pytest.fixture
 def cache(tmp_path):
-    cache = BlockCache([str(tmp_path / "c")], explicit=True)
+    cache = BlockStore([str(tmp_path / "c")], explicit=True)
     yield cache
     cache.close()
 

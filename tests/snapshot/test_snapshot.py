@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
 from cachedfs.snapshot import archive, exported_metadata, import_, manifest
@@ -58,7 +58,7 @@ def read_all(fs, place, data):
 
 
 def check_cache(place):
-    cache = BlockCache([str(place.cache_dir)], explicit=True)
+    cache = BlockStore([str(place.cache_dir)], explicit=True)
     report = cache.check()
     cache.close()
     assert report.ok or (report._replace(leftovers=()).ok and report.leftovers), report
@@ -662,7 +662,7 @@ def test_a_manifest_with_too_many_values_is_refused_before_decoding(monkeypatch)
 
 @pytest.fixture
 def metadata(tmp_path):
-    cache = BlockCache([str(tmp_path / "cache")], explicit=True)
+    cache = BlockStore([str(tmp_path / "cache")], explicit=True)
     yield cache.metadata
     cache.close()
 
@@ -710,7 +710,7 @@ ROWS = st.lists(
 @given(ROWS)
 @settings(max_examples=200)
 def test_arbitrary_rows_are_refused_or_harmless(tmp_path_factory, rows):
-    cache = BlockCache([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
+    cache = BlockStore([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
     with contextlib.suppress(BadBundle):
         MetadataImport(cache.metadata, "gs||", 1e9).take(iter(json.loads(json.dumps(rows))))
     cache.close()

@@ -64,7 +64,7 @@ class _Numbers(NamedTuple):
     aging: int = 31
 
 
-_Pending = (
+_Access = (
     int | tuple[int, bool]
 )  # an access to a block (hash64), or a miss and whether its object is too large
 
@@ -95,7 +95,7 @@ class AccessStats(SharedSlots):
         header = _NUMBERS.pack(*_Numbers(clock))
         super().__init__(path, temp, n_slots, at_least=at_least, header=header)
         self._locks = locks or ByteRangeLocks()
-        self._pending: list[_Pending] = []
+        self._pending: list[_Access] = []
         self._flush_at = 0.0
         self._mask = self.n_slots - 1
 
@@ -123,11 +123,14 @@ class AccessStats(SharedSlots):
             with contextlib.suppress(OSError):
                 self.write([(_FIT_AT, _FIT.pack(*fitted))])
 
-    def touch(self, hash64: int) -> None:
-        """Record one access to a block. Repeated accesses to the block accessed last count as one."""
+    def touch(self, access: _Access) -> None:
+        """Record one access to a block, or a miss. Repeated accesses to the block accessed last count as one.
+
+        After a miss, the block counts as new unless an access to it is on record.
+        """
         pending = self._pending
-        if not pending or pending[-1] != hash64:
-            pending.append(hash64)
+        if not pending or pending[-1] != access:
+            pending.append(access)
         if len(pending) >= _FLUSH_N or time.monotonic() >= self._flush_at:
             self.flush()
 
@@ -148,15 +151,6 @@ class AccessStats(SharedSlots):
         finally:
             if is_alone:
                 self._locks.release(_FLUSH_LOCK)
-
-    def missed(self, hash64: int, *, passes: bool = False) -> None:
-        """Record a cache miss. The block counts as new unless an access to it is on record.
-
-        `passes`: the block's object is larger than the cache.
-        """
-        self._pending.append((hash64, passes))
-        if len(self._pending) >= _FLUSH_N or time.monotonic() >= self._flush_at:
-            self.flush()
 
     def use_of(self, hash64: int) -> BlockAccess | None:
         """Return the recorded accesses of a block; None without a record."""
@@ -188,7 +182,7 @@ class AccessStats(SharedSlots):
         at, tag = hash64 & self._mask, hash64 >> 48 or 1
         return next((record for record in self._bucket(at) if record >> 48 == tag), 0)
 
-    def _add(self, pending: Sequence[_Pending]) -> None:
+    def _add(self, pending: Sequence[_Access]) -> None:
         """Add accesses and misses to the file. Raises OSError."""
         mask, read, unpack = self._mask, self.read, _BUCKET.unpack
         clock, gap, gap_before, window, aging = self._numbers()

@@ -63,6 +63,7 @@ _FORK_WAIT_S = 1.0
 # Longer than any transaction: a writer that takes longer is in a destructor that waits for this thread.
 _TURN_WAIT_S = 30.0
 _IDLE_READERS = 4
+_SHORTEN_N = 16  # transactions between two looks at the size of the log
 _STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
 # A scan of all rows: for audits.
@@ -112,6 +113,7 @@ class CacheIndex:
         self._turn: dict[str, tuple[int, object]] = {}  # the thread that writes, and its token
         self._broken_inode = 0  # of the file found damaged: the next writer replaces it
         self.wal_pages = 256
+        self._n_writes = 0
         _INDEXES.add(self)
 
     def __del__(self) -> None:
@@ -176,7 +178,8 @@ class CacheIndex:
                     rows.sqlite.execute("COMMIT")
                 except sqlite3.OperationalError as error:
                     _try_again(rows, "COMMIT", error)
-                if self._has_wal and disk.size_of(self._wal) > 2 * self.wal_pages * 4096:
+                self._n_writes += 1
+                if self._n_writes % _SHORTEN_N == 0:
                     self._shorten_log(rows)
             except BaseException as error:  # an interrupt too: an open transaction would lock out all writers
                 self._undo(rows, error)
@@ -196,7 +199,9 @@ class CacheIndex:
             rows.looked_s = 0.0
 
     def _shorten_log(self, rows: IndexRows) -> None:
-        """Truncate an overgrown write-ahead log. Active readers may prevent it: the next writer tries again."""
+        """Truncate an overgrown write-ahead log. Active readers may prevent it: a later writer tries again."""
+        if not self._has_wal or disk.size_of(self._wal) <= 2 * self.wal_pages * 4096:
+            return
         with contextlib.suppress(sqlite3.Error):
             rows.sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
