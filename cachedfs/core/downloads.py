@@ -250,11 +250,11 @@ class Downloads:
             )
 
     async def read_unknown(
-        self, download: Download, path: str, want: Range | Suffix, learned: list[Entry]
+        self, download: Download, path: str, want: Range | Suffix, learned: Callable[[Entry], None]
     ) -> None:
         """Read `want` of an object whose metadata is unknown, and learn the metadata from the response headers.
 
-        Appends the new entry to `learned`, or an entry for its absence before it raises ObjectNotFound.
+        Calls `learned` with the new entry, or with an entry for its absence before it raises ObjectNotFound.
         """
         now, counter = clock.now(), self.objects.counter(path)
         if len(self.objects.engine.active_requests) > self._least_window and not download.is_speculative:
@@ -264,17 +264,18 @@ class Downloads:
 
                 def begin(entry: Entry) -> None:
                     # Take the fetch locks before others can see the entry: they would fetch the same blocks.
-                    learned.append(entry)
                     version = self.objects.version(entry)
                     download.begin(reply.info, version, Range(reply.start, reply.stop))
                     if version is not None:
                         self._register(download, version)
 
-                self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin)
+                learned(
+                    self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin)
+                )
                 await self._receive(download, reply)
         except ObjectNotFound:
-            if not learned:
-                learned.append(self.objects.learn(path, None, asked_at=now, counter=counter))
+            if download.info is None:
+                learned(self.objects.learn(path, None, asked_at=now, counter=counter))
             raise
 
     def _register(self, download: Download, version: Version) -> None:

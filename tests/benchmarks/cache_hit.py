@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from cachedfs.cache.block_store import BlockStore
+from cachedfs.cache.change_counters import slots_of
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey
 
@@ -85,7 +86,7 @@ def main(folder: str) -> None:
     per_op(
         "keep one fact", lambda i: known.keep_records([MetadataRecord("bench", f"b/{i}", info, now, 1)]), 300
     )
-    slots = known.counter_slots("bench", "b/x")
+    slots = slots_of("bench", "b/x")
     per_op("counter_at", lambda i: known.counter_at(slots), 50000)
     per_op("counter", lambda i: known.counter("bench", "b/x"), 20000)
     per_op("changed, 3 levels deep", lambda i: known.changed("bench", ["b/c/d/x"]), 5000)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache import change_counters, disk, locks
-from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
+from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
 from cachedfs.cache.eviction import access_stats
 from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, access_slots
 from cachedfs.cache.shared_slots import HEADER_SIZE
@@ -59,13 +59,12 @@ def test_every_name_above_a_changed_path_moves(paths, path):
     counters = ChangeCounters(ChangeTable(None, ""))
     above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
     before = {
-        each: (counters.at(counters.slots_of("i", each)), counters.at(counters.listing_slots_of("i", each)))
-        for each in above
+        each: (counters.at(slots_of("i", each)), counters.at(slots_of("i", f"{each}/"))) for each in above
     }
     counters.change("i", [*paths, path], tree=False)
     for each, (own, listing) in before.items():
-        assert counters.at(counters.slots_of("i", each)) != own
-        assert counters.at(counters.listing_slots_of("i", each)) != listing
+        assert counters.at(slots_of("i", each)) != own
+        assert counters.at(slots_of("i", f"{each}/")) != listing
 
 
 def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
@@ -75,7 +74,7 @@ def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
     monkeypatch.setattr(change_counters, "clock", ahead)
     counters, before = ChangeCounters(ChangeTable(None, "")), ahead.now()
     counters.change("i", ["x"], tree=False)
-    assert int(before) <= counters.changed_at(counters.slots_of("i", "x")) <= ahead.now()
+    assert int(before) <= counters.changed_at(slots_of("i", "x")) <= ahead.now()
 
 
 def test_another_process_sees_a_change_at_once(cache):
@@ -96,7 +95,7 @@ def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
         ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t1"))),
         ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t2"))),
     )
-    slots, seen = first.slots_of("i", "p"), set()
+    slots, seen = slots_of("i", "p"), set()
     for _ in range(100):
         seen.add(first.at(slots))
         second.change("i", ["p"], tree=False)
@@ -111,7 +110,7 @@ def test_facts_from_before_the_marks_were_lost_are_not_valid(cache, open_cache):
     Path(cache.root, "change-counters").unlink()
     assert open_cache().metadata.counter(ORIGIN, "b/x") != counter
     cache._own.look_at = 0.0
-    cache.metadata.lookup(ORIGIN, "b/x")
+    cache.metadata.look()
     assert cache.metadata.counter(ORIGIN, "b/x") == open_cache().metadata.counter(ORIGIN, "b/x") != counter
 
 
@@ -451,10 +450,11 @@ def without_disk(open_cache, tmp_path, n=2):
 
 def test_a_process_that_only_reads_notices_that_change_counters_were_replaced(cache, open_cache, monkeypatch):
     monkeypatch.setattr("cachedfs.cache.writable_directory._LOOK_S", 0.0)
-    other, slots = open_cache(), cache.metadata.counter_slots("gs://test", "b/x")
+    other, slots = open_cache(), slots_of("gs://test", "b/x")
     before = cache.metadata.counter_at(slots)
     os.unlink(f"{cache.root}/change-counters")
     other.metadata.changed("gs://test", ["b/x"])
+    cache.metadata.look()
     assert cache.metadata.counter_at(slots) != before
 
 

@@ -317,7 +317,7 @@ def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cac
 def short_of(fs, path, index):
     """Store a valid block that is shorter than the object, as from an origin that reuses a fingerprint."""
     objects = fs._objects
-    key = objects.version(objects.get(path))
+    key = objects.version(objects.known(path))
     objects.engine.drain(120)
     objects.engine.cache.evict(objects.identity, path)
     objects.engine.cache.put([(key.block(index), b"short")], objects.config.bounds)

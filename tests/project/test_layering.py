@@ -145,7 +145,9 @@ def test_every_system_call_of_the_cache_can_be_replaced_by_a_test():
         assert not {name.split(".")[0] for name in imports(tree)} & system, module
         assert "open" not in {node.func.id for node in ast.walk(tree) if is_plain_call(node)}, module
         used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        calls = {name for name in used if re.fullmatch(r"(fcntl|os|shutil)(\.path)?\.[a-z_]+", name)} - {"os.path"}
+        calls = {name for name in used if re.fullmatch(r"(fcntl|os|shutil)(\.path)?\.[a-z_]+", name)} - {
+            "os.path"
+        }
         assert calls <= {*CALLS, *never_fail}, module
         by_name = {
             (node.module, alias.name)

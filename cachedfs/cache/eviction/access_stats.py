@@ -21,7 +21,7 @@ _BYTES_A_TOUCH = 2048
 
 _FLUSH_LOCK = 0x0DB5_70C4_C0DE_0002  # the lock number for adding accesses to the file
 FLUSH_S = 0.1  # accesses are written to the file after this time, or
-_FLUSH_N = 256  # after so many, whichever comes first
+_FLUSH_N = 64  # after so many, whichever comes first
 _MOST_PENDING = 1024  # accesses that wait while another process holds the lock
 
 # From offset `_CLOCK_AT` of the header on, 32 bits each: clock; longest reuse gap in this window and in the previous
