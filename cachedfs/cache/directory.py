@@ -23,7 +23,6 @@ RECENT_S = 0.1  # a folder that changed so short a time ago may change again wit
 COARSE_S = 2.0  # or this time, on a file system that stores whole seconds
 STATE = attrgetter("st_dev", "st_ino", "st_ctime_ns")
 _FOLDERS = ("blocks", "local-copies", "tmp")
-_LOCAL_COPY = re.compile(r"[0-9a-f]{16}(\.\w{1,16}){0,2}", re.ASCII)
 _ROOT = re.compile(r"cachedfs-(\d+)-(\d+)")
 
 
@@ -174,11 +173,6 @@ class CacheDirectory:
         for folder in disk.scan(self.blocks):
             if folder.is_folder:
                 yield from disk.scan(folder.path)
-
-    def local_copies(self) -> Iterator[disk.FolderEntry]:
-        """Yield the files of local copies, recognized by their names."""
-        folder = self.local_copy("")
-        return (found for found in disk.scan(folder) if _LOCAL_COPY.fullmatch(found.name))
 
 
 def layer_roots(cache_dirs: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction.policy import EvictionPolicy
 from cachedfs.cache.index.block_rows import BlockRow
 from cachedfs.cache.index.database import CacheIndex, IndexRows
-from cachedfs.cache.local_copies import dead_copies, remove_dead_copies
+from cachedfs.cache.local_copies import dead_copies
 from cachedfs.cache.locks import ByteRangeLocks
 
 __all__ = [
@@ -43,8 +43,11 @@ _BATCH = 4096
 
 
 def remove_leftovers(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
-    """Remove temporary files of dead writers; return the bytes of the other ones that no row counts."""
-    uncounted = 0
+    """Remove temporary files and local copies of dead processes; return the bytes of the other ones without a row."""
+    dead, uncounted = dead_copies(directory, locks)
+    for path in dead:
+        with contextlib.suppress(OSError):
+            disk.unlink(path)
     for found in disk.scan(f"{directory.root}/tmp"):
         if _is_leftover(found, locks, now_s):
             with contextlib.suppress(OSError):
@@ -148,7 +151,7 @@ def check(
         ]
         temps = disk.scan(f"{directory.root}/tmp")
         leftovers = [found.path for found in temps if _is_leftover(found, locks, now_s)]
-        leftovers += [directory.local_copy(copy.name) for copy in dead_copies(rows, directory, locks)]
+        leftovers += dead_copies(directory, locks)[0]
         sums = rows.sums()
         report = CheckReport(
             blocks=sums["blocks"],
@@ -170,7 +173,6 @@ def check(
                 rows.resize_block(block, size)
             for block in missing:
                 rows.remove_block(block)
-            remove_dead_copies(rows, directory, locks)
             remove_leftovers(directory, locks, now_s)
             _correct(rows)
     return report
@@ -185,11 +187,9 @@ def rebuild(rows: IndexRows, directory: CacheDirectory, room: EvictionPolicy, no
 
 
 def count_all(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
-    """Add a row for each file without one that is a valid block or a local copy, and remove other files of blocks."""
+    """Add a row for each file without one that is a valid block, and remove other files of blocks."""
     for found in directory.files():
         _adopt(rows, found, now_s)
-    for copy in directory.local_copies():
-        rows.add_local_copy(copy.name, copy.size)
     rows.totals.last_admitted = rows.totals.last_block  # they are not new, so they skip staging
     rows.totals.is_counted = 1
     _correct(rows)

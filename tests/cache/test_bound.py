@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cachedfs.cache import block_store, disk
+from cachedfs.cache import block_writer, disk
 from cachedfs.cache.index import database
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
@@ -66,7 +66,7 @@ def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_com
 @pytest.mark.parametrize("how", ["put", "lease"])
 def test_who_ends_while_a_cache_comes_down_to_a_lowered_bound_leaves_the_less_to_do(cache, monkeypatch, how):
     """One transaction for all would be undone, and done again by the next: short programs would never store anything."""
-    monkeypatch.setattr(block_store, "_REMOVED_AT_ONCE", 20)
+    monkeypatch.setattr(block_writer, "REMOVED_AT_ONCE", 20)
     bounds, key, unlink, n_unlinked = room_for(cache, 2), key_of("b/many"), disk.unlink, 0
     put(cache, key, *range(200))
 

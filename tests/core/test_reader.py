@@ -196,7 +196,7 @@ def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.block_store.BlockStore._put_some", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
@@ -247,7 +247,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.block_store.BlockStore._put_some", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
     data = origin.put("b/k", noise(80 * MiB))
     with fs.open("b/k") as file:
         for start in (0, 40, 0, 60, 20, 0):

@@ -21,7 +21,6 @@ from cachedfs.cache.eviction.admission import AccessHistory
 from cachedfs.cache.eviction.plan_registry import FutureUseSource, PlanRegistry
 from cachedfs.cache.index.block_rows import BlockRow, BlockRows
 from cachedfs.cache.index.schema import Totals
-from cachedfs.cache.local_copies import remove_dead_copies
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.common.types import CacheBounds
@@ -62,7 +61,7 @@ class EvictionPolicy:
         self._locks = locks
         self._shared = shared
         self.plan_registry = PlanRegistry(locks)
-        self._limit = 0  # what blocks and local copies may have when `make` is done
+        self._limit = 0  # what blocks may have when `make` is done
         self._cursor = 0  # the row after which the next batch of candidates is read
         self._queue: dict[
             int, int
@@ -113,8 +112,6 @@ class EvictionPolicy:
         self._rows, self._accesses, self._limit = rows, self.accesses(rows, allowed), allowed - size
         self._stuck.clear()
         totals, staging = rows.totals, admission.staging_size(allowed)
-        if self._need > 0:
-            remove_dead_copies(rows, self._directory, self._locks)
         if plan is not None:
             # Blocks may replace others only outside staging, which is not kept small while there is room.
             self._shrink_staging(

@@ -68,9 +68,8 @@ _STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
 # A scan of all rows: for audits.
 _SUMS = """SELECT (SELECT count(*) FROM blocks),
-    (SELECT total(size) FROM blocks) + (SELECT total(size) FROM local_copies),
-    (SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned)
-    + (SELECT total(size) FROM local_copies),
+    (SELECT total(size) FROM blocks),
+    (SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned),
     (SELECT total(size) FROM blocks WHERE id > ?),
     (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
 
@@ -91,7 +90,7 @@ class IndexRows(BlockRows, MetadataRows, QuotaRows):
         """Return the totals that can be computed from the rows."""
         found = self._run(_SUMS, (self.totals.last_admitted,)).fetchone()
         return dict(
-            zip(("blocks", "bytes", "fixed", "staged", "entries", "pins"), map(int, found), strict=True)
+            zip(("blocks", "bytes", "pinned", "staged", "entries", "pins"), map(int, found), strict=True)
         )
 
 
