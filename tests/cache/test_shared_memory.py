@@ -475,7 +475,7 @@ def test_who_has_the_directory_notices_who_has_not(cache, open_cache):
     other = open_cache()
     before = other.metadata.counter(ORIGIN, "b/x")
     cache._shared._directory = None
-    cache._shared._release("counters")
+    cache._shared.counters = None
     cache.metadata.changed(ORIGIN, ["b/x"])
     other._own.look_now()
     assert other.metadata.counter(ORIGIN, "b/x") != before

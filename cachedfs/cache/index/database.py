@@ -22,6 +22,8 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 from cachedfs.cache import disk
 from cachedfs.cache.index.block_rows import BlockRows
@@ -40,6 +42,8 @@ from cachedfs.cache.locks import ByteRangeLocks
 __all__ = ["TROUBLE", "CacheIndex", "IndexRows"]
 
 log = logging.getLogger("cachedfs.cache")
+
+T = TypeVar("T")
 
 TROUBLE = (
     sqlite3.Error,
@@ -128,12 +132,11 @@ class CacheIndex:
             _IN_USE[token] = threading.get_ident()
             if _FORKING or self._pid != os.getpid():
                 self._wait_for_fork(token)
-            if not self._idle and len(_IN_USE) > _IDLE_READERS:
-                self._wait_for_reader()
-            idle = self._idle.pop() if self._idle else None
-            if idle is None or time.monotonic() >= idle.looked_s + _LOOK_S:
-                idle = self._current(idle, _READER_WAIT_S)
-            rows = idle
+            with contextlib.suppress(IndexError):
+                rows = self._idle.pop()
+            if rows is None or time.monotonic() >= rows.looked_s + _LOOK_S:
+                stale, rows = rows, None
+                rows = self._current(stale, _READER_WAIT_S)
             yield rows
         except sqlite3.Error as error:
             rows = self._closed_if_damaged(rows, error)
@@ -141,8 +144,7 @@ class CacheIndex:
         finally:
             if rows is not None:
                 self._idle.append(rows)
-                if len(self._idle) > _IDLE_READERS:
-                    self._close_idle(_IDLE_READERS)
+                self._close_idle(_IDLE_READERS)
             _IN_USE.pop(token, None)
 
     @contextlib.contextmanager
@@ -167,7 +169,7 @@ class CacheIndex:
                 try:
                     rows.sqlite.execute("BEGIN IMMEDIATE")
                 except sqlite3.OperationalError as error:
-                    _try_again(rows, "BEGIN IMMEDIATE", error)
+                    _again(partial(rows.sqlite.execute, "BEGIN IMMEDIATE"), error)
                 rows.totals = Totals(*rows.sqlite.execute(LOAD_TOTALS).fetchone())
                 before = STORED(rows.totals)
                 yield rows
@@ -176,7 +178,7 @@ class CacheIndex:
                 try:
                     rows.sqlite.execute("COMMIT")
                 except sqlite3.OperationalError as error:
-                    _try_again(rows, "COMMIT", error)
+                    _again(partial(rows.sqlite.execute, "COMMIT"), error)
                 self._n_writes += 1
                 if self._n_writes % _SHORTEN_N == 0:
                     self._shorten_log(rows)
@@ -243,12 +245,6 @@ class CacheIndex:
         if self._pid != os.getpid():
             self.release_inherited()
 
-    def _wait_for_reader(self) -> None:
-        """Wait a moment for a connection of another thread: many threads must not open one each."""
-        deadline = time.monotonic() + _READER_WAIT_S
-        while not self._idle and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S / 5)
-
     def _wait_for_turn(self, token: tuple[int, object]) -> None:
         """Wait until no other thread writes. Raises OperationalError where that could take forever.
 
@@ -282,13 +278,10 @@ class CacheIndex:
                 rows.sqlite.close()
                 rows = None
             self._replace()
-        deadline = time.monotonic() + _WRITER_WAIT_S
-        while True:
-            try:
-                rows = self._current(rows, _TRY_S)
-                break
-            except sqlite3.OperationalError as error:
-                _pause_if_busy(error, deadline)
+        try:
+            rows = self._current(rows, _TRY_S)
+        except sqlite3.OperationalError as error:
+            rows = _again(partial(self._current, None, _TRY_S), error)
         self.look_again()
         self._broken_inode = 0
         rows.root_seen, self._writer = root_seen, rows
@@ -403,24 +396,18 @@ def _is_ours(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _try_again(rows: IndexRows, statement: str, error: sqlite3.OperationalError) -> None:
-    """Begin or end a transaction, which failed before; wait for other processes and threads, up to a limit."""
+def _again(act: Callable[[], T], error: sqlite3.OperationalError) -> T:
+    """Do again what failed with `error`; wait for the locks of other processes and threads, up to a limit."""
     deadline = time.monotonic() + _WRITER_WAIT_S
     while True:
-        _pause_if_busy(error, deadline)
+        is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+        if not is_busy or time.monotonic() > deadline:
+            raise error
+        time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
         try:
-            rows.sqlite.execute(statement)
-            return
+            return act()
         except sqlite3.OperationalError as again:
             error = again
-
-
-def _pause_if_busy(error: sqlite3.OperationalError, deadline: float) -> None:
-    """Pause before the next attempt; raise `error` after the deadline, or if it is not about locks."""
-    is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-    if not is_busy or time.monotonic() > deadline:
-        raise error
-    time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
