@@ -116,7 +116,7 @@ class MetadataStore:
 
         The caller compares both change counters with the current ones.
         """
-        stored = stored_path(path)
+        stored = stored_path(path) if "://" in path else path
         nothing: tuple[MetadataRecord | None, ListedName | None] = None, None
         found, listed = self._own.query(lambda rows: rows.find(identity, stored), nothing)
         return found if found is None or stored == path else _at(path, found), listed
@@ -125,8 +125,7 @@ class MetadataStore:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
         if not records:
             return
-        paths = {record.path for record in records}
-        if any(map(is_url, paths)):
+        if any("://" in record.path for record in records):
             records = [_at(stored_path(record.path), record) for record in records]
         try:
             with self._own.writing("metadata cannot be stored") as rows:

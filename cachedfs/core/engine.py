@@ -252,7 +252,7 @@ class Engine(event_log.CounterSource):
 
     def _store_quota_soon(self, store: Callable[[], None]) -> None:
         """Called on the event loop thread, where requests are counted."""
-        self.loop.call_later(QUOTA_S, self.store_queue.after_metadata, store)
+        self.loop.call_later(QUOTA_S, partial(self.store_queue.put, then=store))
 
     def lookup_slots(self, identity: str, most: int) -> asyncio.Semaphore:
         """Return the semaphore that allows `most` lookups at an origin at a time. Event loop thread only."""
@@ -311,7 +311,7 @@ class Engine(event_log.CounterSource):
             return min(config.read_ahead, MOST_IN_MEMORY)
         allowed = self.cache.allowed
         if allowed is None:  # finding out takes a transaction: leave it to the writer, use a small window now
-            self.store_queue.after_metadata(lambda: self.cache.allowance(config.bounds))
+            self.store_queue.put(then=lambda: self.cache.allowance(config.bounds))
             allowed = WINDOW_SHARE * 2 * config.whole_request
         return min(config.read_ahead, max(allowed // WINDOW_SHARE, config.block_size))
 
@@ -337,7 +337,7 @@ class Engine(event_log.CounterSource):
                 block._replace(order=order_of(self.future_uses, block.key.object, block.key.index))
                 for block in blocks
             ]
-        self.store_queue.add(blocks)
+        self.store_queue.put(blocks)
 
     async def wait_for_space(self, download: Download) -> None:
         """Wait until few enough bytes are waiting to be stored to read more of this request's body."""

@@ -134,7 +134,7 @@ class Lookups:
 
         def release() -> None:
             if lock is not None:
-                objects.engine.store_queue.after_metadata(partial(cache.locks.release, lock))
+                objects.engine.store_queue.put(then=partial(cache.locks.release, lock))
 
         try:
             old = objects.known(path)
@@ -148,7 +148,7 @@ class Lookups:
                 partial(self._read_first, path, want, demand, answer, release),
                 path,
                 lambda: None if old is None else (old, None),
-                has_stale=self._stale_fallback.can_serve(old),
+                has_stale=old is not None and self._stale_fallback.can_serve(old),
             )
         finally:
             if not answer.done():
@@ -180,7 +180,7 @@ class Lookups:
         return version is not None and self.objects.engine.cache.has(version, 0)
 
     async def _lookup(self, path: str, old: Entry | None) -> Resolved:
-        has_stale = self._stale_fallback.can_serve(old)
+        has_stale = old is not None and self._stale_fallback.can_serve(old)
         if self.objects.config.offline:
             if old is None or not has_stale:
                 raise self.objects.offline(path)

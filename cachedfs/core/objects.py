@@ -121,21 +121,25 @@ class Objects:
 
     engine: Engine
     """The engine of this process: made at the first use, and again after a fork or once it was closed."""
+    store: MetadataStore
+    """The metadata on disk, of this engine."""
 
     def __getattr__(self, name: str) -> Any:
-        if name != "engine":
+        if name not in ("engine", "store"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         engine = engine_for(self.config)
         self.entries = engine.entries(self.identity)
         engine.users.add(self)
-        self.engine = engine  # last: a thread that sees it must also see its entries
+        # The engine last: a thread that sees it must also see its entries.
+        self.store, self.engine = engine.cache.metadata, engine
         if not engine.pid:  # it is being closed
             self.engine_closed()
-        return engine
+        return engine if name == "engine" else engine.cache.metadata
 
     def engine_closed(self) -> None:
         """Stop using the engine, which is closed, or is that of a parent process."""
         self.__dict__.pop("engine", None)
+        self.__dict__.pop("store", None)
         self._look_at, self._origin, self.entries = -math.inf, None, OrderedDict()
 
     @property
@@ -191,10 +195,6 @@ class Objects:
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
         return self.engine.speculation.link_stats(self._origin)
 
-    @property
-    def store(self) -> MetadataStore:
-        return self.engine.cache.metadata
-
     # Entries.
 
     def fresh(self, path: str) -> Entry | None:
@@ -217,7 +217,11 @@ class Objects:
         """Once a second, look whether others replaced the shared files, or the identity is another now."""
         store, _ = self.engine.cache.metadata, self.identity
         self._shared = store.shared
-        self._look_at = min(store.look(), self._identify_at)
+        look_at = store.look()
+        is_final = math.isinf(self.config.lifetime_s)
+        # If changes by other processes cannot be noticed, nothing is fresh.
+        self._lifetime_s = self.config.lifetime_s if is_final or store.sees_other_processes else 0.0
+        self._look_at = min(look_at, self._identify_at)
 
     def known(self, path: str, *, newest: bool = False) -> Entry | None:
         """Return the valid entry of `path`, of any age: a fresh one in memory, else the newest one, or None.
@@ -237,7 +241,10 @@ class Objects:
 
     def in_memory(self, path: str) -> Entry | None:
         """Return the valid entry of `path`, of any age, from this process's memory only."""
-        store, entry = self.engine.cache.metadata, self.entries.get(path)
+        store, entry = (
+            self.store,
+            self.entries.get(path),
+        )  # the store first: it makes `entries` those of this process
         return entry if entry is not None and store.counter_at(entry.slots) == entry.counter else None
 
     def existing(self, path: str) -> Entry | None:
@@ -266,8 +273,9 @@ class Objects:
     @property
     def lifetime_s(self) -> float:
         """Seconds until metadata expires: as configured, or 0 if changes by other processes cannot be noticed."""
-        lifetime_s = self.config.lifetime_s
-        return lifetime_s if math.isinf(lifetime_s) or self.store.sees_other_processes else 0.0
+        if time.monotonic() >= self._look_at:
+            self._look()
+        return self._lifetime_s
 
     def is_fresh(self, entry: Entry) -> bool:
         """Return whether `entry` can be used without asking the origin.
@@ -283,7 +291,7 @@ class Objects:
 
     def counter(self, path: str) -> int:
         """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
-        return self.engine.cache.metadata.counter(self.identity, path)
+        return self.store.counter_at(slots_of(self.identity, path))
 
     def learn(
         self,
@@ -312,9 +320,8 @@ class Objects:
         if before_storing is not None:
             before_storing(entry)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
-        self.engine.store_queue.add_record(
-            MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
-        )
+        record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
+        self.engine.store_queue.put(records=[record])
         return entry
 
     def expire(self, path: str) -> None:
@@ -349,7 +356,7 @@ class Objects:
 
         It is an absence if a valid, complete listing of the folder lacks the path.
         """
-        store, identity = self.engine.cache.metadata, self.identity
+        store, identity = self.store, self.identity
         record, listed = store.find(identity, path)
         if record is None and listed is None:
             return None

@@ -62,15 +62,15 @@ class StaleFallback:
         finally:
             has_stale_answer.reset(token)
 
-    def can_serve(self, old: Entry | None) -> bool:
+    def can_serve(self, old: Entry) -> bool:
         """Return whether a stale entry can stand for the origin's answer.
 
         An object or folder can. An absence becomes the fill value of a Zarr array, so it needs a complete listing that
         lacks the path, and no known object beside or above it may be newer than the listing: a writer that appends to
         an array also replaces its metadata. A 404 can stand only for one of the metadata files of a Zarr node.
         """
-        if old is None or old.info is not None:
-            return old is not None
+        if old.info is not None:
+            return True
         now = clock.now()
         newest_at = self._objects.newest_version_at(folder_of(old.path))
         unlisted_at = self._objects.unlisted_at(old.path)

@@ -166,10 +166,10 @@ def repair(cache, bounds):
 def write_behind(cache, bounds):
     writer = StoreQueue(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
-        writer.add_record(_record(cache, NEW.path))
+        writer.put(records=[_record(cache, NEW.path)])
         for index in range(2):
             data = memoryview(content(NEW, index))
-            writer.add([FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds)])
+            writer.put([FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds)])
     assert writer.drain(120)
 
 

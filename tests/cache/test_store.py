@@ -537,7 +537,7 @@ def write_behind(cache, index):
     stored = []
     writer = StoreQueue(cache, lambda blocks, are_stored: stored.append(are_stored))
     data = memoryview(content(key_of(), index))
-    writer.add([FetchedBlock(key_of().block(index), [data], len(data), Download(demand=len(data)), AMPLE)])
+    writer.put([FetchedBlock(key_of().block(index), [data], len(data), Download(demand=len(data)), AMPLE)])
     assert writer.drain(120)
     writer.close()
     return stored == [True]

@@ -43,14 +43,15 @@ def in_threads(n, function):
 def test_blocks_of_a_first_read_are_in_flight_before_the_metadata_is_stored(fs, origin, monkeypatch):
     data, taken = origin.put("b/k", noise(3 * MiB)), []
     engine = fs._objects.engine
-    keep = engine.store_queue.add_record
+    put = engine.store_queue.put
 
-    def look(record):
+    def look(blocks=(), records=(), then=None):
         key = ObjectKey(fs._objects.identity, "b/k", "1", MiB)
-        taken.append([(key.digest, index) in engine.by_block for index in range(3)])
-        keep(record)
+        if records:
+            taken.append([(key.digest, index) in engine.by_block for index in range(3)])
+        put(blocks, records, then)
 
-    monkeypatch.setattr(engine.store_queue, "add_record", look)
+    monkeypatch.setattr(engine.store_queue, "put", look)
     assert fs.cat_file("b/k") == data
     assert taken == [[True, True, True]]
 
