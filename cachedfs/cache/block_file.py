@@ -268,12 +268,6 @@ class OpenBlock:
             self._check_filled(start, buffer, nowait)
         return size
 
-    def check_all(self) -> None:
-        """Check every page, also those checked before. Raises BadBlock, OSError."""
-        for first in range(0, len(self.checksums), 16):
-            start = first * PAGE
-            self._check(first, memoryview(self._load(start, min(start + 16 * PAGE, self.length), False)))
-
     def _unchecked_of(self, start: int, stop: int) -> int:
         first, last = start // PAGE, (stop - 1) // PAGE
         return self.unchecked >> first & (1 << last - first + 1) - 1

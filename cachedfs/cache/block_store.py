@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Sequence
 
-from cachedfs.cache import disk, fsck
+from cachedfs.cache import disk
 from cachedfs.cache.block_writer import REMOVED_AT_ONCE, BlockWriter
 from cachedfs.cache.counters import SharedCounters
 from cachedfs.cache.directory import old_roots
 from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.index.block_rows import CachedPath
-from cachedfs.cache.index.database import TROUBLE
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.local_copies import LocalCopy, new_name
 from cachedfs.cache.metadata_store import MetadataStore
@@ -182,28 +180,6 @@ class BlockStore(BlockWriter):
         with self._writing("the share of a plan cannot be stored") as rows:
             if rows.plan_bytes(plan_slot):
                 rows.set_plan_bytes(plan_slot, 0)
-
-    # The whole cache
-
-    def check(self, *, repair: bool = False) -> fsck.CheckReport:
-        """Compare every file with its row and its checksums; `repair` fixes what it can."""
-        if self._own.path is None:
-            return fsck.CheckReport()
-        try:
-            self._own.directory.verify()
-            with self._writing("the cache cannot be checked"):
-                pass  # a new index counts all files first
-            return fsck.check(self._own.index, self._own.directory, self.space, self.locks, repair=repair)
-        except TROUBLE as error:
-            raise self._failure("the cache cannot be checked", error) from error
-
-    def rebuild(self) -> None:
-        """Delete the rows of all blocks that are not being written, and count the files again.
-
-        A new index does that by itself.
-        """
-        with self._writing("the index cannot be rebuilt") as rows:
-            fsck.rebuild(rows, self._own.directory, self.space, time.time())
 
     def close(self) -> None:
         """Close files and connections; they reopen when needed. Locks are held until the process ends."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from cachedfs.cache import disk, fsck
+from cachedfs.cache import disk, recovery
 from cachedfs.cache.block_file import encode_trailer, place
 from cachedfs.cache.block_reader import BlockReader
 from cachedfs.cache.directory import root_in
@@ -204,7 +204,7 @@ class BlockWriter(BlockReader):
             if bounds is not None:
                 self._prepare(rows, bounds, time.time())
             elif not rows.totals.is_counted:
-                fsck.count_all(rows, self._own.directory, time.time())
+                recovery.count_all(rows, self._own.directory, time.time())
             yield rows
 
     def _prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
@@ -213,11 +213,11 @@ class BlockWriter(BlockReader):
         if self.space.writer_pid != os.getpid():
             self.space.become_writer()
         if not rows.totals.is_counted:
-            fsck.count_all(rows, self._own.directory, now_s)
+            recovery.count_all(rows, self._own.directory, now_s)
         if wal_pages != self._own.index.wal_pages:
             self._own.index.wal_pages = wal_pages
             rows.limit_wal(wal_pages)
-        self.space.measure(wal_pages, fsck.remove_leftovers(self._own.directory, self.locks, now_s))
+        self.space.measure(wal_pages, recovery.remove_leftovers(self._own.directory, self.locks, now_s))
         overhead, disk_space = self.space.overhead, disk.space(self._own.directory.root)
         self.allowed = admission.allowance(bounds, disk_space, rows.totals, overhead, self.space.growth)
 
@@ -239,7 +239,7 @@ class BlockWriter(BlockReader):
         if self._own.directory.is_network and time.monotonic() >= self._hosts_at:
             self._hosts_at = time.monotonic() + _HOSTS_S
             with contextlib.suppress(OSError):
-                if fsck.remove_old_hosts(self._own.directory.root, time.time()):
+                if recovery.remove_old_hosts(self._own.directory.root, time.time()):
                     self._hosts_at = 0.0
 
     # Errors

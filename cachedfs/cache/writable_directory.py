@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from cachedfs.cache import disk, fsck
+from cachedfs.cache import disk, recovery
 from cachedfs.cache.directory import CacheDirectory, layer_roots
 from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
@@ -141,5 +141,5 @@ class WritableDirectory:
         if not directory.is_network:
             self._locks.use(directory.locks)
         with contextlib.suppress(OSError):
-            fsck.remove_leftovers(directory, self._locks, time.time())
+            recovery.remove_leftovers(directory, self._locks, time.time())
         self._shared.move_to(directory)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds, ObjectKey
+from tests.cache.audit import audit
 
 BLOCK = 64 << 10
 PAGE = 64 << 10
@@ -109,7 +110,7 @@ def use_as(cache_dir, user, umask, kind):
     with cache.lease(1000, AMPLE) as lease:
         lease.seal()
         assert len(Path(lease.path).read_bytes()) == 1000
-    assert cache.check().ok
+    assert audit(cache).ok
     return str(cache.root)
 
 

@@ -66,23 +66,6 @@ def damaged_index(cache):
     Path(cache.root or "", "index.db").write_bytes(b"no database, " * 1000)
 
 
-def disordered(cache):
-    filled(cache)
-    file_of(cache, OLD, 0).unlink()
-    flip(file_of(cache, OLD, 1), 100)
-    with cache._own.index.writing() as rows:
-        rows.remove_block(rows.block(OLD, 2))
-        rows.totals.bytes = 5
-    aged_leftovers(cache)
-
-
-def aged_leftovers(cache):
-    for name in "ab":
-        left = Path(cache.root or "", "tmp", name)
-        left.write_bytes(bytes(1000))
-        os.utime(left, (0, time.time() - 4000))
-
-
 def damaged_block(cache):
     filled(cache)
     flip(file_of(cache, OLD, 1), 100)
@@ -155,14 +138,6 @@ def lend(cache, bounds):
         lease.seal()
 
 
-def rebuild(cache, bounds):
-    cache.rebuild()
-
-
-def repair(cache, bounds):
-    cache.check(repair=True)
-
-
 def write_behind(cache, bounds):
     writer = StoreQueue(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
@@ -191,8 +166,6 @@ OPERATIONS = {
     "facts": Operation(filled, keep_records),
     "poll": Operation(watched, poll, look=nothing_old_counts),
     "lease": Operation(full, lend),
-    "rebuild": Operation(filled, rebuild),
-    "repair": Operation(disordered, repair, ("corrupt", "orphans", "wrong_sums")),
     "write-behind": Operation(full, write_behind),
 }
 _OPENING = (open_and_put,)

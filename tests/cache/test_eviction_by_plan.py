@@ -3,6 +3,7 @@
 import pytest
 
 from cachedfs.common.types import CacheBounds
+from tests.cache.audit import audit
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for, start
 
 # What a plan leaves to others.
@@ -43,7 +44,7 @@ def test_what_a_plan_gives_up_goes_and_nothing_else_and_not_one_block_more_than_
     assert here(cache, OLD) == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
     assert plan.asked == [(OLD, 7), (OLD, 3)]
     assert here(cache, NEW) == [0, 1]
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_a_plan_is_not_asked_while_there_is_room(cache):

@@ -19,6 +19,7 @@ from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit, recount
 from tests.cache.faults import CALLS, real_call, replace_call
 from tests.cache.helpers import BLOCK, content, key_of, put, whole
 
@@ -182,12 +183,6 @@ def day(directory):
     with tried():
         cache.evict("gs://test", "b/x")
     with tried():
-        cache.check()
-    with tried():
-        cache.check(repair=True)
-    with tried():
-        cache.rebuild()
-    with tried():
         cache.allowance(CacheBounds())
     cache.usage()
     cache.has(KEY, 0)
@@ -260,8 +255,8 @@ def heals(cache):
     put(cache, LAST, 0)
     assert cache.cannot_store is None
     assert whole(cache, LAST, 0) == content(LAST, 0)
-    cache.check(repair=True)
-    assert cache.check().ok
+    recount(cache)
+    assert audit(cache).ok
     counter = cache.metadata.counter("gs://test", "b/x")
     assert not cache._shared.counters.is_private
     cache.metadata.keep_records([FACT._replace(counter=counter)])
@@ -403,6 +398,6 @@ def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cac
     forged = Path(cache.root, block_file.place(KEY.digest, 1 << 63))
     forged.parent.mkdir(exist_ok=True)
     forged.write_bytes(b"x" + block_file.encode_trailer(KEY, 1 << 63, b"x"))
-    cache.rebuild()
+    recount(cache)
     assert not forged.exists()
     assert cache.usage()[0] == 1

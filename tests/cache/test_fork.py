@@ -36,7 +36,7 @@ for pid in children:
 assert not cache.locks.take(7) and cache.locks.take(101)
 assert (cache.locks.holder(7), cache.locks.holder(8)) == (os.getpid(), None)
 used(cache, 20)
-print(cache.usage()[0], cache.check().ok)
+print(cache.usage()[0], audit(cache).ok)
 """
 
 
@@ -66,7 +66,7 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
         "done.set(); thread.join()\n"
         "assert status == 0\n"
         "put(cache, key_of(), 2)\n"
-        "print(cache.usage()[0], cache.check().ok)\n"
+        "print(cache.usage()[0], audit(cache).ok)\n"
     )
     assert finish(start(code, Path(cache.root).parent)) == "3 True\n"
 

@@ -14,6 +14,7 @@ from cachedfs.cache.block_file import FORMAT
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit, recount
 from tests.cache.helpers import AMPLE, content, file_of, key_of, put, whole
 
 ORIGIN, NOW = "gs://test", 1.7e9
@@ -173,8 +174,6 @@ def use_all(cache):
     tried(cache.pin, ORIGIN, "b/y")
     cache.remove_damaged(key, 0)
     tried(cache.evict, ORIGIN, "b/x")
-    tried(cache.rebuild)
-    tried(cache.check, repair=True)
     tried(put, cache, key, 3)
     cache.close()
 
@@ -244,8 +243,8 @@ def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
         assert again.metadata.lookup(ORIGIN, name).info.fingerprint == f"of {name}"
         again.metadata.changed(ORIGIN, [name])
     assert set(again.pins()) == {(ORIGIN, name) for name in NAMES}
-    assert again.check().ok
-    again.rebuild()  # from the trailers alone
+    assert audit(again).ok
+    recount(again)  # from the trailers alone
     assert again.usage()[0] == len(NAMES)
     again.evict(ORIGIN, NFC)
     assert not again.has(key_of(NFC), 0)

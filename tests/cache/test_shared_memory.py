@@ -17,6 +17,7 @@ from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, acces
 from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.clock import Clock
 from cachedfs.common.types import CacheBounds
+from tests.cache.audit import audit
 from tests.cache.faults import replace_call
 from tests.cache.helpers import content, finish, key_of, put, start, whole
 
@@ -358,7 +359,7 @@ def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
     other = open_cache()
     assert other.locks.take(9)
     put(other, key_of(), 0)
-    other.check()
+    audit(other)
     other.close()
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 

@@ -19,6 +19,7 @@ from cachedfs.common.types import CacheBounds
 from cachedfs.core.download import Download
 from cachedfs.core.store_queue import FetchedBlock, StoreQueue
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit, recount
 from tests.cache.faults import replace_call
 from tests.cache.helpers import (
     AMPLE,
@@ -269,10 +270,10 @@ def test_the_lease_of_a_killed_process_makes_room(cache):
     bounds = room_for(cache, 2)
     put(cache, key_of(), 0, 1, 2, bounds=bounds)
     assert os.path.exists(path)
-    assert cache.check().ok
+    assert audit(cache).ok
     process.kill()
     process.communicate()
-    assert cache.check().leftovers == (path,)
+    assert audit(cache).leftovers == (path,)
     put(cache, key_of(), 3, 4, bounds=bounds)
     assert not os.path.exists(path)
 
@@ -293,14 +294,14 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
     with cache.lease(100, AMPLE) as ours:
         process.kill()
         process.communicate()
-        assert cache.check().ok  # in another container its process may live
+        assert audit(cache).ok  # in another container its process may live
         for leased in (path, ours.path):
             os.utime(leased, (0, time.time() - 86401))
-        assert cache.check().leftovers == (path,)
-        cache.check(repair=True)
+        assert audit(cache).leftovers == (path,)
+        cache.allowance(AMPLE)
         assert not os.path.exists(path)
         assert os.path.exists(ours.path)
-    assert cache.check().ok
+    assert audit(cache).ok
     assert cache.usage() == (0, 0)
 
 
@@ -323,7 +324,7 @@ def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, ste
                 put(cache, key_of(), 1, 2)
     assert list(Path(cache.root, "tmp").iterdir()) == []
     assert cache.usage()[0] == 0  # the old block was evicted, in vain
-    assert cache.check().ok
+    assert audit(cache).ok
     assert "No space left" in cache.cannot_store
     assert len([record for record in caplog.records if "not cached" in record.message]) == 1
     put(cache, key_of(), 1)
@@ -366,7 +367,7 @@ def test_a_disk_without_inodes_evicts_the_oldest_blocks_for_new_ones(cache, inod
     assert n_evicted == 6  # a file and a folder for each
     assert [cache.has(old, index) for index in range(7)] == [False] * 6 + [True]
     assert cache.cannot_store is None
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 @pytest.fixture
@@ -393,8 +394,7 @@ def test_an_index_without_inodes_for_its_logs_makes_room_for_them(cache, inodes,
     put(cache, key_of("new"), 0)
     assert cache.has(key_of("new"), 0)
     assert sum(cache.has(key_of("old"), index) for index in range(20)) == 4
-    assert len(cache.check(repair=True).missing) == 16
-    assert cache.check().ok
+    assert len(audit(cache).missing) == 16
 
 
 def test_pinned_blocks_stay_where_the_index_has_no_inodes_for_its_logs(cache, inodes, index_without_inodes):
@@ -446,7 +446,7 @@ def test_a_disk_that_fails_in_the_middle_keeps_the_blocks_that_are_whole(cache, 
         put(cache, key_of(), 0, 1, 2, 3)
     assert [cache.has(key_of(), index) for index in range(4)] == [True, True, False, False]
     assert cache.usage()[0] == 3
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypatch):
@@ -457,11 +457,11 @@ def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypa
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert cache.usage()[0] == 2
-    assert len(cache.check().missing) == 1
+    assert len(audit(cache).missing) == 1
     put(cache, key_of(), 1)
     assert whole(cache, key_of(), 1) == content(key_of(), 1)
     assert cache.usage()[0] == 2
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, open_cache, monkeypatch):
@@ -476,7 +476,7 @@ def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, op
         replace_call(patch, "os.rename", meanwhile)
         put(cache, key, 0, bounds=bounds)
     assert whole(cache, key, 0) == content(key, 0)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def sleep_for_a_minute(other, clock):
@@ -490,8 +490,8 @@ def lose_the_index(other, clock):
     put(other, key_of("other"), 0)
 
 
-def rebuild(other, clock):
-    other.rebuild()
+def count_again(other, clock):
+    recount(other)
 
 
 def lose_the_claims_and_sleep(other, clock):
@@ -499,7 +499,7 @@ def lose_the_claims_and_sleep(other, clock):
     sleep_for_a_minute(other, clock)
 
 
-@pytest.mark.parametrize("harm", [sleep_for_a_minute, lose_the_index, rebuild, lose_the_claims_and_sleep])
+@pytest.mark.parametrize("harm", [sleep_for_a_minute, lose_the_index, count_again, lose_the_claims_and_sleep])
 def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
     cache, open_cache, monkeypatch, clock, harm
 ):
@@ -516,7 +516,7 @@ def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
         replace_call(patch, "os.rename", meanwhile)
         put(cache, key_of(), 0, 1)
     assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
-    assert other.check().ok
+    assert audit(other).ok
     assert cache.usage() == other.usage()
 
 
@@ -529,7 +529,7 @@ def test_a_removed_directory_is_made_again(cache):
     assert whole(cache, key, 1) is None
     put(cache, key, 1)
     assert whole(cache, key, 1) == content(key, 1)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def write_behind(cache, index):
@@ -562,7 +562,7 @@ def test_nothing_appears_in_folders_that_are_being_deleted(cache, monkeypatch):
     assert write_behind(cache, 1)
     assert pauses == [directory.PAUSE_S, directory.QUIET_S]
     assert whole(cache, key_of(), 1) == content(key_of(), 1)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_metadata_is_not_stored_while_the_cache_is_being_deleted(cache, monkeypatch):
@@ -606,7 +606,7 @@ def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, m
             put(cache, key_of(), 1)
     assert not os.path.exists(cache._own.directory.index)
     put(cache, key_of(), 1)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_a_directory_that_cannot_be_made_again_is_a_cache_error(cache):
@@ -658,7 +658,7 @@ def test_a_lost_index_costs_no_read_and_is_made_again_by_a_put(cache, open_cache
     put_after_noticing(cache, key, 2)
     assert cache.usage()[0] == 3  # the files were counted again
     assert [whole(cache, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
-    assert cache.check().ok
+    assert audit(cache).ok
     assert sum("is damaged" in record.message for record in caplog.records) == len(caplog.records) <= 2
 
 
@@ -674,12 +674,12 @@ def test_an_index_lost_while_it_is_open_costs_no_read_and_heals(cache, harm):
     for index in range(2, 6):
         put_after_noticing(cache, key, index)
     with contextlib.suppress(CacheError):  # or only now, as this reads every row
-        cache.check()
+        audit(cache)
     cache.usage()  # or now, as this opens it again
     put_after_noticing(cache, key, 6)
     assert cache.usage()[0] == 7
     assert [whole(cache, key, index) for index in range(7)] == [content(key, index) for index in range(7)]
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def put_after_noticing(cache, key, index):
@@ -700,7 +700,7 @@ def test_a_leftover_log_of_a_lost_index_is_not_played_into_the_new_one(cache, op
     other = open_cache()
     put(other, key_of(), 8)
     assert other.usage()[0] == 1
-    assert other.check().ok
+    assert audit(other).ok
 
 
 def test_a_bad_block_is_stored_anew_though_the_process_that_stored_it_lives(cache, open_cache):
@@ -712,7 +712,7 @@ def test_a_bad_block_is_stored_anew_though_the_process_that_stored_it_lives(cach
     put(cache, key, 0)
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.usage()[0] == 1
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_too_many_open_files_empty_the_pool(cache, monkeypatch):
@@ -762,4 +762,4 @@ def test_many_processes_never_pass_the_bound(open_cache, folder, fork_server):
     ]
     most = max(fork_server.wait(process).result for process in processes)
     assert 12 * MIB < most <= bounds
-    assert cache.check().ok
+    assert audit(cache).ok

@@ -16,6 +16,7 @@ import pytest
 
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
+from tests.cache.audit import audit
 from tests.fakes import gate
 from tests.support import KiB, MiB, noise, until
 
@@ -61,8 +62,7 @@ def assert_clean(cloud, *keys, most_temporary=0):
     fs = fsspec.filesystem("cgs")
     for key in keys:
         assert fs.cat_file(cloud.path(key)) == noise(3 * MiB)
-    assert not fs._objects.engine.cache.check(repair=True).corrupt
-    assert fs._objects.engine.cache.check().ok
+    assert audit(fs._objects.engine.cache)._replace(missing=(), leftovers=()).ok
 
 
 def stall(cloud, *keys, after=None):

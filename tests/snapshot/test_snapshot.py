@@ -26,6 +26,7 @@ from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUna
 from cachedfs.snapshot import archive, exported_metadata, import_, manifest
 from cachedfs.snapshot.archive import BadBundle
 from cachedfs.snapshot.exported_metadata import MetadataImport, age_kept, decoded_rows, encoded_rows
+from tests.cache.audit import audit
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally
 
@@ -59,7 +60,7 @@ def read_all(fs, place, data):
 
 def check_cache(place):
     cache = BlockStore([str(place.cache_dir)], explicit=True)
-    report = cache.check()
+    report = audit(cache)
     cache.close()
     assert report.ok or (report._replace(leftovers=()).ok and report.leftovers), report
 

@@ -79,10 +79,7 @@ class BlockRows(TableRows):
         return {f"{row[1]}-{row[2]:x}": BlockRow._make(row) for row in self._run(_FIND, (wanted,))}
 
     def block(self, key: ObjectKey, index: int) -> BlockRow | None:
-        return self.block_named(key.digest, index)
-
-    def block_named(self, digest: str, number: int) -> BlockRow | None:
-        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (digest, number))
+        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (key.digest, index))
 
     def block_by_id(self, id: int) -> BlockRow | None:
         return self._one(_BLOCK + "WHERE blocks.id = ?", (id,))
@@ -122,17 +119,11 @@ class BlockRows(TableRows):
             " AND NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.object = objects.id)",
             (block.digest,),
         )
-        self.totals.blocks -= 1
-        self._resize(block, -block.size)
-
-    def resize_block(self, block: BlockRow, size: int) -> None:
-        self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, block.id))
-        self._resize(block, size - block.size)
-
-    def _resize(self, block: BlockRow, change: int) -> None:
-        self.totals.bytes += change
-        self.totals.pinned += change if block.is_pinned else 0
-        self.totals.staged += change if block.id > self.totals.last_admitted else 0
+        totals = self.totals
+        totals.blocks -= 1
+        totals.bytes -= block.size
+        totals.pinned -= block.size if block.is_pinned else 0
+        totals.staged -= block.size if block.id > totals.last_admitted else 0
 
     def blocks_after(self, id: int, limit: int) -> list[BlockRow]:
         """Return up to `limit` blocks with a row id above `id`, oldest row first."""
