@@ -125,8 +125,8 @@ class Lookups:
         lock = (
             ObjectKey(objects.identity, path, "what is it?", 0).hash64(0) if objects.lifetime_s > 0 else None
         )
-        if lock is not None and not cache.take_lock(lock):
-            take = partial(cache.take_lock, lock)
+        if lock is not None and not cache.locks.take(lock):
+            take = partial(cache.locks.take, lock)
             known = await poll(lambda: take() or objects.fresh(path), within_s=OVERDUE_S)
             if isinstance(known, Entry):
                 return known, None
@@ -134,7 +134,7 @@ class Lookups:
 
         def release() -> None:
             if lock is not None:
-                objects.engine.store_queue.put(then=partial(cache.release_lock, lock))
+                objects.engine.store_queue.put(then=partial(cache.locks.release, lock))
 
         try:
             old = objects.known(path)
