@@ -68,7 +68,7 @@ class Downloads:
         """
         config, cache, by_block = self.objects.config, self.objects.engine.cache, self.objects.engine.by_block
         found: dict[int, Download] = {}
-        to_fetch: list[int] = []
+        missing: list[int] = []
         for index in indexes:
             download = by_block.get((version.digest, index))
             if download is not None:
@@ -77,19 +77,35 @@ class Downloads:
             elif config.offline:
                 if not cache.has(version, index):
                     raise self.objects.offline(version.info.path)
-            elif cache.take_lock(version.hash64(index)):
+            else:
+                missing.append(index)
+        if missing and (to_fetch := self._lock(version, missing, overdue)):
+            for bytes_ in merge(
+                to_fetch, version.block_size, size=version.size, request_size=config.request_size
+            ):
+                download = self._send(version.info, version, bytes_, demand=demand)
+                found.update(dict.fromkeys(covering(bytes_, version.block_size), download))
+        return found
+
+    def _lock(self, version: Version, missing: Sequence[int], overdue: Container[int]) -> list[int]:
+        """Take the fetch locks of blocks; return the blocks to fetch."""
+        cache, to_fetch, at = self.objects.engine.cache, list[int](), 0
+        while at < len(missing):
+            end = at + 1
+            while end < len(missing) and missing[end] == missing[end - 1] + 1:
+                end += 1
+            n_locked = cache.locks.take(version.number + missing[at], end - at)
+            for index in missing[at : at + n_locked]:
                 if cache.has(version, index):  # stored before the lock was taken
-                    cache.release_lock(version.hash64(index))
+                    cache.locks.release(version.number + index)
                 else:
                     to_fetch.append(index)
-            elif index in overdue and not cache.has(version, index):
-                to_fetch.append(index)  # without the lock: at worst once by each process that waits for it
-        for bytes_ in merge(
-            to_fetch, version.block_size, size=version.size, request_size=config.request_size
-        ):
-            download = self._send(version.info, version, bytes_, demand=demand)
-            found.update(dict.fromkeys(covering(bytes_, version.block_size), download))
-        return found
+            at += n_locked
+            if at < end:  # another process has the next one
+                if missing[at] in overdue and not cache.has(version, missing[at]):
+                    to_fetch.append(missing[at])  # without the lock: at worst once by each process that waits
+                at += 1
+        return to_fetch
 
     def launch_uncached(self, info: ObjectInfo, position: int) -> Download:
         """Request the bytes from `position` on of an object that cannot be cached, as it has no fingerprint.
@@ -114,21 +130,23 @@ class Downloads:
         engine.spawn(self._run(download, info.path, partial(self._read_version, download, info, bytes_)))
         return download
 
-    async def first(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Entry, Download | None]:
-        """Request `want` of an object whose metadata is unknown; return its entry once the response headers bring it.
+    async def first(
+        self,
+        path: str,
+        want: Range | Suffix,
+        *,
+        demand: int,
+        learned: Callable[[Entry, Download | None], object],
+    ) -> None:
+        """Request `want` of an object whose metadata is unknown, and receive it to its end.
 
-        The request brings at least the bytes below `demand`. It is None for an object that does not exist.
+        `learned` is called once the response headers bring its entry; the download is None for an object that does not
+        exist. The request brings at least the bytes below `demand`. Raises the error of a request without such headers.
         """
-        download, learned = Download(demand=demand), self.objects.engine.loop.create_future()
-        request = partial(self._read_unknown, download, path, want, learned)
-        task = self.objects.engine.spawn(self._run(download, path, request, learned))
-        try:
-            entry = await learned
-        except asyncio.CancelledError:
-            if download.info is None:
-                task.cancel()  # no other reader knows the request before its headers
-            raise
-        return entry, None if download.info is None else download
+        download = Download(demand=demand)
+        await self._run(download, path, partial(self._read_unknown, download, path, want, learned))
+        if download.info is None and not isinstance(download.error, ObjectNotFound):
+            raise download.error or DownloadStopped
 
     def launch_speculative(self, version: Version, wanted: Iterable[range], keep: deque[Download]) -> None:
         """Queue a speculative request for each range of blocks in `wanted`, in this order.
@@ -175,13 +193,9 @@ class Downloads:
                     download.stop_soon(download.filled)
 
     async def _run(
-        self,
-        download: Download,
-        path: str,
-        request: Callable[[], Coroutine[Any, Any, None]],
-        learned: asyncio.Future[Entry] | None = None,
+        self, download: Download, path: str, request: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        """Run one request to its end and wake its waiters, and those of `learned`, with the result or the error.
+        """Run one request to its end and wake its waiters with the result or the error.
 
         `request` creates the coroutine. A coroutine that is created and never started would cause a warning at exit.
         """
@@ -207,8 +221,6 @@ class Downloads:
             if download.version is not None and download.filled < download.stop:
                 self._release_unreceived(download, download.version)
             download.finish(error)
-            if learned is not None and not learned.done():
-                learned.set_exception(error or DownloadStopped())
             engine.speculation.pump()
 
     def _release_unreceived(self, download: Download, version: Version) -> None:
@@ -243,9 +255,12 @@ class Downloads:
             )
 
     async def _read_unknown(
-        self, download: Download, path: str, want: Range | Suffix, learned: asyncio.Future[Entry]
+        self,
+        download: Download,
+        path: str,
+        want: Range | Suffix,
+        learned: Callable[[Entry, Download | None], object],
     ) -> None:
-        """Read `want` of an object whose metadata is unknown; `learned` gets its entry, also that of an absence."""
         now, counter = clock.now(), self.objects.counter(path)
 
         def begin(entry: Entry) -> None:
@@ -255,18 +270,16 @@ class Downloads:
             if version is not None:
                 self._register(download, version)
 
-        def learn(info: ObjectInfo | None, **options: Any) -> None:
-            entry = self.objects.learn(path, info, asked_at=now, counter=counter, **options)
-            if not learned.done():  # canceled
-                learned.set_result(entry)
-
         try:
             async with self.objects.origin(path).read(path, want, None) as reply:
-                learn(reply.info, before_storing=begin)
+                learned(
+                    self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin),
+                    download,
+                )
                 await self._receive(download, reply)
         except ObjectNotFound:
             if download.info is None:
-                learn(None)
+                learned(self.objects.learn(path, None, asked_at=now, counter=counter), None)
             raise
 
     def _register(self, download: Download, version: Version) -> None:
@@ -275,7 +288,7 @@ class Downloads:
         for index in covering(Range(download.start, download.stop), size):
             if index * size >= download.start and (version.digest, index) not in engine.by_block:
                 # If another process holds the lock, this block is fetched twice.
-                engine.cache.take_lock(version.hash64(index))
+                engine.cache.locks.take(version.number + index)
                 engine.by_block[version.digest, index] = download
 
     async def _receive(self, download: Download, reply: Reply) -> None:

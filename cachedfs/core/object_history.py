@@ -19,7 +19,7 @@ from cachedfs.config import Config
 from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.objects import Objects
-from cachedfs.core.speculation import Link
+from cachedfs.core.speculation import LinkEstimate
 from cachedfs.core.version import Version
 from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 
@@ -34,7 +34,7 @@ MOST_KEPT = 64
 CACHED_AFTER = 64
 FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
 # Momentary figures of the link would make the decision depend on chance.
-TYPICAL_LINK = Link()
+TYPICAL_LINK = LinkEstimate()
 
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
 
@@ -45,7 +45,7 @@ def is_rest_worth_it(
     *,
     block_size: int,
     blocks_per_request: int,
-    link: Link = TYPICAL_LINK,
+    link: LinkEstimate = TYPICAL_LINK,
 ) -> bool:
     """Return whether to fetch the `n_missing` blocks of an object after `n_misses` reads had to wait.
 

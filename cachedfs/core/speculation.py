@@ -21,7 +21,7 @@ from cachedfs.core.download import Download
 from cachedfs.origins.base import Origin
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR, speculative
 
-__all__ = ["COURTESY", "FEWEST", "Link", "SpeculativeQueue", "SpeculativeRequest"]
+__all__ = ["COURTESY", "FEWEST", "LinkEstimate", "SpeculativeQueue", "SpeculativeRequest"]
 
 logger = logging.getLogger("cachedfs.core")
 
@@ -34,7 +34,7 @@ _WEIGHT = 1 / 8  # weight of the newest request in the moving averages
 _ROUNDS = 2  # `n_bodies` changes at most once per _ROUNDS * n_bodies bodies
 
 
-class Link(NamedTuple):
+class LinkEstimate(NamedTuple):
     """What is known of the link to an origin: moving averages, and sums of what was measured.
 
     `wait_s` is the time to the first byte, `best_per_s` the best average rate of one body in bytes per second so far,
@@ -61,7 +61,7 @@ class Link(NamedTuple):
         """Bytes per second over all bodies that shared the link; None if no body was timed."""
         return self.received / self.took_s if self.took_s else None
 
-    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int, most: int) -> Link:
+    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int, most: int) -> LinkEstimate:
         """Return the link after one more request.
 
         Its first byte came after `wait_s` seconds, its body of `size` bytes took `took_s` seconds from then on.
@@ -141,7 +141,7 @@ class SpeculativeQueue:
         # Origins whose limits were reached since a request ended or blocks were stored: nothing more is sent to them.
         self._at_limit: set[Origin] = set()
         self._most_memory = 0  # Invariant: at least `memory`, which takes a pass over _sent to compute
-        self._links: WeakKeyDictionary[Origin, Link] = WeakKeyDictionary()
+        self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
         self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
         self._timer: asyncio.TimerHandle | None = None
 
@@ -156,8 +156,8 @@ class SpeculativeQueue:
         held = sum(download.memory for download in list(self._sent))
         return held + sum(request.size for request, _ in self._lookups.values())
 
-    def link(self, origin: Origin) -> Link:
-        return self._links.get(origin) or Link()
+    def link(self, origin: Origin) -> LinkEstimate:
+        return self._links.get(origin) or LinkEstimate()
 
     def link_stats(self, origin: Origin) -> LinkStats:
         """Return what was measured of the link to an origin, without assumed values. From any thread."""

@@ -448,7 +448,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         path = self._strip(path)
         if refresh:
             self._objects.engine.cache.metadata.changed(self._objects.identity, [path])
-        found = (await self._hop(self._reader.lookups.listing(path))).infos
+        found = (await self._hop(self._reader.lookups.listings.get(path))).infos
         if not detail:
             return [info.path for info in found]
         if [info.path for info in found] == [path]:  # an object, maybe known only from a read's headers
@@ -457,10 +457,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     def _listing(self, folder: str) -> ListingRecord:
         """Return the listing of a folder; `_is_current` tells how long it may be used."""
-        return self._run(self._reader.lookups.listing(folder))
+        return self._run(self._reader.lookups.listings.get(folder))
 
     def _is_current(self, folder: str, listing: ListingRecord) -> bool:
-        return self._reader.lookups.is_current(folder, listing)
+        return self._reader.lookups.listings.is_current(folder, listing)
 
     async def _find(
         self,
@@ -478,10 +478,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
                 with contextlib.suppress(
                     *ABSENT
                 ):  # fsspec first asks whether `path` is a folder: the listing tells
-                    await self._hop(self._reader.lookups.listing(path))
+                    await self._hop(self._reader.lookups.listings.get(path))
             wanted = await self._find_near(path, prefix, maxdepth, withdirs, **kwargs)
             return wanted if detail else list(wanted)
-        found = await self._hop(self._reader.lookups.find(path))
+        found = await self._hop(self._reader.lookups.listings.find(path))
         if not found:
             found = await self._itself(path, withdirs, detail)
         elif withdirs and path:

@@ -136,7 +136,7 @@ class PrefetchPlan:
         self._fetcher.begin(self._uses)
         self._engine.future_uses.append(self._uses)
         if (plan_slot := self._uses.plan_slot) is not None:
-            self._engine.store_queue.after_metadata(partial(cache.clear_plan_slot, plan_slot))
+            self._engine.store_queue.put(then=partial(cache.clear_plan_slot, plan_slot))
 
     async def _wind_up(self) -> None:
         self._is_ending = True
