@@ -369,13 +369,19 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         """Read ranges that are not all cached, `batch_size` at a time; return the bytes or the error of each."""
         # Each read works before it sends its request: with too many at once, the first request would wait for all.
         n_at_once = batch_size or self.batch_size or self._objects.config.concurrency
-        slots = asyncio.Semaphore(n_at_once if n_at_once > 0 else len(wanted))
+        found: list[Any] = [None] * len(wanted)
+        numbers = iter(range(len(wanted)))  # each worker takes the next one
 
-        async def read(path: str, start: int | None, stop: int | None) -> bytes:
-            async with slots:
-                return await self._reader.read(path, start, stop)
+        async def work() -> None:
+            for number in numbers:
+                try:
+                    found[number] = await self._reader.read(*wanted[number])
+                except Exception as error:  # of any kind: the caller raises it
+                    found[number] = error
 
-        return await asyncio.gather(*(read(*each) for each in wanted), return_exceptions=True)
+        n_workers = min(n_at_once, len(wanted)) if n_at_once > 0 else len(wanted)
+        await asyncio.gather(*(work() for _ in range(n_workers)))
+        return found
 
     async def _cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, **kwargs: Any
