@@ -8,7 +8,7 @@ A block that cannot be stored raises `CacheError`, which only the fetch code han
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cachedfs.cache import block_file
 from cachedfs.cache.block_file import OpenBlock
@@ -16,7 +16,6 @@ from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.counters import SharedCounters
 from cachedfs.cache.directory import layer_roots, old_roots, root_in
 from cachedfs.cache.disk import Buffer
-from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.fsck import CheckReport
 from cachedfs.cache.index.block_rows import CachedPath
@@ -182,9 +181,9 @@ class BlockCache:
         """Record the access to a block whose bytes came from a request and not from the cache."""
         (self._shared.accesses or self._shared.open_accesses()).touch(key.hash64(index))
 
-    def last_use(self, key: ObjectKey, index: int) -> int | None:
-        """Return the access clock at the last access to a block by any process; None without a record."""
-        return (self._shared.accesses or self._shared.open_accesses()).last_use_of(key.hash64(index))
+    def reads_since(self, clock: int) -> tuple[int, Sequence[int]]:
+        """Return the access clock, and the last blocks (by hash64) that any process read after `clock`, in order."""
+        return (self._shared.accesses or self._shared.open_accesses()).since(clock)
 
     def clock(self, bounds: CacheBounds) -> int:
         """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
@@ -234,17 +233,16 @@ class BlockCache:
         blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
-        plan: FutureUseSource | None = None,
+        victims: Iterable[tuple[ObjectKey, int]] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
-        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan can spare go
-        first, as long as nothing else is due for eviction. Raises CacheError unless all blocks are stored. A block is
+        When space is needed, `victims` go first, in their order and only as many as are needed. Raises CacheError unless all blocks are stored. A block is
         never visible in part.
         """
         try:
             store = self._own.store or self._own.writable()
-            store.put(blocks, bounds, unusable=self._layers.rejected, plan=plan)
+            store.put(blocks, bounds, unusable=self._layers.rejected, victims=victims)
         except CacheError as error:
             self._own.cannot_store = error.message
             self._warnings.not_stored(error.message)
@@ -313,33 +311,6 @@ class BlockCache:
     def held(self) -> list[CachedPath]:
         """Return what is cached of each path, for all origins, sorted by path. Scans the rows of all blocks."""
         return self._own.query(lambda rows: rows.cached_paths(), [])
-
-    # Prefetch plans
-
-    def take_plan_slot(self) -> int | None:
-        """Register an active prefetch plan and return its number; None if it cannot be registered.
-
-        The registration ends with `leave_plan_slot` or with the process.
-        """
-        return None if self._own.store is None else self._own.store.room.plan_registry.take()
-
-    def clear_plan_slot(self, plan_slot: int) -> None:
-        """Reset the bytes counted for plan number `plan_slot`, which may be those of an earlier plan.
-
-        Raises CacheError where nothing can be stored.
-        """
-        if self._own.store is not None:
-            self._own.store.clear_plan_slot(plan_slot)
-
-    def leave_plan_slot(self, plan_slot: int) -> None:
-        """End the registration of plan number `plan_slot`."""
-        if self._own.store is not None:
-            self._own.store.room.plan_registry.leave(plan_slot)
-
-    def share(self, plan_slot: int | None, bounds: CacheBounds) -> int:
-        """Return about how many bytes of the cache the plan with number `plan_slot` may use; `put` computes it exactly."""
-        allowed = self.allowed or likely_allowance(self.root, bounds) or 0
-        return allowed if self._own.store is None else self._own.store.room.share(allowed, plan_slot)
 
     # Fetch locks
 

@@ -16,7 +16,7 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, NoReturn
 
@@ -26,7 +26,6 @@ from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import UNWRITTEN_S, EvictionPolicy, wal_pages_of
 from cachedfs.cache.index.block_rows import BlockRow, LocalCopyRow
 from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
@@ -89,11 +88,11 @@ class BlockWriter:
         bounds: CacheBounds,
         *,
         unusable: Container[str] = (),
-        plan: FutureUseSource | None = None,
+        victims: Iterable[tuple[ObjectKey, int]] = (),
     ) -> None:
         """Store the blocks that are not cached yet; each is then there in full, or not at all.
 
-        `unusable` holds paths of existing but unusable files. `plan` is the prefetch plan that the blocks belong to.
+        `unusable` holds paths of existing but unusable files. `victims` go first if space is needed.
         """
         new: dict[str, _NewBlock] = {}
         for key, data in blocks:
@@ -104,7 +103,7 @@ class BlockWriter:
         waiting, tried = list(new.values()), set[str]()
         while waiting:
             try:
-                waiting = self._put_some(waiting, bounds, unusable, plan)
+                waiting = self._put_some(waiting, bounds, unusable, victims)
             except (CacheError, *TROUBLE) as error:
                 self._recover(error, tried, waiting, bounds)
         if tried or self._directory.is_network:
@@ -115,7 +114,7 @@ class BlockWriter:
         waiting: list[_NewBlock],
         bounds: CacheBounds,
         unusable: Container[str],
-        plan: FutureUseSource | None,
+        victims: Iterable[tuple[ObjectKey, int]],
     ) -> list[_NewBlock]:
         """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
 
@@ -134,8 +133,8 @@ class BlockWriter:
             allowed = self.allowed = admission.allowance(bounds, space, totals, overhead, room.growth)
             staging = max(2 * admission.STAGING, allowed // 50)  # twice its size, before it is looked at
             batch, rest, has_room = waiting, list[_NewBlock](), True
-            if plan is not None or totals.bytes + size > allowed or totals.staged + size > staging:
-                batch, rest, has_room = self._make_room(rows, waiting, plan)
+            if totals.bytes + size > allowed or totals.staged + size > staging:
+                batch, rest, has_room = self._make_room(rows, waiting, victims)
             clock = (self._shared.accesses or room.accesses(rows, allowed)).now
             rows.add_blocks([block[::2] for block in batch], clock, now_s, room.writer)
             room.writing.update(block.key.name for block in batch)
@@ -334,7 +333,7 @@ class BlockWriter:
         self,
         rows: IndexRows,
         wanted: list[_NewBlock],
-        plan: FutureUseSource | None,
+        victims: Iterable[tuple[ObjectKey, int]],
     ) -> tuple[list[_NewBlock], list[_NewBlock], bool]:
         """Make space for the first blocks that fit together; return these, the rest, and whether there is space.
 
@@ -350,8 +349,7 @@ class BlockWriter:
             return batch, rest, True
         if self._evict_one_step(rows, allowed):
             return [], wanted, True
-        hashes = [block.key.hash64 for block in batch]
-        fits = self.room.make(rows, sums[n - 1], allowed=allowed, plan=plan, hashes=hashes)
+        fits = self.room.make(rows, sums[n - 1], allowed=allowed, victims=victims)
         return batch if fits else [], rest, fits
 
     def _check_fit(self, rows: IndexRows, wanted: list[_NewBlock], allowed: int, free: int) -> None:
@@ -434,11 +432,6 @@ class BlockWriter:
         with self._writing("the pin cannot be stored") as rows:
             for path in paths:
                 rows.pin(identity, path, wanted)
-
-    def clear_plan_slot(self, plan_slot: int) -> None:
-        with self._writing("the share of a plan cannot be stored") as rows:
-            if rows.plan_bytes(plan_slot):
-                rows.set_plan_bytes(plan_slot, 0)
 
     def check(self, *, repair: bool) -> fsck.CheckReport:
         try:

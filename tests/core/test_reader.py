@@ -359,7 +359,7 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
     """The disk is slower than the link: here it stores nothing."""
     may_store, put = threading.Event(), BlockCache.put
 
-    def held(cache, given, bounds, *, plan=None):
+    def held(cache, given, bounds, *, victims=()):
         assert may_store.wait(120)
         return put(cache, given, bounds, plan=plan)
 

@@ -255,13 +255,3 @@ class BlockRows(TableRows):
 
     def local_copies(self) -> list[LocalCopyRow]:
         return [LocalCopyRow._make(row) for row in self._run("SELECT name, size FROM local_copies")]
-
-    # Prefetch plans
-
-    def plan_bytes(self, slot: int) -> int:
-        """Return how many bytes the plan in a plan slot had cached at its last write."""
-        row = self._run("SELECT bytes FROM plans WHERE slot = ?", (slot,)).fetchone()
-        return int(row[0]) if row else 0
-
-    def set_plan_bytes(self, slot: int, n_bytes: int) -> None:
-        self._run("INSERT OR REPLACE INTO plans VALUES (?, ?)", (slot, n_bytes))
