@@ -361,7 +361,7 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
 
     def held(cache, given, bounds, *, victims=()):
         assert may_store.wait(120)
-        return put(cache, given, bounds, plan=plan)
+        return put(cache, given, bounds, victims=victims)
 
     monkeypatch.setattr(BlockCache, "put", held)
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)
