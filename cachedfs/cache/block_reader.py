@@ -15,7 +15,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cachedfs.cache import block_file, disk
@@ -209,9 +209,9 @@ class BlockReader:
         accesses = self._shared.accesses or self._shared.open_accesses()
         accesses.touch((number, most is not None and of is not None and of > most))
 
-    def last_use(self, key: ObjectKey, index: int) -> int | None:
-        """Return the access clock at the last access to a block by any process; None without a record."""
-        return (self._shared.accesses or self._shared.open_accesses()).last_use_of(key.hash64(index))
+    def reads_since(self, clock: int) -> tuple[int, Sequence[int]]:
+        """Return the access clock, and the last blocks (by hash64) that any process read after `clock`, in order."""
+        return (self._shared.accesses or self._shared.open_accesses()).since(clock)
 
     def clock(self, bounds: CacheBounds) -> int:
         """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""

@@ -16,7 +16,7 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cachedfs.cache import disk, recovery
@@ -25,14 +25,13 @@ from cachedfs.cache.block_reader import BlockReader
 from cachedfs.cache.directory import root_in
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.plan_registry import FutureUseSource
 from cachedfs.cache.eviction.policy import UNWRITTEN_S, EvictionPolicy, wal_pages_of
 from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
-from cachedfs.common.types import BlockKey, CacheBounds
+from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
 from cachedfs.errors import CacheError
 
 __all__ = ["REMOVED_AT_ONCE", "BlockWriter"]
@@ -80,13 +79,12 @@ class BlockWriter(BlockReader):
         blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
-        plan: FutureUseSource | None = None,
+        victims: Iterable[tuple[ObjectKey, int]] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
-        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan can spare go
-        first, as long as nothing else is due for eviction. Raises CacheError unless all blocks are stored. A block is
-        never visible in part.
+        When space is needed, `victims` go first, in their order and only as many as are needed. Raises CacheError unless
+        all blocks are stored. A block is never visible in part.
         """
         new: dict[str, _NewBlock] = {}
         for key, data in blocks:
@@ -97,7 +95,7 @@ class BlockWriter(BlockReader):
         waiting, tried = list(new.values()), set[str]()
         while waiting:
             try:
-                waiting = self._put_some(waiting, bounds, plan, "stored" in tried)
+                waiting = self._put_some(waiting, bounds, victims, "stored" in tried)
             except (CacheError, *TROUBLE) as error:
                 self._recover(error, tried, waiting, bounds)
         self._own.cannot_store = None
@@ -105,7 +103,11 @@ class BlockWriter(BlockReader):
             self._finish(new.values(), tried)
 
     def _put_some(
-        self, waiting: list[_NewBlock], bounds: CacheBounds, plan: FutureUseSource | None, is_any_stored: bool
+        self,
+        waiting: list[_NewBlock],
+        bounds: CacheBounds,
+        victims: Iterable[tuple[ObjectKey, int]],
+        is_any_stored: bool,
     ) -> list[_NewBlock]:
         """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
 
@@ -124,9 +126,9 @@ class BlockWriter(BlockReader):
             staging = max(2 * admission.STAGING, allowed // 50)  # twice its size, before it is looked at
             batch, rest, has_room = waiting, list[_NewBlock](), True
             is_full = totals.bytes + size > allowed or totals.staged + size > staging
-            if is_full or is_any_stored or plan is not None:
+            if is_full or is_any_stored:
                 batch = self._ours_to_write(rows, waiting)
-                batch, rest, has_room = self._make_room(rows, batch, plan)
+                batch, rest, has_room = self._make_room(rows, batch, victims)
             clock = (self._shared.accesses or space.accesses(rows, allowed)).now
             rows.add_blocks([block[::2] for block in batch], clock, now_s, space.writer)
             space.writing.update(block.key.name for block in batch)
@@ -318,7 +320,7 @@ class BlockWriter(BlockReader):
         return ours
 
     def _make_room(
-        self, rows: IndexRows, wanted: list[_NewBlock], plan: FutureUseSource | None
+        self, rows: IndexRows, wanted: list[_NewBlock], victims: Iterable[tuple[ObjectKey, int]]
     ) -> tuple[list[_NewBlock], list[_NewBlock], bool]:
         """Make space for the first blocks that fit together; return these, the rest, and whether there is space.
 
@@ -334,8 +336,7 @@ class BlockWriter(BlockReader):
             return batch, rest, True
         if self._evict_one_step(rows, allowed):
             return [], wanted, True
-        hashes = [block.key.hash64 for block in batch]
-        fits = self.space.make(rows, sums[n - 1], allowed=allowed, plan=plan, hashes=hashes)
+        fits = self.space.make(rows, sums[n - 1], allowed=allowed, victims=victims)
         return batch if fits else [], rest, fits
 
     def _check_fit(self, rows: IndexRows, wanted: list[_NewBlock], allowed: int, free: int) -> None:

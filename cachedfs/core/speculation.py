@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,6 +33,7 @@ _ROUNDS = 2  # `n_bodies` changes at most once per _ROUNDS * n_bodies bodies
 
 logger = logging.getLogger("cachedfs.core")
 MEMORY = 256 << 20  # limit of speculative bytes that are not on disk yet
+_POSITION = attrgetter("position")
 ONE_MORE = 1  # extra body per link, as first bytes come unevenly: uses 96 % of the link instead of 91 %
 
 
@@ -117,10 +120,11 @@ class SpeculativeRequest(NamedTuple):
     cached by now, and returns the downloads: directly, or as an awaitable if the object must be looked up.
     """
 
-    owner: object  # requests of one owner are sent in order
+    owner: object
     size: int
     send: Callable[[], Iterable[Download] | Awaitable[Iterable[Download]]]
     origin: Callable[[], Origin]
+    position: float = 0  # requests of one owner are sent in this order
     is_declared: bool = False  # from a prefetch plan; inferred requests are sent first
     is_wanted: Callable[[], bool] = bool  # a caller waits for it by now: it uses no speculative slot
     is_over: Callable[[], bool] = bool  # fetched in the meantime: it is dropped
@@ -158,7 +162,8 @@ class SpeculativeQueue:
 
     def submit(self, candidate: SpeculativeRequest) -> None:
         """Queue a request and send it as soon as the limits allow."""
-        self._queues[candidate.is_declared].setdefault(id(candidate.owner), deque()).append(candidate)
+        queue = self._queues[candidate.is_declared].setdefault(id(candidate.owner), deque())
+        insort(queue, candidate, key=_POSITION)
         if not (self._active or self._lookups):
             self._at_limit.clear()  # nothing would end, and call `pump`
         self._send_allowed()

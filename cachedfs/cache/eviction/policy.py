@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from cachedfs.cache import disk
 from cachedfs.cache.change_counters import TABLE_SIZE
@@ -18,12 +17,11 @@ from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction import admission
 from cachedfs.cache.eviction.access_stats import AccessStats
 from cachedfs.cache.eviction.admission import AccessHistory
-from cachedfs.cache.eviction.plan_registry import FutureUseSource, PlanRegistry
 from cachedfs.cache.index.block_rows import BlockRow, BlockRows
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
-from cachedfs.common.types import CacheBounds
+from cachedfs.common.types import CacheBounds, ObjectKey
 
 __all__ = [
     "UNWRITTEN_S",
@@ -60,7 +58,6 @@ class EvictionPolicy:
         self._close_removed = close_removed
         self._locks = locks
         self._shared = shared
-        self.plan_registry = PlanRegistry(locks)
         self._limit = 0  # what blocks may have when `make` is done
         self._cursor = 0  # the row after which the next batch of candidates is read
         self._queue: dict[
@@ -101,23 +98,20 @@ class EvictionPolicy:
         *,
         allowed: int,
         is_staged: bool = True,
-        plan: FutureUseSource | None = None,
-        hashes: Sequence[int] = (),
+        victims: Iterable[tuple[ObjectKey, int]] = (),
     ) -> bool:
         """Evict blocks until `size` more bytes fit into `allowed`; return False if not enough could be evicted.
 
         Evictions are not undone on False. `is_staged`: the bytes are new blocks, so older blocks must move out of staging.
-        `plan`: the plan that the new blocks, with these `hashes`, belong to; blocks that it can spare are evicted first.
+        `victims`: blocks to evict before others.
         """
         self._rows, self._accesses, self._limit = rows, self.accesses(rows, allowed), allowed - size
         self._stuck.clear()
         totals, staging = rows.totals, admission.staging_size(allowed)
-        if plan is not None:
-            # Blocks may replace others only outside staging, which is not kept small while there is room.
-            self._shrink_staging(
-                min(totals.staged - staging, allowed - staging - self._admitted), sys.maxsize
-            )
-            self._make_by_plan(plan, allowed, all(self._accesses.is_new(each) for each in hashes))
+        spare = iter(victims)
+        while self._need > 0 and (victim := next(spare, None)) is not None:
+            if (block := rows.block(*victim)) is not None and not block.is_pinned:
+                self._evict(block)
         self._shrink_staging(totals.staged + (size if is_staged else 0) - staging, allowed - staging)
         # If the limit shrinks for a while, as by a grown log, staging shrinks first, down to half: old blocks stay.
         self._evict_old(allowed - staging // 2)
@@ -165,32 +159,6 @@ class EvictionPolicy:
             self.evictions += 1
         else:
             self._stuck.add(block.id)
-
-    def share(self, allowed: int, plan_slot: int | None) -> int:
-        """Return the share of `allowed` bytes of the plan with this plan slot: an equal part for each active plan."""
-        return allowed // (1 + len(self.plan_registry.others(plan_slot)))
-
-    def _make_by_plan(self, plan: FutureUseSource, allowed: int, is_new: bool) -> None:
-        """Evict blocks for those of a plan.
-
-        A plan within its share evicts other blocks first, as far as the admission rule allows, or any if another plan
-        exceeds its share. If that is not enough, or above its share, blocks that it can spare are evicted, and not one
-        more than needed.
-        """
-        rows, others = self._rows, self.plan_registry.others(plan.plan_slot)
-        plan.share = share = allowed // (1 + len(others))
-        if plan.taken <= share:
-            exceeds = any(rows.plan_bytes(plan_slot) > share for plan_slot in others)
-            new = AccessHistory(0, 0, is_new)
-            while self._need > 0 and (old := self._oldest()) and (exceeds or self._admits(new, old)):
-                self._evict(old)
-        spared = plan.given_up()
-        while self._need > 0 and (spare := next(spared, None)) is not None:
-            block = rows.block(*spare)
-            if block is not None and not block.is_pinned:
-                self._evict(block)
-        if plan.plan_slot is not None:
-            rows.set_plan_bytes(plan.plan_slot, plan.taken)
 
     def _evict_old(self, most: int) -> None:
         """Evict blocks outside staging, least recently used first, while these have more than `most` bytes."""

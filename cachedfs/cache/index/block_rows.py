@@ -209,13 +209,3 @@ class BlockRows(TableRows):
         """Return whether an object with cached blocks is pinned, given its digest."""
         found = self._run("SELECT 1 FROM objects WHERE digest = ? AND is_pinned", (digest,)).fetchone()
         return found is not None
-
-    # Prefetch plans
-
-    def plan_bytes(self, slot: int) -> int:
-        """Return how many bytes the plan in a plan slot had cached at its last write."""
-        row = self._run("SELECT bytes FROM plans WHERE slot = ?", (slot,)).fetchone()
-        return int(row[0]) if row else 0
-
-    def set_plan_bytes(self, slot: int, n_bytes: int) -> None:
-        self._run("INSERT OR REPLACE INTO plans VALUES (?, ?)", (slot, n_bytes))
