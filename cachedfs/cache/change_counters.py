@@ -12,7 +12,7 @@ from functools import lru_cache
 from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
 from cachedfs.common.clock import clock
 
-__all__ = ["TABLE_SIZE", "ChangeCounters", "ChangeTable"]
+__all__ = ["STATISTICS_AT", "TABLE_SIZE", "ChangeCounters", "ChangeTable", "slots_of"]
 
 # Names use one half of the slots, trees and origins the other. A name that shares a slot with a changed name
 # is revalidated (1 in 65 names after 1,000 changes). In a single table, a whole tree could be.
@@ -25,6 +25,7 @@ _MOST_KNOWN = 50_000  # counters in memory
 _SLOT = struct.Struct("<Q")
 _GENERATION_AT = 16  # offset of the number that is written after every change
 _START_AT = 24  # offset of the number that all change counters of a file start from
+STATISTICS_AT = 64  # offset of the statistics of all processes: see `counters`
 
 
 class ChangeTable(SharedSlots):
@@ -79,13 +80,6 @@ class ChangeCounters:
         self._known: _Known = b"", {}, [{} for _ in tables]
         self.paths = [table.path for table in tables if table.path is not None and not table.is_private]
         self.is_private = not self.paths
-
-    def slots_of(self, identity: str, path: str) -> tuple[int, ...]:
-        """Return the slots that make up the counter of `path`: its own, and those of the trees that contain it."""
-        return _slots_of(identity, path)
-
-    def listing_slots_of(self, identity: str, folder: str) -> tuple[int, ...]:
-        return self.slots_of(identity, folder + "/")
 
     def at(self, slots: tuple[int, ...]) -> int:
         """Return the current counter made of `slots`: 63 bits."""
@@ -191,7 +185,11 @@ def _tree_slot(folder: str, base: int) -> int:
 
 
 @lru_cache(1000)  # a read needs the slots of its path several times
-def _slots_of(identity: str, path: str) -> tuple[int, ...]:
+def slots_of(identity: str, path: str) -> tuple[int, ...]:
+    """Return the slots that make up the counter of `path`: its own, and those of the trees that contain it.
+
+    They are the same in every process and forever. A folder's name with a "/" at its end means its listing.
+    """
     folder = path.rpartition("/")[0]
     return (_slot(path, _crc(identity)), *(_tree_slots(identity, folder) if path else ()))
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
+from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
     FeedPosition,
@@ -99,14 +99,11 @@ class MetadataStore:
 
     def look(self) -> float:
         """Once a second, use the shared files that other processes use now; return when to look again (monotonic)."""
-        self._look()
-        return self._own.look_at
-
-    def _look(self) -> None:
         self._own.look()
         if not self._has_clock:
             self._has_clock = True
             self._own.query(lambda rows: _share_clock(rows.load_totals()), None)
+        return self._own.look_at
 
     # Metadata entries and listings
 
@@ -119,8 +116,7 @@ class MetadataStore:
 
         The caller compares both change counters with the current ones.
         """
-        self._look()
-        stored = stored_path(path)
+        stored = stored_path(path) if "://" in path else path
         nothing: tuple[MetadataRecord | None, ListedName | None] = None, None
         found, listed = self._own.query(lambda rows: rows.find(identity, stored), nothing)
         return found if found is None or stored == path else _at(path, found), listed
@@ -129,8 +125,7 @@ class MetadataStore:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
         if not records:
             return
-        paths = {record.path for record in records}
-        if any(map(is_url, paths)):
+        if any("://" in record.path for record in records):
             records = [_at(stored_path(record.path), record) for record in records]
         try:
             with self._own.writing("metadata cannot be stored") as rows:
@@ -160,7 +155,6 @@ class MetadataStore:
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
         """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
-        self._look()
         return self._own.query(lambda rows: rows.listing(identity, folder), None)
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
@@ -224,7 +218,6 @@ class MetadataStore:
 
     def feed(self, identity: str, part: str) -> FeedPosition | None:
         """Return the stored position of the change feed of `part` of an origin; None without one."""
-        self._look()
         if not self.sees_other_processes:
             return None  # the rows are shared, but other processes would not see our change counters
         return self._own.query(lambda rows: rows.feed(identity, part), None)
@@ -291,11 +284,11 @@ class MetadataStore:
 
     def counter(self, identity: str, path: str) -> int:
         """Return the change counter of `path`: it differs after a change of the path by any process."""
-        return self._read(lambda counters: counters.at(counters.slots_of(identity, path)))
+        return self.counter_at(slots_of(identity, path))
 
     def listing_counter(self, identity: str, folder: str) -> int:
         """Return the change counter of the listing of `folder`: it differs after any change below the folder."""
-        return self._read(lambda counters: counters.at(counters.listing_slots_of(identity, folder)))
+        return self.counter_at(slots_of(identity, f"{folder}/"))
 
     def changed_at(self, identity: str, path: str) -> int:
         """Return the Unix second of the last change of `path` that this cache recorded; 0 without one.
@@ -303,7 +296,7 @@ class MetadataStore:
         A folder's name with a trailing "/" means its listing. Paths may share a slot, so the result may be too late,
         but never too early.
         """
-        return self._read(lambda counters: counters.changed_at(counters.slots_of(identity, path)))
+        return self._read(lambda counters: counters.changed_at(slots_of(identity, path)))
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
@@ -341,16 +334,8 @@ class MetadataStore:
         if now is not before:
             self.shared.release_unwritable(now, change(now))
 
-    def counter_slots(self, identity: str, path: str) -> tuple[int, ...]:
-        """Return the slots to pass to `counter_at`, the same in every process and forever.
-
-        A folder's name with a trailing "/" means its listing.
-        """
-        return self.shared.open_counters().slots_of(identity, path)
-
     def counter_at(self, slots: tuple[int, ...]) -> int:
-        """Return the change counter stored in these slots."""
-        self._own.look()  # a process that reads only cached data must see that the file was replaced
+        """Return the change counter stored in these slots, which `slots_of` returns."""
         try:
             return (self.shared.counters or self.shared.open_counters()).at(slots)
         except OSError:

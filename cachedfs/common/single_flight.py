@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 __all__ = ["SingleFlight"]
 
 
 class _Lookup:
-    def __init__(self, counter: int, task: asyncio.Task[Any]) -> None:
+    def __init__(self, counter: int) -> None:
         self.counter = counter
-        self.task = task
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.n_waiting = 0
+        self.task: asyncio.Task[Any]
 
 
 class SingleFlight:
@@ -25,37 +27,57 @@ class SingleFlight:
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
         self._spawn = spawn
-        # Invariant: contains a lookup only while its task runs and a caller waits for it.
+        # Invariant: contains a lookup only while it has no answer and a caller waits for it.
         self._running: dict[tuple[str, str], _Lookup] = {}
 
     async def run(
-        self, slot: tuple[str, str], counter: int, lookup: Callable[[], Coroutine[Any, Any, Any]]
+        self,
+        slot: tuple[str, str],
+        counter: int,
+        lookup: Callable[[asyncio.Future[Any]], Coroutine[Any, Any, Any]],
     ) -> Any:
         """Return the result of the running lookup in `slot`, or start one with `lookup`.
 
-        A running lookup is used only if its change counter is the same.
+        A running lookup is used only if its change counter is the same. `lookup` is called with the future of its
+        result: it may set it before it ends.
         """
         running = self._running.get(slot)
         if running is None or running.counter != counter:
-            running = self._running[slot] = _Lookup(counter, self._spawn(lookup()))
-            running.task.add_done_callback(lambda _: self._remove(slot, running))
+            running = self._running[slot] = _Lookup(counter)
+            running.answer.add_done_callback(partial(self._remove, slot, running))
+            running.task = self._spawn(_answer(running.answer, lookup))
         running.n_waiting += 1
         try:
-            return await asyncio.shield(running.task)
+            return await asyncio.shield(running.answer)
         finally:
             running.n_waiting -= 1
-            if not running.n_waiting:
+            if not running.n_waiting and not running.answer.done():
                 self._remove(slot, running)  # later callers start a new lookup
                 running.task.cancel()
 
-    def task_of(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
-        """Return the task of the lookup in `slot`, or None.
+    def answer_of(self, slot: tuple[str, str]) -> asyncio.Future[Any] | None:
+        """Return the future of the running lookup in `slot`, or None.
 
         Only check whether it is done; do not await it.
         """
         running = self._running.get(slot)
-        return None if running is None else running.task
+        return None if running is None else running.answer
 
-    def _remove(self, slot: tuple[str, str], running: _Lookup) -> None:
+    def _remove(self, slot: tuple[str, str], running: _Lookup, _: object = None) -> None:
         if self._running.get(slot) is running:
             del self._running[slot]
+
+
+async def _answer(
+    answer: asyncio.Future[Any], lookup: Callable[[asyncio.Future[Any]], Coroutine[Any, Any, Any]]
+) -> None:
+    try:
+        result = await lookup(answer)
+        if not answer.done():
+            answer.set_result(result)
+    except Exception as error:  # of any kind: the callers raise it
+        if answer.done():
+            raise
+        answer.set_exception(error)
+    finally:
+        answer.cancel()  # of a task that was canceled

@@ -79,7 +79,7 @@ class ChangeFeeds:
                 return None
             parents.append((info.path, info.id))
             parent_path = folder_of(info.path)
-            entry = self._objects.get(parent_path) if parent_path else None
+            entry = self._objects.known(parent_path) if parent_path else None
             if parent_path and (entry is None or entry.info is None):
                 return None
             info = entry.info if entry is not None else None
@@ -109,7 +109,7 @@ class ChangeFeeds:
         """Call `poll`, or wait until another caller in this or another process has done so."""
         part = _part_of(path)
 
-        async def poll_once() -> None:
+        async def poll_once(_: object) -> None:
             cache = self._objects.engine.cache
             poll_lock = _poll_lock(self._objects.identity, part)
             if not await self._objects.engine.locked(poll_lock, within_s=_WAIT_S):
@@ -123,7 +123,7 @@ class ChangeFeeds:
                 logger.info("%s: the change feed failed: %s", self._objects.url(part), error)
                 self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._objects.lifetime_s)
             finally:
-                cache.release_lock(poll_lock)
+                cache.locks.release(poll_lock)
 
         await self._objects.engine.lookups.run((self._objects.identity, f"\0{part}"), 0, poll_once)
 

@@ -151,7 +151,7 @@ class ChunkPrefetch:
 
         One in memory may be replaced by now: then what is requested ahead is of no use.
         """
-        entry = self._objects.entries.get(path) or self._objects.get(path)
+        entry = self._objects.entries.get(path) or self._objects.known(path)
         return None if entry is None else self._objects.version(entry)
 
     # Find the series of a name.

@@ -69,7 +69,7 @@ class Downloads:
         """
         config, cache, by_block = self.objects.config, self.objects.engine.cache, self.objects.engine.by_block
         found: dict[int, Download] = {}
-        to_fetch: list[int] = []
+        missing: list[int] = []
         for index in indexes:
             download = by_block.get((version.digest, index))
             if download is not None:
@@ -78,20 +78,35 @@ class Downloads:
             elif config.offline:
                 if not cache.has(version, index):
                     raise self.objects.offline(version.info.path)
-            elif cache.take_lock(version.hash64(index)):
-                if cache.has(version, index):  # stored before the lock was taken
-                    cache.release_lock(version.hash64(index))
-                else:
-                    to_fetch.append(index)
-            elif index in overdue and not cache.has(version, index):
-                to_fetch.append(index)  # without the lock: at worst once by each process that waits for it
-        if to_fetch:
+            else:
+                missing.append(index)
+        if missing and (to_fetch := self._lock(version, missing, overdue)):
             for bytes_ in merge(
                 to_fetch, version.block_size, size=version.size, request_size=config.request_size
             ):
                 download = self._send(version.info, version, bytes_, demand=demand)
                 found.update(dict.fromkeys(covering(bytes_, version.block_size), download))
         return found
+
+    def _lock(self, version: Version, missing: Sequence[int], overdue: Container[int]) -> list[int]:
+        """Take the fetch locks of blocks; return the blocks to fetch."""
+        cache, to_fetch, at = self.objects.engine.cache, list[int](), 0
+        while at < len(missing):
+            end = at + 1
+            while end < len(missing) and missing[end] == missing[end - 1] + 1:
+                end += 1
+            n_locked = cache.locks.take(version.number + missing[at], end - at)
+            for index in missing[at : at + n_locked]:
+                if cache.has(version, index):  # stored before the lock was taken
+                    cache.locks.release(version.number + index)
+                else:
+                    to_fetch.append(index)
+            at += n_locked
+            if at < end:  # another process has the next one
+                if missing[at] in overdue and not cache.has(version, missing[at]):
+                    to_fetch.append(missing[at])  # without the lock: at worst once by each process that waits
+                at += 1
+        return to_fetch
 
     def launch_uncached(self, info: ObjectInfo, position: int) -> Download:
         """Request the bytes from `position` on of an object that cannot be cached, as it has no fingerprint.
@@ -235,11 +250,11 @@ class Downloads:
             )
 
     async def read_unknown(
-        self, download: Download, path: str, want: Range | Suffix, learned: list[Entry]
+        self, download: Download, path: str, want: Range | Suffix, learned: Callable[[Entry], None]
     ) -> None:
         """Read `want` of an object whose metadata is unknown, and learn the metadata from the response headers.
 
-        Appends the new entry to `learned`, or an entry for its absence before it raises ObjectNotFound.
+        Calls `learned` with the new entry, or with an entry for its absence before it raises ObjectNotFound.
         """
         now, counter = clock.now(), self.objects.counter(path)
         if len(self.objects.engine.active_requests) > self._least_window and not download.is_speculative:
@@ -249,17 +264,18 @@ class Downloads:
 
                 def begin(entry: Entry) -> None:
                     # Take the fetch locks before others can see the entry: they would fetch the same blocks.
-                    learned.append(entry)
                     version = self.objects.version(entry)
                     download.begin(reply.info, version, Range(reply.start, reply.stop))
                     if version is not None:
                         self._register(download, version)
 
-                self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin)
+                learned(
+                    self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin)
+                )
                 await self._receive(download, reply)
         except ObjectNotFound:
-            if not learned:
-                learned.append(self.objects.learn(path, None, asked_at=now, counter=counter))
+            if download.info is None:
+                learned(self.objects.learn(path, None, asked_at=now, counter=counter))
             raise
 
     def _register(self, download: Download, version: Version) -> None:
@@ -268,7 +284,7 @@ class Downloads:
         for index in covering(Range(download.start, download.stop), size):
             if index * size >= download.start and (version.digest, index) not in engine.by_block:
                 # If another process holds the lock, this block is fetched twice.
-                engine.cache.take_lock(version.hash64(index))
+                engine.cache.locks.take(version.number + index)
                 engine.by_block[version.digest, index] = download
 
     async def _receive(self, download: Download, reply: Reply) -> None:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from fsspec.utils import tokenize
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common import event_log
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
@@ -68,7 +68,7 @@ class Engine(event_log.CounterSource):
 
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
-        self.cache = BlockCache(directories, explicit=explicit)
+        self.cache = BlockStore(directories, explicit=explicit)
         self.store_queue = StoreQueue(self.cache, self._stored)
         # By digest and index. Invariant: holds a block from the creation of its request until the block is on disk,
         # or its request failed. Changed on the event loop thread and, for stored blocks, in the writer thread.
@@ -210,7 +210,7 @@ class Engine(event_log.CounterSource):
 
     async def locked(self, hash64: int, *, within_s: float) -> bool:
         """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
-        return await poll(partial(self.cache.take_lock, hash64), within_s=within_s)
+        return await poll(lambda: self.cache.locks.take(hash64) == 1, within_s=within_s)
 
     async def wait_for_other_process(self, key: ObjectKey, indexes: Iterable[int]) -> bool:
         """Wait while another process fetches all of these blocks.
@@ -218,7 +218,7 @@ class Engine(event_log.CounterSource):
         Return True once one of them is on disk, in flight in this process, or free to be fetched. Return False after
         OVERDUE_S seconds: the other process may be stopped, so fetch them here as `overdue`.
         """
-        blocks = [(index, key.hash64(index)) for index in indexes]
+        blocks = [(index, key.number + index) for index in indexes]
 
         def is_over() -> bool:
             for index, fetch_lock in blocks:
@@ -226,8 +226,8 @@ class Engine(event_log.CounterSource):
                 if self.cache.has(key, index) or (download and download.covers(index * key.block_size)):
                     return True
                 # A request that does not cover it any more is about to be unregistered.
-                if download is None and self.cache.take_lock(fetch_lock):
-                    self.cache.release_lock(fetch_lock)
+                if download is None and self.cache.locks.take(fetch_lock):
+                    self.cache.locks.release(fetch_lock)
                     return True
             return False
 
@@ -249,7 +249,7 @@ class Engine(event_log.CounterSource):
 
     def _store_quota_soon(self, store: Callable[[], None]) -> None:
         """Called on the event loop thread, where requests are counted."""
-        self.loop.call_later(QUOTA_S, self.store_queue.after_metadata, store)
+        self.loop.call_later(QUOTA_S, partial(self.store_queue.put, then=store))
 
     def lookup_slots(self, identity: str, most: int) -> asyncio.Semaphore:
         """Return the semaphore that allows `most` lookups at an origin at a time. Event loop thread only."""
@@ -308,7 +308,7 @@ class Engine(event_log.CounterSource):
             return min(config.read_ahead, MOST_IN_MEMORY)
         allowed = self.cache.allowed
         if allowed is None:  # finding out takes a transaction: leave it to the writer, use a small window now
-            self.store_queue.after_metadata(lambda: self.cache.allowance(config.bounds))
+            self.store_queue.put(then=lambda: self.cache.allowance(config.bounds))
             allowed = WINDOW_SHARE * 2 * config.whole_request
         return min(config.read_ahead, max(allowed // WINDOW_SHARE, config.block_size))
 
@@ -329,7 +329,7 @@ class Engine(event_log.CounterSource):
         self.misses += len(blocks)
         for block in blocks:
             block.download.n_received += 1
-        self.store_queue.add(blocks)
+        self.store_queue.put(blocks)
 
     async def wait_for_space(self, download: Download) -> None:
         """Wait until few enough bytes are waiting to be stored to read more of this request's body."""
@@ -367,7 +367,7 @@ class Engine(event_log.CounterSource):
     def release_block(self, key: ObjectKey, index: int) -> None:
         """Release a block that is on disk or no longer fetched: its download, and its fetch lock."""
         self.by_block.pop((key.digest, index), None)
-        self.cache.release_lock(key.hash64(index))
+        self.cache.locks.release(key.number + index)
 
     # Shutdown.
 

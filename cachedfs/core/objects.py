@@ -13,6 +13,7 @@ from typing import Any
 
 from fsspec.utils import tokenize
 
+from cachedfs.cache.change_counters import slots_of
 from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
     FeedSnapshot,
@@ -120,21 +121,25 @@ class Objects:
 
     engine: Engine
     """The engine of this process: made at the first use, and again after a fork or once it was closed."""
+    store: MetadataStore
+    """The metadata on disk, of this engine."""
 
     def __getattr__(self, name: str) -> Any:
-        if name != "engine":
+        if name not in ("engine", "store"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         engine = engine_for(self.config)
         self.entries = engine.entries(self.identity)
         engine.users.add(self)
-        self.engine = engine  # last: a thread that sees it must also see its entries
+        # The engine last: a thread that sees it must also see its entries.
+        self.store, self.engine = engine.cache.metadata, engine
         if not engine.pid:  # it is being closed
             self.engine_closed()
-        return engine
+        return engine if name == "engine" else engine.cache.metadata
 
     def engine_closed(self) -> None:
         """Stop using the engine, which is closed, or is that of a parent process."""
         self.__dict__.pop("engine", None)
+        self.__dict__.pop("store", None)
         self._look_at, self._origin, self.entries = -math.inf, None, OrderedDict()
 
     @property
@@ -190,10 +195,6 @@ class Objects:
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
         return self.engine.speculation.link_stats(self._origin)
 
-    @property
-    def store(self) -> MetadataStore:
-        return self.engine.cache.metadata
-
     # Entries.
 
     def fresh(self, path: str) -> Entry | None:
@@ -209,49 +210,42 @@ class Objects:
                 is_valid = False
             if is_valid and 0 <= clock.now() - entry.asked_at < self._lifetime_s:
                 return entry
-        return self._fresh_now(path)
-
-    def _fresh_now(self, path: str) -> Entry | None:
-        """Return the fresh entry of `path` from memory or from the store, for all cases."""
-        entry = self.get(path) if path in self.entries else None
-        if entry is not None and self.is_fresh(entry):
-            return entry
-        entry = self.newest(path)
+        entry = self.known(path)
         return entry if entry is not None and self.is_fresh(entry) else None
 
     def _look(self) -> None:
         """Once a second, look whether others replaced the shared files, or the identity is another now."""
         store, _ = self.engine.cache.metadata, self.identity
         self._shared = store.shared
-        self._look_at = min(store.look(), self._identify_at)
+        look_at = store.look()
+        is_final = math.isinf(self.config.lifetime_s)
+        # If changes by other processes cannot be noticed, nothing is fresh.
+        self._lifetime_s = self.config.lifetime_s if is_final or store.sees_other_processes else 0.0
+        self._look_at = min(look_at, self._identify_at)
 
-    def known(self, path: str) -> Entry | None:
-        """Return the newest valid entry of `path`, of any age; None if there is none."""
-        entry = self.get(path)
-        return entry if entry is None or self.is_fresh(entry) else self.newest(path)
+    def known(self, path: str, *, newest: bool = False) -> Entry | None:
+        """Return the valid entry of `path`, of any age: a fresh one in memory, else the newest one, or None.
 
-    def get(self, path: str) -> Entry | None:
-        """Return a valid entry of `path`, of any age; one in memory comes before a newer one in the store."""
+        With `newest`, the store is asked in any case: another process may know more.
+        """
         entry = self.in_memory(path)
-        if entry is None and (entry := self._in_store(path)) is not None:
-            self._remember(entry)
-        elif entry is None:
+        if entry is not None and not newest and self.is_fresh(entry):
+            return entry
+        found = self._in_store(path)
+        if found is not None and (entry is None or found.asked_at > entry.asked_at):
+            self._remember(found)
+            return found
+        if entry is None:
             self.entries.pop(path, None)
         return entry
 
     def in_memory(self, path: str) -> Entry | None:
         """Return the valid entry of `path`, of any age, from this process's memory only."""
-        store, entry = self.engine.cache.metadata, self.entries.get(path)
+        store, entry = (
+            self.store,
+            self.entries.get(path),
+        )  # the store first: it makes `entries` those of this process
         return entry if entry is not None and store.counter_at(entry.slots) == entry.counter else None
-
-    def newest(self, path: str) -> Entry | None:
-        """Return the newer one of the entries in memory and in the store, or None: another process may know more."""
-        entry, found = self.entries.get(path), self._in_store(path)
-        if entry is not None and (found is None or entry.asked_at >= found.asked_at):
-            return self.get(path)
-        if found is not None:
-            self._remember(found)
-        return found
 
     def existing(self, path: str) -> Entry | None:
         """Return the fresh entry of `path`, or None.
@@ -268,21 +262,20 @@ class Objects:
     def existing_whole(self, path: str) -> Entry | None:
         """Return the fresh entry of `path` if it has all the details of a lookup, else None; raises like `existing`."""
         entry = self.existing(path)
-        return (
-            entry if entry is not None and is_whole((self._identity or self.identity), entry.object) else None
-        )
+        return entry if entry is not None and is_whole(self.identity, entry.object) else None
 
     def version(self, entry: Entry) -> Version | None:
         """Return the version that an entry is about; None for an absence, a folder, and what cannot be cached."""
         if entry.version is None or entry.version.block_size != self.config.block_size:
-            entry.version = version_of((self._identity or self.identity), entry.info, self.config.block_size)
+            entry.version = version_of(self.identity, entry.info, self.config.block_size)
         return entry.version
 
     @property
     def lifetime_s(self) -> float:
         """Seconds until metadata expires: as configured, or 0 if changes by other processes cannot be noticed."""
-        lifetime_s = self.config.lifetime_s
-        return lifetime_s if math.isinf(lifetime_s) or self.store.sees_other_processes else 0.0
+        if time.monotonic() >= self._look_at:
+            self._look()
+        return self._lifetime_s
 
     def is_fresh(self, entry: Entry) -> bool:
         """Return whether `entry` can be used without asking the origin.
@@ -298,8 +291,7 @@ class Objects:
 
     def counter(self, path: str) -> int:
         """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
-        store = self.engine.cache.metadata
-        return store.counter_at(store.counter_slots(self._identity or self.identity, path))
+        return self.store.counter_at(slots_of(self.identity, path))
 
     def learn(
         self,
@@ -318,31 +310,29 @@ class Objects:
         that reports changes of the path. `before_storing` is called with the entry of an answer that came with a read,
         which has fewer details than a lookup, before other processes can see it.
         """
-        store, identity = self.engine.cache.metadata, self._identity or self.identity
-        old = self.entries.get(path)
+        identity, old = self.identity, self.entries.get(path)
         known = None if old is None else old.info
         if before_storing is not None and info is not None and known is not None:
             info = info if is_whole(identity, info) else with_known_details(info, known)
-        slots = store.counter_slots(identity, path)
+        slots = slots_of(identity, path)
         entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
         self._remember(entry)
         if before_storing is not None:
             before_storing(entry)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
-        self.engine.store_queue.add_record(
-            MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
-        )
+        record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
+        self.engine.store_queue.put(records=[record])
         return entry
 
     def expire(self, path: str) -> None:
         """Expire the metadata of `path` and its folder's listing, for all processes of the machine."""
         store = self.store  # first: makes `_entries` those of this process
         self.entries.pop(path, None)
-        store.changed((self._identity or self.identity), [path])
+        store.changed(self.identity, [path])
 
     def expire_version(self, info: ObjectInfo) -> None:
         """Expire the metadata of an object if it is still that of a version which the origin no longer has."""
-        known = self.get(info.path)
+        known = self.known(info.path)
         if known is not None and known.info is not None and known.info.fingerprint == info.fingerprint:
             self.expire(info.path)
 
@@ -366,11 +356,11 @@ class Objects:
 
         It is an absence if a valid, complete listing of the folder lacks the path.
         """
-        store, identity = self.engine.cache.metadata, self._identity or self.identity
+        store, identity = self.store, self.identity
         record, listed = store.find(identity, path)
         if record is None and listed is None:
             return None
-        slots, entry = store.counter_slots(identity, path), None
+        slots, entry = slots_of(identity, path), None
         counter = store.counter_at(slots)
         if record is not None and record.counter == counter:
             at = self.confirmed_until(folder_of(path), record.checked_at, record.confirmation)
@@ -382,20 +372,20 @@ class Objects:
 
     def unlisted_at(self, path: str) -> float | None:
         """Return the time of the valid, complete listing of the folder of `path` that lacks it; None without one."""
-        listed = self.store.find((self._identity or self.identity), path)[1]
+        listed = self.store.find(self.identity, path)[1]
         return None if listed is None else self._absent_at(path, listed)
 
     def _absent_at(self, path: str, listed: ListedName) -> float | None:
         folder = folder_of(path)
-        if not folder or listed.is_present or names_a_version((self._identity or self.identity), path):
+        if not folder or listed.is_present or names_a_version(self.identity, path):
             return None
-        if listed.counter != self.store.listing_counter((self._identity or self.identity), folder):
+        if listed.counter != self.store.listing_counter(self.identity, folder):
             return None
         return self.confirmed_until(folder, listed.checked_at, listed.confirmation)
 
     def newest_version_at(self, folder: str) -> float:
         """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed."""
-        return self.store.newest_version((self._identity or self.identity), folder)
+        return self.store.newest_version(self.identity, folder)
 
     def confirmed_until(self, folder: str, asked_at: float, confirmation: FeedConfirmation | None) -> float:
         """Return the time up to which an answer from `asked_at` about a path in `folder` is confirmed.
@@ -414,8 +404,17 @@ class Objects:
                 return asked_at
             self._remember(entry)
         id = None if entry.info is None else entry.info.id
-        is_same = id is not None and hash_of((self._identity or self.identity), id) == confirmation.folder
+        is_same = id is not None and hash_of(self.identity, id) == confirmation.folder
         return confirmation.at if is_same else asked_at
+
+    def not_after_folder(self, path: str, now: float) -> float:
+        """Return the time that an answer of `now` about `path` counts from, not later than that of its folder.
+
+        The folder's entry was used to look the path up, if the origin looks names up by folder.
+        """
+        folder = folder_of(path)
+        entry = self.known(folder) if folder and self.origin(path).by_parent else None
+        return now if entry is None else min(now, entry.asked_at)
 
     # Errors.
 

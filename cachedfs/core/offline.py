@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from cachedfs.common.clock import clock
-from cachedfs.common.types import ObjectInfo
-from cachedfs.core.listings import Listings
 from cachedfs.core.objects import ABSENCE_S, Entry, Objects, folder_of
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
@@ -21,6 +18,8 @@ ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 
 logger = logging.getLogger("cachedfs.core")
 
+T = TypeVar("T")
+
 
 class StaleFallback:
     """Stale metadata entries and listings, for an unreachable origin or with `offline`.
@@ -28,70 +27,42 @@ class StaleFallback:
     The first stale answer for an unreachable origin logs a warning.
     """
 
-    def __init__(self, objects: Objects, listings: Listings) -> None:
+    def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._listings = listings
         self._warned = False
 
-    def of(self, path: str, old: Entry | None) -> Entry | None:
-        """Return `old` if the origin must not be asked now, else None.
+    async def instead_of(
+        self,
+        request: Callable[[], Awaitable[T]],
+        path: str,
+        stale: Callable[[], T | None],
+        *,
+        has_stale: bool,
+    ) -> T:
+        """Return the answer of `request`, or `stale()` if the origin cannot be reached.
 
-        Raises OriginUnavailable if `offline` is set and `old` cannot be served.
+        With a stale answer, requests connect within seconds, and none is sent if the origin was unreachable a moment
+        ago. Raises OriginUnreachable if there is none, or `stale_if_error` is not set.
         """
         objects = self._objects
-        if objects.config.offline:
-            if old is None or not self._can_serve(old):
-                raise objects.offline(path)
+        has_stale = has_stale and objects.config.stale_if_error
+        if has_stale and objects.engine.is_unreachable(objects.identity) and (old := stale()) is not None:
+            self._warn(f"{objects.url(path)}: the origin could not be reached a moment ago")
             return old
-        if old is None or not self._is_needed() or not self._can_serve(old):
-            return None
-        self._warn(f"{objects.url(path)}: the origin could not be reached a moment ago")
-        return old
+        token = has_stale_answer.set(has_stale)
+        try:
+            return await request()
+        except OriginUnreachable as error:
+            objects.engine.mark_unreachable(objects.identity)
+            old = stale() if has_stale else None
+            if old is None:
+                raise
+            self._warn(str(error))
+            return old
+        finally:
+            has_stale_answer.reset(token)
 
-    def entry_after(self, error: OriginUnreachable, old: Entry | None) -> Entry:
-        """Return `old` after the origin turned out to be unreachable.
-
-        Raises `error` if that is not possible.
-        """
-        self._objects.engine.mark_unreachable(self._objects.identity)
-        if old is None or not self._objects.config.stale_if_error or not self._can_serve(old):
-            raise error
-        self._warn(str(error))
-        return old
-
-    def waiting_less(self, old: Entry | None) -> AbstractContextManager[None]:
-        """Let requests in the block connect within seconds if `old` can be served instead of their answer."""
-        is_set = self._objects.config.stale_if_error
-        return _has_stale_answer(is_set and old is not None and self._can_serve(old))
-
-    def waiting_less_for_listing(self, folder: str) -> AbstractContextManager[None]:
-        """Let requests in the block connect within seconds if a listing of `folder` is cached."""
-        shared, identity = self._objects.engine.cache.metadata, self._objects.identity
-        is_set = self._objects.config.stale_if_error
-        return _has_stale_answer(is_set and shared.listing_size(identity, folder, most=1) is not None)
-
-    def listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
-        """Return a stale listing if the origin was unreachable a moment ago, else None."""
-        if not self._is_needed():
-            return None
-        old = self._stale_listing(folder, deep=deep)
-        if old is not None:
-            self._warn(f"{self._objects.url(folder)}: the origin could not be reached a moment ago")
-        return old
-
-    def listing_after(self, folder: str, error: OriginUnreachable, *, deep: bool) -> list[ObjectInfo]:
-        """Return a stale listing after the origin turned out to be unreachable.
-
-        Raises `error` if there is none.
-        """
-        self._objects.engine.mark_unreachable(self._objects.identity)
-        old = self._stale_listing(folder, deep=deep) if self._objects.config.stale_if_error else None
-        if old is None:
-            raise error
-        self._warn(str(error))
-        return old
-
-    def _can_serve(self, old: Entry) -> bool:
+    def can_serve(self, old: Entry) -> bool:
         """Return whether a stale entry can stand for the origin's answer.
 
         An object or folder can. An absence becomes the fill value of a Zarr array, so it needs a complete listing that
@@ -118,29 +89,9 @@ class StaleFallback:
         known = (self._objects.known(f"{folder}/{other}") for other in ZARR_METADATA if other != name)
         return any(entry is not None and entry.info is not None for entry in known)
 
-    def _is_needed(self) -> bool:
-        """Return whether the origin was unreachable a moment ago and `stale_if_error` is set."""
-        objects = self._objects
-        return objects.config.stale_if_error and objects.engine.is_unreachable(objects.identity)
-
-    def _stale_listing(self, folder: str, *, deep: bool) -> list[ObjectInfo] | None:
-        if deep:
-            return self._listings.below(folder, math.inf)
-        listing = self._listings.of(folder, math.inf)
-        return listing and listing.infos
-
     def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
             logger.warning(
                 "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
             )
-
-
-@contextmanager
-def _has_stale_answer(value: bool) -> Iterator[None]:
-    token = has_stale_answer.set(value)
-    try:
-        yield
-    finally:
-        has_stale_answer.reset(token)

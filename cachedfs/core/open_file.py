@@ -7,8 +7,8 @@ import io
 from os import getpid
 from typing import Any
 
-from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import BadBlock, OpenBlock
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range
@@ -37,7 +37,7 @@ class CurrentBlock:
 
     __slots__ = ("_block", "_cache", "_verify", "_version", "start", "stop")
 
-    def __init__(self, cache: BlockCache, version: Version | None, *, verify: bool) -> None:
+    def __init__(self, cache: BlockStore, version: Version | None, *, verify: bool) -> None:
         self._cache, self._version, self._verify = cache, version, verify
         self._block: OpenBlock | None = None
         self.start = self.stop = 0
@@ -82,7 +82,7 @@ class CurrentBlock:
         if block is not None and self._version is not None:
             self._cache.release_block(self._version, start // self._version.block_size, block, error)
 
-    def move_to(self, cache: BlockCache) -> None:
+    def move_to(self, cache: BlockStore) -> None:
         """Switch to another cache, as after a fork, and release the block to it."""
         self._cache = cache
         self.release()

@@ -477,7 +477,7 @@ class Reader:
         """Return the error for opening an absent object: a second request tells whether it is a folder."""
         path = entry.path
         try:
-            folder = await self.lookups.is_folder(path)
+            folder = await self.lookups.listings.is_folder(path)
         except CachedFSError as error:
             logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
             folder = False

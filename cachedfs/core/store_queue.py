@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord
-from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
+from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.core.download import Download
 from cachedfs.errors import CacheError
 
@@ -43,7 +43,7 @@ class StoreQueue:
     bytes.
     """
 
-    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
+    def __init__(self, cache: BlockStore, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
         self._cache = cache
         self._stored = stored  # called for each batch with True if all its blocks were stored
         # Always entered directly: an interrupt inside `with self._changed` would leave the lock held.
@@ -60,33 +60,32 @@ class StoreQueue:
         self._has_warned = False  # the failure to start the thread was logged
         # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
         # loop thread.
-        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[tuple[ObjectKey, int]]]] = []
+        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
         self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
 
-    def add(self, blocks: Sequence[FetchedBlock]) -> None:
-        """Queue blocks for storing."""
+    def put(
+        self,
+        blocks: Sequence[FetchedBlock] = (),
+        records: Sequence[MetadataRecord] = (),
+        then: Callable[[], object] | None = None,
+    ) -> None:
+        """Queue blocks and metadata records for storing.
+
+        `then` is called in the writer thread once the records added so far are stored.
+        """
         with self._lock:
             self._blocks += blocks
+            self._records += records
+            if then is not None:
+                self._callbacks.append(then)
             self.queued_bytes += sum([block.size for block in blocks])
-            is_running = self._start()
+            is_running = self._thread is not None or self._start()
+            # Waking the thread for each of many small blocks would cost as much as storing them.
+            if self._idle or self.queued_bytes >= BATCH_BYTES:
+                self._idle = False  # it wakes once
+                self._changed.notify_all()
         if not is_running:
-            self._drop_all()
-
-    def add_record(self, record: MetadataRecord) -> None:
-        """Queue the metadata record for storing."""
-        with self._lock:
-            self._records.append(record)
-            is_running = self._start()
-        if not is_running:
-            self._drop_all()
-
-    def after_metadata(self, function: Callable[[], object]) -> None:
-        """Call `function` in the writer thread once the metadata records added so far are stored."""
-        with self._lock:
-            self._callbacks.append(function)
-            is_running = self._start()
-        if not is_running:
-            self._drop_all()
+            self._remove_all()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until the queue is empty and stored.
@@ -97,7 +96,7 @@ class StoreQueue:
             self._draining += 1
             self._changed.notify_all()
             try:
-                return self._changed.wait_for(lambda: not (self._waiting() or self._busy), timeout_s)
+                return self._changed.wait_for(lambda: not (self._is_waiting or self._busy), timeout_s)
             finally:
                 self._draining -= 1
 
@@ -108,25 +107,20 @@ class StoreQueue:
             self._changed.notify_all()
 
     def _start(self) -> bool:
-        """Start or wake the thread; return False if it cannot be started."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
-                if not self._has_warned:
-                    self._has_warned = True
-                    logger.warning("blocks are not cached while no thread can be started: %s", error)
-                return False
-            self._thread = thread
-        # Waking the thread for each of many small blocks would cost as much as storing them.
-        if self._idle or self._is_urgent():
-            self._idle = False  # it wakes once
-            self._changed.notify_all()
+        """Start the thread; return False if it cannot be started."""
+        thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("blocks are not cached while no thread can be started: %s", error)
+            return False
+        self._thread = thread
         return True
 
-    def _drop_all(self) -> None:
-        """Drop the queue because no thread can store it.
+    def _remove_all(self) -> None:
+        """Empty the queue because no thread can store it.
 
         Otherwise requests would wait for space forever. The next addition tries again to start the thread.
         """
@@ -146,26 +140,39 @@ class StoreQueue:
     def _store_next(self) -> bool:
         """Wait for items and store one batch; return False when the thread should end."""
         with self._lock:
-            self._idle = True
-            self._changed.wait_for(lambda: self._waiting() or self._closed)
+            self._busy = False
+            self._changed.notify_all()  # for `drain`
+            while not self._is_waiting:
+                if self._closed:
+                    return False
+                self._idle = True
+                self._changed.wait()
             self._idle = False
             # Wait a moment: a caller that reads small objects one by one can send its next request undisturbed.
-            self._changed.wait_for(self._is_urgent, GATHER_S)
-            if not self._waiting():
-                return False
+            if not (self._closed or self._draining or self.queued_bytes >= BATCH_BYTES):
+                self._changed.wait(GATHER_S)
             blocks, records, callbacks = self._batch(), self._records, self._callbacks
             self._records, self._callbacks, self._busy = [], [], True
-        are_stored = self._store(records, blocks, callbacks)
-        with self._lock:
-            self.queued_bytes -= sum(block.size for block in blocks)
-        self._attempt(lambda: self._stored(blocks, are_stored))
-        with self._lock:
-            self._busy = False
-            self._changed.notify_all()
+        with contextlib.suppress(OSError):  # a broken directory: storing says why
+            self._cache.wait_for_deletion()
+        # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
+        if records:
+            self._attempt(lambda: self._cache.metadata.keep_records(records))
+        for function in callbacks:
+            self._attempt(function)
+        if blocks:
+            pairs, bounds = [(block.key, block.pieces) for block in blocks], blocks[0].bounds
+            keys = [block.key for block in blocks]
+            victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
+            are_stored = self._attempt(lambda: self._cache.put(pairs, bounds, victims=victims))
+            with self._lock:
+                self.queued_bytes -= sum(block.size for block in blocks)
+            self._attempt(lambda: self._stored(blocks, are_stored))
         return True
 
-    def _is_urgent(self) -> bool:
-        return self._closed or self._draining > 0 or self.queued_bytes >= BATCH_BYTES
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._blocks or self._records or self._callbacks)
 
     def _batch(self) -> list[FetchedBlock]:
         """Take the oldest blocks that share cache bounds, up to one batch."""
@@ -183,26 +190,6 @@ class StoreQueue:
                 size += block.size
         self._blocks = rest
         return batch
-
-    def _waiting(self) -> bool:
-        return bool(self._blocks or self._records or self._callbacks)
-
-    def _store(
-        self, records: list[MetadataRecord], blocks: list[FetchedBlock], callbacks: list[Callable[[], object]]
-    ) -> bool:
-        """Store a batch; return whether all its blocks are on disk now."""
-        with contextlib.suppress(OSError):  # a broken directory: storing says why
-            self._cache.wait_for_deletion()
-        # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
-        if records:
-            self._attempt(lambda: self._cache.metadata.keep_records(records))
-        for function in callbacks:
-            self._attempt(function)
-        if not blocks:
-            return True
-        pairs = [(block.key, block.pieces) for block in blocks]
-        victims = chain.from_iterable(plan([block.key for block in blocks]) for plan in tuple(self.victims))
-        return self._attempt(lambda: self._cache.put(pairs, blocks[0].bounds, victims=victims))
 
     def _attempt(self, act: Callable[[], object]) -> bool:
         """Call `act` and return whether it succeeded; log errors.

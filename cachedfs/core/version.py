@@ -16,7 +16,8 @@ class Version(ObjectKey):
     def __init__(self, identity: str, info: ObjectInfo, block_size: int) -> None:
         assert info.fingerprint is not None
         assert info.size is not None
-        super().__init__(identity, stored_path(info.path), info.fingerprint, block_size)
+        path = stored_path(info.path) if "://" in info.path else info.path
+        super().__init__(identity, path, info.fingerprint, block_size)
         self.info, self.size = info, info.size
 
     @property

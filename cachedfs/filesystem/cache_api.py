@@ -126,7 +126,7 @@ class CacheMethods(ChainedFileSystem):
         """Return the cached byte ranges `(start, stop)` of the object's current version, merged."""
         self._objects.engine.drain()  # include blocks that are still being written
         info = self._object(path)
-        entry = self._objects.get(info.path)
+        entry = self._objects.known(info.path)
         key = None if entry is None else self._objects.version(entry)
         if key is None:
             return []

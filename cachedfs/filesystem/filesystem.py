@@ -369,13 +369,19 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         """Read ranges that are not all cached, `batch_size` at a time; return the bytes or the error of each."""
         # Each read works before it sends its request: with too many at once, the first request would wait for all.
         n_at_once = batch_size or self.batch_size or self._objects.config.concurrency
-        slots = asyncio.Semaphore(n_at_once if n_at_once > 0 else len(wanted))
+        found: list[Any] = [None] * len(wanted)
+        numbers = iter(range(len(wanted)))  # each worker takes the next one
 
-        async def read(path: str, start: int | None, stop: int | None) -> bytes:
-            async with slots:
-                return await self._reader.read(path, start, stop)
+        async def work() -> None:
+            for number in numbers:
+                try:
+                    found[number] = await self._reader.read(*wanted[number])
+                except Exception as error:  # of any kind: the caller raises it
+                    found[number] = error
 
-        return await asyncio.gather(*(read(*each) for each in wanted), return_exceptions=True)
+        n_workers = min(n_at_once, len(wanted)) if n_at_once > 0 else len(wanted)
+        await asyncio.gather(*(work() for _ in range(n_workers)))
+        return found
 
     async def _cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, **kwargs: Any
@@ -465,7 +471,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         path = self._strip(path)
         if refresh:
             self._objects.engine.cache.metadata.changed(self._objects.identity, [path])
-        found = (await self._hop(self._reader.lookups.listing(path))).infos
+        found = (await self._hop(self._reader.lookups.listings.get(path))).infos
         if not detail:
             return [info.path for info in found]
         if [info.path for info in found] == [path]:  # an object, maybe known only from a read's headers
@@ -474,10 +480,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     def _listing(self, folder: str) -> ListingRecord:
         """Return the listing of a folder; `_is_current` tells how long it may be used."""
-        return self._run(self._reader.lookups.listing(folder))
+        return self._run(self._reader.lookups.listings.get(folder))
 
     def _is_current(self, folder: str, listing: ListingRecord) -> bool:
-        return self._reader.lookups.is_current(folder, listing)
+        return self._reader.lookups.listings.is_current(folder, listing)
 
     async def _find(
         self,
@@ -495,10 +501,10 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
                 with contextlib.suppress(
                     *ABSENT
                 ):  # fsspec first asks whether `path` is a folder: the listing tells
-                    await self._hop(self._reader.lookups.listing(path))
+                    await self._hop(self._reader.lookups.listings.get(path))
             wanted = await self._find_near(path, prefix, maxdepth, withdirs, **kwargs)
             return wanted if detail else list(wanted)
-        found = await self._hop(self._reader.lookups.find(path))
+        found = await self._hop(self._reader.lookups.listings.find(path))
         if not found:
             found = await self._itself(path, withdirs, detail)
         elif withdirs and path:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import Range
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry
@@ -254,7 +254,7 @@ class ObjectFetcher:
         if self._objects.config.offline:
             raise self._objects.offline(obj.path)
         slot = self._objects.caller_key, obj.path
-        while (lookup := self._engine.lookups.task_of(slot)) is not None:
+        while (lookup := self._engine.lookups.answer_of(slot)) is not None:
             await asyncio.wait([lookup])  # another caller's lookup: it may bring the first bytes
         downloads, use = self._reader.downloads, obj.use(run[0])
 
@@ -360,7 +360,7 @@ class ObjectFetcher:
         self._changed()
 
 
-def cannot_store(cache: BlockCache) -> CacheError:
+def cannot_store(cache: BlockStore) -> CacheError:
     """Return the error that ends a plan when nothing can be stored."""
     why = cache.cannot_store or "the cache may hold nothing now: raise cache_size, or free space"
     return CacheError(f"the prefetch stopped, because blocks cannot be stored: {why}")

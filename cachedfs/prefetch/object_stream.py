@@ -147,7 +147,7 @@ class ObjectStream:
                 await self._wait_for_origin(error)
 
     async def _below(self, path: str) -> list[ObjectInfo]:
-        found = [info for info in await self._lookups.find(path) if info.kind == "file"]
+        found = [info for info in await self._lookups.listings.find(path) if info.kind == "file"]
         if not found and (info := await self._lookups.info(path)).kind == "file":
             found = [info]
         return found

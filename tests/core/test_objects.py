@@ -34,7 +34,7 @@ def test_the_newer_of_an_entry_and_a_listing_without_the_path_counts(make_object
     counters = {"b": store.listing_counter(identity, "b")}
     store.keep_listings(identity, {"b": []}, checked_at=now - age, counters={}, folder_counters=counters)
     objects.remove_older(["b/x"], now)  # as in another process, whose memory is empty
-    entry = objects.get("b/x")
+    entry = objects.known("b/x")
     assert entry is not None
     assert (entry.info == INFO) is exists
 
@@ -50,7 +50,7 @@ def test_the_oldest_entries_leave_memory(make_objects, monkeypatch):
 def test_filesystems_of_one_origin_share_entries_and_compare_them_with_their_own_max_age(make_objects):
     patient, hasty = make_objects(), make_objects(max_age=5)
     entry = learn(patient, "b/x", time.time() - 8)
-    assert patient.fresh("b/x") is hasty.get("b/x") is entry
+    assert patient.fresh("b/x") is hasty.known("b/x") is entry
     assert hasty.fresh("b/x") is None
 
 

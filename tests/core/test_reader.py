@@ -7,8 +7,8 @@ from functools import partial
 import fsspec
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.block_pool import BlockPool
+from cachedfs.cache.block_reader import BlockReader
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey, Range
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
 from tests.fakes import gate
@@ -43,14 +43,15 @@ def in_threads(n, function):
 def test_blocks_of_a_first_read_are_in_flight_before_the_metadata_is_stored(fs, origin, monkeypatch):
     data, taken = origin.put("b/k", noise(3 * MiB)), []
     engine = fs._objects.engine
-    keep = engine.store_queue.add_record
+    put = engine.store_queue.put
 
-    def look(record):
+    def look(blocks=(), records=(), then=None):
         key = ObjectKey(fs._objects.identity, "b/k", "1", MiB)
-        taken.append([(key.digest, index) in engine.by_block for index in range(3)])
-        keep(record)
+        if records:
+            taken.append([(key.digest, index) in engine.by_block for index in range(3)])
+        put(blocks, records, then)
 
-    monkeypatch.setattr(engine.store_queue, "add_record", look)
+    monkeypatch.setattr(engine.store_queue, "put", look)
     assert fs.cat_file("b/k") == data
     assert taken == [[True, True, True]]
 
@@ -140,13 +141,13 @@ def test_a_closed_file_leaves_no_request_running(fs, origin):
 
 def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 2 * MiB)
-    let_go, put = threading.Event(), BlockCache.put
+    let_go, put = threading.Event(), BlockStore.put
 
     def slow_put(self, *args, **kwargs):
         assert let_go.wait(120)
         return put(self, *args, **kwargs)
 
-    monkeypatch.setattr(BlockCache, "put", slow_put)
+    monkeypatch.setattr(BlockStore, "put", slow_put)
     data = origin.put("b/k", noise(12 * MiB))
     fs.info("b/k")
     threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
@@ -196,7 +197,7 @@ def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
@@ -211,7 +212,7 @@ def test_an_unexpected_error_in_the_writer_does_not_stop_readers(fs, origin, mon
     def broken(self, *args, **kwargs):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(BlockCache, "put", broken)
+    monkeypatch.setattr(BlockStore, "put", broken)
     data = origin.put("b/k", noise(3 * MiB))
     for _ in range(2):
         assert fs.cat_file("b/k") == data
@@ -247,7 +248,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
     data = origin.put("b/k", noise(80 * MiB))
     with fs.open("b/k") as file:
         for start in (0, 40, 0, 60, 20, 0):
@@ -264,7 +265,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
 def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored(fs, monkeypatch):
     engine, config = fs._objects.engine, fs._objects.config
     for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 128 * MiB), (1000, MiB)):
-        monkeypatch.setattr(engine.cache._own.store, "allowed", allowed)
+        monkeypatch.setattr(engine.cache, "allowed", allowed)
         assert engine.window(config) == window
     monkeypatch.setattr(engine.cache._own, "cannot_store", "the disk is full")
     assert engine.window(config) == 64 * MiB
@@ -276,13 +277,13 @@ def test_an_interrupted_read_does_not_return_a_block_twice_to_the_pool(fs, origi
     fs._objects.engine.drain(120)
     file = fs.open("b/k")
     file.read(10)
-    give, idle = BlockPool.give, fs._objects.engine.cache._handles.idle
+    give, idle = BlockReader._give, fs._objects.engine.cache.open_blocks
 
     def interrupted(self, *args):
         give(self, *args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(BlockPool, "give", interrupted)
+    monkeypatch.setattr(BlockReader, "_give", interrupted)
     file.seek(2 * MiB)
     with pytest.raises(KeyboardInterrupt):
         file.read(10)
@@ -317,7 +318,7 @@ def test_a_block_that_can_neither_be_used_nor_removed_is_fetched(origin, own_cac
 def short_of(fs, path, index):
     """Store a valid block that is shorter than the object, as from an origin that reuses a fingerprint."""
     objects = fs._objects
-    key = objects.version(objects.get(path))
+    key = objects.version(objects.known(path))
     objects.engine.drain(120)
     objects.engine.cache.evict(objects.identity, path)
     objects.engine.cache.put([(key.block(index), b"short")], objects.config.bounds)
@@ -357,13 +358,13 @@ def test_a_block_that_is_shorter_than_its_object_is_fetched_again(origin, tmp_pa
 
 def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, monkeypatch):
     """The disk is slower than the link: here it stores nothing."""
-    may_store, put = threading.Event(), BlockCache.put
+    may_store, put = threading.Event(), BlockStore.put
 
     def held(cache, given, bounds, *, victims=()):
         assert may_store.wait(120)
         return put(cache, given, bounds, victims=victims)
 
-    monkeypatch.setattr(BlockCache, "put", held)
+    monkeypatch.setattr(BlockStore, "put", held)
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)
     origin.put("b/big", noise(64 * MiB))
     data = origin.put("b/other", noise(4 * MiB, 1))

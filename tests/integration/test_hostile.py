@@ -41,6 +41,7 @@ def is_stored_again(origin, fs):
     fs._objects.engine.cache._own._again_at = fs._objects.engine.cache._own.look_at = (
         0.0  # as if the pause were over
     )
+    fs._objects._look()
     assert fs.cat_file("b/later") == data
     assert fs._objects.engine.drain(120)
     n_requests = len(origin.log)
