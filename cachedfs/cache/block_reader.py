@@ -209,18 +209,13 @@ class BlockReader:
         accesses = self._shared.accesses or self._shared.open_accesses()
         accesses.touch((number, most is not None and of is not None and of > most))
 
-    def reads_since(self, clock: int) -> tuple[int, Sequence[int]]:
+    def reads_since(self, clock: int, bounds: CacheBounds) -> tuple[int, Sequence[int]]:
         """Return the access clock, and the last blocks (by hash64) that any process read after `clock`, in order."""
-        return (self._shared.accesses or self._shared.open_accesses()).since(clock)
-
-    def clock(self, bounds: CacheBounds) -> int:
-        """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
         accesses = self._shared.accesses
         if accesses is None:
-            accesses = self._shared.open_accesses(
-                size=self.allowed or likely_allowance(self._own.path, bounds)
-            )
-        return accesses.now
+            allowed = self.allowed or likely_allowance(self._own.path, bounds)
+            accesses = self._shared.open_accesses(size=allowed)
+        return accesses.since(clock)
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
         """Call `function` about once a second while blocks are read, in the thread of the reader."""

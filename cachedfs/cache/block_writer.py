@@ -30,7 +30,7 @@ from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.space import UNWRITTEN_S, CacheSpace
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
-from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
+from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.errors import CacheError
 
 __all__ = ["REMOVED_AT_ONCE", "BlockWriter"]
@@ -78,7 +78,7 @@ class BlockWriter(BlockReader):
         blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
-        victims: Iterable[tuple[ObjectKey, int]] = (),
+        victims: Iterable[BlockKey] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
@@ -102,11 +102,7 @@ class BlockWriter(BlockReader):
             self._finish(new.values(), tried)
 
     def _put_some(
-        self,
-        waiting: list[_NewBlock],
-        bounds: CacheBounds,
-        victims: Iterable[tuple[ObjectKey, int]],
-        is_any_stored: bool,
+        self, waiting: list[_NewBlock], bounds: CacheBounds, victims: Iterable[BlockKey], is_any_stored: bool
     ) -> list[_NewBlock]:
         """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
 
@@ -296,7 +292,7 @@ class BlockWriter(BlockReader):
         return ours
 
     def _make_room(
-        self, rows: IndexRows, wanted: list[_NewBlock], victims: Iterable[tuple[ObjectKey, int]]
+        self, rows: IndexRows, wanted: list[_NewBlock], victims: Iterable[BlockKey]
     ) -> tuple[list[_NewBlock], list[_NewBlock], bool]:
         """Make space for the first blocks that fit together; return these, the rest, and whether there is space.
 

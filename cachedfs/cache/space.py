@@ -22,7 +22,7 @@ from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.recovery import count_all, remove_leftovers
 from cachedfs.cache.shared_files import SharedFiles
-from cachedfs.common.types import CacheBounds, ObjectKey
+from cachedfs.common.types import BlockKey, CacheBounds
 
 __all__ = ["UNWRITTEN_S", "CacheSpace", "likely_allowance"]
 
@@ -115,7 +115,7 @@ class CacheSpace:
         *,
         allowed: int,
         is_staged: bool = True,
-        victims: Iterable[tuple[ObjectKey, int]] = (),
+        victims: Iterable[BlockKey] = (),
     ) -> bool:
         """Evict blocks until `size` more bytes fit into `allowed`; return False if not enough could be evicted.
 
@@ -127,7 +127,7 @@ class CacheSpace:
         totals, staging = rows.totals, admission.staging_size(allowed)
         spare = iter(victims)
         while self._need > 0 and (victim := next(spare, None)) is not None:
-            if (block := rows.block(*victim)) is not None and not block.is_pinned:
+            if (block := rows.block(victim.object, victim.index)) is not None and not block.is_pinned:
                 self._evict(block)
         self._shrink_staging(totals.staged + (size if is_staged else 0) - staging, allowed - staging)
         # If the limit shrinks for a while, as by a grown log, staging shrinks first, down to half: old blocks stay.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index.metadata_records import MetadataRecord
-from cachedfs.common.types import BlockKey, CacheBounds, ObjectKey
+from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.core.download import Download
 from cachedfs.errors import CacheError
 
@@ -60,7 +60,7 @@ class StoreQueue:
         self._has_warned = False  # the failure to start the thread was logged
         # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
         # loop thread.
-        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[tuple[ObjectKey, int]]]] = []
+        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
         self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
 
     def put(
@@ -161,11 +161,10 @@ class StoreQueue:
         for function in callbacks:
             self._attempt(function)
         if blocks:
-            pairs, first = [(block.key, block.pieces) for block in blocks], blocks[0]
-            victims = chain.from_iterable(
-                plan([block.key for block in blocks]) for plan in tuple(self.victims)
-            )
-            are_stored = self._attempt(lambda: self._cache.put(pairs, first.bounds, victims=victims))
+            pairs, bounds = [(block.key, block.pieces) for block in blocks], blocks[0].bounds
+            keys = [block.key for block in blocks]
+            victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
+            are_stored = self._attempt(lambda: self._cache.put(pairs, bounds, victims=victims))
             with self._lock:
                 self.queued_bytes -= sum(block.size for block in blocks)
             self._attempt(lambda: self._stored(blocks, are_stored))

@@ -269,7 +269,7 @@ class Belady:
 
     # What to evict.
 
-    def victims(self, stored: Iterable[BlockKey]) -> Iterator[tuple[Version, int]]:
+    def victims(self, stored: Iterable[BlockKey]) -> Iterator[BlockKey]:
         """Yield blocks to evict for blocks that are being stored; each counts as evicted.
 
         First what nobody needs, then what stays for the furthest use, as long as the plan has more than its limit. To
@@ -287,7 +287,7 @@ class Belady:
                 victim = self._next_victim(is_again=is_again)
             if victim is None:
                 return
-            yield victim.version, victim.index
+            yield victim.version.block(victim.index)
 
     def _next_victim(self, *, is_again: bool) -> _Block | None:
         """Return the next block to evict; it counts as evicted."""

@@ -85,7 +85,7 @@ class PrefetchPlan:
         self._uses = self._fetcher.uses = Belady(
             math.inf, has=self._engine.cache.has, is_in_memory=self._fetcher.download
         )
-        self._clock = self._engine.cache.clock(self._objects.config.bounds)
+        self._clock, _ = self._engine.cache.reads_since(0, self._objects.config.bounds)
         # Objects of which not all was asked for, by position: the current one, and those looked up meanwhile.
         self._to_ask: list[tuple[float, PrefetchObject]] = []
 
@@ -216,7 +216,7 @@ class PrefetchPlan:
 
     def _look_at_reads(self) -> bool:
         """Follow the readers of all processes; return whether they came further."""
-        self._clock, reads = self._engine.cache.reads_since(self._clock)
+        self._clock, reads = self._engine.cache.reads_since(self._clock, self._objects.config.bounds)
         has_moved = self._uses.read(reads)
         self._uses.pass_missing()
         return has_moved

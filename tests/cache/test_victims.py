@@ -35,16 +35,16 @@ def here(cache, key, n=12):
 
 def test_victims_go_and_nothing_else_and_not_one_block_more_than_is_needed(full):
     cache, bounds = full
-    victims = Victims(*((OLD, index) for index in (7, 3, 11, 0)))
+    victims = Victims(*map(OLD.block, (7, 3, 11, 0)))
     cache.put([(NEW.block(index), content(NEW, index)) for index in range(2)], bounds, victims=victims)
     assert here(cache, OLD) == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
-    assert victims.taken == [(OLD, 7), (OLD, 3)]
+    assert victims.taken == [OLD.block(7), OLD.block(3)]
     assert here(cache, NEW) == [0, 1]
     assert audit(cache).ok
 
 
 def test_no_victim_is_taken_while_there_is_room(cache):
-    victims = Victims((OLD, 0))
+    victims = Victims(OLD.block(0))
     put(cache, OLD, 0)
     cache.put([(NEW.block(0), content(NEW, 0))], AMPLE, victims=victims)
     assert not victims.taken
@@ -55,7 +55,7 @@ def test_victims_that_are_not_here_or_pinned_make_no_room_and_others_do(full):
     pinned = key_of("b/pinned")
     cache.pin(pinned.identity, pinned.path)
     put(cache, pinned, 0, bounds=bounds)
-    victims = Victims((pinned, 0), (key_of("b/never"), 3), (OLD, 9))
+    victims = Victims(pinned.block(0), key_of("b/never").block(3), OLD.block(9))
     cache.put([(NEW.block(0), content(NEW, 0))], bounds, victims=victims)
     assert cache.has(pinned, 0)
     assert here(cache, NEW) == [0]

@@ -23,6 +23,9 @@ class Object:
     def hash64(index):
         return index
 
+    def block(self, index):
+        return BlockKey(self, index)
+
 
 OBJECT = Object()
 
@@ -82,8 +85,8 @@ class Reader:
         self.fetched.append(block)
         self.here.add(block)
         if len(self.here) > self.size and (found := next(self.rule.victims([BlockKey(OBJECT, block)]), None)):
-            self.here.remove(found[1])
-            self.evicted.append((self.at, block, found[1]))
+            self.here.remove(found.index)
+            self.evicted.append((self.at, block, found.index))
 
     @property
     def misses(self):
@@ -268,7 +271,7 @@ class Sharing(Reader):
         self.here[block] = next(TIME)
         if sum(len(each.here) for each in self.others) > self.size:
             if (victim := next(self.rule.victims([BlockKey(OBJECT, block)]), None)) is not None:
-                del self.here[victim[1]]
+                del self.here[victim.index]
             else:
                 plan = min(
                     (each for each in self.others if each.here), key=lambda each: min(each.here.values())

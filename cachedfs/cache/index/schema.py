@@ -84,10 +84,10 @@ CREATE TABLE quota (
     identity BLOB NOT NULL, day TEXT NOT NULL, units INTEGER NOT NULL, bytes INTEGER NOT NULL,
     PRIMARY KEY (day, identity)) WITHOUT ROWID
 """
-# versions: the time by which the newest known version of an object directly in a folder existed, where a listing may be
-# older. removed_listings: their children go with later writes. feed: the change feed that watches the row, or NULL.
-# item_hash, folder_hash: hashes of the ids of the item and of its folder. folders: paths of the folders that lead to
-# watched items.
+# versions: the time by which the newest known version
+# of an object directly in a folder existed, where a listing may be older. removed_listings: their children go with later
+# writes. feed: the change feed that watches the row, or NULL. item_hash, folder_hash: hashes of the ids of the item and
+# of its folder. folders: paths of the folders that lead to watched items.
 
 
 class TableRows:
