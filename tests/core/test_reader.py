@@ -358,9 +358,9 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
     """The disk is slower than the link: here it stores nothing."""
     may_store, put = threading.Event(), BlockStore.put
 
-    def held(cache, given, bounds, *, plan=None):
+    def held(cache, given, bounds, *, victims=()):
         assert may_store.wait(120)
-        return put(cache, given, bounds, plan=plan)
+        return put(cache, given, bounds, victims=victims)
 
     monkeypatch.setattr(BlockStore, "put", held)
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)
