@@ -238,6 +238,7 @@ class Belady:
         n_fit = len(self._blocks) * self._limit // max(1, self._size)
         while self._passed and self._passed[0] < position - n_fit:
             if (waiting := self._waiting.get(passed := self._passed.popleft())) is not None:
+                waiting[0].last = passed, position + 1  # a read that comes later is none of the next use
                 self._end(waiting[0], passed)
 
     def pass_missing(self) -> None:
@@ -276,12 +277,11 @@ class Belady:
     def _next_victim(self, *, is_again: bool) -> _Block | None:
         """Return the next block to evict; it counts as evicted."""
         while is_again or self._held + self._spare_size > self._limit:
-            spare = next((each for each in self._spare if not self._is_in_memory(each)), None)
-            block = self._furthest() if spare is None else spare
-            if block is None or block.n_waiting or self._is_in_memory(block):
+            block = next((each for each in self._spare if not self._is_in_memory(each)), None)
+            if block is None and (block := self._furthest_idle()) is None:
                 return None
             is_cached = self._has(block.version, block.index)
-            if not is_cached or self._held + self._spare_size <= self._limit:
+            if (block.is_held and not is_cached) or self._held + self._spare_size <= self._limit:
                 self._lower(block)
             block.is_here = False
             self._stay(block, NEVER)
@@ -349,6 +349,18 @@ class Belady:
         while self._order and self._order[0][2].following != -self._order[0][0]:
             heappop(self._order)
         return self._order[0][2] if self._order else None
+
+    def _furthest_idle(self) -> _Block | None:
+        """Return the block that stays for the last use, of those that no reader waits for and that are stored."""
+        busy, found = [], None
+        while found is None and (block := self._furthest()) is not None:
+            if block.n_waiting or self._is_in_memory(block):
+                busy.append(heappop(self._order))
+            else:
+                found = block
+        for entry in busy:
+            heappush(self._order, entry)
+        return found
 
     # Bookkeeping.
 
