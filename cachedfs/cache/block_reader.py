@@ -20,8 +20,8 @@ from typing import Any
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.block_file import BadBlock, OpenBlock
-from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.shared_files import SharedFiles
+from cachedfs.cache.space import likely_allowance
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import GOLDEN, MASK64, CacheBounds, ObjectKey

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import change_counters, disk, locks
+from cachedfs.cache import access_stats, change_counters, disk, locks
+from cachedfs.cache.access_stats import AccessStats, BlockAccess, access_slots
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
-from cachedfs.cache.eviction import access_stats
-from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, access_slots
 from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.clock import Clock
 from cachedfs.common.types import CacheBounds

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cache.audit import audit
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for
 
 OLD, NEW = key_of("b/old"), key_of("b/new")
@@ -39,6 +40,7 @@ def test_victims_go_and_nothing_else_and_not_one_block_more_than_is_needed(full)
     assert here(cache, OLD) == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
     assert victims.taken == [OLD.block(7), OLD.block(3)]
     assert here(cache, NEW) == [0, 1]
+    assert audit(cache).ok
 
 
 def test_no_victim_is_taken_while_there_is_room(cache):

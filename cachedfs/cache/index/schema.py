@@ -53,7 +53,7 @@ CREATE TABLE objects (
 CREATE INDEX objects_by_path ON objects (origin, path);
 CREATE TABLE blocks (
     id INTEGER PRIMARY KEY, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
-    hash INTEGER NOT NULL, clock INTEGER NOT NULL, stored_at REAL NOT NULL, writer INTEGER NOT NULL,
+    clock INTEGER NOT NULL, stored_at REAL NOT NULL, writer INTEGER NOT NULL,
     UNIQUE (object, number));
 CREATE TABLE pins (origin INTEGER NOT NULL, path BLOB NOT NULL, identity BLOB NOT NULL, PRIMARY KEY (origin, path))
     WITHOUT ROWID;

@@ -11,24 +11,20 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 
-from cachedfs.cache import disk
+from cachedfs.cache import admission, disk
+from cachedfs.cache.access_stats import AccessStats
+from cachedfs.cache.admission import AccessHistory
 from cachedfs.cache.change_counters import TABLE_SIZE
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.access_stats import AccessStats
-from cachedfs.cache.eviction.admission import AccessHistory
 from cachedfs.cache.index.block_rows import BlockRow, BlockRows
+from cachedfs.cache.index.database import CacheIndex, IndexRows
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.cache.recovery import count_all, remove_leftovers
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.common.types import BlockKey, CacheBounds
 
-__all__ = [
-    "UNWRITTEN_S",
-    "EvictionPolicy",
-    "likely_allowance",
-    "wal_pages_of",
-]
+__all__ = ["UNWRITTEN_S", "CacheSpace", "likely_allowance"]
 
 _BATCH = 4096  # rows examined together: in a cache of up to this many blocks, eviction is exact LRU
 _FEW = 64
@@ -37,11 +33,11 @@ _SHARED_MEMORY = 32 << 10  # bytes of `index.db-shm` beside a log of at most 4,0
 _SLACK = 64 << 10  # bytes that one transaction may add to the index beyond its write-ahead log
 
 
-class EvictionPolicy:
+class CacheSpace:
     """Space management of one cache in one process. Every method runs inside a write transaction, so in one thread.
 
     `overhead` and `growth`: bytes of the bookkeeping files, and the part of them that is not on the disk yet, as of the last
-    `measure`.
+    `prepare`.
     """
 
     _rows: BlockRows  # of the transaction, set in `make`
@@ -50,32 +46,51 @@ class EvictionPolicy:
     def __init__(
         self,
         directory: CacheDirectory,
+        index: CacheIndex,
         locks: ByteRangeLocks,
         shared: SharedFiles,
         close_removed: Callable[[tuple[str, int]], object],
     ) -> None:
         self._directory = directory
+        self._index = index
         self._close_removed = close_removed
         self._locks = locks
         self._shared = shared
         self._limit = 0  # what blocks may have when `make` is done
         self._cursor = 0  # the row after which the next batch of candidates is read
-        self._queue: dict[
-            int, int
-        ] = {}  # the access clocks of rows when they were queued; least recently used first
+        # The access clocks of rows when they were queued; least recently used first.
+        self._queue: dict[int, int] = {}
         self._stuck: set[int] = set()  # rows whose files are being written; not evicted in this transaction
         self.writer = self.writer_pid = 0
         self.writing: set[str] = set()  # Invariant: names of the blocks of reserved rows without a file yet
         self.overhead = self.growth = 0
         self.evictions = 0
 
-    def become_writer(self) -> None:
-        """Choose the number that identifies this process in rows it reserves, and lock it until the process exits."""
-        self.writer, self.writer_pid, self.writing = secrets.randbits(62), os.getpid(), set()
-        self._locks.take(self.writer)
+    def prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> int:
+        """Do what is done about once a second before writes; return how many bytes the blocks may have.
 
-    def measure(self, wal_pages: int, uncounted: int) -> None:
-        """Measure the index with its logs, shared files and temporary files without a row (`uncounted` bytes).
+        Count the files if the index is new, remove what dead processes left, and measure the bookkeeping.
+        """
+        if self.writer_pid != os.getpid():
+            self.writer, self.writer_pid, self.writing = secrets.randbits(62), os.getpid(), set()
+            self._locks.take(self.writer)
+        if not rows.totals.is_counted:
+            count_all(rows, self._directory, now_s)
+        wal_pages = wal_pages_of(bounds)
+        if wal_pages != self._index.wal_pages:
+            self._index.wal_pages = wal_pages
+            rows.limit_wal(wal_pages)
+        uncounted = remove_leftovers(self._directory, self._locks, now_s)
+        before, allowed = self._shared.accesses, self._measure(rows, bounds, uncounted)
+        accesses, n_blocks = (
+            self.accesses(rows, allowed),
+            rows.totals.blocks,
+        )  # their number follows the limit
+        accesses.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
+        return allowed if accesses is before else self._measure(rows, bounds, uncounted)
+
+    def _measure(self, rows: IndexRows, bounds: CacheBounds, uncounted: int) -> int:
+        """Measure the index with its logs, shared files, and `uncounted` bytes of files without a row.
 
         The write-ahead log always counts as twice its limit, the size at which it is restarted. Counting its real size
         would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored. Shared
@@ -84,8 +99,10 @@ class EvictionPolicy:
         accesses = self._shared.accesses
         wal, index, *others = map(disk.size_of, self._directory.bookkeeping)
         least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE
-        self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
+        self.growth = max(0, 2 * 4096 * self._index.wal_pages - wal) + _SLACK
         self.overhead = uncounted + sum(map(max, others, least)) + wal + index + self.growth
+        free = disk.space(self._directory.root)
+        return admission.allowance(bounds, free, rows.totals, self.overhead, self.growth)
 
     def accesses(self, rows: BlockRows, allowed: int | None) -> AccessStats:
         """Return the access records, enough for `allowed` bytes of blocks."""

@@ -206,12 +206,8 @@ class AccessStats(SharedSlots):
                 place, record = _place(clock, bucket, at, tag)
             old, count = record & MASK32, record >> 32 & _COUNT
             if not isinstance(item, int):
-                if count:
-                    changed[place] = bucket[place & 3] = record | _CAME_BACK << 32
-                elif record or item[1]:
-                    # The clock is one behind so that `touch` counts the first access. The latest miss wins.
-                    flags = tag << 48 | item[1] * _PASSES << 32
-                    changed[place] = bucket[place & 3] = flags | clock - 1 & MASK32
+                if missed := _after_miss(record, item[1], tag, clock):
+                    changed[place] = bucket[place & 3] = missed
                 continue
             if record and old == clock:
                 continue  # repeated reads of the block accessed last count as one access
@@ -243,6 +239,14 @@ class AccessStats(SharedSlots):
             return list(_BUCKET.unpack(self.read(_BUCKET.size, HEADER_SIZE + 8 * (at & ~3))))
         except OSError:
             return [0, 0, 0, 0]
+
+
+def _after_miss(record: int, passes: bool, tag: int, clock: int) -> int:
+    """Return the record of a block after a miss; 0 if it needs none."""
+    if record >> 32 & _COUNT:
+        return record | _CAME_BACK << 32
+    # The clock is one behind so that `touch` counts the first access. The latest miss wins.
+    return tag << 48 | passes * _PASSES << 32 | clock - 1 & MASK32 if record or passes else 0
 
 
 def _pieces(records: Mapping[int, int], offset: int) -> list[tuple[int, bytes]]:
