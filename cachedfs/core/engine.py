@@ -86,8 +86,8 @@ class Engine(event_log.CounterSource):
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
         self._origins: dict[str, Origin] = {}
         self._entries: dict[str, OrderedDict[str, Any]] = {}
-        # Of the objects that are read by ranges, by digest: see `ObjectHistories`. The latest is last.
-        self.histories: dict[str, Any] = {}
+        # By digest of a version: see `ObjectHistories`. The latest is last.
+        self.histories: OrderedDict[str, Any] = OrderedDict()
         self.users: WeakSet[EngineUser] = WeakSet()
         self._quota_meters: dict[str, QuotaMeter] = {}
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
