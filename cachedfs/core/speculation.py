@@ -179,8 +179,8 @@ class SpeculativeQueue:
 
     def submit(self, request: SpeculativeRequest) -> None:
         """Queue a request and send it as soon as the limits allow."""
-        key = request.is_declared, id(request.owner)
-        insort(self._queues.setdefault(key, deque()), request, key=_POSITION)
+        queue = self._queues.setdefault((request.is_declared, id(request.owner)), deque())
+        insort(queue, request, key=_POSITION)
         if not (self._active or self._lookups):
             self._at_limit.clear()  # nothing would end, and call `pump`
         self._send_allowed()

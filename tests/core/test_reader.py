@@ -416,3 +416,14 @@ def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_
     until(lambda: download.done)
     assert fs._objects.engine.drain(60)
     assert download.released is is_opened
+
+
+def test_cached_objects_behind_many_new_ones_cost_no_request(fs, origin):
+    cached = {f"b/cached{number}": origin.put(f"b/cached{number}", b"%d" % number) for number in range(20)}
+    new = {f"b/new{number}": origin.put(f"b/new{number}", b"%d" % number) for number in range(20)}
+    assert fs.cat(list(cached)) == cached
+    forget()
+    n_before = len(origin.log)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    assert fs.cat([*new, *cached]) == new | cached
+    assert len(origin.log) - n_before == len(new)
