@@ -30,6 +30,7 @@ __all__ = ["TRIES", "Reader", "versions_read"]
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
+MISSING_IN_A_ROW = 16  # objects of one call, until the others are not looked for one by one
 MANY_READERS = FIRST_AT_ONCE  # as many as requests in flight at first
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
@@ -226,11 +227,17 @@ class Reader:
         `batch_size` are fetched at a time. It blocks: not for the event loop thread.
         """
         found: list[bytes | BaseException | None] = []
+        n_missing = 0  # in a row
         for each in wanted:
+            # Of many new objects, the first is requested before all are looked for: the reads below do that too.
+            if n_missing >= MISSING_IN_A_ROW and each[0] not in self.objects.entries:
+                found.append(None)
+                continue
             try:
                 found.append(self.cached(*each))
             except OSError as error:
                 found.append(error)
+            n_missing = n_missing + 1 if found[-1] is None else 0
 
         async def fetch(number: int) -> None:
             try:
