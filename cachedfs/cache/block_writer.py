@@ -115,7 +115,7 @@ class BlockWriter(BlockReader):
             marks = totals.last_block >> _MEASURED_BLOCKS, totals.copies
             prepared = self._own.directory.n_checks, bounds, os.getpid(), marks
             if self._prepared != prepared or not totals.is_counted:
-                self.allowed = space.prepare(rows, bounds, now_s)
+                self.allowed = space.prepare(rows, bounds, now_s, stores=True)
                 self._prepared = prepared
             allowed, size = self.allowed or 0, sum(block.size for block in waiting)
             staging = max(2 * admission.STAGING, allowed // 50)  # twice its size, before it is looked at

@@ -66,10 +66,11 @@ class CacheSpace:
         self.overhead = self.growth = 0
         self.evictions = 0
 
-    def prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> int:
+    def prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float, *, stores: bool = False) -> int:
         """Do what is done about once a second before writes; return how many bytes the blocks may have.
 
-        Count the files if the index is new, remove what dead processes left, and measure the bookkeeping.
+        Count the files if the index is new, remove what dead processes left, and measure the bookkeeping. Only what
+        `stores` blocks makes the access records larger.
         """
         if self.writer_pid != os.getpid():
             self.writer, self.writer_pid, self.writing = secrets.randbits(62), os.getpid(), set()
@@ -82,6 +83,8 @@ class CacheSpace:
             rows.limit_wal(wal_pages)
         uncounted = remove_leftovers(self._directory, self._locks, now_s)
         before, allowed = self._shared.accesses, self._measure(rows, bounds, uncounted)
+        if not stores:
+            return allowed
         accesses, n_blocks = (
             self.accesses(rows, allowed),
             rows.totals.blocks,
