@@ -194,7 +194,7 @@ class Origin(Protocol):
 
     @property
     def concurrency(self) -> int:
-        """Most requests in flight now that callers wait for; `RequestSlots` allows speculative ones beside them."""
+        """Most requests that callers wait for and that run at once now; `RequestSlots` allows speculative ones beside them."""
         ...
 
     @property

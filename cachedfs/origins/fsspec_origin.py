@@ -8,7 +8,6 @@ for the bytes of one ETag.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -26,7 +25,7 @@ from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, logged_request
-from cachedfs.origins.retry import Retries, RetryPolicy
+from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["ClientOrigin", "FsspecOrigin", "jsonable", "plain_path"]
 
@@ -190,12 +189,10 @@ class ClientOrigin(FsspecOrigin):
         options: Mapping[str, Any],
         *,
         policy: RetryPolicy,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
         **given: Any,
     ) -> None:
         super().__init__(protocol, options, **given)
-        self._policy, self._retries = policy, Retries(policy, clock, rng or random.Random())
+        self._policy = policy
         self._connection: AsyncOnce[Any] = AsyncOnce(self._connect)
 
     async def _connect(self) -> Any:

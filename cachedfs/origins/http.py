@@ -24,15 +24,7 @@ from cachedfs.origins.base import has_stale_answer, range_header
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_slots import OpenRequest
-from cachedfs.origins.retry import (
-    Retries,
-    RetryableError,
-    RetryPolicy,
-    RetryReason,
-    answered_within,
-    foreign,
-    untrusted,
-)
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, untrusted
 
 if TYPE_CHECKING:
     from cachedfs.origins.rate_limit import RateLimiter, SentRequest
@@ -115,14 +107,14 @@ class HTTPResponse(OpenRequest):
     def _check_rate(self) -> None:
         n_bytes, waited_s = self.size - self._checked_size, self._waited_s
         if n_bytes < _LEAST_BYTES_PER_S * waited_s:
-            raise RetryableError(RetryReason(f"only {n_bytes} bytes of the body came in {waited_s:.0f} s"))
+            raise RetryableError(f"only {n_bytes} bytes of the body came in {waited_s:.0f} s")
         self._checked_size, self._waited_s = self.size, 0.0
 
     async def read_all(self) -> bytes:
         """Return the whole body; raise RetryableError if it breaks, or is longer than any answer."""
         data = await self.read_start(_LONGEST_BODY + 1)
         if len(data) > _LONGEST_BODY:
-            raise RetryableError(foreign("the answer does not end"))
+            raise foreign("the answer does not end")
         return data
 
     async def read_start(self, size: int = _ERROR_BODY) -> bytes:
@@ -140,11 +132,11 @@ class HTTPClient:
         self,
         session: aiohttp.ClientSession,
         auth: Auth | None,
-        judge: Callable[[HTTPRequest, int, Mapping[str, str], bytes], RetryReason | Exception],
+        judge: Callable[[HTTPRequest, int, Mapping[str, str], bytes], Exception],
         *,
         slots: RequestSlots,
         on_request: Callable[[], None],
-        retries: Retries,
+        policy: RetryPolicy,
         timeouts: Timeouts,
         options: Mapping[str, Any] = {},
         rate_limiter: RateLimiter | None = None,
@@ -152,7 +144,7 @@ class HTTPClient:
     ) -> None:
         """Create a client that calls `on_request` for each request sent.
 
-        `judge` turns an error response into a reason to retry or into the exception to raise. `rate_limiter` delays
+        `judge` returns the error for an error response: a RetryableError, or the final one. `rate_limiter` delays
         requests. `meter` counts the answered ones, and may not let more be sent. `options` are further arguments of
         aiohttp for each request.
         """
@@ -160,7 +152,7 @@ class HTTPClient:
         session._retry_connection = False
         self._request: Callable[..., Awaitable[aiohttp.ClientResponse]] = session.request
         self._auth, self._judge = auth, judge
-        self._slots, self._on_request, self.retries = slots, on_request, retries
+        self._slots, self._on_request, self.policy = slots, on_request, policy
         self._rate_limiter, self._meter = rate_limiter, meter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
         self._timeouts, self._is_limited = timeouts, rate_limiter is not None or meter is not None
@@ -187,7 +179,7 @@ class HTTPClient:
 
     async def retried(self, attempt: Callable[[], Awaitable[T]], request: HTTPRequest) -> T:
         """Return the result of `attempt`, which sends `request`, after retries."""
-        tries = self.retries.attempts()
+        tries = RetryAttempts(self.policy)
         while True:
             try:
                 return await attempt()
@@ -208,35 +200,32 @@ class HTTPClient:
         try:
             auth = {} if self._auth is None else await self._auth.headers()
             sent = await self._spend(request) if self._is_limited else ()
-            await self._exchange(request, response, auth)
-            if self._is_limited or response.status not in request.good or response.answer.history:
+            headers, want = {**request.headers, **auth}, request.want
+            if isinstance(want, Range):
+                headers["Range"] = response.range_ = f"bytes={want.start}-{want.stop - 1}"
+            elif want is not None:
+                headers["Range"] = response.range_ = range_header(want) or ""
+            timeout = self._timeouts.stale if has_stale_answer.get() else self._timeouts.usual
+            options = {"headers": headers, "params": request.params, "timeout": timeout}
+            options |= self._raw_options if request.as_stored else self._options
+            options["allow_redirects"] = request.follows_redirects
+            is_plain = request.data is None and request.within_s is None and "auth" not in options
+            ask = self._request if is_plain else partial(self._ask, request)
+            self._on_request()
+            url, response.began = URL(request.url, encoded=True), time.monotonic()
+            try:
+                response.answer = answer = await ask(request.method, url, **options)
+            except _BROKEN as error:
+                raise_retryable(error, timeout, time.monotonic() - response.began)
+            response.wait_s = time.monotonic() - response.began
+            response.status, response.headers = answer.status, answer.headers
+            if self._is_limited or answer.status not in request.good or answer.history:
                 return await self._checked(request, response, auth, sent, n_renewed)
             response.is_good = True
             return response
         except BaseException as error:  # a cancellation too
             response.close(error)
             raise
-
-    async def _exchange(self, request: HTTPRequest, response: HTTPResponse, auth: Mapping[str, str]) -> None:
-        """Send `request`, and wait for the headers of its response."""
-        headers, want, ask = {**request.headers, **auth}, request.want, self._request
-        if isinstance(want, Range):
-            headers["Range"] = response.range_ = f"bytes={want.start}-{want.stop - 1}"
-        elif want is not None:
-            headers["Range"] = response.range_ = range_header(want) or ""
-        if request.data is not None or request.within_s is not None or "auth" in self._options:
-            ask = partial(self._ask, request)
-        timeout = self._timeouts.stale if has_stale_answer.get() else self._timeouts.usual
-        options = {"timeout": timeout, "allow_redirects": request.follows_redirects}
-        options |= self._raw_options if request.as_stored else self._options
-        self._on_request()
-        url, response.began = URL(request.url, encoded=True), time.monotonic()
-        try:
-            answer = await ask(request.method, url, params=request.params, headers=headers, **options)
-        except _BROKEN as error:
-            raise_retryable(error, timeout, time.monotonic() - response.began)
-        response.answer, response.status, response.headers = answer, answer.status, answer.headers
-        response.wait_s = time.monotonic() - response.began
 
     async def _ask(
         self, request: HTTPRequest, method: str, url: URL, **options: Any
@@ -248,7 +237,13 @@ class HTTPClient:
         if request.within_s is None:
             return await ask(method, url, **options)
         began, within_s = time.monotonic(), max(request.within_s, _LATE * self._wait_s)
-        response = await answered_within(within_s, ask(method, url, **options))
+        try:
+            async with asyncio.timeout(within_s) as timeout:
+                response = await ask(method, url, **options)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise RetryableError(f"no answer came within {within_s:g} s", is_late=True) from None
         wait_s = time.monotonic() - began
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
         return response
@@ -298,7 +293,7 @@ class HTTPClient:
         is_trusted = request.trusts_redirects or (response.is_good and request.as_stored)
         if not is_trusted and (host := other_host(response.answer)):
             response.is_good = False
-            raise RetryableError(foreign(f"redirected to {host}, which answered {response.status}"))
+            raise foreign(f"redirected to {host}, which answered {response.status}")
         if not response.is_good:
             raise await self._failure(request, response, sent)
         self._count_at_close(request, response)
@@ -311,19 +306,17 @@ class HTTPClient:
     ) -> Exception:
         """Return the error for a response that is a failure, and adapt the limits to it."""
         body = await response.read_start()
-        outcome = self._judge(request, int(response.status), response.headers, body)
-        is_rate = isinstance(outcome, RetryReason) and outcome.is_rate
-        response.refused = is_rate or isinstance(outcome, QuotaExceeded)
+        error = self._judge(request, int(response.status), response.headers, body)
+        is_rate = isinstance(error, RetryableError) and error.is_rate
+        response.refused = is_rate or isinstance(error, QuotaExceeded)
         if self._rate_limiter is not None:
             self._rate_limiter.answered(sent, refused=is_rate)
         if not is_rate:
             self._count_at_close(request, response)
-        if isinstance(outcome, Exception):
-            return outcome
         # A rate is the rate limiter's concern: after a full minute, as many requests as before are allowed at a time.
         if (is_rate and self._rate_limiter is None) or response.status == _OVERLOADED:
             self._slots.refused(response.began or 0.0)
-        return RetryableError(outcome)
+        return error
 
     def _count_at_close(self, request: HTTPRequest, response: HTTPResponse) -> None:
         if self._meter is not None:
@@ -409,28 +402,28 @@ def raise_retryable(
     error: Exception, timeout: aiohttp.ClientTimeout | None = None, waited_s: float = 0.0
 ) -> NoReturn:
     """Raise the RetryableError for aiohttp's exception of a broken connection, after `waited_s` seconds."""
-    reason = RetryReason(_text(error))
+    failed = RetryableError(_text(error))
     if isinstance(error, aiohttp.InvalidURL) and not isinstance(error, aiohttp.RedirectClientError):
         raise error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        reason = untrusted(_text(error))
-    elif isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        failed = untrusted(_text(error))
+    elif isinstance(error, aiohttp.ConnectionTimeoutError):
         # Or the process or its event loop was blocked: then a timeout says nothing about the service.
-        is_timeout = isinstance(error, aiohttp.ConnectionTimeoutError)
-        is_unreachable = not is_timeout or timeout is None or is_on_time(timeout, waited_s)
-        reason = dataclasses.replace(reason, is_unreachable=is_unreachable)
+        failed.is_unreachable = timeout is None or is_on_time(timeout, waited_s)
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        failed.is_unreachable = True
     elif isinstance(error, aiohttp.ClientHttpProxyError):
         why = f"the proxy does not connect: {error.status} {error.message}"
-        reason = RetryReason(why, is_unreachable=True)
+        # Its text contains the proxy's URL and password.
+        raise RetryableError(why, is_unreachable=True) from None
     elif isinstance(error, aiohttp.RedirectClientError):
-        reason = foreign(f"redirected to no address: {_text(error)}")
+        failed = foreign(f"redirected to no address: {_text(error)}")
     elif isinstance(error, aiohttp.TooManyRedirects):
-        reason = RetryReason("the service redirects in a loop", is_final=True)
+        failed = RetryableError("the service redirects in a loop", is_final=True)
     elif isinstance(error, aiohttp.ClientResponseError) and _INSTALL in error.message:
         why, _, package = error.message.partition(_INSTALL)
-        reason = RetryReason(why.strip(" ."), is_final=True, remedy=f"Install {package.strip('` ')}")
-    # The text of a proxy's error contains its URL and password.
-    raise RetryableError(reason) from (None if isinstance(error, aiohttp.ClientHttpProxyError) else error)
+        failed = RetryableError(why.strip(" ."), is_final=True, remedy=f"Install {package.strip('` ')}")
+    raise failed from error
 
 
 def _text(error: BaseException) -> str:

@@ -14,8 +14,7 @@ from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNo
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import error_of, trouble_of, without_secrets
-from cachedfs.origins.retry import RetryReason
+from cachedfs.origins.origin_errors import error_of, retryable, without_secrets
 
 __all__ = ["HTTPAnswer", "Comparison", "answer_of", "compared", "failure"]
 
@@ -131,13 +130,11 @@ def compared(known: ObjectInfo, now: ObjectInfo) -> Comparison:
     return "unreliable etag" if is_final else "other evidence"
 
 
-def failure(
-    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> RetryReason | Exception:
+def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """Return what an error answer means: a reason to retry, or the exception to raise."""
     text = without_secrets(error_of(body)[0])
     answer = f"{status}: {text}" if text else str(status)
-    if (reason := trouble_of(status, set(), answer, headers, datetime.now(UTC))) is not None:
+    if (reason := retryable(status, set(), answer, headers, datetime.now(UTC))) is not None:
         return reason
     url, doing = request.subject, request.purpose
     if status in _ABSENT and request.is_pinned:

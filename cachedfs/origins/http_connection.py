@@ -15,7 +15,7 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.retry import RetryableError
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPClient, HTTPResponse
@@ -127,7 +127,7 @@ class HTTPConnection(NamedTuple):
                     if answer.span is not None and answer.span.size <= 1:
                         await body.read_all()  # the connection can be used again then
                     return answer.info
-            raise RetryableError(RetryReason("the server takes a whole object for a wrong range"))
+            raise RetryableError("the server takes a whole object for a wrong range")
 
         return await self.client.retried(attempt, request(_FIRST))
 

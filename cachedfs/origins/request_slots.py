@@ -1,4 +1,4 @@
-"""Requests in flight: the slots of one origin, adapted to its throughput and to answers such as 429, and the log.
+"""Running requests: the slots of one origin, adapted to its throughput and to answers such as 429, and the log.
 
 Every request is logged once, when it ends: as a debug line, and as an event where events are recorded.
 """
@@ -40,11 +40,8 @@ _PAUSE = 8  # rounds to wait before the window may grow again
 _REQUEST = 64 << 10
 
 _is_speculative = ContextVar("cachedfs_is_speculative", default=False)
-
-
-def is_speculative() -> bool:
-    """Return whether the running task was started before any caller waited for its result."""
-    return _is_speculative.get()
+is_speculative = _is_speculative.get
+"""Return whether the running task was started before any caller waited for its result."""
 
 
 @contextmanager
@@ -59,7 +56,7 @@ def speculative() -> Iterator[None]:
 
 @dataclasses.dataclass(slots=True)
 class ConcurrencyWindow:
-    """The number of requests to keep in flight, adapted to finished requests.
+    """The number of requests to keep running, adapted to finished requests.
 
     A round ends when `size` requests have finished. If the window was full in a round, it doubles. If the next round is
     not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as 429 or 503, halves
@@ -74,7 +71,7 @@ class ConcurrencyWindow:
     n: int = 0  # requests finished in this round
     total: int = 0  # bytes of this round
     started: float = 0.0
-    was_full: bool = False  # `size` requests of one kind, speculative or not, were in flight in this round
+    was_full: bool = False  # `size` requests of one kind, speculative or not, ran in this round
 
     def __post_init__(self) -> None:
         self.size = min(FIRST_AT_ONCE, self.most)

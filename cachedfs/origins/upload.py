@@ -13,7 +13,7 @@ from cachedfs.errors import CachedFSError, ObjectChanged, ObjectExists
 from cachedfs.origins.base import number
 from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.http_request import Answer, HTTPRequest
-from cachedfs.origins.retry import Retries, RetryableError, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 
 __all__ = [
     "UNKNOWN_SESSION",
@@ -133,7 +133,7 @@ async def send_pieces(
     finished: Callable[[Answer], T],
     *,
     send: Callable[[HTTPRequest], Awaitable[Answer]],
-    retries: Retries,
+    policy: RetryPolicy,
 ) -> T:
     """Send all bytes in an upload session; return what `finished` makes of the last answer.
 
@@ -141,7 +141,7 @@ async def send_pieces(
     has. As long as that becomes more, all tries are there again: a slow line may not send a whole piece in one attempt.
     """
     size = content.size
-    start, most, is_known, tries = 0, 0, True, retries.attempts()
+    start, most, is_known, tries = 0, 0, True, RetryAttempts(policy)
 
     async def read(start: int, stop: int) -> bytes:
         data = await asyncio.to_thread(content.piece, start, stop)
@@ -166,11 +166,11 @@ async def send_pieces(
             if not is_known:
                 kept, result = await put(request, b"", f"bytes */{size}")
             elif start >= size:
-                raise RetryableError(RetryReason("the service has all bytes and makes no file of them"))
+                raise RetryableError("the service has all bytes and makes no file of them")
             else:
                 kept, result = await put(request, await read(start, stop), f"bytes {start}-{stop - 1}/{size}")
                 if result is None and kept <= start:
-                    raise RetryableError(RetryReason(f"the service kept nothing after byte {kept}"))
+                    raise RetryableError(f"the service kept nothing after byte {kept}")
         except RetryableError as failed:
             await tries.pause(failed, request.subject, request.purpose)
             is_known = False
@@ -178,6 +178,6 @@ async def send_pieces(
         if result is not None:
             return result
         if kept > most:  # not only what it lacked again
-            most, tries = kept, retries.attempts()
+            most, tries = kept, RetryAttempts(policy)
         start, is_known = kept, True
         content.sent(start)

@@ -2,9 +2,7 @@
 
 import asyncio
 import dataclasses
-import random
 import threading
-import time
 import traceback
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -22,7 +20,7 @@ from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http import HTTPClient, is_on_time, new_connector
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import Retries, RetryableError, RetryPolicy
+from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.origins.tokens import TokenSource
 from tests.fakes import FakeClock
 
@@ -39,7 +37,7 @@ def client_of(session, policy):
         lambda request, status, headers, body: OSError(f"answered {status}"),
         slots=RequestSlots(4),
         on_request=lambda: None,
-        retries=Retries(policy, time.monotonic, random.Random(0)),
+        policy=policy,
         timeouts=timeouts_of(policy),
     )
 
@@ -234,7 +232,7 @@ async def test_a_token_that_comes_late_is_kept_for_the_next_request():
     has_stale_answer.set(True)
     with pytest.raises(RetryableError) as failed:
         await source.headers()
-    assert failed.value.trouble.is_unreachable
+    assert failed.value.is_unreachable
     may_answer.set()
     has_stale_answer.set(False)
     assert await source.headers() == {"authorization": "Bearer new"}

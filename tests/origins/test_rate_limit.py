@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from cachedfs.origins import rate_limit
 from cachedfs.origins.drive.quota import CREATES, REQUESTS
 from cachedfs.origins.rate_limit import RETRY_HIGHER_S, SentRequests
-from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.sim.quota import Budget, Minute
 
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 START = 6e8  # a full minute, and not zero
 A_MINUTE = 325_000 // 200  # downloads in a minute of a new project
-TOO_MANY = RetryReason("too many", is_rate=True)
+TOO_MANY = RetryableError("too many", is_rate=True)
 
 
 class Service:
@@ -63,7 +63,7 @@ class Process:
         """Begin a request, if one is left."""
         if self.left:
             self.left -= 1
-            self.queue.append(RetryAttempts(RetryPolicy(), clock=lambda: now, rng=self.rng))
+            self.queue.append(RetryAttempts(RetryPolicy(clock=lambda: now, rng=self.rng)))
 
     def answered(self, tries, sent, now, *, refused):
         """Handle an answer; return in how many seconds to send the request again, None if it is over."""

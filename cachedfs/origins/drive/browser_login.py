@@ -25,7 +25,7 @@ from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import error_of, without_secrets
 from cachedfs.origins.proxy import configure
-from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryPolicy
 
 __all__ = ["about", "by_browser", "by_pasting", "checked_address", "read_client", "read_key", "revoke"]
 
@@ -198,7 +198,7 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
     raise OriginUnavailable(f"Google Drive: no answer about the account ({said}): sign in again later")
 
 
-def _meaning(signed_in: auth.SignIn, answer: requests.Response) -> RetryReason | Exception:
+def _meaning(signed_in: auth.SignIn, answer: requests.Response) -> Exception:
     """Return what an error response means: a reason to try again, or the exception to raise."""
     asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
     who = {"account": signed_in.name, "remedy": signed_in.remedy, "for_scope": signed_in.for_scope}

@@ -6,7 +6,6 @@ Written from developers.google.com/workspace/drive/api/guides/handle-errors, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 
 from cachedfs.errors import (
@@ -22,8 +21,8 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.drive.credentials import GCLOUD_LOGIN, SCOPE
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, error_of, trouble_of
-from cachedfs.origins.retry import RetryReason
+from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, error_of, retryable
+from cachedfs.origins.retry import RetryableError
 
 __all__ = [
     "DriveAbusiveFile",
@@ -61,7 +60,7 @@ def failure(
     account: str = "the account that signs in",
     remedy: str = "sign in again or pass another",
     for_scope: str = "sign in again with this scope",
-) -> RetryReason | Exception:
+) -> Exception:
     """Return what an error response means: a reason to retry, or the exception to raise.
 
     `account` is who signed in, `remedy` what to do when the token is refused, and `for_scope` what to do to get one with
@@ -73,13 +72,15 @@ def failure(
     url, doing = request.subject, request.purpose
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
-    if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
+    if (failed := retryable(status, reasons, said, headers, now)) is not None:
         is_counted_by_day = "/upload/" in request.url or request.url.endswith("/copy")
-        return replace(trouble, remedy=_BY_DAY) if trouble.is_rate and is_counted_by_day else trouble
+        if failed.is_rate and is_counted_by_day:
+            failed.remedy = _BY_DAY
+        return failed
     if 300 <= status < 400:
-        return RetryReason(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
+        return RetryableError(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
     if status != 401 and not reasons:
-        return RetryReason(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
+        return RetryableError(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
     what = f"{doing}: {said}"
     if status == 404 and "notFound at driveId" in reasons:
         return DriveOutOfSight(

@@ -19,7 +19,7 @@ from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import GOOD, JSON, DriveAccount
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.retry import RetryableError
 from cachedfs.origins.upload import UNKNOWN_SESSION, SessionExpired, UploadContent, send_pieces
 
 __all__ = ["PIECE", "Upload", "UploadMismatch", "WrittenDriveFile", "not_kept"]
@@ -94,7 +94,7 @@ class Upload(NamedTuple):
         def address_of(answer: Answer) -> str:
             address = answer.headers.get("location", "")
             if urlsplit(address)[:2] != urlsplit(self.account.base)[:2]:  # the token is sent there
-                raise RetryableError(RetryReason("the service opened no upload"))
+                raise RetryableError("the service opened no upload")
             return address
 
         for _ in range(_SESSIONS):
@@ -114,7 +114,7 @@ class Upload(NamedTuple):
             PIECE,
             self._item_of,
             send=self.account.send,
-            retries=self.account.retries,
+            policy=self.account.policy,
         )
 
     def _item_of(self, answer: Answer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
@@ -23,8 +23,8 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import clipped, content_range, http_date, number
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, trouble_of
-from cachedfs.origins.retry import RetryableError, RetryReason, foreign
+from cachedfs.origins.origin_errors import denial, error_of, retryable, size_of, text_of
+from cachedfs.origins.retry import RetryableError, foreign
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
@@ -65,6 +65,13 @@ _LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
 _PAGE = 1000  # objects and folders in one page: the service's maximum
 _CUSTOM = "x-goog-meta-"  # begins the headers with custom metadata
 _STORED_ENCODING = "x-goog-stored-content-encoding"
+_HEADERS = (  # of a read, by the names of the JSON API
+    ("generation", "x-goog-generation"),
+    ("metageneration", "x-goog-metageneration"),
+    ("contentType", "Content-Type"),
+    ("storageClass", "x-goog-storage-class"),
+)
+_HASHES = {"md5": "md5Hash", "crc32c": "crc32c"}
 _ABSENT = ("No such object: ", "The specified bucket does not exist.")
 _LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.object"  # and the role
@@ -134,7 +141,7 @@ class ReadHeaders(NamedTuple):
 
 def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> ReadHeaders:
     """Parse the headers of a 200 or 206; raise RetryableError where they contradict the request."""
-    status, headers = int(response.status), response.headers
+    status, headers = int(response.status), cast("Any", response.headers)
     stored, length = headers.get("x-goog-stored-content-length"), headers.get("Content-Length")
     size, start, stop = int(stored) if stored and stored.isdigit() else -1, 0, 0
     if status == 206 and isinstance(want, Range):
@@ -144,10 +151,23 @@ def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> R
         start, stop = span.start, span.stop
     encoding, stored_encoding = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
     if stored_encoding is not None and encoding.lower() != stored_encoding.lower():
-        raise _odd(
+        raise RetryableError(
             f"the answer is encoded as {encoding}, and the object as {stored_encoding}: something recompressed it"
         )
-    info = ObjectInfo(path, "file", size, headers.get("x-goog-generation"), details=_header_details(headers))
+    details: dict[str, Any] = {name: headers[at] for name, at in _HEADERS if at in headers}
+    for part in ",".join(headers.getall("x-goog-hash", ())).split(","):
+        kind, _, value = part.strip().partition("=")
+        if kind in _HASHES:
+            details[_HASHES[kind]] = value
+    if stored_encoding not in (None, "identity"):
+        details["contentEncoding"] = stored_encoding
+    if (changed := http_date(headers.get("Last-Modified"))) is not None:
+        details["mtime"] = changed
+    if custom := {
+        name[len(_CUSTOM) :]: headers[name] for name in headers if name.lower().startswith(_CUSTOM)
+    }:
+        details["metadata"] = custom
+    info = ObjectInfo(path, "file", size, details.get("generation"), details=details)
     return ReadHeaders(info, start, stop, *((start, stop) if status == 206 else (0, size)))
 
 
@@ -159,49 +179,24 @@ def _span_of(status: int, headers: Mapping[str, str], want: Range | Suffix | Non
         try:
             offset, stop, total = content_range(headers.get("Content-Range", ""))
         except ValueError as error:
-            raise _odd(str(error)) from error
+            raise RetryableError(str(error)) from error
         if None not in (total, size) and total != size:
-            raise _odd(f"the answer is of an object of {total} bytes, and of {size}")
+            raise RetryableError(f"the answer is of an object of {total} bytes, and of {size}")
         size = total if total is not None else size
     elif size is None:
         size = length
     if size is None:
-        raise _odd("the response does not state the size of the object")
+        raise RetryableError("the response does not state the size of the object")
     span = clipped(want, size)
     if status == 206 and (offset, stop) != (span.start, span.stop):
-        raise _odd(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
+        raise RetryableError(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
     if status == 206 and length not in (None, span.size):
-        raise _odd(f"the answer has {length} bytes for a range of {span.size}")
+        raise RetryableError(f"the answer has {length} bytes for a range of {span.size}")
     if status == 200 and length not in (None, size):
-        raise _odd(
+        raise RetryableError(
             f"the answer has {length} bytes of an object of {size}: something on the way decompressed it"
         )
     return span, size
-
-
-def _odd(text: str) -> RetryableError:
-    return RetryableError(RetryReason(text))
-
-
-def _header_details(headers: Any) -> dict[str, Any]:
-    """Return the metadata in the headers of a read, under the names of the JSON API."""
-    parts = [part.strip() for line in headers.getall("x-goog-hash", ()) for part in line.split(",")]
-    hashes = dict(part.split("=", 1) for part in parts if "=" in part)
-    encoding = headers.get(_STORED_ENCODING, "identity")
-    start = len(_CUSTOM)
-    custom = {name[start:]: text for name, text in headers.items() if name[:start].lower() == _CUSTOM}
-    details = {
-        "generation": headers.get("x-goog-generation"),
-        "metageneration": headers.get("x-goog-metageneration"),
-        "md5Hash": hashes.get("md5"),
-        "crc32c": hashes.get("crc32c"),
-        "contentType": headers.get("Content-Type"),
-        "contentEncoding": None if encoding == "identity" else encoding,
-        "storageClass": headers.get("x-goog-storage-class"),
-        "mtime": http_date(headers.get("Last-Modified")),
-        "metadata": custom or None,
-    }
-    return {name: value for name, value in details.items() if value is not None}
 
 
 # Metadata and listings; the functions raise ValueError, TypeError and the like for JSON that the service never sends
@@ -307,9 +302,7 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 
 
 # Failures
-def failure(
-    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> RetryReason | Exception:
+def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """Return what an error response means: a reason to retry, or the exception to raise."""
     url, doing, pinned, is_write = (
         request.subject,
@@ -319,7 +312,7 @@ def failure(
     )
     text, reasons = error_of(body)
     answer = f"{status}: {text}" if text else str(status)
-    if (reason := trouble_of(status, reasons, answer, headers, datetime.now(UTC))) is not None:
+    if (reason := retryable(status, reasons, answer, headers, datetime.now(UTC))) is not None:
         return reason
     if "requester pays" in text.lower():
         return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {answer})")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http_request import HTTPRequest
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GCSConnection"]
 
-_AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
-
 
 class GCSConnection:
     """Requests over one session, with the settings of one gcsfs filesystem."""
@@ -26,7 +24,9 @@ class GCSConnection:
         """Create it over a session of the filesystem `inner`; `uploads` sends the uploads, `client` all else."""
         self._inner, self.session, self.client, self.uploads = inner, session, client, uploads
         self.location = str(inner._location)  # the start of all addresses, `https://host`
-        self._media_params = urlencode(inner._get_params({"alt": "media"}))
+        self.media_address = f"{self.location}/download/storage/v1/b/"
+        self.media_params = urlencode(inner._get_params({"alt": "media"}))
+        self.is_version_aware = bool(inner.version_aware)
 
     def split(self, path: str) -> tuple[str, str, str | None]:
         """Return bucket, key and generation.
@@ -76,26 +76,6 @@ class GCSConnection:
             if token is None:  # without a token the first page would come again
                 return
             seen.add(token)
-
-    def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> HTTPRequest:
-        """Return the request for bytes of generation `pin`, or of the current one if it is None."""
-        bucket, key, generation = (*path.split("/", 1), None)
-        if self._inner.version_aware:
-            bucket, key, generation = self.split(path)
-        name = f"{quote(bucket, safe='')}/o/{quote(key, safe='')}"
-        url = f"{self.location}/download/storage/v1/b/{name}?{self._media_params}"
-        if pin is not None:
-            url += f"&ifGenerationMatch={quote(pin)}"
-        if generation is not None:
-            url += f"&generation={quote(generation)}"
-        return HTTPRequest(
-            url=url,
-            subject=f"gs://{path}",
-            want=want,
-            headers=_AS_STORED,
-            as_stored=True,
-            is_pinned=pin is not None,
-        )
 
     def request(
         self,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range, Suffix
@@ -71,7 +72,7 @@ class GCSOrigin(ClientOrigin):
                 api.failure,
                 slots=slots,
                 on_request=lambda: self.on_request(),  # it may be replaced later
-                retries=self._retries,
+                policy=self._policy,
                 timeouts=timeouts_of(self._policy, own_timeout=own_timeout, can_wait_for_pool=can_wait),
             )
 
@@ -141,9 +142,15 @@ class GCSOrigin(ClientOrigin):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        connection = self._connection.value or await self.connection()
+        to = self._connection.value or await self.connection()
+        (bucket, key), generation = path.split("/", 1), None
+        if to.is_version_aware:
+            bucket, key, generation = to.split(path)
+        url = f"{to.media_address}{quote(bucket, safe='')}/o/{quote(key, safe='')}?{to.media_params}"
+        if generation is not None:
+            url += f"&generation={quote(generation)}"
         reply = GCSMediaRead(
-            f"gs://{path}", path, want, pinned, self._retries, connection=connection, lookup=self.lookup
+            f"gs://{path}", path, want, pinned, self._policy, origin=self, media_url=url, send=to.client.send
         )
         async with aclosing(reply.run()) as reply.pieces:
             await anext(reply.pieces)

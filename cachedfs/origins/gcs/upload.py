@@ -131,7 +131,7 @@ class ObjectUpload:
                     PIECE,
                     self._info_of,
                     send=self._send,
-                    retries=self._connection.uploads.retries,
+                    policy=self._connection.uploads.policy,
                 )
             except SessionExpired:
                 self._may_have_arrived = True
@@ -182,10 +182,10 @@ class ObjectUpload:
         try:
             answer = await self._connection.uploads.answer(request)
         except RetryableError as failed:
-            self._may_have_arrived |= not failed.trouble.is_unreachable
+            self._may_have_arrived |= not failed.is_unreachable
             raise
         if answer.status in _REDIRECTS:
-            raise RetryableError(foreign(f"redirected, by an answer {answer.status}"))
+            raise foreign(f"redirected, by an answer {answer.status}")
         if answer.status == _UNMET:
             self._raise_unmet(answer)
         return answer
@@ -205,7 +205,7 @@ class ObjectUpload:
         address = answer.headers.get("Location", "")
         begin, expected = urlsplit(address), urlsplit(self._connection.location)
         if begin.scheme != expected.scheme or not begin.netloc:  # the token is sent there
-            raise RetryableError(foreign("an upload was begun, and the answer has no address for it"))
+            raise foreign("an upload was begun, and the answer has no address for it")
         return address
 
     def _info_of(self, answer: Answer) -> ObjectInfo:
@@ -215,7 +215,7 @@ class ObjectUpload:
             found = api.resource_of(object_of(answer.body), "object", self._key)
             info = api.object_info(api.shown_fields(found), self._path)
         if not self._has_our_bytes(info):
-            raise RetryableError(foreign("an upload was answered with another size or checksum"))
+            raise foreign("an upload was answered with another size or checksum")
         return info
 
     def _has_our_bytes(self, info: ObjectInfo) -> bool:

@@ -631,4 +631,4 @@ class TestRenewal:
         credentials._token_uri = "http://127.0.0.1:1/token"
         with pytest.raises(RetryableError) as caught:
             await sent_by(signed_in(credentials=credentials))
-        assert caught.value.trouble.is_unreachable
+        assert caught.value.is_unreachable

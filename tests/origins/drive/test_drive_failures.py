@@ -13,7 +13,7 @@ from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.credentials import find, scope_remedy
 from cachedfs.origins.drive.failures import failure, token_remedy
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.retry import RetryReason
+from cachedfs.origins.retry import RetryableError
 from cachedfs.sim.messages import Refusal
 
 FILES = "https://www.googleapis.com/drive/v3/files"
@@ -22,7 +22,7 @@ RATE = ("User Rate Limit Exceeded", "userRateLimitExceeded")
 ABUSE = ("This file has been identified as malware or spam.", "cannotDownloadAbusiveFile")
 
 
-def asked(text: str, reason: str, url: str = f"{FILES}/1", **request: Any) -> Exception | RetryReason:
+def asked(text: str, reason: str, url: str = f"{FILES}/1", **request: Any) -> Exception:
     """Return what a 403 with this text and reason means."""
     sent = HTTPRequest(url=url, **{"params": {}, "subject": "drive://x", "doing": "doing it", **request})
     body = Refusal(403, text, reason).to_json().encode()
@@ -68,7 +68,7 @@ def test_a_refusal_says_what_helps(text: str, reason: str, request_: dict[str, A
 )
 def test_too_many_copies_may_be_too_many_for_a_day(url: str, is_by_day: bool) -> None:
     found = asked(*RATE, url=url)
-    assert isinstance(found, RetryReason)
+    assert isinstance(found, RetryableError)
     assert ("wait until tomorrow" in found.remedy) is is_by_day
 
 

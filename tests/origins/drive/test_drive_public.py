@@ -310,7 +310,7 @@ async def test_an_api_key_is_sent_to_google_alone(make: MakeOrigin, server: Driv
     assert [request.kind for request in server.requests] == ["media", "media"]
 
 
-async def test_a_passing_trouble_of_the_public_address_is_retried(
+async def test_a_passing_retryable_the_public_address_is_retried(
     make: MakeOrigin, server: DriveServer, folder: str, nobody: None
 ) -> None:
     id = published(server, f"{folder}/a")
