@@ -35,20 +35,20 @@ from cachedfs.origins.rate_limit import RateLimiter
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
+from cachedfs.origins.upload import JSON
 
 if TYPE_CHECKING:
     from cachedfs.common.types import ObjectInfo
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.http import HTTPClient
 
-__all__ = ["GOOD", "JSON", "DriveAccount", "key_of"]
+__all__ = ["GOOD", "DriveAccount", "key_of"]
 
 T = TypeVar("T")
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 GOOD = frozenset({200, 201, 204, 308})
-JSON = "application/json; charset=UTF-8"
 _MEDIA: dict[str, Any] = {"kind": "download", "good": frozenset({200, 206, 416})}
 
 

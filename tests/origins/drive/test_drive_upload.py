@@ -29,9 +29,8 @@ from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import CreationLimit
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.upload import PIECE
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.origins.upload import UploadContent
+from cachedfs.origins.upload import PIECE, UploadContent
 from cachedfs.sim import DriveServer, Fault, Request
 from tests.origins.contract import read
 
@@ -170,7 +169,7 @@ async def test_a_piece_that_was_stored_in_part_is_continued(
 async def test_an_upload_with_slow_progress_is_never_given_up(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
+    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
     n_lost, kept = 2 * RetryPolicy().tries, 256 << 10
     server.accept_only(kept, times=n_lost)
     for number in range(n_lost):  # each piece, and not the status request after it
@@ -385,8 +384,8 @@ async def test_each_request_may_be_lost_once(
     what: str,
     is_done: bool,
 ) -> None:
-    monkeypatch.setattr(f"{UPLOAD}.PIECE", 256 << 10)
-    monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
+    monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
+    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
     act, after, n_requests = LOST[what]
     for nth in range(n_requests + 1):  # 0: none is lost
         ids = {name: server.put(f"{folder}/{nth}-{name}", name.encode()) for name in ("a", "b")}
