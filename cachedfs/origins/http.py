@@ -27,13 +27,12 @@ from cachedfs.origins.request_slots import OpenRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, untrusted
 
 if TYPE_CHECKING:
-    from cachedfs.origins.rate_limit import RateLimiter, SentRequest
     from cachedfs.origins.request_slots import RequestSlots
 
 __all__ = [
     "Auth",
     "HTTPClient",
-    "RequestMeter",
+    "RequestLimits",
     "HTTPResponse",
     "Timeouts",
     "is_on_time",
@@ -70,14 +69,18 @@ class Auth(Protocol):
         ...
 
 
-class RequestMeter(Protocol):
-    """Counts requests against a quota."""
+class RequestLimits(Protocol):
+    """Delays requests that a service would refuse, and counts them against a quota."""
 
-    def check(self, request: HTTPRequest) -> None:
-        """Raise an error if the request may not be sent."""
+    async def wait(self, request: HTTPRequest) -> Any:
+        """Wait until the request may be sent; return what `answered` needs. Raises an error if it may not be sent."""
         ...
 
-    def answered(self, request: HTTPRequest, n_bytes: int) -> None:
+    def answered(self, sent: Any, *, refused: bool) -> None:
+        """Adjust the limits to an answer; `refused` means it said "too many requests"."""
+        ...
+
+    def count(self, request: HTTPRequest, n_bytes: int) -> None:
         """Count a request whose answer ended after `n_bytes`. One that was refused for its rate is not counted."""
         ...
 
@@ -139,13 +142,12 @@ class HTTPClient:
         policy: RetryPolicy,
         timeouts: Timeouts,
         options: Mapping[str, Any] = {},
-        rate_limiter: RateLimiter | None = None,
-        meter: RequestMeter | None = None,
+        limits: RequestLimits | None = None,
     ) -> None:
         """Create a client that calls `on_request` for each request sent.
 
-        `judge` returns the error for an error response: a RetryableError, or the final one. `rate_limiter` delays
-        requests. `meter` counts the answered ones, and may not let more be sent. `options` are further arguments of
+        `judge` returns the error for an error response: a RetryableError, or the final one. `limits` delays
+        and counts requests, and may not let more be sent. `options` are further arguments of
         aiohttp for each request.
         """
         # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
@@ -153,9 +155,8 @@ class HTTPClient:
         self._request: Callable[..., Awaitable[aiohttp.ClientResponse]] = session.request
         self._auth, self._judge = auth, judge
         self._slots, self._on_request, self.policy = slots, on_request, policy
-        self._rate_limiter, self._meter = rate_limiter, meter
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
-        self._timeouts, self._is_limited = timeouts, rate_limiter is not None or meter is not None
+        self._timeouts, self._limits = timeouts, limits
         # `judge` raises for a status.
         self._options: dict[str, Any] = {
             "max_redirects": MOST_REDIRECTS,
@@ -199,7 +200,7 @@ class HTTPClient:
         response = HTTPResponse(request.method, request.url, "", self._slots, await self._slots.acquire())
         try:
             auth = {} if self._auth is None else await self._auth.headers()
-            sent = await self._spend(request) if self._is_limited else ()
+            sent = await self._limits.wait(request) if self._limits is not None else None
             headers, want = {**request.headers, **auth}, request.want
             if isinstance(want, Range):
                 headers["Range"] = response.range_ = f"bytes={want.start}-{want.stop - 1}"
@@ -219,7 +220,7 @@ class HTTPClient:
                 raise_retryable(error, timeout, time.monotonic() - response.began)
             response.wait_s = time.monotonic() - response.began
             response.status, response.headers = answer.status, answer.headers
-            if self._is_limited or answer.status not in request.good or answer.history:
+            if self._limits is not None or answer.status not in request.good or answer.history:
                 return await self._checked(request, response, auth, sent, n_renewed)
             response.is_good = True
             return response
@@ -268,18 +269,12 @@ class HTTPClient:
             headers = {**headers, "Content-Length": str(len(data))}
             return await self._request(*args, headers=headers, data=slices() if data else None, **options)
 
-    async def _spend(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
-        """Wait until the limits let `request` be sent; return what the rate limiter counted for it."""
-        if self._meter is not None:
-            self._meter.check(request)
-        return () if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
-
     async def _checked(
         self,
         request: HTTPRequest,
         response: HTTPResponse,
         auth: Mapping[str, str],
-        sent: tuple[SentRequest, ...],
+        sent: Any,
         n_renewed: int,
     ) -> HTTPResponse:
         """Return a response if it is good; after a 401, renew the credentials and send `request` again."""
@@ -297,30 +292,28 @@ class HTTPClient:
         if not response.is_good:
             raise await self._failure(request, response, sent)
         self._count_at_close(request, response)
-        if self._rate_limiter is not None:
-            self._rate_limiter.answered(sent, refused=False)
+        if self._limits is not None:
+            self._limits.answered(sent, refused=False)
         return response
 
-    async def _failure(
-        self, request: HTTPRequest, response: HTTPResponse, sent: tuple[SentRequest, ...]
-    ) -> Exception:
+    async def _failure(self, request: HTTPRequest, response: HTTPResponse, sent: Any) -> Exception:
         """Return the error for a response that is a failure, and adapt the limits to it."""
         body = await response.read_start()
         error = self._judge(request, int(response.status), response.headers, body)
         is_rate = isinstance(error, RetryableError) and error.is_rate
         response.refused = is_rate or isinstance(error, QuotaExceeded)
-        if self._rate_limiter is not None:
-            self._rate_limiter.answered(sent, refused=is_rate)
+        if self._limits is not None:
+            self._limits.answered(sent, refused=is_rate)
         if not is_rate:
             self._count_at_close(request, response)
-        # A rate is the rate limiter's concern: after a full minute, as many requests as before are allowed at a time.
-        if (is_rate and self._rate_limiter is None) or response.status == _OVERLOADED:
+        # A rate is the concern of the limits: after a full minute, as many requests as before are allowed at a time.
+        if (is_rate and self._limits is None) or response.status == _OVERLOADED:
             self._slots.refused(response.began or 0.0)
         return error
 
     def _count_at_close(self, request: HTTPRequest, response: HTTPResponse) -> None:
-        if self._meter is not None:
-            response.at_close = partial(self._meter.answered, request)
+        if self._limits is not None:
+            response.at_close = partial(self._limits.count, request)
 
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:

@@ -24,14 +24,14 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.drive import api, failures, public, public_folder, quota
-from cachedfs.origins.drive.creation_limit import CreationLimit
+from cachedfs.origins.drive import api, failures, public, public_folder
+from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
 from cachedfs.origins.drive.public_folder import NoFolderPage
+from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
-from cachedfs.origins.rate_limit import RateLimiter
 from cachedfs.origins.request_slots import RequestSlots
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
@@ -74,15 +74,13 @@ class DriveAccount:
         on_request: Callable[[], None],
         concurrency: int = 16,
         policy: RetryPolicy | None = None,
-        meter: quota.QuotaMeter | None = None,
+        meter: QuotaMeter | None = None,
     ) -> None:
         self.options = given = DriveOptions.of(options)
         self.base = given.endpoint_url
         self.policy = policy or RetryPolicy()
         self.loop = loop
-        self.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES)
-        self.quota = quota.QuotaLimit(meter or quota.QuotaMeter(), given.daily_limit, given.daily_limit_stops)
-        self.creates = CreationLimit(clock=self.policy.clock)
+        self.limits = DriveLimits(meter or QuotaMeter(), given.daily_limit, given.daily_limit_stops)
         self.media_slots = RequestSlots(concurrency)
         self.metadata_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
         self.is_public = False  # whether to read public files at their public address
@@ -126,8 +124,7 @@ class DriveAccount:
                 on_request=self._on_request,
                 policy=self.policy,
                 timeouts=timeouts_of(policy),
-                rate_limiter=self.rate_limiter,
-                meter=self.quota,
+                limits=self.limits,
             )
 
         slow = dataclasses.replace(policy, stall_s=policy.export_s)
@@ -167,11 +164,6 @@ class DriveAccount:
             connection.session.detach()
             if connector is not None:
                 connector._close()  # its public face wants the loop
-
-    # Limits
-    def spare_s(self) -> float:
-        """Return in how many seconds to check again whether a speculative request may be sent; 0: now."""
-        return self.quota.spare_s() or self.rate_limiter.spare_s()
 
     # Any request
     def address(self, *parts: str | None, upload: bool = False) -> str:
@@ -225,8 +217,8 @@ class DriveAccount:
             policy = dataclasses.replace(policy, tries=most_tries)
         if request.kind != "download" and await self._is_missing(to.auth):
             raise AccessDenied(f"{request.subject}: {to.auth.remedy}")
-        creates = self.creates if request.kind == "create" else None
-        tries, n_made = RetryAttempts(policy), self.creates.n_made
+        limits = self.limits if request.kind == "create" else None
+        tries, n_created = RetryAttempts(policy), self.limits.n_created
         while True:
             if (
                 request.method == "GET"
@@ -234,18 +226,18 @@ class DriveAccount:
                 within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
                 request = dataclasses.replace(request, within_s=within_s)
             try:
-                async with creates.turn() if creates else nullcontext():
+                async with limits.creating() if limits else nullcontext():
                     result = parse(await self.send(request))
             except RetryableError as failed:
-                if creates and not (has_id or failed.is_rate or failed.is_unreachable):
+                if limits and not (has_id or failed.is_rate or failed.is_unreachable):
                     remedy = "What it makes may be there all the same: look for it before you try again"
                     failed.is_final, failed.remedy = True, remedy
-                if creates and failed.is_rate and creates.n_made > n_made:  # others make progress
-                    tries, n_made = RetryAttempts(policy), creates.n_made
+                if limits and failed.is_rate and limits.n_created > n_created:  # others make progress
+                    tries, n_created = RetryAttempts(policy), limits.n_created
                 await tries.pause(failed, request.subject, request.purpose)
             else:
-                if creates:
-                    creates.made()
+                if limits:
+                    limits.created()
                 return result
 
     async def call(

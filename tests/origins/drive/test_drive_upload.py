@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import re
-import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,9 +25,10 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import CreationLimit
+from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.origin import DriveOrigin
+from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.upload import PIECE, UploadContent
 from cachedfs.sim import DriveServer, Fault, Request
@@ -418,20 +418,20 @@ def _costs(lost: Request, is_done: bool) -> int:
 async def test_many_new_items_wait_for_their_turn_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "cachedfs.origins")
     now, running, peak = 0.0, 0, 0
-    creates = CreationLimit(clock=lambda: now)
+    creates = DriveLimits(QuotaMeter(), clock=lambda: now)
 
     async def one() -> None:
         nonlocal now, running, peak
-        async with creates.turn():
+        async with creates.creating():
             running += 1
             peak = max(peak, running)
             await asyncio.sleep(0)
             now += 1
             running -= 1
-            creates.made()
+            creates.created()
 
     await asyncio.gather(*(one() for _ in range(50)))
-    assert (creates.n_made, peak) == (50, 8)
+    assert (creates.n_created, peak) == (50, 8)
     (warning, *lines) = [(r.levelname, r.getMessage()) for r in caplog.records]
     assert warning[0] == "WARNING"
     assert "2 to 3 new files a second" in warning[1]
@@ -443,12 +443,12 @@ async def test_many_new_items_wait_for_their_turn_and_are_logged(caplog: pytest.
 
 
 async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
-    creates, answered = CreationLimit(clock=time.monotonic), asyncio.Event()
+    creates, answered = DriveLimits(QuotaMeter()), asyncio.Event()
 
     async def one() -> None:
-        async with creates.turn():
+        async with creates.creating():
             await answered.wait()
-            creates.made()
+            creates.created()
 
     waiting = [asyncio.ensure_future(one()) for _ in range(30)]
     await asyncio.sleep(0)
@@ -456,7 +456,7 @@ async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
         task.cancel()
     answered.set()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert creates.n_made == 10
+    assert creates.n_created == 10
     assert creates._n_waiting == 0
 
 
@@ -475,7 +475,7 @@ async def test_an_overwrite_does_not_wait_for_a_turn(
     id = server.put(f"{folder}/a", b"old")
     async with contextlib.AsyncExitStack() as lookup_slots:
         for _ in range(8):  # all turns
-            await lookup_slots.enter_async_context(origin.account.creates.turn())
+            await lookup_slots.enter_async_context(origin.account.limits.creating())
         await write(origin.writer, f"{root}/a", b"new")
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 
