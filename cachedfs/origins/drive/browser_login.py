@@ -20,7 +20,7 @@ from oauthlib import oauth2
 
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
 from cachedfs.origins.drive import accounts, auth
-from cachedfs.origins.drive.credentials import read_json
+from cachedfs.origins.drive.credentials import SignIn, read_json
 from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import error_of, without_secrets
@@ -198,7 +198,7 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
     raise OriginUnavailable(f"Google Drive: no answer about the account ({said}): sign in again later")
 
 
-def _meaning(signed_in: auth.SignIn, answer: requests.Response) -> Exception:
+def _meaning(signed_in: SignIn, answer: requests.Response) -> Exception:
     """Return what an error response means: a reason to try again, or the exception to raise."""
     asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
     who = {"account": signed_in.name, "remedy": signed_in.remedy, "for_scope": signed_in.for_scope}

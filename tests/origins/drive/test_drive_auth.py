@@ -31,8 +31,8 @@ from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import account_key, accounts, auth
-from cachedfs.origins.drive.auth import DriveAuth, SignIn, sign_in
-from cachedfs.origins.drive.credentials import SIGN_IN
+from cachedfs.origins.drive.auth import DriveAuth, sign_in
+from cachedfs.origins.drive.credentials import SIGN_IN, SignIn
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.conftest import PATIENT
