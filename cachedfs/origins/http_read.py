@@ -50,8 +50,10 @@ class HTTPRead(ResumableRead):
             return
         if answer is not None and is_unusable_part(answer, body):
             answer, body = await self._answer(self._request(None))
+        if answer is None and request.want is None:
+            raise RetryableError("the server takes a whole object for a wrong range")
         if answer is None:
-            await self._try_otherwise(request)
+            await self._try_span(await self._current())
         elif answer.span is None:
             await self._hold_whole(answer, body)
         else:
@@ -60,14 +62,8 @@ class HTTPRead(ResumableRead):
             if span.size:
                 self._receive_part(answer.span, body)
 
-    async def _try_otherwise(self, request: HTTPRequest) -> None:
-        """Find out what a 416 means."""
-        if request.want is None:
-            raise RetryableError("the server takes a whole object for a wrong range")
-        await self._try_span(await self._current())
-
     async def _try_span(self, info: ObjectInfo) -> None:
-        """read nothing, read a suffix as a range, or read the whole object."""
+        """Read nothing, read a suffix as a range, or read the whole object."""
         if info.size is not None and not reaches(self.want, info.size):
             self._take_nothing(info)
         elif isinstance(self.want, Suffix) and info.size is not None:

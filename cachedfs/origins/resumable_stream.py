@@ -82,9 +82,6 @@ class ResumableRead(ABC):
     async def _explain(self, failed: RetryableError) -> None:  # noqa: B027  # most have nothing to add
         """Raise the error that explains a failed attempt; return if another attempt may succeed."""
 
-    async def _explain_checksum(self) -> None:  # noqa: B027
-        """Raise the error that explains a wrong checksum; return if the transfer damaged the bytes."""
-
     @property
     def doing(self) -> str:
         """The purpose of the read, as errors name it."""
@@ -161,8 +158,7 @@ class ResumableRead(ABC):
             raise ChecksumMismatch(f"{self.url}: {self.doing} failed: {wrong}. Read it again")
         self._held.clear()
         self._at, self._hasher = self.start, HASHERS[stated.name]()
-        await self._explain_checksum()
-        raise RetryableError(wrong)
+        raise RetryableError(wrong, is_damaged=True)
 
     async def _is_confirmed(self, look: asyncio.Task[None]) -> bool:
         """Return whether the lookup during the read is done. At the end or when much is held, wait for it."""

@@ -58,6 +58,7 @@ class RetryableError(Exception):
     is_final: bool = False  # another attempt would fail the same way
     is_rate: bool = False  # there were too many requests
     is_late: bool = False  # no answer came in time: waiting more before the next attempt helps nobody
+    is_damaged: bool = False  # the bytes have another checksum
     is_absence: bool = False  # a 404 that may be from another server
     remedy: str = "Check the network and the endpoint, or try again later"  # advice for when retries fail
 

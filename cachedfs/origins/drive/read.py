@@ -217,8 +217,10 @@ class DriveMediaRead(ResumableRead):
         return start
 
     # Proofs
-    async def _explain_checksum(self) -> None:
-        await self._look_up()
+    async def _explain(self, failed: RetryableError) -> None:
+        """Look the file up if its bytes have another checksum: it may have been replaced."""
+        if failed.is_damaged:
+            await self._look_up()
 
     async def _look_up(self) -> None:
         """Raise ObjectChanged unless the file is still the version being read."""

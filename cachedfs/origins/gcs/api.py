@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from urllib.parse import quote
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import (
@@ -31,27 +30,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIELDS",
+    "LIST_FIELDS",
+    "PAGE",
     "UNUSUAL",
     "ReadHeaders",
     "bucket_info",
-    "bucket_url",
     "children",
     "failure",
     "folder_info",
     "head_of",
     "is_absence",
     "is_resource",
-    "list_params",
-    "list_url",
-    "metadata_url",
     "next_token",
     "object_info",
     "object_path",
     "plain_path",
     "resource_of",
-    "shown_fields",
-    "upload_url",
-    "url_of",
 ]
 
 # The fields that `info` shows, the same from a lookup and from a listing.
@@ -60,9 +54,9 @@ FIELDS = (
     "contentLanguage,contentDisposition,cacheControl,storageClass,timeCreated,updated,metadata,customTime,"
     "componentCount,customerEncryption,temporaryHold,eventBasedHold"
 )
-_FIELD_NAMES = frozenset(FIELDS.split(","))
-_LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
-_PAGE = 1000  # objects and folders in one page: the service's maximum
+_DETAILS = frozenset(FIELDS.split(",")) - {"name", "size"}
+LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
+PAGE = 1000  # objects and folders in one page: the service's maximum
 _CUSTOM = "x-goog-meta-"  # begins the headers with custom metadata
 _STORED_ENCODING = "x-goog-stored-content-encoding"
 _HEADERS = (  # of a read, by the names of the JSON API
@@ -81,7 +75,7 @@ _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and 
 UNUSUAL = re.compile("^(?:gc?s:|/)|/$")  # paths that `object_path` may change
 
 
-# Names and addresses
+# Names
 def plain_path(path: str) -> str:
     """Return `bucket/key` without protocol and without slashes around it."""
     return object_path(path).rstrip("/")
@@ -96,36 +90,6 @@ def object_path(path: str) -> str:
         if "/" not in path.rstrip("/"):
             path = path.rstrip("/")
     return path
-
-
-def url_of(path: str) -> str:
-    """Return the URL that errors show for `bucket/key`."""
-    return f"gs://{path}"
-
-
-def bucket_url(base: str, bucket: str) -> str:
-    """Return the address of a bucket; `base` is `https://host`, here and below."""
-    return f"{base}/storage/v1/b/{quote(bucket, safe='')}"
-
-
-def list_url(base: str, bucket: str) -> str:
-    return f"{bucket_url(base, bucket)}/o"
-
-
-def metadata_url(base: str, bucket: str, key: str) -> str:
-    return f"{list_url(base, bucket)}/{quote(key, safe='')}"
-
-
-def upload_url(base: str, bucket: str) -> str:
-    return f"{base}/upload/storage/v1/b/{quote(bucket, safe='')}/o"
-
-
-def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | None = None) -> dict[str, str]:
-    """Return the query of one page of a listing."""
-    params = {"prefix": prefix, "maxResults": str(limit), "fields": _LIST_FIELDS}
-    params |= {} if deep else {"delimiter": "/"}
-    params |= {"pageToken": token} if token else {}
-    return {name: value for name, value in params.items() if value}
 
 
 # Reading
@@ -202,17 +166,12 @@ def _span_of(status: int, headers: Mapping[str, str], want: Range | Suffix | Non
 # Metadata and listings; the functions raise ValueError, TypeError and the like for JSON that the service never sends
 def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
     """Return the object that a resource describes; its details are those that gcsfs shows."""
-    details = {name: value for name, value in resource.items() if name not in ("name", "size")}
+    details = {name: value for name, value in resource.items() if name in _DETAILS}
     for name, at in (("mtime", "updated"), ("ctime", "timeCreated")):
         if at in resource:
             details[name] = datetime.fromisoformat(resource[at])
     generation = text_of(resource["generation"])
     return ObjectInfo(path, "file", size_of(resource["size"]), generation, details=details)
-
-
-def shown_fields(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a resource that a lookup asks for."""
-    return {name: value for name, value in resource.items() if name in _FIELD_NAMES}
 
 
 def folder_info(path: str) -> ObjectInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.fsspec_origin import jsonable
@@ -36,9 +36,13 @@ class GCSConnection:
         bucket, key, generation = self._inner.split_path(path)
         return bucket, key, generation
 
+    def address(self, bucket: str) -> str:
+        """Return the address of a bucket."""
+        return f"{self.location}/storage/v1/b/{quote(bucket, safe='')}"
+
     async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> ObjectInfo:
         params = {"fields": api.FIELDS, "generation": generation}
-        address = api.metadata_url(self.location, bucket, key)
+        address = f"{self.address(bucket)}/o/{quote(key, safe='')}"
 
         def parse(found: dict[str, Any]) -> ObjectInfo:
             return api.object_info(api.resource_of(found, "object", key), path)
@@ -46,36 +50,35 @@ class GCSConnection:
         return await self.client.json(self.request(address, path, "looking it up", params=params), parse)
 
     async def bucket(self, bucket: str) -> ObjectInfo:
-        address = api.bucket_url(self.location, bucket)
-
         def parse(found: dict[str, Any]) -> ObjectInfo:
             return api.bucket_info(jsonable(api.resource_of(found, "bucket", bucket)))
 
-        return await self.client.json(self.request(address, bucket, "looking it up", params={}), parse)
+        request = self.request(self.address(bucket), bucket, "looking it up", params={})
+        return await self.client.json(request, parse)
 
     async def pages(
-        self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
+        self, path: str, bucket: str, prefix: str, *, deep: bool, limit: int = api.PAGE
     ) -> AsyncGenerator[list[ObjectInfo], None]:
         """Yield the objects and folders in each page of a listing, requesting the page when it is needed.
 
-        With a `limit` also the folder itself, where it is an object.
+        With a small `limit` also the folder itself, where it is an object.
         """
-        address, seen = api.list_url(self.location, bucket), set[str]()
-        token: str | None = None
+        seen, below = set[str](), prefix if limit == api.PAGE else ""
+        params = {"prefix": prefix or None, "maxResults": str(limit), "fields": api.LIST_FIELDS}
+        params["delimiter"] = None if deep else "/"
 
         def parse(found: dict[str, Any]) -> tuple[list[ObjectInfo], str | None]:
             page = api.resource_of(found, "objects")
-            return list(api.children(page, bucket, "" if limit else prefix)), api.next_token(page, seen)
+            return list(api.children(page, bucket, below)), api.next_token(page, seen)
 
         while True:
-            params = api.list_params(prefix, deep=deep, token=token, **limit)
-            infos, token = await self.client.json(
-                self.request(address, path, "listing it", params=params), parse
-            )
+            request = self.request(f"{self.address(bucket)}/o", path, "listing it", params=params)
+            infos, token = await self.client.json(request, parse)
             yield infos
             if token is None:  # without a token the first page would come again
                 return
             seen.add(token)
+            params = {**params, "pageToken": token}
 
     def request(
         self,
@@ -93,4 +96,4 @@ class GCSConnection:
         # gcsfs adds the project that pays.
         full = {} if params is None else self._inner._get_params(params)
         present = {name: value for name, value in full.items() if value is not None}
-        return HTTPRequest(url=address, params=present, subject=api.url_of(path), doing=doing, **more)
+        return HTTPRequest(url=address, params=present, subject=f"gs://{path}", doing=doing, **more)

@@ -46,7 +46,7 @@ class GCSOrigin(ClientOrigin):
 
     def url(self, path: str) -> str:
         """Return the URL that errors show for `path`."""
-        return api.url_of(api.object_path(path))
+        return f"gs://{api.object_path(path)}"
 
     # Created at first use
     async def _make(self) -> Any:
@@ -91,7 +91,7 @@ class GCSOrigin(ClientOrigin):
         Takes one request for an object, two for a folder or for an absence; one for a path that ends in a slash.
         """
         path = api.object_path(path)
-        with mapped(api.url_of(path), "looking it up"):
+        with mapped(f"gs://{path}", "looking it up"):
             if not path:
                 return api.folder_info("")
             connection = await self.connection()
@@ -112,7 +112,7 @@ class GCSOrigin(ClientOrigin):
         """Return the object whose name ends in a slash, or the folder: of all names in it, this is the first one."""
         first = await self._first_below(connection, path, bucket, key)
         if first is None:
-            raise ObjectNotFound(f"{api.url_of(path)}: no object or folder has this name")
+            raise ObjectNotFound(f"gs://{path}: no object or folder has this name")
         is_object = first.path == path and first.kind == "file"
         return first if is_object else api.folder_info(path.rstrip("/"))
 
@@ -174,7 +174,7 @@ class GCSOrigin(ClientOrigin):
         async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
             while True:
                 try:
-                    with mapped(api.url_of(folder), "listing it"):
+                    with mapped(f"gs://{folder}", "listing it"):
                         infos = await anext(pages, None)
                 except ObjectNotFound as error:
                     raise NoSuchBucket(error.message) from None
@@ -184,7 +184,7 @@ class GCSOrigin(ClientOrigin):
                     yield info
 
     async def _buckets(self) -> tuple[ObjectInfo, ...]:
-        with mapped(api.url_of(""), "listing the buckets", is_read=True):
+        with mapped("gs://", "listing the buckets", is_read=True):
             found = await self.call("ls", "", detail=True)
         return tuple(api.bucket_info(jsonable({**info, "name": info["name"].rstrip("/")})) for info in found)
 
@@ -196,7 +196,7 @@ class GCSOrigin(ClientOrigin):
         The service compares the generation. As in `lookup`, the path may end in a slash.
         """
         path = api.object_path(path)
-        with mapped(api.url_of(path), "writing it"):
+        with mapped(f"gs://{path}", "writing it"):
             upload = ObjectUpload(
                 await self.connection(),
                 path,

@@ -11,6 +11,7 @@ import mimetypes
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 from cachedfs.common.checksums import google_checksum
 from cachedfs.common.kept_mtime import mtime_metadata
@@ -60,16 +61,14 @@ class ObjectUpload(GoogleUpload[ObjectInfo]):
         self.base, self.policy = connection.location, connection.uploads.policy
         self._bucket, self._key, generation = connection.split(path)
         if generation:
-            raise ValueError(
-                f"{api.url_of(path)}: a generation cannot be written to; leave it out of the path"
-            )
+            raise ValueError(f"gs://{path}: a generation cannot be written to; leave it out of the path")
         if not self._key:
-            raise ValueError(f"{api.url_of(path)}: this is a bucket; write to an object in it")
+            raise ValueError(f"gs://{path}: this is a bucket; write to an object in it")
         self._replaces = replaces
         self._condition: str | None = None if anything else "0"
         if replaces is not None:
             if not (replaces.fingerprint or "").isdigit():
-                raise ValueError(f"{api.url_of(path)}: {replaces.fingerprint!r} is no generation")
+                raise ValueError(f"gs://{path}: {replaces.fingerprint!r} is no generation")
             self._condition = replaces.fingerprint
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
         self._resource: dict[str, Any] = {"name": self._key, "contentType": mime}
@@ -89,7 +88,7 @@ class ObjectUpload(GoogleUpload[ObjectInfo]):
         found, is_known = await self._found()
         if found is not None and self._may_have_arrived and self._is_ours(found):
             return found
-        raise version_conflict(api.url_of(self._path), self._replaces, found, is_known=is_known)
+        raise version_conflict(f"gs://{self._path}", self._replaces, found, is_known=is_known)
 
     async def session_ended(self, address: str, error: Exception) -> None:
         """End an upload session, with one request; otherwise the service keeps its bytes for a week."""
@@ -106,7 +105,7 @@ class ObjectUpload(GoogleUpload[ObjectInfo]):
     # Requests
     def begin(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
         return self._request(
-            api.upload_url(self.base, self._bucket),
+            f"{self.base}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
             "writing it",
             params={"uploadType": kind, "name": self._key, "ifGenerationMatch": self._condition},
             method="POST",
@@ -146,9 +145,9 @@ class ObjectUpload(GoogleUpload[ObjectInfo]):
         text, reasons = error_of(answer.body)
         said = f"({_UNMET}: {text})"
         if advice := denial(text, reasons):
-            raise AccessDenied(f"{api.url_of(self._path)}: {advice} {said}")
+            raise AccessDenied(f"gs://{self._path}: {advice} {said}")
         if self._condition is None:
-            raise CachedFSError(f"{api.url_of(self._path)}: the service gave an unexpected answer {said}")
+            raise CachedFSError(f"gs://{self._path}: the service gave an unexpected answer {said}")
         raise _UnmetCondition
 
     # Answers
@@ -157,7 +156,7 @@ class ObjectUpload(GoogleUpload[ObjectInfo]):
         self._may_have_arrived = True
         with well_formed():
             found = api.resource_of(object_of(answer.body), "object", self._key)
-            info = api.object_info(api.shown_fields(found), self._path)
+            info = api.object_info(found, self._path)
         if not self._has_our_bytes(info):
             raise foreign("an upload was answered with another size or checksum")
         return info
