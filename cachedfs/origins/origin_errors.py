@@ -8,8 +8,8 @@ import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any, NoReturn
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cachedfs.common.logging import has_secrets, without_secrets
 from cachedfs.errors import (
@@ -26,9 +26,13 @@ from cachedfs.errors import (
 from cachedfs.origins.base import number
 from cachedfs.origins.retry import RetryableError, foreign, retry_after_s
 
+if TYPE_CHECKING:
+    from cachedfs.origins.http_request import HTTPRequest
+
 __all__ = [
     "OTHER_TIME",
     "WRONG_CLOCK",
+    "Errors",
     "denial",
     "error_of",
     "failure_since",
@@ -37,6 +41,7 @@ __all__ = [
     "mapped",
     "object_of",
     "raise_mapped",
+    "refusal",
     "size_of",
     "text_of",
     "token_server_away",
@@ -57,15 +62,25 @@ WRONG_CLOCK = "the clock of this machine is wrong: set it (on Linux: `timedatect
 _IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
+Errors = Mapping[int | None, tuple[type[CachedFSError], str]]
+"""What the statuses of a service mean that no retry changes: an error, and what it says. None: all others."""
+
+
+def refusal(request: HTTPRequest, status: int, said: str, errors: Errors) -> CachedFSError:
+    """Return the error that a status means."""
+    kind, why = errors.get(status) or errors[None]
+    return kind(f"{request.subject}: {why} ({request.purpose}: {said})")
+
+
 def retryable(
-    status: int, reasons: set[str], answer: str, headers: Mapping[str, str], now: datetime
+    status: int, reasons: Collection[str], said: str, headers: Mapping[str, str]
 ) -> RetryableError | None:
     """Return the error of a response after which another attempt may help; None for any other."""
-    is_rate = status == 429 or (status == 403 and bool(reasons & _RATE_REASONS))
+    is_rate = status == 429 or (status == 403 and not _RATE_REASONS.isdisjoint(reasons))
     if status not in _RETRIED and status <= 504 and not is_rate:
         return None
-    wait_s = retry_after_s(headers.get("retry-after"), now)
-    failed = RetryableError(f"the service answered {answer}", retry_after_s=wait_s, is_rate=is_rate)
+    wait_s = retry_after_s(headers.get("retry-after"), datetime.now(UTC))
+    failed = RetryableError(f"the service answered {said}", retry_after_s=wait_s, is_rate=is_rate)
     if is_rate:
         failed.remedy = _TOO_MANY
     return failed

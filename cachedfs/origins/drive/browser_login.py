@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -202,7 +201,7 @@ def _meaning(signed_in: SignIn, answer: requests.Response) -> Exception:
     """Return what an error response means: a reason to try again, or the exception to raise."""
     asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
     who = {"account": signed_in.name, "remedy": signed_in.remedy, "for_scope": signed_in.for_scope}
-    return failure(asked, answer.status_code, answer.headers, answer.content, now=datetime.now(UTC), **who)
+    return failure(asked, answer.status_code, answer.headers, answer.content, **who)
 
 
 def revoke(info: Mapping[str, Any]) -> None:

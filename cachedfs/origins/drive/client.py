@@ -9,7 +9,6 @@ import json
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -581,4 +580,4 @@ def _judge(
 ) -> Exception:
     who = f"the account that signs in ({auth.name})"
     remedies = {"remedy": auth.remedy, "for_scope": auth.for_scope}
-    return failures.failure(request, status, headers, body, now=datetime.now(UTC), account=who, **remedies)
+    return failures.failure(request, status, headers, body, account=who, **remedies)

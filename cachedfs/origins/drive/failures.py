@@ -6,7 +6,6 @@ Written from developers.google.com/workspace/drive/api/guides/handle-errors, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 
 from cachedfs.errors import (
     AccessDenied,
@@ -21,7 +20,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.drive.credentials import GCLOUD_LOGIN, SCOPE
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, error_of, retryable
+from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, Errors, error_of, refusal, retryable
 from cachedfs.origins.retry import RetryableError
 
 __all__ = [
@@ -56,7 +55,6 @@ def failure(
     headers: Mapping[str, str],
     body: bytes,
     *,
-    now: datetime,
     account: str = "the account that signs in",
     remedy: str = "sign in again or pass another",
     for_scope: str = "sign in again with this scope",
@@ -72,7 +70,7 @@ def failure(
     url, doing = request.subject, request.purpose
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
-    if (failed := retryable(status, reasons, said, headers, now)) is not None:
+    if (failed := retryable(status, reasons, said, headers)) is not None:
         is_counted_by_day = "/upload/" in request.url or request.url.endswith("/copy")
         if failed.is_rate and is_counted_by_day:
             failed.remedy = _BY_DAY
@@ -98,24 +96,21 @@ def failure(
         )
     if status == 400 and "API key not valid" in text:
         return SignInRefused(f"{url}: Google does not accept the API key ({what}): {remedy}")
-    if status == 400:
-        return RequestRejected(f"{url}: Drive did not accept the request ({what})")
-    if status == 409:
-        return ObjectExists(f"{url}: exists already ({what})")
     if status == 401:
         return SignInRefused(
             f"{url}: access denied; the token of {account} is not accepted ({what}): {remedy}"
         )
     if status == 403:
-        return _permanent_error(request, reasons, what, account, remedy, for_scope)
-    return CachedFSError(f"{url}: Drive answered in a way that is not understood ({what})")
+        return _permanent_error(request, reasons, said, account, remedy, for_scope)
+    return refusal(request, status, said, _ERRORS)
 
 
 def _permanent_error(
-    request: HTTPRequest, reasons: set[str], what: str, account: str, remedy: str, for_scope: str
+    request: HTTPRequest, reasons: set[str], said: str, account: str, remedy: str, for_scope: str
 ) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
-    url, is_read = request.subject, request.method == "GET" and not request.url.endswith("/generateIds")
+    url, what = request.subject, f"{request.purpose}: {said}"
+    is_read = request.method == "GET" and not request.url.endswith("/generateIds")
     if "cannotDownloadAbusiveFile" in reasons and "acknowledgeAbuse" in request.params:
         return AccessDenied(
             f"{url}: Google takes this file for malware or spam, and gives it to its owner alone, also with acknowledge_abuse "
@@ -126,9 +121,8 @@ def _permanent_error(
             f"{url}: access denied to {account}: Google wants to know the project of its requests ({what}): sign in with an "
             f"OAuth client of your own, `{GCLOUD_LOGIN}`, or run `gcloud auth application-default set-quota-project PROJECT`"
         )
-    if refused := [found for reason, found in _REFUSED.items() if reason in reasons]:
-        kind, why = refused[0]
-        return kind(f"{url}: {why} ({what})")
+    if known := [found for reason, found in _REFUSED.items() if reason in reasons]:
+        return refusal(request, 403, said, {None: known[0]})
     if "forbidden" in reasons and any(text in what for text in _ANONYMOUS):
         return DriveAnonymous(f"{url}: Google answers no anonymous requests ({what}): {remedy}")
     if ("insufficientPermissions" in reasons and "scopes" in what) or "appNotAuthorizedToFile" in reasons:
@@ -151,6 +145,11 @@ def _permanent_error(
     )
 
 
+_ERRORS: Errors = {
+    400: (RequestRejected, "Drive did not accept the request"),
+    409: (ObjectExists, "exists already"),
+    None: (CachedFSError, "Drive answered in a way that is not understood"),
+}
 _KEY_LIMITS = ("are blocked", "IP address restriction")
 _NO_CHANGE = {"insufficientFilePermissions", "insufficientParentPermissions"}
 _BY_DAY = (

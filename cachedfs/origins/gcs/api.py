@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
@@ -22,7 +22,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import clipped, content_range, http_date, number
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import denial, error_of, retryable, size_of, text_of
+from cachedfs.origins.origin_errors import Errors, denial, error_of, refusal, retryable, size_of, text_of
 from cachedfs.origins.retry import RetryableError, foreign
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ _ABSENT = ("No such object: ", "The specified bucket does not exist.")
 _LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.object"  # and the role
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
-
+_ERRORS: Errors = {
+    404: (ObjectNotFound, "no object or folder has this name"),
+    400: (RequestRejected, "the service did not accept the request"),
+    None: (CachedFSError, "the service gave an unexpected answer"),
+}
 
 UNUSUAL = re.compile("^(?:gc?s:|/)|/$")  # paths that `object_path` may change
 
@@ -263,31 +267,21 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 # Failures
 def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """Return what an error response means: a reason to retry, or the exception to raise."""
-    url, doing, pinned, is_write = (
-        request.subject,
-        request.purpose,
-        request.is_pinned,
-        request.method != "GET",
-    )
     text, reasons = error_of(body)
-    answer = f"{status}: {text}" if text else str(status)
-    if (reason := retryable(status, reasons, answer, headers, datetime.now(UTC))) is not None:
-        return reason
-    if "requester pays" in text.lower():
-        return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {answer})")
+    said = f"{status}: {text}" if text else str(status)
+    if (failed := retryable(status, reasons, said, headers)) is not None:
+        return failed
     if status == 404 and not is_absence(headers, body):
-        return foreign(f"the answer {answer} does not look like one of the service", is_absence=True)
-    if pinned and status in (404, 412):
-        return ObjectChanged(
-            f"{url}: the object was replaced or removed while it was read ({doing}); open it again"
-        )
-    if status == 404:
-        return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {answer})")
+        return foreign(f"the answer {said} does not look like one of the service", is_absence=True)
+    if request.is_pinned and status in (404, 412):
+        how = f"the object was replaced or removed while it was read ({request.purpose})"
+        return ObjectChanged(f"{request.subject}: {how}; open it again")
+    if "requester pays" in text.lower():
+        return refusal(request, status, said, {None: (AccessDenied, _HINT_PAYS)})
     if status in (401, 403):
         # An anonymous request also gets a 401, for objects that are not public.
         kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
-        advice = denial(text, reasons) or f"access denied; {_HINT_403}{'User' if is_write else 'Viewer'}"
-        return kind(f"{url}: {advice} ({doing}: {answer})")
-    if status == 400:
-        return RequestRejected(f"{url}: the service did not accept the request ({doing}: {answer})")
-    return CachedFSError(f"{url}: the service gave an unexpected answer ({doing}: {answer})")
+        role = "Viewer" if request.method == "GET" else "User"
+        advice = denial(text, reasons) or f"access denied; {_HINT_403}{role}"
+        return refusal(request, status, said, {None: (kind, advice)})
+    return refusal(request, status, said, _ERRORS)

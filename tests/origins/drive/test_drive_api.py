@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def path(server: DriveServer, folder: str, root: str) -> str:
 
 def failure(status: int, body: bytes, headers: Mapping[str, str] = {}, *, pinned: bool = False) -> Exception:
     request = HTTPRequest(url="", params={}, subject="drive://x", doing="reading", is_pinned=pinned)
-    return failures.failure(request, status, headers, body, now=datetime(2026, 1, 1, tzinfo=UTC))
+    return failures.failure(request, status, headers, body)
 
 
 async def ask(origin: DriveOrigin, kind: str, path: str, pinned: ObjectInfo | None = None) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -26,8 +25,7 @@ def asked(text: str, reason: str, url: str = f"{FILES}/1", **request: Any) -> Ex
     """Return what a 403 with this text and reason means."""
     sent = HTTPRequest(url=url, **{"params": {}, "subject": "drive://x", "doing": "doing it", **request})
     body = Refusal(403, text, reason).to_json().encode()
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    return failure(sent, 403, {}, body, now=now, account="me", remedy="REMEDY", for_scope="GET THE SCOPE")
+    return failure(sent, 403, {}, body, account="me", remedy="REMEDY", for_scope="GET THE SCOPE")
 
 
 @pytest.mark.parametrize(
