@@ -23,7 +23,7 @@ from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_slots import RequestSlots, logged_request
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["ClientOrigin", "FsspecOrigin", "jsonable", "plain_path"]
@@ -116,7 +116,8 @@ class FsspecOrigin(SimpleOrigin):
         inner = await self.filesystem()
         path = subject_of(method, args)
         self.on_request()
-        with mapped(self.url(path), f"calling {method}"), logged_request(method, self.url(path)):
+        request = OpenRequest(method, self.url(path), is_speculative=is_speculative())
+        with mapped(self.url(path), f"calling {method}"), request:
             return await invoke(inner, method, *args, **options)
 
     async def aclose(self) -> None:
@@ -133,7 +134,7 @@ class FsspecOrigin(SimpleOrigin):
         inner, start, stop = await self._inner.get(), options.get("start"), options.get("end")
         range_ = "" if start is None or stop is None else range_header(Range(start, stop)) or ""
         is_ahead = await self._slots.acquire()
-        with logged_request(method, self.url(path), range_, self._slots, is_ahead) as request:
+        with OpenRequest(method, self.url(path), range_, self._slots, is_ahead) as request:
             self.on_request()
             answer = await invoke(inner, method, path, **options)
             request.size = len(answer) if isinstance(answer, bytes) else 0

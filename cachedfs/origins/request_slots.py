@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 from cachedfs.common import event_log
 from cachedfs.common.logging import public_url
@@ -26,7 +26,6 @@ __all__ = [
     "OpenRequest",
     "RequestSlots",
     "is_speculative",
-    "logged_request",
     "speculative",
 ]
 
@@ -192,7 +191,10 @@ class RequestSlots:
 
 @dataclasses.dataclass(eq=False)
 class OpenRequest:
-    """One request of an origin, until it is closed: it holds a slot, and is logged once, when it ends."""
+    """One request of an origin, until it is closed: it holds a slot, and is logged once, when it ends.
+
+    As a context manager it is sent when it is entered, and its answer has arrived at the end.
+    """
 
     method: str
     url: str
@@ -208,6 +210,15 @@ class OpenRequest:
     answer: Any = None  # the library's response, which is closed with this
     at_close: Callable[[int], None] | None = None  # called with the size
     is_closed: bool = False
+
+    def __enter__(self) -> Self:
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self.answered("ok")
+        self.close(error)
 
     def answered(self, status: int | str) -> None:
         """Record the status and the latency of a good answer."""
@@ -262,26 +273,3 @@ class OpenRequest:
             "%s %s: %s, %d bytes in %.3f s, begun after %.3f s",
             *(self.method, target, self.status, self.size, took_s, wait_s),
         )
-
-
-@contextmanager
-def logged_request(
-    method: str,
-    url: str,
-    range_: str = "",
-    slots: RequestSlots | None = None,
-    is_ahead: bool | None = None,
-) -> Iterator[OpenRequest]:
-    """Send a request in the block, which sets the `size` of its answer.
-
-    With `slots`, the caller has acquired one of them, a speculative one if `is_ahead`. It is released.
-    """
-    is_ahead = is_speculative() if is_ahead is None else is_ahead
-    request = OpenRequest(method, url, range_, slots, is_ahead, time.monotonic())
-    try:
-        yield request
-        request.answered("ok")
-    except BaseException as error:  # a cancellation too
-        request.close(error)
-        raise
-    request.close()

@@ -236,7 +236,7 @@ class DriveAccount:
                 await tries.pause(failed, request.subject, request.purpose)
             else:
                 if limits:
-                    limits.created()
+                    limits.n_created += 1
                 return result
 
     async def call(

@@ -46,7 +46,6 @@ _CREATED_AT_ONCE = (
     8  # sent, or waiting for their rate, and not answered: at a third of a second each 24 a second
 )
 _MANY_WAIT = 16  # a minute's quarter at the rate that Drive has
-_LOG_EVERY_S = 10.0
 _CHECK_S = 1.0  # between checks whether a new day has begun
 
 
@@ -185,13 +184,13 @@ class DriveLimits:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.meter, self._share, self._stops, self._clock = meter, share, stops, clock
+        self.meter, self._share, self._stops = meter, share, stops
         self._warned = ""  # the day of the last warning
         self.requests = _Lane(quota.REQUESTS, clock, mostly="download")
         self.creates = _Lane(quota.CREATES, clock, mostly=_CREATE)
         self.n_created = 0
         self._creating, self._n_waiting = asyncio.Semaphore(_CREATED_AT_ONCE), 0
-        self._logged: tuple[float, int] | None = None  # when, and how many had been created
+        self._has_warned = False  # that many items wait
 
     async def wait(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
         """Wait until a request may be sent, and count it as sent; return what `answered` needs.
@@ -244,8 +243,8 @@ class DriveLimits:
     async def creating(self) -> AsyncIterator[None]:
         """Hold one of the slots for new items (files, folders, copies); first come, first served."""
         self._n_waiting += 1
-        if self._logged is None and self._n_waiting >= _MANY_WAIT:
-            self._logged = self._clock(), self.n_created
+        if not self._has_warned and self._n_waiting >= _MANY_WAIT:
+            self._has_warned = True
             logger.warning(
                 "Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn. One large "
                 "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
@@ -258,17 +257,6 @@ class DriveLimits:
             yield
         finally:
             self._creating.release()
-
-    def created(self) -> None:
-        """Count a created item; log the progress where many wait."""
-        self.n_created += 1
-        now = self._clock()
-        if self._logged is not None and self._n_waiting and now >= self._logged[0] + _LOG_EVERY_S:
-            (before, n_before), self._logged = self._logged, (now, self.n_created)
-            logger.info(
-                "Google Drive: %d new items made, %d wait, %.1f a second",
-                *(self.n_created, self._n_waiting, (self.n_created - n_before) / (now - before)),
-            )
 
 
 def _end_of(day: str) -> str:
