@@ -63,9 +63,10 @@ _HEADERS = (  # of a read, by the names of the JSON API
     ("generation", "x-goog-generation"),
     ("metageneration", "x-goog-metageneration"),
     ("contentType", "Content-Type"),
+    ("contentEncoding", _STORED_ENCODING),
     ("storageClass", "x-goog-storage-class"),
 )
-_HASHES = {"md5": "md5Hash", "crc32c": "crc32c"}
+_HASH = re.compile(r"\b(md5|crc32c)=([^,\s]+)")
 _ABSENT = ("No such object: ", "The specified bucket does not exist.")
 _LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.object"  # and the role
@@ -114,21 +115,16 @@ def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> R
     size, start, stop = int(stored) if stored and stored.isdigit() else -1, 0, 0
     if status == 206 and isinstance(want, Range):
         start, stop = want.start, min(want.stop, size)
-    if headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{stored}" or length != str(stop - start):
+    encoding = headers.get("Content-Encoding", "identity")
+    stored_encoding, part = headers.get(_STORED_ENCODING, encoding), f"bytes {start}-{stop - 1}/{stored}"
+    if (headers.get("Content-Range"), length, encoding) != (part, str(stop - start), stored_encoding):
         span, size = _span_of(status, headers, want)  # other forms, and answers of others
         start, stop = span.start, span.stop
-    encoding, stored_encoding = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
-    if stored_encoding is not None and encoding.lower() != stored_encoding.lower():
-        raise RetryableError(
-            f"the answer is encoded as {encoding}, and the object as {stored_encoding}: something recompressed it"
-        )
     details: dict[str, Any] = {name: headers[at] for name, at in _HEADERS if at in headers}
-    for part in ",".join(headers.getall("x-goog-hash", ())).split(","):
-        kind, _, value = part.strip().partition("=")
-        if kind in _HASHES:
-            details[_HASHES[kind]] = value
-    if stored_encoding not in (None, "identity"):
-        details["contentEncoding"] = stored_encoding
+    hashes = _HASH.findall(",".join(headers.getall("x-goog-hash", ())))
+    details |= {"md5Hash" if kind == "md5" else kind: value for kind, value in hashes}
+    if details.get("contentEncoding") == "identity":
+        del details["contentEncoding"]
     if (changed := http_date(headers.get("Last-Modified"))) is not None:
         details["mtime"] = changed
     if custom := {
@@ -141,6 +137,12 @@ def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> R
 
 def _span_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> tuple[Range, int]:
     """Return the requested range, clipped to the size of the object, and this size."""
+    encoding = headers.get("Content-Encoding", "identity")
+    stored_encoding = headers.get(_STORED_ENCODING, encoding)
+    if encoding.lower() != stored_encoding.lower():
+        raise RetryableError(
+            f"the answer is encoded as {encoding}, and the object as {stored_encoding}: something recompressed it"
+        )
     offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
     length = None if "Transfer-Encoding" in headers else number(headers.get("Content-Length"))
     if status == 206:
