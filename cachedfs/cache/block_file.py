@@ -108,6 +108,11 @@ class BlockTrailer:
     checksums: tuple[int, ...]
 
     @property
+    def place(self) -> tuple[str, str, str, int, int]:
+        """The parts of the key of the block."""
+        return self.identity, self.path, self.fingerprint, self.block_size, self.index
+
+    @property
     def key(self) -> ObjectKey:
         return ObjectKey(self.identity, self.path, self.fingerprint, self.block_size)
 
@@ -263,12 +268,6 @@ class OpenBlock:
             self._check_filled(start, buffer, nowait)
         return size
 
-    def check_all(self) -> None:
-        """Check every page, also those checked before. Raises BadBlock, OSError."""
-        for first in range(0, len(self.checksums), 16):
-            start = first * PAGE
-            self._check(first, memoryview(self._load(start, min(start + 16 * PAGE, self.length), False)))
-
     def _unchecked_of(self, start: int, stop: int) -> int:
         first, last = start // PAGE, (stop - 1) // PAGE
         return self.unchecked >> first & (1 << last - first + 1) - 1
@@ -313,12 +312,11 @@ class OpenBlock:
         self.unchecked &= ~((1 << n_pages) - 1 << page)
 
 
-def open_block(path: str, *, nowait: bool = False, owner: int | None = None) -> OpenBlock:
-    """Open the block file at `path`; it must belong to user `owner` if given, as checksums do not prove authorship.
+def open_block(fd: int, path: str, *, nowait: bool = False, owner: int | None = None) -> OpenBlock:
+    """Return the block in the file at `path`, opened as `fd`, which is closed on errors.
 
-    Raises BadBlock, BlockingIOError, OSError; FileNotFoundError if the file does not exist.
+    It must belong to user `owner` if given, as checksums do not prove authorship. Raises BadBlock, BlockingIOError, OSError.
     """
-    fd = disk.open_to_read(path)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
 from cachedfs.common.clock import clock
 
-__all__ = ["TABLE_SIZE", "ChangeCounters", "ChangeTable", "slots_of"]
+__all__ = ["STATISTICS_AT", "TABLE_SIZE", "ChangeCounters", "ChangeTable", "slots_of"]
 
 # Names use one half of the slots, trees and origins the other. A name that shares a slot with a changed name
 # is revalidated (1 in 65 names after 1,000 changes). In a single table, a whole tree could be.
@@ -25,6 +25,7 @@ _MOST_KNOWN = 50_000  # counters in memory
 _SLOT = struct.Struct("<Q")
 _GENERATION_AT = 16  # offset of the number that is written after every change
 _START_AT = 24  # offset of the number that all change counters of a file start from
+STATISTICS_AT = 64  # offset of the statistics of all processes: see `counters`
 
 
 class ChangeTable(SharedSlots):

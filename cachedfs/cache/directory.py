@@ -13,7 +13,7 @@ from cachedfs.cache import disk
 from cachedfs.cache.block_file import FORMAT
 from cachedfs.common.user_folders import is_writable, why_unsafe
 
-__all__ = ["CacheDirectory", "layer_roots", "old_roots", "open_directory", "readable_root", "root_in"]
+__all__ = ["CacheDirectory", "layer_roots", "old_roots", "root_in"]
 
 
 DELETION_S = 10.0  # longest wait for the end of a deletion
@@ -23,27 +23,29 @@ RECENT_S = 0.1  # a folder that changed so short a time ago may change again wit
 COARSE_S = 2.0  # or this time, on a file system that stores whole seconds
 STATE = attrgetter("st_dev", "st_ino", "st_ctime_ns")
 _FOLDERS = ("blocks", "local-copies", "tmp")
-_LOCAL_COPY = re.compile(r"[0-9a-f]{16}(\.\w{1,16}){0,2}", re.ASCII)
 _ROOT = re.compile(r"cachedfs-(\d+)-(\d+)")
 
 
 class CacheDirectory:
-    """The root folder on disk: `blocks/`, `local-copies/`, `tmp/`, the index and the shared files.
+    """This user's root in a cache directory: `blocks/`, `local-copies/`, `tmp/`, the index and the shared files.
+
+    On a network filesystem it is a folder per host, because locks and shared files work within one host only.
 
     `root_seen` and `blocks_seen` are the states of two folders when all folders were checked. As long as these states
     are the same, no folder in them was replaced, and neither was the index.
     """
 
-    def __init__(self, root: str, *, is_network: bool) -> None:
-        self.root = root
-        self.is_network = is_network
+    def __init__(self, cache_dir: str) -> None:
+        self._cache_dir = _absolute(cache_dir)
+        self.is_network = disk.is_network(self._cache_dir)
+        root = root_in(self._cache_dir)
+        self.root = root = f"{root}/host-{os.uname().nodename}" if self.is_network else root
         self.blocks = f"{root}/blocks"
         self.index = f"{root}/index.db"
         self.locks = f"{root}/locks"
         self.access_records = f"{root}/access-records"
         self.change_counters = f"{root}/change-counters"
-        self.statistics = f"{root}/statistics"
-        self.bookkeeping = [*self.logs, self.access_records, self.change_counters, self.statistics]
+        self.bookkeeping = [*self.logs, self.access_records, self.change_counters]
         self.root_seen: object = None  # None: check again
         self.blocks_seen: object = None
         self.n_checks = 0  # how often the folders were checked, or are due to be
@@ -55,6 +57,33 @@ class CacheDirectory:
     def logs(self) -> list[str]:
         """The index and the files that SQLite keeps beside it, the write-ahead log first."""
         return [f"{self.index}{log}" for log in ("-wal", "", "-shm", "-journal")]
+
+    def open(self, *, explicit: bool) -> str | None:
+        """Create what is missing; return the reason why nothing can be stored, None if all is well.
+
+        A subdirectory that another user could have prepared (a symlink, another owner, writable by others) raises
+        ValueError when the user named `cache_dir` (`explicit`): its content cannot be trusted, and the user can choose
+        another one.
+        """
+        try:
+            os.makedirs(self._cache_dir, exist_ok=True)
+            self.make()
+            if not is_writable(self.root):
+                raise PermissionError(f"{self.root} is read-only")
+        except ValueError as error:
+            if explicit:
+                raise
+            return str(error)
+        except OSError as error:
+            return f"{self._cache_dir} cannot be written ({error.strerror or error}); give another cache_dir"
+        return None
+
+    def is_readable(self) -> bool:
+        """Return whether this user owns the root and no other user can write it."""
+        try:
+            return all(_verify(folder) for folder in _chain(self.root))
+        except (ValueError, OSError):
+            return False
 
     def make(self) -> None:
         """Create the root and its folders where missing. Raises OSError, or ValueError if the root is unsafe to use."""
@@ -145,51 +174,6 @@ class CacheDirectory:
             if folder.is_folder:
                 yield from disk.scan(folder.path)
 
-    def local_copies(self) -> Iterator[disk.FolderEntry]:
-        """Yield the files of local copies, recognized by their names."""
-        folder = self.local_copy("")
-        return (found for found in disk.scan(folder) if _LOCAL_COPY.fullmatch(found.name))
-
-
-def open_directory(cache_dir: str, *, explicit: bool) -> tuple[CacheDirectory | None, str | None]:
-    """Return this user's directory in `cache_dir`, or None and the reason why nothing can be stored there.
-
-    A subdirectory that another user could have prepared (a symlink, another owner, writable by others) raises
-    ValueError when the user named `cache_dir` (`explicit`): its content cannot be trusted, and the user can choose
-    another one.
-    """
-    path = _absolute(cache_dir)
-    is_network = disk.is_network(path)
-    root = _root_in(path, is_network=is_network)
-    directory = CacheDirectory(root, is_network=is_network)
-    try:
-        os.makedirs(path, exist_ok=True)
-        directory.make()
-        if not is_writable(root):
-            raise PermissionError(f"{root} is read-only")
-    except ValueError as error:
-        if explicit:
-            raise
-        return None, str(error)
-    except OSError as error:
-        return None, f"{path} cannot be written ({error.strerror or error}); give another cache_dir"
-    return directory, None
-
-
-def readable_root(cache_dir: str) -> str | None:
-    """Return the root in `cache_dir` if this user owns it and no other user can write it, else None.
-
-    It is used for reading when `cache_dir` is not writable.
-    """
-    path = _absolute(cache_dir)
-    root = _root_in(path, is_network=disk.is_network(path))
-    try:
-        for folder in _chain(root):
-            _verify(folder)
-    except (ValueError, OSError):
-        return None
-    return root
-
 
 def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
     """Return the roots, of any owner, in the read-only `cache_dirs`; a missing directory has none."""
@@ -227,15 +211,6 @@ def _absolute(path: str) -> str:
 def root_in(cache_dir: str) -> str:
     """Return the path of this user's subdirectory of `cache_dir`, which need not exist."""
     return f"{_absolute(cache_dir)}/cachedfs-{FORMAT}-{os.geteuid()}"
-
-
-def _root_in(path: str, *, is_network: bool) -> str:
-    """Return this user's root in a cache directory.
-
-    On a network filesystem it is a folder per host, because locks and shared files work within one host only.
-    """
-    root = root_in(path)
-    return f"{root}/host-{os.uname().nodename}" if is_network else root
 
 
 def _chain(root: str) -> list[str]:

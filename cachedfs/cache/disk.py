@@ -15,10 +15,13 @@ import os
 import stat
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = [
+    "READ",
+    "TOO_MANY_FILES",
     "Buffer",
     "DiskSpace",
     "FolderEntry",
@@ -27,13 +30,11 @@ __all__ = [
     "forget_cached",
     "is_alive",
     "is_network",
-    "lock_byte",
     "lock_holder",
     "make_folder",
     "maps_safely",
     "memory_file",
     "open_lockable",
-    "open_to_read",
     "open_to_update",
     "read_cached",
     "read_cached_into",
@@ -43,7 +44,6 @@ __all__ = [
     "state",
     "truncate",
     "unlink",
-    "unlock_byte",
     "write_all",
     "write_file",
 ]
@@ -51,9 +51,10 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 # O_NONBLOCK: opening a FIFO in place of a block must not hang.
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UPDATE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = _UPDATE | os.O_CREAT | os.O_EXCL
+TOO_MANY_FILES = errno.EMFILE, errno.ENFILE
 _MOST_BUFFERS = 1024  # of one pwritev: IOV_MAX of Linux and macOS
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _NO_NOWAIT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # errors of filesystems without RWF_NOWAIT
@@ -81,10 +82,6 @@ class FolderEntry(NamedTuple):
     inode: int
     size: int
     modified_s: float
-
-
-def open_to_read(path: str) -> int:
-    return os.open(path, _READ)
 
 
 def open_to_update(path: str) -> int:
@@ -181,13 +178,16 @@ def allocate(fd: int, size: int) -> None:
         write_all(fd, [bytes(size - have)], have)
 
 
-def memory_file(size: int) -> int:
-    """Return the descriptor of a file of `size` zeros in memory, shared with forked children. Raises OSError."""
-    if not hasattr(os, "memfd_create"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    fd = os.memfd_create("cachedfs", os.MFD_CLOEXEC)
+def memory_file(header: bytes, size: int) -> int:
+    """Return the descriptor of a file in memory, or without a name, shared with forked children. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("cachedfs", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, size)
+        os.pwrite(fd, header, 0)
     except BaseException:  # an interrupt too: no other code would close the descriptor
         os.close(fd)
         raise
@@ -292,21 +292,6 @@ def _type_of_mount(path: str, lines: Sequence[str]) -> str:
         if len(point) >= len(best) and (path + "/").startswith(point.rstrip("/") + "/"):
             best, kind = point, after.split(" ")[0]
     return "fuse" if kind.startswith("fuse.") else kind
-
-
-def lock_byte(fd: int, offset: int) -> bool:
-    """Take the write lock on one byte of a file; False when another process holds it."""
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
-
-
-def unlock_byte(fd: int, offset: int) -> None:
-    fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
 
 
 def lock_holder(fd: int, offset: int) -> int | None:

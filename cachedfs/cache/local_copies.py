@@ -4,42 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Callable
 from types import TracebackType
 
 from cachedfs.cache import disk
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.disk import Buffer
-from cachedfs.cache.index.block_rows import BlockRows, LocalCopyRow
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
 
-__all__ = ["LocalCopy", "dead_copies", "remove_dead_copies"]
+__all__ = ["LocalCopy", "dead_copies", "new_name"]
 
+_NAME = re.compile(r"[0-9a-f]{16}-([0-9a-f]{1,15})(\.\w{1,16}){0,2}", re.ASCII)
 _UNUSED_S = 86400.0  # without locks across processes, a local copy may be removed only after this age
 
 
 class LocalCopy:
-    """A file of fixed size at `path`: written, sealed (then read-only) and removed by `close`.
+    """A file of fixed size at `path`: reserved, allocated, written, sealed (then read-only) and removed by `close`.
 
-    Its space is reserved in the index before the file is created. Only the process that created it removes it: in a
+    Its name has its size, so it is counted from its creation on. Only the process that created it removes it: in a
     forked child `close` does nothing to the file.
     """
 
-    def __init__(self, path: str, size: int, removed: Callable[[], None]) -> None:
+    def __init__(self, path: str, size: int, locks: ByteRangeLocks) -> None:
         self.path = path
         self.size = size
-        self._removed = removed
+        self._lock, self._locks = lock_of(path.rpartition("/")[2]), locks
         self._pid = os.getpid()
-        self._fd: int | None = disk.create(path)
-        try:
-            if size:
-                disk.allocate(self._fd, size)
-        except BaseException:  # an interrupt too: the caller has no object to close yet
-            with contextlib.suppress(OSError):
-                self._close_file()
-            raise
+        locks.take(self._lock)
+        self._fd: int | None = None
+
+    def reserve(self) -> None:
+        """Create the file: from now on its size counts. Raises OSError."""
+        self._fd = disk.create(self.path)
+
+    def allocate(self) -> None:
+        """Allocate the space. Raises OSError."""
+        if self.size and self._fd is not None:
+            disk.allocate(self._fd, self.size)
 
     def write_at(self, offset: int, buffer: Buffer) -> None:
         """Write `buffer` at `offset`. Raises CacheError beyond `size`, after `seal`, or if writing fails."""
@@ -71,8 +74,7 @@ class LocalCopy:
         self._pid = 0  # only once
         with contextlib.suppress(OSError):
             disk.unlink(self.path)
-        # After a crash here there is a row without a file, removed when its lock is found free.
-        self._removed()
+        self._locks.release(self._lock)
 
     def _close_file(self) -> None:
         fd, self._fd = self._fd, None
@@ -88,34 +90,34 @@ class LocalCopy:
         self.close()
 
 
-def remove_dead_copies(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> int:
-    """Remove the local copies of dead processes; return the freed bytes."""
-    freed = 0
-    for copy in dead_copies(rows, directory, locks):
-        with contextlib.suppress(OSError):
-            disk.unlink(directory.local_copy(copy.name))
-        rows.remove_local_copy(copy)
-        freed += copy.size
-    return freed
+def new_name(size: int, suffix: str) -> str:
+    """Return a name for a local copy of `size` bytes: process id, random digits and size in hex, and the suffix."""
+    return f"{os.getpid():08x}{os.urandom(4).hex()}-{size:x}{suffix}"
 
 
-def dead_copies(rows: BlockRows, directory: CacheDirectory, locks: ByteRangeLocks) -> list[LocalCopyRow]:
-    """Return the local copies whose process is dead.
+def lock_of(name: str) -> int:
+    """Return the number of the lock that the process of a local copy holds."""
+    return int(name[:16], 16)
+
+
+def dead_copies(directory: CacheDirectory, locks: ByteRangeLocks) -> tuple[list[str], int]:
+    """Return the paths of the local copies of dead processes, and how many bytes the others have reserved.
 
     A process is dead if its lock is free. Without locks across processes, there must be no process with its id, and the
     file must be a day old: processes in other containers have ids that cannot be checked here.
     """
-    if locks.works_across_processes:
-        return [copy for copy in rows.local_copies() if not locks.is_held(copy.owner_lock)]
-    latest = time.time() - _UNUSED_S
-    return [copy for copy in rows.local_copies() if not _may_be_in_use(copy, directory, latest)]
-
-
-def _may_be_in_use(copy: LocalCopyRow, directory: CacheDirectory, latest: float) -> bool:
-    try:
-        status = disk.state(directory.local_copy(copy.name))
-    except OSError:
-        return True
-    if status is not None and status.st_mtime > latest:
-        return True
-    return 0 < copy.pid < 1 << 31 and disk.is_alive(copy.pid)
+    dead, reserved, latest = [], 0, time.time() - _UNUSED_S
+    for found in disk.scan(directory.local_copy("")):
+        name = _NAME.fullmatch(found.name)
+        if name is None:
+            continue
+        pid = lock_of(found.name) >> 32
+        if locks.works_across_processes:
+            is_used = locks.is_held(lock_of(found.name))
+        else:
+            is_used = found.modified_s > latest or (0 < pid < 1 << 31 and disk.is_alive(pid))
+        if is_used:
+            reserved += int(name[1], 16)
+        else:
+            dead.append(found.path)
+    return dead, reserved

@@ -7,146 +7,151 @@ A forked child inherits the descriptor but not the locks, which belong to proces
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import itertools
 import os
+from collections.abc import Callable
 
 from cachedfs.cache import disk
 
 __all__ = ["ByteRangeLocks"]
 
 _BYTES = (1 << 62) - 1  # mask: the largest offset that every kernel can lock
-
-
-class _Held:
-    """The locks that one process holds on one file, as the kernel does not distinguish its threads or caches.
-
-    There is no mutex here: the garbage collector may close a file in a thread that holds it. Single dict operations are
-    atomic, and the thread that inserts a byte holds it.
-    """
-
-    def __init__(self) -> None:
-        self.bytes: dict[int, object] = {}  # Invariant: each locked byte, and a token of its holder
-        # Holder token -> releasing token. Keyed by holder, because the byte may be taken again before its
-        # release is finished.
-        self.releasing: dict[object, object] = {}
-
-
+_TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
+_BUSY = errno.EAGAIN, errno.EACCES
 _NUMBERS = itertools.count()  # not id(): a reused id would inherit the locks of a collected cache
 _DESCRIPTORS: dict[str, int] = {}  # by path; never closed (see module docstring)
-_HELD: dict[tuple[str, int], _Held] = {}  # by path and process id: a forked child starts with none
+# By path and process id (a forked child starts with none): each locked byte, and a list that its releaser empties. The
+# kernel does not distinguish threads and caches of a process. There is no mutex: the garbage collector may close a file
+# in a thread that holds it. Single operations of dicts and lists are atomic.
+_HELD: dict[tuple[str, int], dict[int, list[None]]] = {}
 
 
 class ByteRangeLocks:
     """The locks of this process on one cache. Without a file (`path` None) they only exclude its own threads.
 
-    `trouble` is the reason why they do not exclude other processes although there is a file.
+    `works_across_processes` is False without a file, and if the filesystem has no locks; then `warn` gets the reason.
     """
 
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._own = f"memory of cache {next(_NUMBERS)}" if path is None else path
-        self.works_across_processes = path is not None
-        self.trouble: str | None = None
+    def __init__(self, warn: Callable[[str], object] = bool) -> None:
+        self.path: str | None = None
+        self.works_across_processes = False
+        self._warn = warn
+        self._name = f"memory of cache {next(_NUMBERS)}"
 
-    def take(self, hash64: int) -> bool:
-        """Take a lock; False when another process, or another thread of this one, holds it."""
-        byte, us = hash64 & _BYTES, object()
-        held = _HELD.get((self._own, os.getpid())) or self._held()
-        if held.bytes.setdefault(byte, us) is not us:
-            return False
+    def use(self, path: str) -> None:
+        """Lock the bytes of the file at `path` from now on."""
+        self.path = self._name = path
+        self.works_across_processes = True
+
+    def take(self, number: int, n: int = 1) -> int:
+        """Take up to `n` locks, of `number` and those that follow; return how many were free, counted from the first."""
+        held = _HELD.get((self._name, os.getpid())) or self.held()
+        first, taken, free = number & _BYTES, 0, 0
         try:
-            if self._lock_byte(byte):
-                return True
-        except BaseException:  # an interrupt: the caller does not know that it holds the lock
-            self.release(hash64)
+            for byte in range(first, min(first + n, _BYTES + 1)):
+                mine: list[None] = [None]
+                if held.setdefault(byte, mine) is not mine:
+                    break
+                taken += 1
+            try:
+                if taken and self.works_across_processes:
+                    fcntl.lockf(_DESCRIPTORS.get(self._name) or self._open(), _TRY, taken, first)
+                free = taken
+            except OSError as error:
+                free = self._take_each(first, taken, error)
+        except BaseException:  # an interrupt: the caller does not know what it holds
+            for byte in range(first, first + taken):
+                self.release(byte)
             raise
-        held.bytes.pop(byte, None)
-        return False
+        for byte in range(first + free, first + taken):
+            held.pop(byte, None)
+        return free
 
-    def release(self, hash64: int) -> None:
+    def release(self, number: int) -> None:
         """Release a lock; do nothing when this process does not hold it."""
-        byte, us = hash64 & _BYTES, object()
-        held = _HELD.get((self._own, os.getpid())) or self._held()
-        owner = held.bytes.get(byte)
-        if owner is None or held.releasing.setdefault(owner, us) is not us:
+        byte = number & _BYTES
+        held = _HELD.get((self._name, os.getpid())) or self.held()
+        try:
+            held[byte].pop()
+        except (KeyError, IndexError):  # not held, or another thread is releasing it
             return
         try:
-            if held.bytes.get(byte) is owner:
-                self._unlock_byte(byte)
-                # After unlocking: a thread that took the byte earlier would lose its lock here.
-                held.bytes.pop(byte, None)
+            if (fd := _DESCRIPTORS.get(self._name)) is not None:
+                fcntl.lockf(fd, fcntl.LOCK_UN, 1, byte)
+        except OSError as error:  # other processes then wait until this one ends; no read may fail
+            self._warn(f"a lock on {self.path} could not be released: {error}")
         finally:
-            held.releasing.pop(owner, None)
+            held.pop(byte, None)  # after unlocking: another thread would lose the lock here
 
-    def is_held(self, hash64: int) -> bool:
+    def held(self) -> dict[int, list[None]]:
+        """Return the bytes that this process has locked."""
+        return _HELD.setdefault((self._name, os.getpid()), {})
+
+    def is_held(self, number: int) -> bool:
         """Return whether any process, including this one, holds the lock; True also if that cannot be found out."""
-        if not self.works_across_processes or not self.take(hash64):
+        if not self.works_across_processes or not self.take(number):
             return True
-        self.release(hash64)
+        self.release(number)
         return not self.works_across_processes
 
-    def holder(self, hash64: int) -> int | None:
+    def holder(self, number: int) -> int | None:
         """Return the id of the process that holds the lock.
 
         None if it is free, or if its holder cannot be seen from here, as in another container.
         """
-        byte, fd = hash64 & _BYTES, _DESCRIPTORS.get(self._own)
-        if byte in self._held().bytes:
+        byte, fd = number & _BYTES, _DESCRIPTORS.get(self._name)
+        if byte in self.held():
             return os.getpid()
         return None if fd is None else disk.lock_holder(fd, byte)
 
     def try_again(self) -> None:
         """Try locking again if the filesystem had no locks before."""
-        if self.trouble is not None:
-            self.works_across_processes, self.trouble = True, None
+        self.works_across_processes = self.path is not None
 
     def look_again(self) -> None:
         """Switch to the file now at the path if ours was deleted, or if other code closed its descriptor.
 
-        Otherwise the old one stays open (see module docstring).
+        Otherwise the old one stays open (see module docstring). A byte that another process locked in the new file first
+        is then held by both.
         """
-        fd = _DESCRIPTORS.get(self._own)
-        if fd is None or self._path is None:
+        fd = _DESCRIPTORS.get(self._name)
+        if fd is None or self.path is None:
             return
-        status = disk.state(self._path)
+        status = disk.state(self.path)
         if status is None or status.st_ino != _inode(fd):
-            _DESCRIPTORS.pop(self._own, None)
-            self._lock_again()
+            new, held = disk.open_lockable(self.path), self.held()
+            _DESCRIPTORS[self._name] = new
+            for byte in list(held):
+                with contextlib.suppress(OSError):
+                    fcntl.lockf(new, _TRY, 1, byte)
+                if byte not in held:  # released meanwhile, perhaps before it was locked here
+                    fcntl.lockf(new, fcntl.LOCK_UN, 1, byte)
 
-    def _lock_again(self) -> None:
-        """Take our locks in the new file; a byte that another process took there first is then held by both."""
-        held = self._held()
-        for byte in list(held.bytes):
-            self._lock_byte(byte)
-            if byte not in held.bytes:  # released meanwhile, perhaps before it was locked here
-                self._unlock_byte(byte)
+    def _open(self) -> int:
+        """Return the descriptor of the file, which stays open: closing it would release our locks."""
+        if (fd := _DESCRIPTORS.get(self._name)) is not None:
+            return fd
+        assert self.path is not None
+        return _DESCRIPTORS.setdefault(self._name, disk.open_lockable(self.path))
 
-    def _held(self) -> _Held:
-        return _HELD.setdefault((self._own, os.getpid()), _Held())
+    def _take_each(self, first: int, n: int, error: OSError) -> int:
+        """Lock bytes one by one, after locking all of them failed; return how many could be, counted from the first.
 
-    def _lock_byte(self, byte: int) -> bool:
-        """Lock the byte; True also if the filesystem has no locks: at worst a block is fetched twice."""
-        if not self.works_across_processes or self._path is None:
-            return True
-        try:
-            fd = _DESCRIPTORS.get(self._own)
-            if fd is None:
-                # A descriptor that another thread opened at the same time stays open: closing it would release our locks.
-                fd = _DESCRIPTORS.setdefault(self._own, disk.open_lockable(self._path))
-            return disk.lock_byte(fd, byte)
-        except OSError as error:
+        If the filesystem has no locks, that is all of them: at worst blocks are fetched twice.
+        """
+        if error.errno not in _BUSY:
             self.works_across_processes = False
-            self.trouble = f"locks on {self._path} do not work here ({error}): blocks may be fetched twice"
-            return True
-
-    def _unlock_byte(self, byte: int) -> None:
-        fd = _DESCRIPTORS.get(self._own)
-        if fd is not None:
+            self._warn(f"locks on {self.path} do not work here ({error}): blocks may be fetched twice")
+            return n
+        for n_locked in range(n):
             try:
-                disk.unlock_byte(fd, byte)
-            except OSError as error:  # other processes then wait until this one ends; no read may fail
-                self.trouble = f"a lock on {self._path} could not be released: {error}"
+                fcntl.lockf(self._open(), _TRY, 1, first + n_locked)
+            except OSError:
+                return n_locked
+        return n
 
 
 def _inode(fd: int) -> int | None:

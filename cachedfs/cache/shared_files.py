@@ -32,29 +32,23 @@ class SharedFiles:
     `counters` (change counters) and `accesses` (access records) are None until first used, and after they were released.
     """
 
-    def __init__(self, root: str, warnings: WarnOnce) -> None:
+    def __init__(self, root: str, locks: ByteRangeLocks, warnings: WarnOnce) -> None:
         self.counters: ChangeCounters | None = None
         self.accesses: AccessStats | None = None
-        # If two threads open one, the first wins.
-        self._opened: dict[str, ChangeCounters | AccessStats] = {}
         self._directory: CacheDirectory | None = None
-        self._locks = ByteRangeLocks(None)
+        self._locks = locks
         self._in_memory = _path_in_memory(root)
         self._warnings = warnings
 
-    def move_to(self, directory: CacheDirectory, locks: ByteRangeLocks) -> None:
+    def move_to(self, directory: CacheDirectory) -> None:
         """Use the files in `directory` from now on."""
-        self._directory, self._locks = directory, locks
-        self._release("counters")
-        self._release("accesses")
+        self._directory = directory
+        self.counters = self.accesses = None
 
     def open_counters(self) -> ChangeCounters:
         counters = self.counters
         if counters is None:
-            # If two threads create them, the first wins; a third may release them again.
-            found = self._opened.setdefault("counters", self._open_tables())
-            assert isinstance(found, ChangeCounters)
-            counters = self.counters = found
+            counters = self.counters = self._open_tables()
             if counters.is_private:
                 self._warnings.slower(
                     f"{counters.tables[0].trouble}: changes by other processes cannot be noticed, so metadata is checked "
@@ -67,14 +61,10 @@ class SharedFiles:
         found, slots = self.accesses, access_slots(size)
         if found is not None and (size is None or found.n_slots >= slots):
             return found
-        if found is not None:
-            self._opened.pop("accesses", None)
-            clock = found.now
+        clock = found.now if found is not None else clock
         path, temp = self._place("access_records")
         at_least = 1 if size is None else slots
-        made = AccessStats(path, temp, slots, at_least=at_least, clock=clock, locks=self._locks)
-        accesses = self._opened.setdefault("accesses", made)  # the first of two threads wins
-        assert isinstance(accesses, AccessStats)
+        accesses = AccessStats(path, temp, slots, at_least=at_least, clock=clock, locks=self._locks)
         self.accesses = accesses
         if accesses.trouble:  # no warning: eviction only sees the accesses of this process then
             log.info("%s", accesses.trouble)
@@ -83,7 +73,7 @@ class SharedFiles:
     def release_unreadable(self, counters: ChangeCounters) -> None:
         """Release change counters that cannot be read: the next use opens those that other processes use now."""
         if self.counters is counters:
-            self._release("counters")
+            self.counters = None
 
     def release_unwritable(self, counters: ChangeCounters, failed: Sequence[ChangeTable]) -> None:
         """Release change counters of which some could not be written, and tell all processes.
@@ -104,20 +94,20 @@ class SharedFiles:
         """
         accesses, counters = self.accesses, self.counters
         if accesses is not None and not accesses.is_current():
-            self._release("accesses")
+            self.accesses = None
         is_current = counters is None or all(table.is_current() for table in counters.tables)
         if not is_current or self._is_new_in_memory(counters):
-            self._release("counters")
+            self.counters = None
 
     def try_again(self) -> None:
         """Release files that could not be shared, so that their next use tries again."""
         accesses, counters = self.accesses, self.counters
         if accesses is not None and accesses.trouble:
-            self._release("accesses")
+            self.accesses = None
         # Replace change counters only by ones that more processes see: new ones invalidate all metadata.
         wanted = self._in_memory if self._directory is None else self._directory.change_counters
         if counters is not None and wanted not in counters.paths and wanted in self._open_tables().paths:
-            self._release("counters")
+            self.counters = None
 
     def _is_new_in_memory(self, counters: ChangeCounters | None) -> bool:
         """Return whether another process has made change counters in memory that are not in use here."""
@@ -142,13 +132,6 @@ class SharedFiles:
 
     def _temp_in_memory(self) -> str:
         return f"{self._in_memory}.{os.urandom(8).hex()}"
-
-    def _release(self, name: str) -> None:
-        self._opened.pop(name, None)
-        if name == "counters":
-            self.counters = None
-        else:
-            self.accesses = None
 
 
 def _path_in_memory(root: str) -> str:

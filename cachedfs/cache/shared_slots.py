@@ -19,6 +19,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterable
+from operator import attrgetter
 
 from cachedfs.cache import disk
 
@@ -26,6 +27,7 @@ __all__ = ["HEADER_SIZE", "MASK32", "SharedSlots"]
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 HEADER_SIZE = 4096
+_identity = attrgetter("st_dev", "st_ino")
 _FEWEST_SLOTS = 4  # one bucket of access records
 MASK32 = (1 << 32) - 1
 
@@ -33,7 +35,7 @@ MASK32 = (1 << 32) - 1
 class SharedSlots:
     """One file of 64-bit slots behind a header.
 
-    `is_private`: the slots are memory of this process. `trouble` is the reason why the file at `path` is not used; None
+    `size` is that of the file in bytes. `is_private`: the slots are memory of this process. `trouble` is the reason why the file at `path` is not used; None
     if it is, or if none is wanted.
     """
 
@@ -50,7 +52,7 @@ class SharedSlots:
         self.n_slots = n_slots
         self.trouble: str | None = None
         self.fd = -1
-        self._identity = 0, 0  # device and inode of the file behind the descriptor
+        self._identity: object = None  # device and inode of the file behind the descriptor
         header = _HEADER.pack(self.magic, n_slots) + header
         if path is not None:
             try:
@@ -59,10 +61,13 @@ class SharedSlots:
             except OSError as error:
                 self.trouble = f"{path} cannot be shared with other processes: {error}"
         self.is_private = self.fd < 0
-        self._memory = bytearray()
         if self.is_private:
             self.n_slots = n_slots
-            self._use_memory(header)
+            with contextlib.suppress(OSError):  # no descriptor is free: nothing can be read or written
+                fd = disk.memory_file(header, HEADER_SIZE + 8 * n_slots)
+                self._identity = _identity(os.fstat(fd))
+                self.fd = fd
+        self.size = HEADER_SIZE + 8 * self.n_slots
 
     def __del__(self) -> None:
         # Closed when no thread uses it any more. A program that closed all descriptors may have another file there.
@@ -71,11 +76,6 @@ class SharedSlots:
                 if self._is_ours():
                     os.close(self.fd)
 
-    @property
-    def size(self) -> int:
-        """The size of the file in bytes."""
-        return HEADER_SIZE + 8 * self.n_slots
-
     @classmethod
     def may_have(cls, n_slots: int) -> bool:
         """Return whether a valid file may have this many slots: a power of two (indexes are masked), whole buckets."""
@@ -83,8 +83,6 @@ class SharedSlots:
 
     def read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset`. Raises OSError, also if the file was truncated."""
-        if self.fd < 0:
-            return bytes(self._memory[offset : offset + size])
         data = os.pread(self.fd, size, offset)
         if len(data) != size:
             raise OSError(errno.EIO, "the file was truncated", self.path)
@@ -92,10 +90,6 @@ class SharedSlots:
 
     def write(self, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Write all (offset, bytes), in order. Raises OSError; the pieces before the failed one are then written."""
-        if self.fd < 0:
-            for offset, data in pieces:
-                self._memory[offset : offset + len(data)] = data
-            return
         if not self._is_ours():  # never write into a file that somebody else has opened since
             raise OSError(errno.EBADF, "its descriptor was closed by other code", self.path)
         fd, pwrite = self.fd, os.pwrite
@@ -161,7 +155,7 @@ class SharedSlots:
         fd = disk.create(temp)
         try:
             try:
-                disk.allocate(fd, self.size)
+                disk.allocate(fd, HEADER_SIZE + 8 * self.n_slots)
                 disk.write_all(fd, [header], 0)
             finally:
                 os.close(fd)
@@ -171,19 +165,6 @@ class SharedSlots:
                 disk.unlink(temp)
         if not self._open(path, 1):
             raise OSError(errno.ESTALE, "it vanished or was replaced while it was opened")
-
-    def _use_memory(self, header: bytes) -> None:
-        try:
-            self.fd = disk.memory_file(self.size)
-            self._identity = _identity(os.fstat(self.fd))
-            disk.write_all(self.fd, [header], 0)
-        except OSError:  # no descriptor is free, or not on this system: not shared with forked children
-            self.fd, self._memory = -1, bytearray(self.size)
-            self._memory[: len(header)] = header
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def _publish(temp: str, path: str) -> None:

@@ -1,4 +1,4 @@
-"""This user's directory of the cache as this process has it open: paths, locks, index and writer.
+"""This user's directory of the cache as this process has it open: roots, index and transactions.
 
 What could not be opened is tried again once a minute.
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from cachedfs.cache import disk, fsck
-from cachedfs.cache.block_pool import BlockPool
-from cachedfs.cache.directory import CacheDirectory, open_directory, readable_root
+from cachedfs.cache import disk, recovery
+from cachedfs.cache.directory import CacheDirectory, layer_roots
 from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
-from cachedfs.cache.layers import CacheLayers
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
-from cachedfs.cache.writer import BlockWriter
 from cachedfs.common.logging import WarnOnce
 from cachedfs.errors import CacheError
 
@@ -33,43 +31,46 @@ _AGAIN_S = 60.0  # delay before a retry: each one creates new change counters, 2
 
 
 class WritableDirectory:
-    """This user's subdirectory of `cache_dir`: open for writing if possible, else for reading.
+    """This user's subdirectory of the first of `cache_dirs`: open for writing if possible, else for reading.
 
-    If nothing can be stored, `path`, `directory`, `index` and `store` are None and `cannot_store` is the reason.
-    `cannot_store` is also set after the last `put` failed. For `explicit` see BlockCache.
+    `path` is its root; if nothing can be stored, it is None and `cannot_store` is the reason. `cannot_store` is also set
+    after the last `put` failed. `roots` are where blocks are searched, with their required owner: layers may have any.
     """
 
     def __init__(
         self,
-        cache_dir: str,
+        cache_dirs: Sequence[str],
         *,
         explicit: bool,
-        handles: BlockPool,
-        layers: CacheLayers,
+        locks: ByteRangeLocks,
         shared: SharedFiles,
         warnings: WarnOnce,
     ) -> None:
-        self.cache_dir = cache_dir
-        self._handles = handles
-        self._layers = layers
+        self.cache_dirs = cache_dirs
+        self._layers = [(layer, None) for layer in layer_roots(cache_dirs[1:])]
+        self._locks = locks
         self._shared = shared
         self._warnings = warnings
         self.look_at = 0.0
         self._again_at = time.monotonic() + _AGAIN_S
-        self.locks = ByteRangeLocks(None)
-        self.index: CacheIndex | None = None
-        self.store: BlockWriter | None = None
+        self.path: str | None = None
+        self.cannot_store: str | None = None
+        self.directory = directory = CacheDirectory(cache_dirs[0])
+        has_wal = disk.maps_safely(directory.root)
+        self.index = CacheIndex(directory.index, has_wal=has_wal, locks=locks, temp=directory.temp)
         self._open(explicit=explicit)
 
-    def writable(self) -> BlockWriter:
-        self.look()
-        if self.store is None:
+    def writable(self) -> CacheDirectory:
+        """Return the directory. Raises CacheError if nothing can be stored."""
+        if time.monotonic() >= self.look_at:
+            self.look()
+        if self.path is None:
             raise CacheError(self.cannot_store or "nothing can be stored")
-        return self.store
+        return self.directory
 
     def query(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
         """Return the result of a query on the index; `otherwise` if there is no index or it cannot be read."""
-        if self.index is None:
+        if self.path is None:
             return otherwise
         try:
             with self.index.reading() as rows:
@@ -85,17 +86,15 @@ class WritableDirectory:
         With `restores`, a directory that was deleted is made again at once. Otherwise that is an error for some
         seconds, as the deletion may go on; `CacheDirectory.wait_for_deletion` waits for its end.
         """
-        if time.monotonic() >= self.look_at:
-            self.look()
-        directory, index = self.directory, self.index
-        if directory is None or index is None:
-            raise CacheError(self.cannot_store or "nothing can be stored")
+        if self.path is None or time.monotonic() >= self.look_at:
+            self.writable()
+        directory = self.directory
         try:
             if not directory.is_as_seen():
                 if not restores and directory.is_being_deleted():
                     raise CacheError(f"{what} in {self.path}: it is being deleted")
                 directory.verify()
-            with index.writing(directory.root_seen) as rows:
+            with self.index.writing(directory.root_seen) as rows:
                 yield rows
             directory.had_index = True
         except CacheError:
@@ -114,10 +113,13 @@ class WritableDirectory:
         self.look_at = now + _LOOK_S
         if now >= self._again_at:
             self._again_at = now + _AGAIN_S
-            self._try_again()
-        if self.directory is not None:
-            self.directory.n_checks += 1
-        for check in (self.locks.look_again, self._shared.release_deleted):
+            if self.path is None:
+                self._open(explicit=False)
+            if self.path is not None:
+                self._locks.try_again()
+                self._shared.try_again()
+        self.directory.n_checks += 1
+        for check in (self._locks.look_again, self._shared.release_deleted):
             with contextlib.suppress(OSError):  # cannot check: keep the current files
                 check()
 
@@ -126,36 +128,18 @@ class WritableDirectory:
         self.look_at = 0.0
         self.look()
 
-    def _try_again(self) -> None:
-        """Try again what could not be opened before."""
-        if self.directory is None:
-            self._open(explicit=False)
-            if self.directory is None:
-                return
-        self.locks.try_again()
-        self._shared.try_again()
-
     def _open(self, *, explicit: bool) -> None:
         """Open the directory, for writing if possible, else for reading."""
-        directory, self.cannot_store = open_directory(self.cache_dir, explicit=explicit)
-        self.directory = directory
-        self.path = directory.root if directory else None
-        self._layers.begin_with(self.path or readable_root(self.cache_dir), self.path)
-        if directory is not None:
-            self._open_store(directory)
-            self._shared.move_to(directory, self.locks)
-        elif self.cannot_store:
+        directory = self.directory
+        self.cannot_store = directory.open(explicit=explicit)
+        self.path = None if self.cannot_store else directory.root
+        is_readable = self.path is not None or directory.is_readable()
+        self.roots = [*([(directory.root, os.geteuid())] if is_readable else []), *self._layers]
+        if self.cannot_store is not None:
             self._warnings.not_stored(self.cannot_store)
-
-    def _open_store(self, directory: CacheDirectory) -> None:
+            return
         if not directory.is_network:
-            self.locks = ByteRangeLocks(directory.locks)
+            self._locks.use(directory.locks)
         with contextlib.suppress(OSError):
-            fsck.remove_leftovers(directory, self.locks, time.time())
-        self.index = CacheIndex(
-            directory.index,
-            has_wal=disk.maps_safely(directory.root),
-            locks=self.locks,
-            temp=directory.temp,
-        )
-        self.store = BlockWriter(self.writing, directory, self.index, self._handles, self.locks, self._shared)
+            recovery.remove_leftovers(directory, self._locks, time.time())
+        self._shared.move_to(directory)

@@ -18,7 +18,7 @@ from cachedfs.common.text import counted
 from cachedfs.errors import CacheError, OriginUnavailable
 
 if TYPE_CHECKING:
-    from cachedfs.cache.block_cache import BlockCache
+    from cachedfs.cache.block_store import BlockStore
     from cachedfs.common.types import Verified
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
@@ -90,7 +90,7 @@ def sizes_of(location: Location) -> dict[str, int]:
     return {str(info["name"]): int(info["size"] or 0) for info in objects}
 
 
-def size_of_pins(cache: BlockCache) -> int:
+def size_of_pins(cache: BlockStore) -> int:
     """Return the total size of all pinned objects with a known size, cached or not, in bytes."""
     records = (cache.metadata.lookup(identity, path) for identity, path in cache.pins())
     return sum(record.info.size or 0 for record in records if record is not None and record.info is not None)

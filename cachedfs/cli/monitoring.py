@@ -35,7 +35,7 @@ from cachedfs.config import Config
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
-    from cachedfs.cache.block_cache import BlockCache
+    from cachedfs.cache.block_store import BlockStore
     from cachedfs.cache.index.block_rows import CachedPath
     from cachedfs.common.types import Counted
 
@@ -44,7 +44,7 @@ FULL = 0.9  # share of the allowance from which on the cache counts as full
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
-def cache_of(config: Config) -> BlockCache:
+def cache_of(config: Config) -> BlockStore:
     from cachedfs.core.engines import engine_for
 
     return engine_for(config).cache
@@ -101,7 +101,7 @@ def stats(
         print_table(rows_of(("bytes", "objects", *times, "folder"), rows, left=times))
 
 
-def contents(cache: BlockCache, config: Config) -> dict[str, Any]:
+def contents(cache: BlockStore, config: Config) -> dict[str, Any]:
     """Return the contents and limits of a cache for `stats`. Sizes are in bytes.
 
     `may_hold` is None if the cache cannot be written; `cannot_store` says why.
@@ -201,7 +201,7 @@ def table_of(found: dict[str, Any], counts: Counted) -> Table:
     return table
 
 
-def quotas_of(cache: BlockCache) -> list[dict[str, Any]]:
+def quotas_of(cache: BlockStore) -> list[dict[str, Any]]:
     """Return what each Drive account used of Google's daily quota today.
 
     Identities are `drive|HOST|ACCOUNT`; the host is shown unless it is Google's.
@@ -240,7 +240,7 @@ def folder_of(name: str, held: list[CachedPath]) -> dict[str, Any]:
     return {"folder": name, "objects": len(held), **sums, **times}
 
 
-def print_intervals(cache: BlockCache, every_s: float, *, as_json: bool) -> None:
+def print_intervals(cache: BlockStore, every_s: float, *, as_json: bool) -> None:
     """Print the counters of each interval until Ctrl-C: lines, or in place on a terminal, below the totals."""
     from rich.console import Group
     from rich.live import Live

@@ -21,7 +21,7 @@ from cachedfs.common.drive_links import canonical_path, is_bare_link, is_drive_l
 from cachedfs.errors import AccessDenied, NotDownloadable, ObjectChanged, ObjectNotFound
 
 if TYPE_CHECKING:
-    from cachedfs.cache.block_cache import BlockCache
+    from cachedfs.cache.block_store import BlockStore
     from cachedfs.filesystem import CachedFileSystem
 
 OURS = ("cachedfs", "cgs", "cdrive")  # protocols that already read through the cache
@@ -79,7 +79,7 @@ class Location:
         return sum(stop - start for start, stop in self.fs.cached_extent(path))
 
     @property
-    def cache(self) -> BlockCache:
+    def cache(self) -> BlockStore:
         return self.fs._objects.engine.cache
 
     @property

@@ -123,7 +123,7 @@ class ChangeFeeds:
                 logger.info("%s: the change feed failed: %s", self._objects.url(part), error)
                 self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._objects.lifetime_s)
             finally:
-                cache.release_lock(poll_lock)
+                cache.locks.release(poll_lock)
 
         await self._objects.engine.lookups.run((self._objects.identity, f"\0{part}"), 0, poll_once)
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from cachedfs.common.blocks import block_range, clip, covering
+from cachedfs.common.blocks import clip, covering
 from cachedfs.common.types import Range, Suffix
-from cachedfs.core.download import Download, joined
+from cachedfs.core.download import ALL, Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Objects
@@ -19,9 +19,8 @@ from cachedfs.core.version import Version
 from cachedfs.readahead.chunk_grid import METADATA, ChunkGrid, NumberedNames, Place, grids_in, numbered
 from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
 
-__all__ = ["ALL", "ChunkPrefetch", "first_want"]
+__all__ = ["ChunkPrefetch", "first_want"]
 
-ALL = 1 << 62  # a demand beyond the end of any object
 MOST_SERIES = 256  # series of objects, and metadata documents, remembered
 MOST_AWAITED = 20_000  # names requested ahead and not read yet
 # bytes; larger metadata documents are not parsed, because that would delay the event loop
@@ -66,10 +65,15 @@ class ChunkPrefetch:
     cached or in flight.
     """
 
-    def __init__(self, objects: Objects, downloads: Downloads, lookups: Lookups) -> None:
-        self._objects = objects
-        self._downloads = downloads
-        self._lookups = lookups
+    def __init__(
+        self,
+        objects: Objects,
+        downloads: Downloads,
+        lookups: Lookups,
+        cached: Callable[[Version, int, int], bytes | None],
+    ) -> None:
+        self._objects, self._downloads, self._lookups = objects, downloads, lookups
+        self._cached = cached  # returns bytes of a version if all are cached or received
         # Names requested ahead and not read yet; with their series while the request is queued, with None once it is
         # sent. Any thread looks names up, and removes those it reads.
         self.awaited: dict[str, _Series | None] = {}
@@ -208,27 +212,13 @@ class ChunkPrefetch:
     def _grids(self, kind: str, version: Version) -> dict[str, ChunkGrid]:
         """Return the grids in a metadata document if it is cached. Sends no request."""
         if version not in self._documents:
-            data = self._cached(version) if version.size <= MOST_METADATA else None
+            data = self._cached(version, 0, version.size) if version.size <= MOST_METADATA else None
             if data is None:
                 return {}
             self._documents[version] = grids_in(kind, data)
             if len(self._documents) > MOST_SERIES:
                 del self._documents[next(iter(self._documents))]
         return self._documents[version]
-
-    def _cached(self, version: Version) -> bytes | None:
-        """Return all bytes of a small object, from the cache or a download; None for a miss."""
-        engine, verify, pieces = self._objects.engine, self._objects.config.verify_always, []
-        for index in range(version.n_blocks):
-            want = block_range(index, version.block_size, version.size)
-            download, piece = engine.by_block.get((version.digest, index)), None
-            if download is not None and want.stop <= download.filled:
-                piece = joined(download.views(want.start, want.stop), want.size)
-            piece = piece or engine.cache.read(version, index, 0, want.size, verify=verify)
-            if piece is None or len(piece) != want.size:
-                return None
-            pieces.append(piece)
-        return b"".join(pieces)
 
     # Request what comes next.
 
@@ -262,14 +252,14 @@ class ChunkPrefetch:
             return self._objects.engine.spawn(self._request(series, path))
 
         # A reader that gets to the object before this request is sent fetches it by itself.
-        self._submit(series, path, size, send, is_over=lambda: path not in self.awaited)
+        self._submit(series, path, size, send, is_wanted=lambda: path not in self.awaited)
 
     def _submit(
-        self, series: _Series, path: str, size: int, send: Send, *, is_over: Callable[[], bool] = bool
+        self, series: _Series, path: str, size: int, send: Send, *, is_wanted: Callable[[], bool] = bool
     ) -> None:
-        origin, is_wanted = partial(self._objects.origin, path), lambda: path not in self.awaited
+        origin = partial(self._objects.origin, path)
         self._objects.engine.speculation.submit(
-            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
+            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted)
         )
 
     def _cancel(self, series: _Series) -> None:

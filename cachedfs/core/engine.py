@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from fsspec.utils import tokenize
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction.future_uses import FutureUses, order_of
 from cachedfs.common import event_log
 from cachedfs.common.executor import DaemonThreadPool
@@ -69,7 +69,7 @@ class Engine(event_log.CounterSource):
 
     def __init__(self, directories: Sequence[str], *, explicit: bool) -> None:
         self.pid = os.getpid()
-        self.cache = BlockCache(directories, explicit=explicit)
+        self.cache = BlockStore(directories, explicit=explicit)
         self.store_queue = StoreQueue(self.cache, self._stored)
         # By digest and index. Invariant: holds a block from the creation of its request until the block is on disk,
         # or its request failed. Changed on the event loop thread and, for stored blocks, in the writer thread.
@@ -89,8 +89,8 @@ class Engine(event_log.CounterSource):
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
         self._origins: dict[str, Origin] = {}
         self._entries: dict[str, OrderedDict[str, Any]] = {}
-        # Of the objects that are read by ranges, by digest: see `ObjectHistories`. The latest is last.
-        self.histories: dict[str, Any] = {}
+        # By digest of a version: see `ObjectHistories`. The latest is last.
+        self.histories: OrderedDict[str, Any] = OrderedDict()
         self.users: WeakSet[EngineUser] = WeakSet()
         self._quota_meters: dict[str, QuotaMeter] = {}
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
@@ -213,7 +213,7 @@ class Engine(event_log.CounterSource):
 
     async def locked(self, hash64: int, *, within_s: float) -> bool:
         """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
-        return await poll(partial(self.cache.take_lock, hash64), within_s=within_s)
+        return await poll(lambda: self.cache.locks.take(hash64) == 1, within_s=within_s)
 
     async def wait_for_other_process(self, key: ObjectKey, indexes: Iterable[int]) -> bool:
         """Wait while another process fetches all of these blocks.
@@ -221,7 +221,7 @@ class Engine(event_log.CounterSource):
         Return True once one of them is on disk, in flight in this process, or free to be fetched. Return False after
         OVERDUE_S seconds: the other process may be stopped, so fetch them here as `overdue`.
         """
-        blocks = [(index, key.hash64(index)) for index in indexes]
+        blocks = [(index, key.number + index) for index in indexes]
 
         def is_over() -> bool:
             for index, fetch_lock in blocks:
@@ -229,8 +229,8 @@ class Engine(event_log.CounterSource):
                 if self.cache.has(key, index) or (download and download.covers(index * key.block_size)):
                     return True
                 # A request that does not cover it any more is about to be unregistered.
-                if download is None and self.cache.take_lock(fetch_lock):
-                    self.cache.release_lock(fetch_lock)
+                if download is None and self.cache.locks.take(fetch_lock):
+                    self.cache.locks.release(fetch_lock)
                     return True
             return False
 
@@ -378,7 +378,7 @@ class Engine(event_log.CounterSource):
     def release_block(self, key: ObjectKey, index: int) -> None:
         """Release a block that is on disk or no longer fetched: its download, and its fetch lock."""
         self.by_block.pop((key.digest, index), None)
-        self.cache.release_lock(key.hash64(index))
+        self.cache.locks.release(key.number + index)
 
     # Shutdown.
 

@@ -241,7 +241,10 @@ class Objects:
 
     def in_memory(self, path: str) -> Entry | None:
         """Return the valid entry of `path`, of any age, from this process's memory only."""
-        store, entry = self.store, self.entries.get(path)  # the store first: it makes `entries` those of this process
+        store, entry = (
+            self.store,
+            self.entries.get(path),
+        )  # the store first: it makes `entries` those of this process
         return entry if entry is not None and store.counter_at(entry.slots) == entry.counter else None
 
     def existing(self, path: str) -> Entry | None:

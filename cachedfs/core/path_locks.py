@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import CachedFSError
@@ -30,7 +30,7 @@ class PathLocks:
     counter every few seconds. The requests of a holder that runs end by their own limits.
     """
 
-    def __init__(self, cache: BlockCache) -> None:
+    def __init__(self, cache: BlockStore) -> None:
         self._cache = cache
         # By lock: the process id of its holder with the heartbeat, and the monotonic time when both were first seen. An
         # entry whose holder is stuck stays: the callers that come later need not wait again.
@@ -53,7 +53,7 @@ class PathLocks:
             finally:
                 beating.cancel()
         finally:
-            self._cache.release_lock(lock)
+            self._cache.locks.release(lock)
 
     async def _keep_beating(self, heartbeats: str, path: str) -> None:
         while True:
@@ -69,10 +69,10 @@ class PathLocks:
 
         def is_ours() -> bool:
             nonlocal warn_at
-            if self._cache.take_lock(lock):
+            if self._cache.locks.take(lock):
                 return True
             # A new holder may not have sent a heartbeat yet, so its process id counts too.
-            now, holder = time.monotonic(), self._cache.lock_holder(lock)
+            now, holder = time.monotonic(), self._cache.locks.holder(lock)
             beat = holder, self._cache.metadata.counter(heartbeats, path)
             if self._seen.setdefault(lock, (beat, now))[0] != beat:
                 self._seen[lock] = beat, now

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction.future_uses import FutureUses
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import BlockKey, CacheBounds
@@ -44,7 +44,7 @@ class StoreQueue:
     bytes.
     """
 
-    def __init__(self, cache: BlockCache, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
+    def __init__(self, cache: BlockStore, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
         self._cache = cache
         self._stored = stored  # called for each batch with True if all its blocks were stored
         # Always entered directly: an interrupt inside `with self._changed` would leave the lock held.

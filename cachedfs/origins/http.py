@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 import aiohttp
 from yarl import URL
 
-from cachedfs.common.types import Range
 from cachedfs.errors import QuotaExceeded
-from cachedfs.origins.base import has_stale_answer, range_header
+from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_slots import OpenRequest
@@ -158,12 +157,15 @@ class HTTPClient:
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
         self._timeouts, self._limits = timeouts, limits
         # `judge` raises for a status.
-        self._options: dict[str, Any] = {
-            "max_redirects": MOST_REDIRECTS,
-            **options,
-            "raise_for_status": False,
+        common = {"max_redirects": MOST_REDIRECTS, **options, "raise_for_status": False}
+        # By whether the body is taken as it is stored, and whether a stale answer can be served.
+        self._options: dict[tuple[bool, bool], dict[str, Any]] = {
+            (as_stored, is_stale): common
+            | ({"auto_decompress": False} if as_stored else {})
+            | {"timeout": timeout}
+            for as_stored in (False, True)
+            for is_stale, timeout in ((False, timeouts.usual), (True, timeouts.stale))
         }
-        self._raw_options = {**self._options, "auto_decompress": False}
 
     async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
@@ -193,37 +195,27 @@ class HTTPClient:
             return Answer(int(response.status), response.headers, await response.read_all())
 
     async def send(self, request: HTTPRequest, *, n_renewed: int = 0) -> HTTPResponse:
-        """Send `request` once; return a successful response, which the caller closes.
-
-        Raises RetryableError or the final error.
-        """
-        response = HTTPResponse(request.method, request.url, "", self._slots, await self._slots.acquire())
+        """Send `request` once; return a good response, to be closed. Raises RetryableError or the final error."""
+        range_, is_ahead = request.headers.get("Range", ""), await self._slots.acquire()
+        response = HTTPResponse(request.method, request.url, range_, self._slots, is_ahead)
         try:
-            auth = {} if self._auth is None else await self._auth.headers()
-            sent = await self._limits.wait(request) if self._limits is not None else None
-            headers, want = {**request.headers, **auth}, request.want
-            if isinstance(want, Range):
-                headers["Range"] = response.range_ = f"bytes={want.start}-{want.stop - 1}"
-            elif want is not None:
-                headers["Range"] = response.range_ = range_header(want) or ""
-            timeout = self._timeouts.stale if has_stale_answer.get() else self._timeouts.usual
-            options = {"headers": headers, "params": request.params, "timeout": timeout}
-            options |= self._raw_options if request.as_stored else self._options
-            options["allow_redirects"] = request.follows_redirects
-            is_plain = request.data is None and request.within_s is None and "auth" not in options
-            ask = self._request if is_plain else partial(self._ask, request)
+            auth = await self._auth.headers() if self._auth else {}
+            sent = await self._limits.wait(request) if self._limits else None
+            options = {**self._options[request.as_stored, has_stale_answer.get()], "params": request.params}
+            options["headers"] = {**request.headers, **auth}
             self._on_request()
             url, response.began = URL(request.url, encoded=True), time.monotonic()
+            is_plain = (request.data, request.within_s, request.follows_redirects) == (None, None, True)
+            ask = self._request if is_plain and "auth" not in options else partial(self._ask, request)
             try:
                 response.answer = answer = await ask(request.method, url, **options)
             except _BROKEN as error:
-                raise_retryable(error, timeout, time.monotonic() - response.began)
+                raise_retryable(error, options["timeout"], time.monotonic() - response.began)
             response.wait_s = time.monotonic() - response.began
             response.status, response.headers = answer.status, answer.headers
-            if self._limits is not None or answer.status not in request.good or answer.history:
-                return await self._checked(request, response, auth, sent, n_renewed)
-            response.is_good = True
-            return response
+            response.is_good = answer.status in request.good
+            is_plain = response.is_good and self._limits is None and not answer.history
+            return response if is_plain else await self._checked(request, response, auth, sent, n_renewed)
         except BaseException as error:  # a cancellation too
             response.close(error)
             raise
@@ -231,7 +223,8 @@ class HTTPClient:
     async def _ask(
         self, request: HTTPRequest, method: str, url: URL, **options: Any
     ) -> aiohttp.ClientResponse:
-        """Send a request with a body, with a limit of its own on the wait for the answer, or with credentials."""
+        """Send a request with a body, a limit of its own on the wait for the answer, credentials, or no redirects."""
+        options["allow_redirects"] = request.follows_redirects
         if url.user is not None:
             options.pop("auth", None)  # aiohttp does not choose
         ask = self._request if request.data is None else partial(self._send_body, request.data)
@@ -283,7 +276,6 @@ class HTTPClient:
             self._count_at_close(request, response)
             response.close()
             return await self.send(request, n_renewed=n_renewed + 1)
-        response.is_good = response.status in request.good
         # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
         is_trusted = request.trusts_redirects or (response.is_good and request.as_stored)
         if not is_trusted and (host := other_host(response.answer)):

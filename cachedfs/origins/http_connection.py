@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import range_header
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
 from cachedfs.origins.http_request import HTTPRequest
@@ -98,6 +99,8 @@ class HTTPConnection(NamedTuple):
         names = {name.lower() for name in (*headers, *getattr(self.session, "headers", ()))}
         if "accept-encoding" not in names:
             headers["Accept-Encoding"] = "identity"
+        if want is not None:
+            headers["Range"] = range_header(want) or ""
         return HTTPRequest(
             url=str(self.inner.encode_url(path)),
             params=self.inner.kwargs.get("params") or {},

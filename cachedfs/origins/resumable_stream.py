@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.common.checksums import HASHERS, StatedChecksum
+from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.base import clipped, describe, number
@@ -191,10 +191,14 @@ class ResumableRead(ABC):
             look.cancel()
             await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
 
-    def _begin(self, info: ObjectInfo, start: int, stop: int) -> None:
-        """Set the version and the range, without a proof."""
+    def _begin(self, info: ObjectInfo, start: int, stop: int, *, most_held: int = 0) -> None:
+        """Set the version and the range.
+
+        With `most_held`, the bytes of a whole object must have its checksum, and so many are held until they have.
+        """
         self.info, self.start, self._at, self.stop = info, start, start, stop
-        self._stated, self._holds = None, False
+        self._stated = stated_of(info.details) if most_held and stop - start == info.size else None
+        self._holds = self._stated is not None and stop - start <= most_held
 
     def _take_nothing(self, info: ObjectInfo) -> None:
         at = info.size or 0

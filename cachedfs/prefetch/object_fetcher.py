@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction.future_uses import FutureUses, position_of
 from cachedfs.common.blocks import beginning
 from cachedfs.core.download import Download, DownloadStopped
@@ -401,7 +401,7 @@ def _first_of(errors: ExceptionGroup) -> Exception:
     return _first_of(first) if isinstance(first, ExceptionGroup) else first
 
 
-def cannot_store(cache: BlockCache) -> CacheError:
+def cannot_store(cache: BlockStore) -> CacheError:
     """Return the error that ends a plan when nothing can be stored."""
     why = cache.cannot_store or "the cache may hold nothing now: raise cache_size, or free space"
     return CacheError(f"the prefetch stopped, because blocks cannot be stored: {why}")

@@ -164,7 +164,7 @@ class Import:
             yield
         finally:
             if is_ours:
-                self._cache.release_lock(lock)
+                self._cache.locks.release(lock)
 
     def _select(self, found: Iterable[tuple[BundleEntry, bool]]) -> Iterator[tuple[BundleEntry, bool]]:
         """Yield for each entry whether to fetch it: if it is missing, and there is room for it."""

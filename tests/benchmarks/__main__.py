@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import abuse, bounds, process, report, training
+from tests.benchmarks import abuse, bounds, misses, process, report, training
 from tests.benchmarks.harness import Figure, Plan, Result, measure
 from tests.benchmarks.services import SERVICES
 from tests.benchmarks.workloads import FLOORS, STORED, WORKLOADS, Workload
@@ -173,6 +173,11 @@ def run(options: argparse.Namespace, folder: Path, said: Callable[[list[Result]]
         for contender in training.contenders(row, ours=options.ours):
             if not options.only or name in options.only:
                 say(training.measure_training(row, contender, folder))
+    for name in misses.ROWS:
+        for result in (
+            misses.measure_misses(name, ours=options.ours) if not options.only or name in options.only else ()
+        ):
+            say(result)
     for name, extra in (("import", import_result), ("memory", memory_result)):
         if not options.only or name in options.only:
             say(extra(folder, options))
@@ -210,7 +215,7 @@ def print_result(result: Result) -> None:
 def main() -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = [*WORKLOADS, *abuse.ROWS, *training.ROWS, "import", "memory"]
+    names = [*WORKLOADS, *abuse.ROWS, *training.ROWS, *misses.ROWS, "import", "memory"]
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument(
         "--tables", type=Path, metavar="JSON", help="print the tables of an earlier run, measure nothing"

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.change_counters import slots_of
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo, ObjectKey
@@ -29,7 +29,7 @@ def per_op(label: str, work: Callable[[int], object], n: int, *, target_us: floa
     print(f"{label:44} {best / n * 1e6:9.2f} us{target}")
 
 
-def put_rate(cache: BlockCache) -> None:
+def put_rate(cache: BlockStore) -> None:
     """Print the rate of putting batches of 8 new blocks of 1 MiB: median and best of 12."""
     data = os.urandom(MIB)
     rates = []
@@ -44,7 +44,7 @@ def put_rate(cache: BlockCache) -> None:
 
 
 def main(folder: str) -> None:
-    cache = BlockCache([folder], explicit=True)
+    cache = BlockStore([folder], explicit=True)
     put_rate(cache)
     key = ObjectKey("bench", "read", "v1", MIB)
     cache.put([(key.block(i), os.urandom(MIB)) for i in range(8)], BOUNDS)
@@ -62,12 +62,12 @@ def main(folder: str) -> None:
     )
 
     def reopened(i: int) -> None:
-        cache._handles.close_all()
+        cache.close_open()
         cache.read(key, 1, 4096, 8192)
 
     def first(i: int) -> None:
-        cache._handles.close_all()
-        cache._handles._checked.clear()
+        cache.close_open()
+        cache._checked.clear()
         cache.read(key, 1, 4096, 8192)
 
     per_op("read 4 KiB, handle opened again", reopened, 3000)
@@ -90,7 +90,7 @@ def main(folder: str) -> None:
     per_op("counter_at", lambda i: known.counter_at(slots), 50000)
     per_op("counter", lambda i: known.counter("bench", "b/x"), 20000)
     per_op("changed, 3 levels deep", lambda i: known.changed("bench", ["b/c/d/x"]), 5000)
-    per_op("fetch lock taken and released", lambda i: (cache.take_lock(i), cache.release_lock(i)), 5000)
+    per_op("fetch lock taken and released", lambda i: (cache.locks.take(i), cache.locks.release(i)), 5000)
     cache.close()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cachedfs.sim import PROFILES
-from tests.benchmarks import training
+from tests.benchmarks import misses, training
 from tests.benchmarks.abuse import CONTENDERS, ROWS
 from tests.benchmarks.bounds import LATER, Verdict
 from tests.benchmarks.harness import Result
@@ -24,7 +24,10 @@ __all__ = ["disturbed", "least_disturbed", "load", "save", "summary", "tables"]
 
 STOLEN = 0.02  # results are noticeably worse from this share on
 NOT_MEASURED = ["rclone", "gcsfuse", "juicefs"]  # other caches, only looked for and not measured
-TITLES = {"import": "import over fsspec and aiohttp", "memory": "10 GB through one handle"}
+TITLES = {name: row.title for name, row in misses.ROWS.items()} | {
+    "import": "import over fsspec and aiohttp",
+    "memory": "10 GB through one handle",
+}
 TITLES |= {row.name: row.title for row in ROWS.values()}
 TITLES |= {row.name: row.title for row in training.ROWS.values()}
 TITLES |= {workload.name: workload.title for workload in WORKLOADS.values()}
@@ -110,6 +113,8 @@ def tables(about: dict[str, Any], results: list[Result], verdicts: list[Verdict]
         parts.append(_abuse(results))
     if any(result.row in training.ROWS for result in results):
         parts.append(_trainings(results))
+    if any(result.row in misses.ROWS for result in results):
+        parts.append(misses.table(results))
     parts += [_bounds(verdicts), _definitions(results)]
     return "\n\n".join(parts) + "\n"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def open_cache(tmp_path):
     opened = []
 
     def open_one(*directories, explicit=True):
-        cache = BlockCache([str(each) for each in directories or (tmp_path / "c",)], explicit=explicit)
+        cache = BlockStore([str(each) for each in directories or (tmp_path / "c",)], explicit=explicit)
         opened.append(cache)
         return cache
 

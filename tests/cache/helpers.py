@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds, ObjectKey
+from tests.cache.audit import audit
 
 BLOCK = 64 << 10
 PAGE = 64 << 10
@@ -82,7 +83,7 @@ def room_for(cache, n_blocks):
 def overhead_of(cache, bounds):
     """Return how many bytes of the limit the bookkeeping takes now."""
     cache.allowance(bounds)
-    return cache._own.store.room.overhead + os.path.getsize(f"{cache.root}/index.db")
+    return cache.space.overhead
 
 
 def use_as(cache_dir, user, umask, kind):
@@ -95,7 +96,7 @@ def use_as(cache_dir, user, umask, kind):
         os.setgid(user)
         os.setuid(user)
     os.umask(umask)
-    cache, key = BlockCache([cache_dir], explicit=True), key_of()
+    cache, key = BlockStore([cache_dir], explicit=True), key_of()
     blocks = [content(key, 0), content(key, 1)]
     assert [whole(cache, key, index) for index in (0, 1)] in ([None, None], blocks)
     put(cache, key, 0, 1)
@@ -104,18 +105,18 @@ def use_as(cache_dir, user, umask, kind):
     cache.metadata.counter("gs://test", "b/x")
     assert not cache._shared.counters.is_private
     assert not cache._shared.accesses.is_private
-    assert cache.take_lock(7)
-    assert cache._own.locks.works_across_processes
+    assert cache.locks.take(7)
+    assert cache.locks.works_across_processes
     with cache.lease(1000, AMPLE) as lease:
         lease.seal()
         assert len(Path(lease.path).read_bytes()) == 1000
-    assert cache.check().ok
+    assert audit(cache).ok
     return str(cache.root)
 
 
 def start(code, *args):
     """Run `code` in another process; it finds this module's names imported and its arguments in `sys.argv[1:]`."""
-    prelude = "import os, sys\nimport tests.long_timeouts\nfrom tests.cache.helpers import *\nfrom cachedfs.cache.block_cache import BlockCache\n"
+    prelude = "import os, sys\nimport tests.long_timeouts\nfrom tests.cache.helpers import *\nfrom cachedfs.cache.block_store import BlockStore\n"
     command = [sys.executable, "-W", "error", "-c", prelude + code, *map(str, args)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)

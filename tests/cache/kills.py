@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
 from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo
@@ -66,23 +66,6 @@ def damaged_index(cache):
     Path(cache.root or "", "index.db").write_bytes(b"no database, " * 1000)
 
 
-def disordered(cache):
-    filled(cache)
-    file_of(cache, OLD, 0).unlink()
-    flip(file_of(cache, OLD, 1), 100)
-    with cache._own.index.writing() as rows:
-        rows.remove_block(rows.block(OLD, 2))
-        rows.totals.bytes = 5
-    aged_leftovers(cache)
-
-
-def aged_leftovers(cache):
-    for name in "ab":
-        left = Path(cache.root or "", "tmp", name)
-        left.write_bytes(bytes(1000))
-        os.utime(left, (0, time.time() - 4000))
-
-
 def damaged_block(cache):
     filled(cache)
     flip(file_of(cache, OLD, 1), 100)
@@ -100,7 +83,7 @@ def put_after_noticing(cache, bounds):
 
 
 def open_and_put(directory, bounds):
-    put_new(BlockCache([directory], explicit=True), bounds)
+    put_new(BlockStore([directory], explicit=True), bounds)
 
 
 def evict(cache, bounds):
@@ -155,14 +138,6 @@ def lend(cache, bounds):
         lease.seal()
 
 
-def rebuild(cache, bounds):
-    cache.rebuild()
-
-
-def repair(cache, bounds):
-    cache.check(repair=True)
-
-
 def write_behind(cache, bounds):
     writer = StoreQueue(cache, lambda blocks, are_kept: None)
     with writer._changed:  # so that all is one batch, every time
@@ -174,10 +149,10 @@ def write_behind(cache, bounds):
 
 
 class Operation(NamedTuple):
-    prepare: Callable[[BlockCache], CacheBounds | None] | None
+    prepare: Callable[[BlockStore], CacheBounds | None] | None
     act: Callable[[Any, CacheBounds], None]  # gets a cache; the directory alone, when it opens one itself
     flaws: tuple[str, ...] = ()  # what an audit finds because of `prepare`, until it repairs
-    look: Callable[[BlockCache], None] | None = None  # asserts what else must be true wherever it died
+    look: Callable[[BlockStore], None] | None = None  # asserts what else must be true wherever it died
 
 
 OPERATIONS = {
@@ -191,8 +166,6 @@ OPERATIONS = {
     "facts": Operation(filled, keep_records),
     "poll": Operation(watched, poll, look=nothing_old_counts),
     "lease": Operation(full, lend),
-    "rebuild": Operation(filled, rebuild),
-    "repair": Operation(disordered, repair, ("corrupt", "orphans", "wrong_sums")),
     "write-behind": Operation(full, write_behind),
 }
 _OPENING = (open_and_put,)
@@ -228,7 +201,7 @@ def churn(directory, me, size, n_blocks, n, death=None):
     """Read `n` blocks, and put those that are not there; return the most bytes that the cache was seen to have."""
     if death is not None:
         watch(killer(*death))
-    cache, bounds, most = BlockCache([directory], explicit=True), CacheBounds(size=size, keep_free=0), 0
+    cache, bounds, most = BlockStore([directory], explicit=True), CacheBounds(size=size, keep_free=0), 0
     for step in range(n):
         key = key_of(f"b/{(step * 7 + me * 13) % n_blocks}", block_size=1 << 20)
         data = whole(cache, key, 0)
@@ -251,23 +224,23 @@ def put_if_it_is_our_turn(cache, key, bounds):
 
 def hold_the_index(directory, n_evicted, ready, go_on):
     """Be in the middle of making room, holding what an eviction holds, until the file `go_on` is there."""
-    cache = BlockCache([directory], explicit=True)
-    with cache._own.store._writing("hold") as rows:
+    cache = BlockStore([directory], explicit=True)
+    with cache._writing("hold") as rows:
         for block in rows.blocks_after(0, n_evicted):
-            cache._own.store.room.remove(rows, block)
+            cache.space.remove(rows, block)
         Path(ready).touch()
         until(lambda: os.path.exists(go_on))
 
 
 def put_one(directory, path, size):
-    put(BlockCache([directory], explicit=True), key_of(path), 0, bounds=CacheBounds(size=size, keep_free=0))
+    put(BlockStore([directory], explicit=True), key_of(path), 0, bounds=CacheBounds(size=size, keep_free=0))
 
 
 def _do(operation, directory, size, hit):
     act, bounds = OPERATIONS[operation].act, CacheBounds(size=size, keep_free=0)
     subject: Any = directory
     if act not in _OPENING:
-        subject = BlockCache([directory], explicit=True)
+        subject = BlockStore([directory], explicit=True)
         subject.metadata.counter(IDENTITY, "b")
         subject.usage()
     end = watch(hit)

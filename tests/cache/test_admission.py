@@ -45,7 +45,7 @@ class Ours:
             if block in self.blocks:
                 self.blocks.move_to_end(block)
             return True
-        self.accesses.missed(hash_of(block))
+        self.accesses.touch((hash_of(block), False))
         self.accesses.touch(hash_of(block))
         self.staged[block] = True
         if len(self.staged) > self.staging:

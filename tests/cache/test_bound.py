@@ -5,10 +5,11 @@ import subprocess
 
 import pytest
 
-from cachedfs.cache import disk, writer
+from cachedfs.cache import block_writer, disk
 from cachedfs.cache.index import database
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit
 from tests.cache.helpers import AMPLE, BLOCK, content, disk_usage, key_of, put, room_for, whole
 from tests.support import MiB, until
 
@@ -60,13 +61,13 @@ def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_com
     (small_disk / "of others").unlink()
     put(cache, key, *range(20), bounds=bounds)
     assert [whole(cache, key, index) for index in range(20)] == [content(key, index) for index in range(20)]
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 @pytest.mark.parametrize("how", ["put", "lease"])
 def test_who_ends_while_a_cache_comes_down_to_a_lowered_bound_leaves_the_less_to_do(cache, monkeypatch, how):
     """One transaction for all would be undone, and done again by the next: short programs would never store anything."""
-    monkeypatch.setattr(writer, "_REMOVED_AT_ONCE", 20)
+    monkeypatch.setattr(block_writer, "REMOVED_AT_ONCE", 20)
     bounds, key, unlink, n_unlinked = room_for(cache, 2), key_of("b/many"), disk.unlink, 0
     put(cache, key, *range(200))
 
@@ -89,7 +90,7 @@ def test_who_ends_while_a_cache_comes_down_to_a_lowered_bound_leaves_the_less_to
     assert cache.usage()[0] == 100
     use()
     assert cache.usage()[0] <= 2
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_each_makes_room_for_its_own_bound_before_its_own_write(open_cache, folder):
@@ -151,4 +152,4 @@ def test_who_makes_room_never_stops_a_reader(open_cache, folder, fork_server, mo
     go_on.touch()
     fork_server.wait(process)
     put(reader, key, 9, bounds=AMPLE)
-    assert reader.check().ok
+    assert audit(reader).ok

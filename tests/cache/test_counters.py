@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cachedfs.common.types import Counted
-from tests.cache.faults import replace_call
 from tests.cache.helpers import finish, start
 
 
@@ -22,9 +21,9 @@ def test_all_processes_count_in_one_record(cache):
     code = """
 from cachedfs.cache import counters
 counters._TRIES = 10**6  # a process that the system puts aside is waited for
-counted = counters._File.counted
-counters._File.counted = lambda file: (counted(file), os.sched_yield())[0]  # to the others
-cache = BlockCache([sys.argv[1]], explicit=True)
+total = counters.SharedCounters.total
+counters.SharedCounters.total = lambda self: (total(self), os.sched_yield())[0]  # to the others
+cache = BlockStore([sys.argv[1]], explicit=True)
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(100):
@@ -57,16 +56,11 @@ def test_what_was_counted_is_there_in_a_later_process(cache, open_cache):
     assert open_cache().counts.total() == total
 
 
-def test_looking_creates_no_file(cache):
-    assert cache.counts.total() == Counted()
-    assert not Path(cache.root, "statistics").exists()
-
-
 def test_a_process_that_is_slow_or_dies_in_the_middle_holds_nobody_up(cache):
     code = """
 from cachedfs.cache import counters
-counters._File.counted = lambda file: (print("in", flush=True), sys.stdin.read())
-BlockCache([sys.argv[1]], explicit=True).counts.add([1, 0, 0, 0, 0, 0])
+counters.SharedCounters.total = lambda self: (print("in", flush=True), sys.stdin.read())
+BlockStore([sys.argv[1]], explicit=True).counts.add([1, 0, 0, 0, 0, 0])
 """
     add(cache, 3)
     with start(code, Path(cache.root).parent) as child:
@@ -77,18 +71,10 @@ BlockCache([sys.argv[1]], explicit=True).counts.add([1, 0, 0, 0, 0, 0])
     assert add(cache) == 5
 
 
-@pytest.mark.parametrize("damage", [b"", b"x", bytes(8192), b"cfsstat1" + bytes(100)])
-def test_a_damaged_file_is_made_anew(cache, open_cache, damage):
-    add(cache, 3)
-    Path(cache.root, "statistics").unlink()
-    Path(cache.root, "statistics").write_bytes(damage)
-    assert add(open_cache()) == 1
-
-
 @pytest.mark.parametrize("damage", [b"\xff" * 8, struct.pack("=d", -1.0), struct.pack("=d", 1e300)])
 def test_numbers_that_are_no_counts_are_counted_anew(cache, open_cache, damage):
     add(cache, 3)
-    path = Path(cache.root, "statistics")
+    path = Path(cache.root, "change-counters")
     data = bytearray(path.read_bytes())
     at = data.index(struct.pack("=d", 3.0))
     data[at : at + 8] = damage
@@ -97,30 +83,7 @@ def test_numbers_that_are_no_counts_are_counted_anew(cache, open_cache, damage):
     assert add(open_cache()) == 1
 
 
-def test_a_deleted_file_is_left_for_the_one_that_others_have(cache, open_cache, monkeypatch):
-    other = open_cache()
-    add(cache)
-    add(other)
-    Path(cache.root, "statistics").unlink()
-    real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + 2)
-    assert add(cache) == 1
-    assert add(other) == 2
-
-
-@pytest.mark.parametrize("call", ["create", "allocate", "write_all", "os.link", "open_to_update"])
-def test_without_a_file_a_process_counts_for_itself(cache, monkeypatch, call):
-    def fail(*args):
-        raise OSError(28, "no room")
-
-    replace_call(monkeypatch, call, fail)
-    if call == "os.link":
-        replace_call(monkeypatch, "os.rename", fail)
-    assert [add(cache), add(cache)] == [1, 2]
-    assert not list(Path(cache.root, "tmp").iterdir())
-
-
-def test_without_a_directory_a_process_counts_for_itself_and_with_its_children(open_cache, tmp_path):
+def test_without_a_directory_a_process_counts_with_its_children(open_cache, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     cache = open_cache(tmp_path / "file" / "c", explicit=False)
     assert add(cache) == 1

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit, recount
 from tests.cache.helpers import AMPLE, content, disk_usage, overhead_of, whole
 from tests.cache.kills import N_OLD, NEW, OLD, OPERATIONS, Step, put_after_noticing
 from tests.support import tally
@@ -32,7 +33,7 @@ class Start:
     def __init__(self, folder, operation):
         self.operation, self.folder = operation, folder
         self.template = folder / "template"
-        cache, prepare = BlockCache([str(self.template)], explicit=True), OPERATIONS[operation].prepare
+        cache, prepare = BlockStore([str(self.template)], explicit=True), OPERATIONS[operation].prepare
         cache.metadata.counter(
             "", ""
         )  # the mapped file of the counters is counted, and made when it is first used
@@ -62,7 +63,7 @@ class Start:
 
 @contextlib.contextmanager
 def opened(directory):
-    cache = BlockCache([directory], explicit=True)
+    cache = BlockStore([directory], explicit=True)
     try:
         yield cache
     finally:
@@ -81,7 +82,7 @@ def uncounted(cache):
     usage = disk_usage(cache)
     with cache._own.index.reading() as rows:
         n_bytes = rows.load_totals().bytes
-    room = cache._own.store.room
+    room = cache.space
     return usage - n_bytes - (overhead_of(cache, AMPLE) - room.growth)
 
 
@@ -104,17 +105,16 @@ def assert_sound(directory, start):
         put_in_order(cache, bounds)
         if "orphans" not in start.flaws:
             assert uncounted(cache) <= 0
-        report = cache.check()
+        report = audit(cache)
         for found in ("orphans", "wrong_size", "corrupt", "wrong_sums"):
             assert found in start.flaws or getattr(report, found) == (), found
         if start.flaws:
-            cache.check(repair=True)
+            recount(cache)
         put_after_noticing(cache, bounds)
         assert [whole(cache, NEW, index) for index in (0, 1)] == [content(NEW, 0), content(NEW, 1)]
         assert uncounted(cache) <= 0
         assert disk_usage(cache) <= bounds.size
-        assert cache.check(repair=True).wrong_sums == ()
-        assert cache.check().ok
+        assert audit(cache)._replace(missing=(), leftovers=()).ok
         assert_reads_are_right(cache)
     assert_no_temporary_file_outlives_an_hour(directory)
 
@@ -183,7 +183,7 @@ def assert_crowd_left_a_sound_cache(folder, bounds):
         assert disk_usage(cache) <= bounds.size
         put_in_order(cache, bounds)
         assert uncounted(cache) <= 0
-        report = cache.check()
+        report = audit(cache)
         assert (report.orphans, report.wrong_size, report.corrupt, report.wrong_sums) == ((), (), (), ())
         assert report.blocks > 2
 

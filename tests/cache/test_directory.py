@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachedfs.cache import directory, disk, fsck
+from cachedfs.cache import directory, disk, recovery
 from cachedfs.cache.block_file import FORMAT
-from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit
 from tests.cache.faults import replace_call
 from tests.cache.helpers import content, file_of, flip, key_of, put, whole
 
@@ -64,8 +64,7 @@ def test_an_unsafe_subdirectory_of_the_default_directory_is_not_used(open_cache,
     assert len(caplog.records) == 1
     assert whole(cache, key_of(), 0) is None
     assert cache.usage() == (0, 0)
-    assert cache.check().ok
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     counter = cache.metadata.counter("gs://test", "b/x")
     cache.metadata.changed("gs://test", ["b/x"])
     assert cache.metadata.counter("gs://test", "b/x") != counter
@@ -167,8 +166,7 @@ def test_folders_that_did_not_change_for_a_while_are_checked_again_when_they_do(
     assert file_of(cache, key_of(), 9).resolve().is_relative_to(Path(cache.root).resolve())
     assert sorted(outside.rglob("*")) == before
     assert whole(cache, key_of(), 9) == content(key_of(), 9)
-    cache.check(repair=True)
-    assert cache.check().ok
+    assert audit(cache)._replace(missing=()).ok
 
 
 def test_blocks_of_our_own_layer_come_first(open_cache, tmp_path):
@@ -176,7 +174,7 @@ def test_blocks_of_our_own_layer_come_first(open_cache, tmp_path):
     cache = open_cache(tmp_path / "own", tmp_path / "below")
     put(cache, key_of(), 0)
     whole(cache, key_of(), 0)
-    assert Path(cache._handles.take(key_of(), 0).path) == file_of(cache, key_of(), 0)
+    assert Path(cache.open_blocks.pop((key_of().digest, 0)).path) == file_of(cache, key_of(), 0)
 
 
 def test_only_old_temporary_files_are_removed_at_opening(open_cache, tmp_path):
@@ -208,12 +206,12 @@ def test_on_a_network_file_system_caches_of_hosts_that_are_gone_are_removed(
 
 
 def test_what_cannot_be_removed_of_an_old_host_does_not_keep_the_others(tmp_path, monkeypatch):
-    ours = CacheDirectory(str(tmp_path / "host-ours"), is_network=True)
+    ours = str(tmp_path / "host-ours")
     stray = tmp_path / "gone-a" / "blocks" / "stray"
     stray.parent.mkdir(parents=True)
     stray.write_text("a file in place of a folder")
     for _ in range(3):
-        fsck.remove_old_hosts(ours, time.time())
+        recovery.remove_old_hosts(ours, time.time())
     assert os.listdir(tmp_path) == []
 
     for name in ("gone-a", "gone-b"):
@@ -226,9 +224,9 @@ def test_what_cannot_be_removed_of_an_old_host_does_not_keep_the_others(tmp_path
         rmtree(path)
 
     replace_call(monkeypatch, "shutil.rmtree", refuse)
-    assert fsck.remove_old_hosts(ours, time.time())
+    assert recovery.remove_old_hosts(ours, time.time())
     assert os.listdir(tmp_path) == ["gone-a"]
-    assert not fsck.remove_old_hosts(ours, time.time())
+    assert not recovery.remove_old_hosts(ours, time.time())
 
 
 def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
@@ -239,7 +237,7 @@ def test_on_a_network_file_system_every_host_has_its_own_and_claims_are_skipped(
     cache = open_cache(tmp_path)
     assert cache.root == str(tmp_path / NAME / "host-one")
     put(cache, key_of(), 0)
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     assert not Path(cache.root, "locks").exists()
     cache.metadata.keep_records(
         [MetadataRecord("gs://test", "b/x", None, time.time(), cache.metadata.counter("gs://test", "b/x"))]

@@ -3,6 +3,7 @@
 import pytest
 
 from cachedfs.common.types import CacheBounds
+from tests.cache.audit import audit
 from tests.cache.helpers import AMPLE, content, key_of, put, room_for, start
 
 # What a plan leaves to others.
@@ -43,7 +44,7 @@ def test_what_a_plan_gives_up_goes_and_nothing_else_and_not_one_block_more_than_
     assert here(cache, OLD) == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
     assert plan.asked == [(OLD, 7), (OLD, 3)]
     assert here(cache, NEW) == [0, 1]
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_a_plan_is_not_asked_while_there_is_room(cache):
@@ -96,7 +97,7 @@ def test_below_its_share_a_plan_takes_nothing_of_others_for_blocks_that_were_her
 def test_a_plan_counts_until_its_process_is_gone_however_it_went(open_cache, folder):
     ours, size = open_cache(folder), 1 << 30
     alone = ours.share(ours.take_plan_slot(), CacheBounds(size, 0))
-    code = "cache = BlockCache([sys.argv[1]], explicit=True)\nprint(cache.take_plan_slot(), flush=True)\nsys.stdin.read()"
+    code = "cache = BlockStore([sys.argv[1]], explicit=True)\nprint(cache.take_plan_slot(), flush=True)\nsys.stdin.read()"
     other = start(code, folder)
     assert other.stdout.readline() == "1\n"
     assert ours.share(0, CacheBounds(size, 0)) == alone // 2

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import pytest
 
 from cachedfs.cache import block_file, disk, locks
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction.access_stats import AccessStats
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit, recount
 from tests.cache.faults import CALLS, real_call, replace_call
 from tests.cache.helpers import BLOCK, content, key_of, put, whole
 
@@ -41,14 +42,13 @@ def reads(*errors):
 CASES = {
     "allocate": Case((*FULL, E.EIO)),
     "create": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
+    "fcntl.lockf": Case((E.ENOLCK, E.EIO)),
     "is_network": Case(answer=True),
-    "lock_byte": Case((E.ENOLCK, E.EIO)),
     "make_folder": Case((*FULL, E.EIO, *REFUSED)),
     "maps_safely": Case(answer=False),
     "memory_file": reads(E.ENOMEM, E.EMFILE),
     "open_lockable": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ELOOP)),
     "open_to_update": reads(*REFUSED, E.EMFILE, E.ELOOP),
-    "open_to_read": reads(*REFUSED, E.EMFILE, E.ENFILE),
     "os.access": Case(answer=False),
     "os.chmod": Case((E.EIO, *REFUSED)),
     "os.close": Case((E.EIO, *FULL)),
@@ -56,6 +56,7 @@ CASES = {
     "os.link": Case((*FULL, E.EIO, *REFUSED)),
     "os.lstat": reads(*REFUSED),
     "os.makedirs": Case((*FULL, E.EIO, *REFUSED)),
+    "os.open": reads(*REFUSED, E.EMFILE, E.ENFILE),
     "os.path.exists": Case(answer=False),
     "os.pread": reads(),
     "os.preadv": reads(),
@@ -70,7 +71,6 @@ CASES = {
     "state": reads(*REFUSED),
     "truncate": Case((*FULL, E.EIO, *REFUSED)),
     "unlink": Case((E.EIO, *REFUSED)),
-    "unlock_byte": Case((E.ENOLCK, E.EIO)),
     "write_all": Case((*FULL, E.EIO)),
     "write_file": Case((*FULL, E.EIO, *REFUSED, E.EMFILE, E.ENOENT)),
 }
@@ -135,7 +135,7 @@ def is_right(data, key, index):
 
 def day(directory):
     """Do everything a cache is for, from opening to closing; what is read is right or a miss."""
-    cache = BlockCache([str(directory)], explicit=True)
+    cache = BlockStore([str(directory)], explicit=True)
     with tried():
         put(cache, KEY, 0, 1, bounds=SMALL)
     with tried():
@@ -169,8 +169,8 @@ def day(directory):
     with tried():
         cache.pin("gs://test", "b/x")
     assert cache.pins() in ([], [("gs://test", "b/x")])
-    if cache.take_lock(7):
-        cache.release_lock(7)
+    if cache.locks.take(7):
+        cache.locks.release(7)
     with tried(), cache.lease(1000, SMALL) as lease:
         lease.write_at(0, b"x")
         lease.seal()
@@ -183,21 +183,15 @@ def day(directory):
     with tried():
         cache.evict("gs://test", "b/x")
     with tried():
-        cache.check()
-    with tried():
-        cache.check(repair=True)
-    with tried():
-        cache.rebuild()
-    with tried():
         cache.allowance(CacheBounds())
     cache.usage()
     cache.has(KEY, 0)
     cache._own.look_at = 0.0
-    cache._handles._sweep()
+    cache.close_deleted()
     cache.metadata.lookup("gs://test", "b/x")
     cache.close()
     leave_remnants(cache)
-    again = BlockCache([str(directory)], explicit=True)
+    again = BlockStore([str(directory)], explicit=True)
     assert is_right(whole(again, OTHER, 22), OTHER, 22)
     again.close()
     return cache
@@ -261,8 +255,8 @@ def heals(cache):
     put(cache, LAST, 0)
     assert cache.cannot_store is None
     assert whole(cache, LAST, 0) == content(LAST, 0)
-    cache.check(repair=True)
-    assert cache.check().ok
+    recount(cache)
+    assert audit(cache).ok
     counter = cache.metadata.counter("gs://test", "b/x")
     assert not cache._shared.counters.is_private
     cache.metadata.keep_records([FACT._replace(counter=counter)])
@@ -301,7 +295,7 @@ def failing(number):
     return fail
 
 
-@pytest.mark.parametrize(("name", "number"), [("open_to_read", errno.EMFILE), ("os.pread", errno.EIO)])
+@pytest.mark.parametrize(("name", "number"), [("os.open", errno.EMFILE), ("os.pread", errno.EIO)])
 @pytest.mark.parametrize("where", ["ours", "a layer"])
 def test_a_block_that_could_not_be_read_for_a_moment_is_there_again_in_a_minute(
     open_cache, monkeypatch, tmp_path, where, name, number
@@ -332,7 +326,7 @@ def test_a_descriptor_that_cannot_be_looked_at_is_let_go_and_opened_again(cache,
     whole(cache, KEY, 0)
     with monkeypatch.context() as patch:
         replace_call(patch, "os.fstat", failing(errno.EIO))
-        cache._handles._sweep()
+        cache.close_deleted()
     assert left_open(f"{cache.root}/blocks") == []
     assert whole(cache, KEY, 0) == content(KEY, 0)
 
@@ -344,7 +338,7 @@ def test_blocks_that_cannot_be_opened_for_want_of_descriptors_are_counted_later_
     cache.close()
     Path(cache.root, "index.db").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "open_to_read", failing(errno.EMFILE))
+        replace_call(patch, "os.open", failing(errno.EMFILE))
         with pytest.raises(CacheError, match="Too many open files"):
             put(cache, KEY, 3)
     put(cache, KEY, 3)
@@ -404,6 +398,6 @@ def test_a_block_with_an_impossible_place_is_removed_when_blocks_are_counted(cac
     forged = Path(cache.root, block_file.place(KEY.digest, 1 << 63))
     forged.parent.mkdir(exist_ok=True)
     forged.write_bytes(b"x" + block_file.encode_trailer(KEY, 1 << 63, b"x"))
-    cache.rebuild()
+    recount(cache)
     assert not forged.exists()
     assert cache.usage()[0] == 1

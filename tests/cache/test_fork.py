@@ -17,26 +17,26 @@ def used(cache, n):
     assert whole(cache, key, n) == content(key, n)
     cache.metadata.keep_records([MetadataRecord('gs://test', f'b/{n}', None, 1e12, 1)])
     assert cache.metadata.lookup('gs://test', f'b/{n}') is not None
-cache = BlockCache([sys.argv[1]], explicit=True)
+cache = BlockStore([sys.argv[1]], explicit=True)
 used(cache, 0)
-assert cache.take_lock(7)
+assert cache.locks.take(7)
 children = []
 for n in range(1, 3):
     pid = os.fork()
     if pid == 0:
-        assert not cache.take_lock(7)
-        assert cache.lock_holder(7) == os.getppid()
-        assert cache.take_lock(100 + n)
+        assert not cache.locks.take(7)
+        assert cache.locks.holder(7) == os.getppid()
+        assert cache.locks.take(100 + n)
         used(cache, n)
         sys.exit(0)
     children.append(pid)
     used(cache, 10 + n)
 for pid in children:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert not cache.take_lock(7) and cache.take_lock(101)
-assert (cache.lock_holder(7), cache.lock_holder(8)) == (os.getpid(), None)
+assert not cache.locks.take(7) and cache.locks.take(101)
+assert (cache.locks.holder(7), cache.locks.holder(8)) == (os.getpid(), None)
 used(cache, 20)
-print(cache.usage()[0], cache.check().ok)
+print(cache.usage()[0], audit(cache).ok)
 """
 
 
@@ -50,7 +50,7 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
         "import threading\n"
         "from cachedfs.cache.index import database\n"
         "database._FORK_WAIT_S = 0.05\n"
-        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
         "put(cache, key_of(), 0)\n"
         "holding, done = threading.Event(), threading.Event()\n"
         "def hold():\n"
@@ -66,7 +66,7 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
         "done.set(); thread.join()\n"
         "assert status == 0\n"
         "put(cache, key_of(), 2)\n"
-        "print(cache.usage()[0], cache.check().ok)\n"
+        "print(cache.usage()[0], audit(cache).ok)\n"
     )
     assert finish(start(code, Path(cache.root).parent)) == "3 True\n"
 

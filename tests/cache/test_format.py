@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cachedfs.cache import block_file
 from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.types import ObjectKey
+from tests.cache.audit import audit
 from tests.cache.helpers import AMPLE, BLOCK, PAGE, content, file_of, flip, key_of, put, whole
 
 
@@ -124,8 +125,7 @@ def test_what_is_no_block_is_a_miss_and_goes(cache, damage, caplog):
     assert len([record for record in caplog.records if "is not used" in record.message]) == 1
     put(cache, key, 0)
     assert [whole(cache, key, index) for index in (0, 1)] == [content(key, 0), content(key, 1)]
-    assert cache.check(repair=True).orphans == ()
-    assert cache.check().ok
+    assert audit(cache)._replace(corrupt=()).ok
 
 
 @pytest.mark.parametrize("names", [(), ("file", "other")], ids=["empty", "full"])
@@ -144,7 +144,7 @@ def test_a_folder_in_place_of_a_block_is_a_miss_and_makes_way_for_the_next_put(c
     put(cache, key, 0)
     assert whole(cache, key, 0) == content(key, 0)
     assert len(list(path.parents[2].glob("tmp/*/*"))) == len(names)  # an hour to look at them
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_a_block_that_cannot_be_read_is_replaced_by_the_next_put(cache, open_cache, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_block_that_cannot_be_read_is_replaced_by_the_next_put(cache, open_cac
     put(reader, key, 0)
     assert whole(reader, key, 0) == content(key, 0)
     os.close(kept)
-    assert reader.check().ok
+    assert audit(reader).ok
 
 
 FUZZ_KEY = key_of("b/fuzz", block_size=4 * PAGE)
@@ -192,8 +192,7 @@ def _fuzz(cache, changes, is_sealed):
     file_of(cache, FUZZ_KEY, 1).write_bytes(FUZZ_DATA + trailer)
     cache.close()  # forget the file that was there
     assert whole(cache, FUZZ_KEY, 1) in (None, FUZZ_DATA)
-    assert cache.check(repair=True).orphans == ()
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 @given(st.lists(splices, min_size=1, max_size=3), st.booleans())

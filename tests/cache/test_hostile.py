@@ -14,6 +14,7 @@ from cachedfs.cache.block_file import FORMAT
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit, recount
 from tests.cache.helpers import AMPLE, content, file_of, key_of, put, whole
 
 ORIGIN, NOW = "gs://test", 1.7e9
@@ -110,7 +111,7 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
             with pytest.raises(ValueError, match=f"belongs to user {THEM}"):
                 open_cache(shared / "ours")
             continue
-        reader._own.look_at = reader._handles._sweep_at = 0.0
+        reader._own.look_at = reader._look_at = 0.0
         reader._own.index.look_again()
         assert whole(reader, key, 0) is None
         assert whole(reader, other, 0) is None
@@ -165,16 +166,14 @@ def use_all(cache):
     tried(cache.metadata.keep_records, [MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     cache.metadata.lookup(ORIGIN, "b/x")
     cache.metadata.changed(ORIGIN, ["b/x"])
-    if cache.take_lock(7):
-        cache.release_lock(7)
+    if cache.locks.take(7):
+        cache.locks.release(7)
     with contextlib.suppress(CacheError), cache.lease(1000, AMPLE) as lease:
         lease.write_at(0, b"x" * 1000)
         lease.seal()
     tried(cache.pin, ORIGIN, "b/y")
     cache.remove_damaged(key, 0)
     tried(cache.evict, ORIGIN, "b/x")
-    tried(cache.rebuild)
-    tried(cache.check, repair=True)
     tried(put, cache, key, 3)
     cache.close()
 
@@ -191,7 +190,7 @@ def test_a_planted_symlink_is_never_followed_to_write_outside(open_cache, tmp_pa
     put(cache, key_of(), 0, 1)
     cache.metadata.keep_records([MetadataRecord(ORIGIN, "b/x", None, NOW, 5)])
     cache.metadata.counter(ORIGIN, "b/x")
-    cache.take_lock(9)
+    cache.locks.take(9)
     place, outside = path_of(cache, name), tmp_path / "outside"
     outside.mkdir()
     target = outside / "precious"
@@ -244,8 +243,8 @@ def test_names_of_any_kind_are_kept_apart_and_stay_inside(open_cache, tmp_path):
         assert again.metadata.lookup(ORIGIN, name).info.fingerprint == f"of {name}"
         again.metadata.changed(ORIGIN, [name])
     assert set(again.pins()) == {(ORIGIN, name) for name in NAMES}
-    assert again.check().ok
-    again.rebuild()  # from the trailers alone
+    assert audit(again).ok
+    recount(again)  # from the trailers alone
     assert again.usage()[0] == len(NAMES)
     again.evict(ORIGIN, NFC)
     assert not again.has(key_of(NFC), 0)

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachedfs.cache import metadata_store
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.index import metadata_rows
 from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, encode_info
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit
 from tests.cache.helpers import overhead_of
 
 ORIGIN, NOW = "gs://test", 1_700_000_000.0
@@ -146,7 +147,7 @@ def test_a_listing_is_replaced_whole(cache):
         learn(cache, f"c/{n}", None)
     with cache._own.index.reading() as rows:
         assert rows.load_totals().entries == 1 + 9
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_old_facts_and_listings_go(cache):
@@ -157,7 +158,7 @@ def test_old_facts_and_listings_go(cache):
     assert cache.metadata.lookup(ORIGIN, "b/old") is None
     assert cache.metadata.lookup(ORIGIN, "b/listed") is None
     assert cache.metadata.lookup(ORIGIN, "b/new") is not None
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
@@ -174,7 +175,7 @@ def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
     assert cache.metadata.lookup(ORIGIN, "b/f/not-read") is None
     assert cache.metadata.lookup(ORIGIN, "b/other/x") is None
     assert cache.metadata.listing(ORIGIN, "b/other") is None
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
@@ -185,7 +186,7 @@ def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
         assert rows.load_totals().entries <= 100
     assert cache.metadata.lookup(ORIGIN, "b/0") is None
     assert cache.metadata.lookup(ORIGIN, "b/199") is not None
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_without_a_store_nothing_is_known_and_storing_says_why(tmp_path, open_cache):
@@ -243,7 +244,7 @@ def flip_bytes_of_the_index(cache, folder, share):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << rng.randrange(8)
         file.write_bytes(damaged)
-        reader = BlockCache([str(folder)], explicit=True)
+        reader = BlockStore([str(folder)], explicit=True)
         found, found_listing = answers(reader)
         reader.close()
         for path, record in found.items():

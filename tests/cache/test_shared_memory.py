@@ -17,6 +17,7 @@ from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, acces
 from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.clock import Clock
 from cachedfs.common.types import CacheBounds
+from tests.cache.audit import audit
 from tests.cache.faults import replace_call
 from tests.cache.helpers import content, finish, key_of, put, start, whole
 
@@ -81,7 +82,7 @@ def test_another_process_sees_a_change_at_once(cache):
     before = cache.metadata.counter(ORIGIN, "b/x"), cache.metadata.epoch(ORIGIN)
     finish(
         start(
-            "BlockCache([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
+            "BlockStore([sys.argv[1]], explicit=True).metadata.changed('gs://test', ['b/x'])",
             Path(cache.root).parent,
         )
     )
@@ -190,11 +191,11 @@ def test_a_long_use_of_one_block_is_one_use():
 def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
     accesses = touches_of()
     for number in (5, 6):
-        accesses.missed(block(number))
+        accesses.touch((block(number), False))
     assert accesses.use_of(block(5)) is None
     accesses.touch(block(5))
     assert accesses.use_of(block(5)).is_new
-    accesses.missed(block(5))
+    accesses.touch((block(5), False))
     accesses.touch(block(6))
     accesses.touch(block(5))
     assert accesses.use_of(block(5)) == BlockAccess(clock=3, uses=2, is_new=False)
@@ -203,24 +204,24 @@ def test_a_block_that_is_fetched_again_after_it_was_used_is_not_new():
 
 def test_what_passes_through_passes_until_it_is_fetched_again_after_a_use():
     accesses = touches_of()
-    accesses.missed(block(5), passes=True)
+    accesses.touch((block(5), True))
     assert accesses.use_of(block(5)) == BlockAccess(clock=(1 << 32) - 1, uses=0, is_new=True, passes=True)
-    accesses.missed(block(5), passes=True)
+    accesses.touch((block(5), True))
     accesses.touch(block(5))
     assert accesses.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=True, passes=True)
-    accesses.missed(block(5), passes=True)
+    accesses.touch((block(5), True))
     assert accesses.use_of(block(5)) == BlockAccess(clock=1, uses=1, is_new=False, passes=False)
 
 
 def test_a_first_use_is_no_gap_and_what_fits_by_now_does_not_pass():
     accesses = touches_of()
     for number in range(1, 50):
-        accesses.missed(block(number), passes=True)
+        accesses.touch((block(number), True))
     for number in range(1, 50):
         accesses.touch(block(number))
     assert accesses.longest_gap == 0
-    accesses.missed(block(60), passes=True)
-    accesses.missed(block(60))
+    accesses.touch((block(60), True))
+    accesses.touch((block(60), False))
     assert not accesses.use_of(block(60)).passes
 
 
@@ -314,67 +315,84 @@ def test_the_records_of_a_larger_bound_take_the_place_of_too_few(cache, open_cac
 # Claims
 
 CLAIMANT = (
-    "cache = BlockCache([sys.argv[1]], explicit=True)\n"
-    "print(cache.take_lock(7), flush=True)\nsys.stdin.readline()\n"
-    "print(cache.take_lock(7), flush=True)\nsys.stdin.readline()\n"
+    "cache = BlockStore([sys.argv[1]], explicit=True)\n"
+    "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
+    "print(bool(cache.locks.take(7)), flush=True)\nsys.stdin.readline()\n"
 )
 
 
 def test_a_claim_has_one_owner_at_a_time(cache):
-    assert cache.take_lock(7)
-    assert not cache.take_lock(7)  # nor does another thread of this process get it
-    assert cache.take_lock(8)
+    assert cache.locks.take(7)
+    assert not cache.locks.take(7)  # nor does another thread of this process get it
+    assert cache.locks.take(8)
     other = start(CLAIMANT, Path(cache.root).parent)
     assert other.stdout.readline() == "False\n"
-    cache.release_lock(7)
-    cache.release_lock(7)
+    cache.locks.release(7)
+    cache.locks.release(7)
     print("", file=other.stdin, flush=True)
     assert other.stdout.readline() == "True\n"
-    assert not cache.take_lock(7)
+    assert not cache.locks.take(7)
     other.kill()
     other.communicate()
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
+
+
+def test_a_run_of_locks_is_taken_as_far_as_it_is_free(cache, monkeypatch):
+    calls, lockf = [], locks.fcntl.lockf
+    monkeypatch.setattr(locks.fcntl, "lockf", lambda *given: calls.append(given[1:]) or lockf(*given))
+    assert cache.locks.take(20, 5) == 5
+    assert len(calls) == 1
+    assert cache.locks.take(18, 5) == 2
+    other = start(CLAIMANT, Path(cache.root).parent)
+    assert other.stdout.readline() == "True\n"  # number 7
+    assert cache.locks.take(4, 5) == 3
+    assert cache.locks.take(7, 2) == 0
+    assert cache.locks.take(8, 1) == 1
+    assert finish(other, "\n\n") == "False\n"
+    for number in range(4, 25):
+        cache.locks.release(number)
+    assert cache.locks.held().keys() == set()
 
 
 def test_other_caches_in_the_process_do_not_drop_claims(cache, open_cache):
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     other = open_cache()
-    assert other.take_lock(9)
+    assert other.locks.take(9)
     put(other, key_of(), 0)
-    other.check()
+    audit(other)
     other.close()
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 
 
 def test_claims_of_all_hashes_are_within_what_kernels_lock(cache):
-    assert cache.take_lock((1 << 64) - 1)
+    assert cache.locks.take((1 << 64) - 1)
 
 
 def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
-    assert cache.take_lock(7)
+    assert cache.locks.take(7)
     os.close(locks._DESCRIPTORS[f"{cache.root}/locks"])
     cache._own.look_now()
-    assert cache._own.locks.works_across_processes
+    assert cache.locks.works_across_processes
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 
 
 def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
     cache.metadata.counter(ORIGIN, "b/x")
     os.unlink(f"{cache.root}/change-counters")
-    monkeypatch.setattr(cache._own.locks, "look_again", not_permitted)
+    monkeypatch.setattr(cache.locks, "look_again", not_permitted)
     cache._own.look_now()
     assert cache._shared.counters is None
 
 
 def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
-    def refuse(fd, offset):
+    def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(disk, "lock_byte", refuse)
-    assert cache.take_lock(7)
-    assert not cache.take_lock(7)
-    cache.release_lock(7)
-    assert cache.take_lock(7)
+    monkeypatch.setattr(locks.fcntl, "lockf", refuse)
+    assert cache.locks.take(7)
+    assert not cache.locks.take(7)
+    cache.locks.release(7)
+    assert cache.locks.take(7)
     assert len([record for record in caplog.records if "do not work here" in record.message]) == 1
 
 
@@ -458,7 +476,7 @@ def test_who_has_the_directory_notices_who_has_not(cache, open_cache):
     other = open_cache()
     before = other.metadata.counter(ORIGIN, "b/x")
     cache._shared._directory = None
-    cache._shared._release("counters")
+    cache._shared.counters = None
     cache.metadata.changed(ORIGIN, ["b/x"])
     other._own.look_now()
     assert other.metadata.counter(ORIGIN, "b/x") != before
@@ -526,24 +544,13 @@ def test_accesses_are_written_together(cache, open_cache, monkeypatch):
 def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cache, monkeypatch):
     """Two that add to it at once would each count on from the same number."""
     key, other = key_of(), open_cache()
-    accesses, held = cache._shared.open_accesses(), other._own.locks
+    written, held = other._shared.open_accesses(), other.locks
     assert held.take(access_stats._FLUSH_LOCK)
+    monkeypatch.setattr(access_stats, "FLUSH_S", 0.0)
     monkeypatch.setattr(access_stats, "_MOST_PENDING", 8)
     for index in range(7):
         cache.touch(key, index)
-    assert accesses.now == 0
+    assert written.now == 0
     cache.touch(key, 7)  # the other one was stopped in the middle
-    assert accesses.now == 8
+    assert written.now == 8
     held.release(access_stats._FLUSH_LOCK)
-
-
-def test_a_forked_child_leaves_the_accesses_that_wait_to_its_parent(cache, monkeypatch):
-    key = key_of()
-    monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
-    cache.touch(key, 0)
-    cache.touch(key, 1)
-    pid = os.fork()
-    if not pid:
-        os._exit(cache._shared.accesses.now)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    assert cache._shared.accesses.now == 2

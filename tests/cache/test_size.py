@@ -10,13 +10,12 @@ from tests.cache.helpers import key_of, put
 
 # The tables that grow, and the statements that may read all of one: none of them belongs to a read or a write.
 GROWING = {
-    "blocks", "objects", "metadata", "listings", "children", "removed_listings", "versions", "pins", "local_copies",
+    "blocks", "objects", "metadata", "listings", "children", "removed_listings", "versions", "pins",
     "folders", "quota",
 }  # fmt: skip
 WHOLE = {
     "SELECT clock FROM blocks ORDER BY id DESC LIMIT 1": "the last row",
     "SELECT listing FROM removed_listings LIMIT 1": "the first row",
-    "SELECT name, size FROM local_copies": "one for each file that is lent now",
     "SELECT identity, path FROM pins ORDER BY identity, path": "asked for by who lists them",
     "SELECT path, sum(size), count(*), min(nullif(stored_at, 0)), max(nullif(stored_at, 0)) FROM blocks"
     " JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path": "asked for by who has it listed or drawn",

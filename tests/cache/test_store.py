@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachedfs.cache import directory, disk, writer
+from cachedfs.cache import block_store, block_writer, directory, disk
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.common.types import CacheBounds
 from cachedfs.core.download import Download
 from cachedfs.core.store_queue import FetchedBlock, StoreQueue
 from cachedfs.errors import CacheError
+from tests.cache.audit import audit, recount
 from tests.cache.faults import replace_call
 from tests.cache.helpers import (
     AMPLE,
@@ -160,7 +161,7 @@ def test_space_is_kept_free_also_when_the_rows_that_go_have_no_files(cache, monk
 
 def may_grow_by(cache):
     """Return how many bytes stay free beside `keep_free`, for what the bookkeeping may come to have."""
-    return cache._own.store.room.growth
+    return cache.space.growth
 
 
 def bytes_of_blocks(cache):
@@ -209,7 +210,7 @@ def test_evicting_a_path_takes_all_its_versions_and_nothing_else(cache):
 
 
 def test_evicting_a_folder_takes_all_below_it_and_no_neighbour(cache, monkeypatch):
-    monkeypatch.setattr(writer, "_REMOVED_AT_ONCE", 2)
+    monkeypatch.setattr(block_store, "REMOVED_AT_ONCE", 2)
     for path in ("b/x", "b/x/1", "b/x/2/3", "b/x.txt", "b/x0", "b/y"):
         put(cache, key_of(path), 0)
     assert cache.evict("gs://test", "b/x") > 0
@@ -225,15 +226,15 @@ def test_a_reader_keeps_the_bytes_of_an_evicted_block_and_space_comes_back(cache
     assert whole(other, key, 0) is not None
     cache.evict(key.identity, key.path)
     assert whole(other, key, 0) == content(key, 0)
-    assert len(other._handles.idle) == 1
-    other._handles._sweep()
-    assert len(other._handles.idle) == 0
+    assert len(other.open_blocks) == 1
+    other.close_deleted()
+    assert len(other.open_blocks) == 0
     assert whole(other, key, 0) is None
 
 
 def test_a_lease_is_counted_private_and_gone_when_closed(cache):
     lease = cache.lease(100_000, AMPLE)
-    assert cache.usage() == (0, 100_000)
+    assert os.stat(lease.path).st_size == 100_000
     lease.write_at(50_000, b"y" * 50_000)
     lease.write_at(0, b"x" * 50_000)
     with pytest.raises(CacheError, match="reserved for"):
@@ -245,7 +246,6 @@ def test_a_lease_is_counted_private_and_gone_when_closed(cache):
     assert Path(lease.path).read_bytes() == b"x" * 50_000 + b"y" * 50_000
     lease.close()
     lease.close()
-    assert cache.usage() == (0, 0)
     assert not os.path.exists(lease.path)
 
 
@@ -262,7 +262,7 @@ def test_leases_make_room_and_are_refused_without(cache):
 
 def test_the_lease_of_a_killed_process_makes_room(cache):
     process = start(
-        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         Path(cache.root).parent,
     )
@@ -270,10 +270,10 @@ def test_the_lease_of_a_killed_process_makes_room(cache):
     bounds = room_for(cache, 2)
     put(cache, key_of(), 0, 1, 2, bounds=bounds)
     assert os.path.exists(path)
-    assert cache.check().ok
+    assert audit(cache).ok
     process.kill()
     process.communicate()
-    assert cache.check().leftovers == (path,)
+    assert audit(cache).leftovers == (path,)
     put(cache, key_of(), 3, 4, bounds=bounds)
     assert not os.path.exists(path)
 
@@ -286,7 +286,7 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
     process = start(
         "from cachedfs.cache import disk\n"
         "disk.is_network = lambda path: True\n"
-        "cache = BlockCache([sys.argv[1]], explicit=True)\n"
+        "cache = BlockStore([sys.argv[1]], explicit=True)\n"
         "lease = cache.lease(5000, AMPLE)\nprint(lease.path, flush=True)\nsys.stdin.read()",
         tmp_path,
     )
@@ -294,15 +294,14 @@ def test_where_claims_reach_nobody_the_lease_of_a_killed_process_makes_room_afte
     with cache.lease(100, AMPLE) as ours:
         process.kill()
         process.communicate()
-        assert cache.check().ok  # in another container its process may live
+        assert audit(cache).ok  # in another container its process may live
         for leased in (path, ours.path):
             os.utime(leased, (0, time.time() - 86401))
-        assert cache.check().leftovers == (path,)
-        cache.check(repair=True)
+        assert audit(cache).leftovers == (path,)
+        cache.allowance(AMPLE)
         assert not os.path.exists(path)
         assert os.path.exists(ours.path)
-        assert cache.usage()[1] == 100
-    assert cache.check().ok
+    assert audit(cache).ok
     assert cache.usage() == (0, 0)
 
 
@@ -325,7 +324,7 @@ def test_a_full_disk_is_a_cache_error_and_leaves_nothing(cache, monkeypatch, ste
                 put(cache, key_of(), 1, 2)
     assert list(Path(cache.root, "tmp").iterdir()) == []
     assert cache.usage()[0] == 0  # the old block was evicted, in vain
-    assert cache.check().ok
+    assert audit(cache).ok
     assert "No space left" in cache.cannot_store
     assert len([record for record in caplog.records if "not cached" in record.message]) == 1
     put(cache, key_of(), 1)
@@ -368,7 +367,7 @@ def test_a_disk_without_inodes_evicts_the_oldest_blocks_for_new_ones(cache, inod
     assert n_evicted == 6  # a file and a folder for each
     assert [cache.has(old, index) for index in range(7)] == [False] * 6 + [True]
     assert cache.cannot_store is None
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 @pytest.fixture
@@ -395,8 +394,7 @@ def test_an_index_without_inodes_for_its_logs_makes_room_for_them(cache, inodes,
     put(cache, key_of("new"), 0)
     assert cache.has(key_of("new"), 0)
     assert sum(cache.has(key_of("old"), index) for index in range(20)) == 4
-    assert len(cache.check(repair=True).missing) == 16
-    assert cache.check().ok
+    assert len(audit(cache).missing) == 16
 
 
 def test_pinned_blocks_stay_where_the_index_has_no_inodes_for_its_logs(cache, inodes, index_without_inodes):
@@ -425,8 +423,8 @@ def test_a_full_disk_that_eviction_does_not_help_keeps_the_other_blocks(cache, m
         with pytest.raises(CacheError, match="No space left"):
             put(cache, key_of("new"), 0)
     assert cache.usage()[0] == 3
-    monkeypatch.setattr(writer, "_EVICT_AGAIN_S", 0.0)  # a minute later
-    cache._own.store._evict_again_at = 0.0
+    monkeypatch.setattr(block_writer, "_EVICT_AGAIN_S", 0.0)  # a minute later
+    cache._evict_again_at = 0.0
     with pytest.raises(CacheError, match="No space left"):
         put(cache, key_of("new"), 0)
     assert cache.usage()[0] == 1
@@ -448,7 +446,7 @@ def test_a_disk_that_fails_in_the_middle_keeps_the_blocks_that_are_whole(cache, 
         put(cache, key_of(), 0, 1, 2, 3)
     assert [cache.has(key_of(), index) for index in range(4)] == [True, True, False, False]
     assert cache.usage()[0] == 3
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypatch):
@@ -459,11 +457,11 @@ def test_a_row_whose_file_never_came_is_over_counted_then_healed(cache, monkeypa
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
     assert cache.usage()[0] == 2
-    assert len(cache.check().missing) == 1
+    assert len(audit(cache).missing) == 1
     put(cache, key_of(), 1)
     assert whole(cache, key_of(), 1) == content(key_of(), 1)
     assert cache.usage()[0] == 2
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, open_cache, monkeypatch):
@@ -478,7 +476,7 @@ def test_another_process_that_is_writing_a_block_keeps_its_reservation(cache, op
         replace_call(patch, "os.rename", meanwhile)
         put(cache, key, 0, bounds=bounds)
     assert whole(cache, key, 0) == content(key, 0)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def sleep_for_a_minute(other, clock):
@@ -492,8 +490,8 @@ def lose_the_index(other, clock):
     put(other, key_of("other"), 0)
 
 
-def rebuild(other, clock):
-    other.rebuild()
+def count_again(other, clock):
+    recount(other)
 
 
 def lose_the_claims_and_sleep(other, clock):
@@ -501,7 +499,7 @@ def lose_the_claims_and_sleep(other, clock):
     sleep_for_a_minute(other, clock)
 
 
-@pytest.mark.parametrize("harm", [sleep_for_a_minute, lose_the_index, rebuild, lose_the_claims_and_sleep])
+@pytest.mark.parametrize("harm", [sleep_for_a_minute, lose_the_index, count_again, lose_the_claims_and_sleep])
 def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
     cache, open_cache, monkeypatch, clock, harm
 ):
@@ -518,7 +516,7 @@ def test_a_block_that_loses_its_row_while_it_is_written_is_counted_again(
         replace_call(patch, "os.rename", meanwhile)
         put(cache, key_of(), 0, 1)
     assert [whole(cache, key_of(), index) for index in (0, 1)] == [content(key_of(), 0), content(key_of(), 1)]
-    assert other.check().ok
+    assert audit(other).ok
     assert cache.usage() == other.usage()
 
 
@@ -531,7 +529,7 @@ def test_a_removed_directory_is_made_again(cache):
     assert whole(cache, key, 1) is None
     put(cache, key, 1)
     assert whole(cache, key, 1) == content(key, 1)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def write_behind(cache, index):
@@ -564,7 +562,7 @@ def test_nothing_appears_in_folders_that_are_being_deleted(cache, monkeypatch):
     assert write_behind(cache, 1)
     assert pauses == [directory.PAUSE_S, directory.QUIET_S]
     assert whole(cache, key_of(), 1) == content(key_of(), 1)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_metadata_is_not_stored_while_the_cache_is_being_deleted(cache, monkeypatch):
@@ -608,7 +606,7 @@ def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, m
             put(cache, key_of(), 1)
     assert not os.path.exists(cache._own.directory.index)
     put(cache, key_of(), 1)
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_a_directory_that_cannot_be_made_again_is_a_cache_error(cache):
@@ -660,7 +658,7 @@ def test_a_lost_index_costs_no_read_and_is_made_again_by_a_put(cache, open_cache
     put_after_noticing(cache, key, 2)
     assert cache.usage()[0] == 3  # the files were counted again
     assert [whole(cache, key, index) for index in range(3)] == [content(key, index) for index in range(3)]
-    assert cache.check().ok
+    assert audit(cache).ok
     assert sum("is damaged" in record.message for record in caplog.records) == len(caplog.records) <= 2
 
 
@@ -676,12 +674,12 @@ def test_an_index_lost_while_it_is_open_costs_no_read_and_heals(cache, harm):
     for index in range(2, 6):
         put_after_noticing(cache, key, index)
     with contextlib.suppress(CacheError):  # or only now, as this reads every row
-        cache.check()
+        audit(cache)
     cache.usage()  # or now, as this opens it again
     put_after_noticing(cache, key, 6)
     assert cache.usage()[0] == 7
     assert [whole(cache, key, index) for index in range(7)] == [content(key, index) for index in range(7)]
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def put_after_noticing(cache, key, index):
@@ -702,7 +700,7 @@ def test_a_leftover_log_of_a_lost_index_is_not_played_into_the_new_one(cache, op
     other = open_cache()
     put(other, key_of(), 8)
     assert other.usage()[0] == 1
-    assert other.check().ok
+    assert audit(other).ok
 
 
 def test_a_bad_block_is_stored_anew_though_the_process_that_stored_it_lives(cache, open_cache):
@@ -714,33 +712,32 @@ def test_a_bad_block_is_stored_anew_though_the_process_that_stored_it_lives(cach
     put(cache, key, 0)
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.usage()[0] == 1
-    assert cache.check().ok
+    assert audit(cache).ok
 
 
 def test_too_many_open_files_empty_the_pool(cache, monkeypatch):
-    key, opened, open_to_read = key_of(), [], disk.open_to_read
+    key = key_of()
     put(cache, key, *range(4))
     for index in range(3):
         whole(cache, key, index)
 
-    def scarce(path):
-        opened.append(path)
-        if cache._handles.idle:
+    def scarce(path, flags):
+        if cache.open_blocks:
             raise OSError(errno.EMFILE, "Too many open files")
-        return open_to_read(path)
+        return os.open(path, flags)
 
-    monkeypatch.setattr(disk, "open_to_read", scarce)
+    replace_call(monkeypatch, "os.open", scarce)
     assert whole(cache, key, 3) == content(key, 3)
-    assert len(cache._handles.idle) == 1
+    assert len(cache.open_blocks) == 1
 
 
 def test_the_pool_stays_within_its_limit(cache):
     key = key_of()
-    cache._handles._limit = 4
+    cache._limit = 4
     put(cache, key, *range(10))
     for index in range(10):
         assert whole(cache, key, index) == content(key, index)
-    assert len(cache._handles.idle) <= 5
+    assert len(cache.open_blocks) <= 5
 
 
 def test_nowait_is_a_hit_a_miss_or_a_blocking_error(cache, monkeypatch):
@@ -765,4 +762,4 @@ def test_many_processes_never_pass_the_bound(open_cache, folder, fork_server):
     ]
     most = max(fork_server.wait(process).result for process in processes)
     assert 12 * MIB < most <= bounds
-    assert cache.check().ok
+    assert audit(cache).ok

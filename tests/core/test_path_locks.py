@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey
 from cachedfs.core import path_locks, polling
 from cachedfs.core.path_locks import PathLocks
@@ -34,7 +34,7 @@ def time(monkeypatch):
 
 @pytest.fixture
 def cache(folder):
-    cache = BlockCache([str(folder)], explicit=True)
+    cache = BlockStore([str(folder)], explicit=True)
     yield cache
     cache.close()
 
@@ -44,9 +44,9 @@ def beat(cache):
 
 
 async def test_a_long_change_by_a_running_process_is_waited_for_with_one_warning(cache, time, caplog):
-    assert cache.take_lock(LOCK)
+    assert cache.locks.take(LOCK)
     time.events += [(s, lambda: beat(cache)) for s in range(500, 4000, 500)]
-    time.events.append((4000, lambda: cache.release_lock(LOCK)))
+    time.events.append((4000, lambda: cache.locks.release(LOCK)))
     async with PathLocks(cache).held(*PATH):
         assert 4000 <= time.now < 4000.1
     assert [record.getMessage() for record in caplog.records] == [
@@ -56,8 +56,8 @@ async def test_a_long_change_by_a_running_process_is_waited_for_with_one_warning
 
 async def test_a_stopped_holder_is_an_error_and_later_callers_get_it_at_once(cache, time, monkeypatch):
     locks = PathLocks(cache)
-    assert cache.take_lock(LOCK)
-    monkeypatch.setattr(cache, "lock_holder", lambda lock: 4711)
+    assert cache.locks.take(LOCK)
+    monkeypatch.setattr(cache.locks, "holder", lambda lock: 4711)
     for _ in range(3):
         with pytest.raises(CachedFSError) as caught:
             async with locks.held(*PATH):
@@ -68,7 +68,7 @@ async def test_a_stopped_holder_is_an_error_and_later_callers_get_it_at_once(cac
         "(kill -CONT 4711) or end it, then try again"
     )
     beat(cache)  # it continued, and is waited for again
-    time.events.append((1000, lambda: cache.release_lock(LOCK)))
+    time.events.append((1000, lambda: cache.locks.release(LOCK)))
     async with locks.held(*PATH):
         assert 1000 <= time.now < 1000.1
 
@@ -77,13 +77,13 @@ async def test_a_new_holder_is_not_taken_for_the_stopped_one_before_its_first_he
     cache, time, monkeypatch
 ):
     locks, holders = PathLocks(cache), [4711]
-    assert cache.take_lock(LOCK)
-    monkeypatch.setattr(cache, "lock_holder", lambda lock: holders[-1])
+    assert cache.locks.take(LOCK)
+    monkeypatch.setattr(cache.locks, "holder", lambda lock: holders[-1])
     with pytest.raises(CachedFSError, match="4711 is changing it"):
         async with locks.held(*PATH):
             pass
     holders.append(4712)
-    time.events.append((1000, lambda: cache.release_lock(LOCK)))
+    time.events.append((1000, lambda: cache.locks.release(LOCK)))
     async with locks.held(*PATH):
         assert 1000 <= time.now < 1000.1
 
@@ -95,8 +95,8 @@ async def test_the_first_heartbeat_comes_before_the_change(cache):
 
 
 async def test_a_holder_of_another_container_is_waited_for_in_the_same_way(cache, time, monkeypatch, caplog):
-    assert cache.take_lock(LOCK)
-    monkeypatch.setattr(cache, "lock_holder", lambda lock: None)
+    assert cache.locks.take(LOCK)
+    monkeypatch.setattr(cache.locks, "holder", lambda lock: None)
     unseen = "a process that cannot be seen from here, as one of another container"
     with pytest.raises(CachedFSError, match=rf"{unseen} is changing it.*Continue it or end it"):
         async with PathLocks(cache).held(*PATH):
@@ -112,12 +112,12 @@ async def test_a_holder_has_heartbeats_as_long_as_it_holds_the_lock(cache, monke
             seen.add(cache.metadata.counter("heartbeats at drive|x", "d/a"))
             await asyncio.sleep(0)
     assert not [task for task in asyncio.all_tasks() - {asyncio.current_task()} if not task.cancelling()]
-    assert cache.take_lock(LOCK)
+    assert cache.locks.take(LOCK)
 
 
 async def test_a_canceled_caller_leaves_nothing(cache, monkeypatch):
     locks = PathLocks(cache)
-    assert cache.take_lock(LOCK)
+    assert cache.locks.take(LOCK)
     waiting = asyncio.create_task(locks.held(*PATH).__aenter__())
     await asyncio.sleep(0)
     assert locks._seen

@@ -7,9 +7,10 @@ from functools import partial
 import fsspec
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
-from cachedfs.cache.block_pool import BlockPool
-from cachedfs.common.types import ObjectKey, Range
+from cachedfs.cache.block_reader import BlockReader
+from cachedfs.cache.block_store import BlockStore
+from cachedfs.common.types import ObjectInfo, ObjectKey, Range
+from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, noise, until
@@ -141,13 +142,13 @@ def test_a_closed_file_leaves_no_request_running(fs, origin):
 
 def test_bodies_wait_while_the_disk_is_behind(fs, origin, monkeypatch):
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 2 * MiB)
-    let_go, put = threading.Event(), BlockCache.put
+    let_go, put = threading.Event(), BlockStore.put
 
     def slow_put(self, *args, **kwargs):
         assert let_go.wait(120)
         return put(self, *args, **kwargs)
 
-    monkeypatch.setattr(BlockCache, "put", slow_put)
+    monkeypatch.setattr(BlockStore, "put", slow_put)
     data = origin.put("b/k", noise(12 * MiB))
     fs.info("b/k")
     threads, results = in_threads(1, lambda i: fs.cat_file("b/k"))
@@ -197,7 +198,7 @@ def test_a_read_succeeds_with_few_requests_when_nothing_can_be_stored(fs, origin
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
     data = origin.put("b/k", noise(20 * MiB))
     with fs.open("b/k") as file:
         assert b"".join(iter(lambda: file.read(50 * KiB), b"")) == data
@@ -212,7 +213,7 @@ def test_an_unexpected_error_in_the_writer_does_not_stop_readers(fs, origin, mon
     def broken(self, *args, **kwargs):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(BlockCache, "put", broken)
+    monkeypatch.setattr(BlockStore, "put", broken)
     data = origin.put("b/k", noise(3 * MiB))
     for _ in range(2):
         assert fs.cat_file("b/k") == data
@@ -240,7 +241,7 @@ def test_readahead_stops_when_the_reader_closes_or_seeks(origin, leave):
         file.seek(110 * MiB)
         file.read(10)
     gate(fs, origin, is_open=True)
-    until(lambda: not (any(engine.speculation._queues) or engine.active_requests))
+    until(lambda: engine.speculation.is_idle and not engine.active_requests)
     assert fs.stats().bytes_fetched < 100 * MiB
 
 
@@ -248,7 +249,7 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
     def full(self, *args, **kwargs):
         raise CacheError("the disk is full")
 
-    monkeypatch.setattr("cachedfs.cache.writer.BlockWriter.put", full)
+    monkeypatch.setattr("cachedfs.cache.block_writer.BlockWriter._put_some", full)
     data = origin.put("b/k", noise(80 * MiB))
     with fs.open("b/k") as file:
         for start in (0, 40, 0, 60, 20, 0):
@@ -256,16 +257,13 @@ def test_memory_for_a_reader_is_bounded_when_nothing_can_be_stored(fs, origin, m
             for i in range(start, start + 10):
                 assert file.read(MiB) == data[i * MiB : (i + 1) * MiB]
             fs._objects.engine.run(asyncio.sleep(0))
-            assert (
-                sum(len(piece) for download in file.raw._readahead for piece in download._received[0])
-                <= 80 * MiB
-            )
+            assert fs._objects.engine.speculation.memory <= 80 * MiB
 
 
 def test_the_window_is_a_quarter_of_the_cache_or_full_when_nothing_can_be_stored(fs, monkeypatch):
     engine, config = fs._objects.engine, fs._objects.config
     for allowed, window in ((100 * MiB, 25 * MiB), (1 << 40, 128 * MiB), (1000, MiB)):
-        monkeypatch.setattr(engine.cache._own.store, "allowed", allowed)
+        monkeypatch.setattr(engine.cache, "allowed", allowed)
         assert engine.window(config) == window
     monkeypatch.setattr(engine.cache._own, "cannot_store", "the disk is full")
     assert engine.window(config) == 64 * MiB
@@ -277,13 +275,13 @@ def test_an_interrupted_read_does_not_return_a_block_twice_to_the_pool(fs, origi
     fs._objects.engine.drain(120)
     file = fs.open("b/k")
     file.read(10)
-    give, idle = BlockPool.give, fs._objects.engine.cache._handles.idle
+    give, idle = BlockReader._give, fs._objects.engine.cache.open_blocks
 
     def interrupted(self, *args):
         give(self, *args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(BlockPool, "give", interrupted)
+    monkeypatch.setattr(BlockReader, "_give", interrupted)
     file.seek(2 * MiB)
     with pytest.raises(KeyboardInterrupt):
         file.read(10)
@@ -358,13 +356,13 @@ def test_a_block_that_is_shorter_than_its_object_is_fetched_again(origin, tmp_pa
 
 def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, monkeypatch):
     """The disk is slower than the link: here it stores nothing."""
-    may_store, put = threading.Event(), BlockCache.put
+    may_store, put = threading.Event(), BlockStore.put
 
     def held(cache, given, bounds, *, plan=None):
         assert may_store.wait(120)
         return put(cache, given, bounds, plan=plan)
 
-    monkeypatch.setattr(BlockCache, "put", held)
+    monkeypatch.setattr(BlockStore, "put", held)
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)
     origin.put("b/big", noise(64 * MiB))
     data = origin.put("b/other", noise(4 * MiB, 1))
@@ -379,6 +377,30 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
         may_store.set()
 
 
+async def test_a_reader_that_waits_gets_bytes_that_are_stored_before_it_goes_on():
+    download = Download(demand=10)
+    download.begin(ObjectInfo("b/k", size=10), None, Range(0, 10))
+    waiting = asyncio.ensure_future(download.read(2, 9))
+    await asyncio.sleep(0)
+    download.feed(b"01234")
+    download.feed(b"56789")
+    download.n_received = 1
+    download.finish()
+    download.stored(True)
+    assert download.released
+    assert await waiting == b"2345678"
+    with pytest.raises(DownloadStopped):
+        await download.read(2, 9)
+
+
+async def test_bytes_that_came_in_one_piece_are_not_copied():
+    download, data = Download(demand=10), b"0123456789"
+    download.begin(ObjectInfo("b/k", size=10), None, Range(0, 10))
+    download.feed(data)
+    assert await download.read(0, 10) is data
+    assert await download.read(0, 9) == data[:9]
+
+
 @pytest.mark.parametrize("is_opened", [False, True])
 def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_file(fs, origin, is_opened):
     origin.put("b/k", noise(MiB))
@@ -387,7 +409,7 @@ def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_
         reader = fs._reader
         if is_opened:
             return (await reader.open("b/k"))[1]
-        return (await reader.lookups.resolve("b/k", Range(0, MiB), demand=MiB))[1]
+        return (await reader.lookups.resolve("b/k", Range(0, MiB), demand=ALL))[1]
 
     download = fs._objects.engine.run(look_up())
     fs._objects.engine.call_soon(download.want, MiB)

@@ -16,6 +16,7 @@ import pytest
 
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault
+from tests.cache.audit import audit
 from tests.fakes import gate
 from tests.support import KiB, MiB, noise, until
 
@@ -24,7 +25,7 @@ def left(fs):
     """Return what this process still holds: requests, lookups, tasks, fetch locks."""
     own = fs._objects.engine
     assert own.drain(120)
-    locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer & (1 << 62) - 1}
+    locks = own.cache.locks.held().keys() - {own.cache.space.writer & (1 << 62) - 1}
     return [*own.by_block, *own.active_requests, *own.lookups._running, *own._tasks, *locks]
 
 
@@ -61,8 +62,7 @@ def assert_clean(cloud, *keys, most_temporary=0):
     fs = fsspec.filesystem("cgs")
     for key in keys:
         assert fs.cat_file(cloud.path(key)) == noise(3 * MiB)
-    assert not fs._objects.engine.cache.check(repair=True).corrupt
-    assert fs._objects.engine.cache.check().ok
+    assert audit(fs._objects.engine.cache)._replace(missing=(), leftovers=()).ok
 
 
 def stall(cloud, *keys, after=None):
@@ -269,7 +269,7 @@ def test_threads_descriptors_and_tasks_do_not_accumulate(cloud):
             '''Open files and sockets, but for the blocks that are kept open on purpose.'''
             gc.collect()
             own = list(engines._engines.values())
-            return len(os.listdir("/proc/self/fd")) - sum(len(each.cache._handles.idle) for each in own)
+            return len(os.listdir("/proc/self/fd")) - sum(len(each.cache.open_blocks) for each in own)
 
         import aiohttp, gcsfs
         at_first = descriptors()
@@ -320,7 +320,7 @@ def leaked_blocks(fs):
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/self/fd/{name}"))
     cache = fs._objects.engine.cache
-    return sum(link.startswith(f"{cache.root}/blocks/") for link in links) - len(cache._handles.idle)
+    return sum(link.startswith(f"{cache.root}/blocks/") for link in links) - len(cache.open_blocks)
 
 
 def test_unreferenced_filesystems_and_files_are_collected(cloud):

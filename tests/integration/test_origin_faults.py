@@ -144,11 +144,10 @@ def outcome(act):
 def await_quiet():
     """Wait until no request, lookup or fetch lock is left; fail if that takes too long."""
     (engine,) = engines._engines.values()
-    own = engine.cache._own
 
     async def is_quiet():  # on the loop, where no request is between the queue and the list of active ones
         ahead = any(engine.speculation._queues) or engine.speculation._lookups
-        locks = own.locks._held().bytes.keys() - {own.store.room.writer & (1 << 62) - 1}
+        locks = engine.cache.locks.held().keys() - {engine.cache.space.writer & (1 << 62) - 1}
         return not (ahead or engine.active_requests or engine.by_block or engine.lookups._running or locks)
 
     until(lambda: engine.drain(120) and engine.run(is_quiet()))

@@ -75,7 +75,7 @@ def left_in_memory():
     (own,) = engines._engines.values()
     assert own.drain(120)
     until(lambda: not own.active_requests)
-    locks = own.cache._own.locks._held().bytes.keys() - {own.cache._own.store.room.writer & (1 << 62) - 1}
+    locks = own.cache.locks.held().keys() - {own.cache.space.writer & (1 << 62) - 1}
     return [own.by_block, own.lookups._running, own._tasks, locks]
 
 context = multiprocessing.get_context("fork")
@@ -164,14 +164,14 @@ def test_eight_processes_in_step_download_an_object_twice_the_cache_size_once(ow
 KILL = """
 def on_refused_lock(notify):
     '''Call `notify` when another process holds a fetch lock that this one wants.'''
-    from cachedfs.cache.block_cache import BlockCache
-    take = BlockCache.take_lock
-    def taking(cache, hash64):
-        taken = take(cache, hash64)
+    from cachedfs.cache.locks import ByteRangeLocks
+    take = ByteRangeLocks.take
+    def taking(locks, number, n=1):
+        taken = take(locks, number, n)
         if not taken:
             notify()
         return taken
-    BlockCache.take_lock = taking
+    ByteRangeLocks.take = taking
 
 begun, waiting = context.Event(), [context.Event() for _ in ways]
 
@@ -223,12 +223,12 @@ key = fs._objects.version(fs._objects.known(path))
 size = key.block_size
 blocks = range(len(data) // size)
 sys.stdin.readline()
-print(all([engine.cache.take_lock(key.hash64(index)) for index in blocks]), flush=True)
+print(engine.cache.locks.take(key.number, len(blocks)) == len(blocks), flush=True)
 for index in blocks:
     sys.stdin.readline()
     block = memoryview(data)[index * size : (index + 1) * size]
     engine.cache.put([(BlockKey(key, index), block)], CacheBounds(size=1 << 30))
-    engine.cache.release_lock(key.hash64(index))
+    engine.cache.locks.release(key.number + index)
     print("stored", flush=True)
 """
 
@@ -274,8 +274,8 @@ hashes = []
 for path in sys.argv[1:]:
     hashes.append(ObjectKey(fs._objects.identity, path, "what is it?", 0).hash64(0))
     if known := fs._objects.known(path):
-        hashes += [fs._objects.version(known).hash64(index) for index in range(2)]
-print(len(hashes), all([fs._objects.engine.cache.take_lock(hash64) for hash64 in hashes]), flush=True)
+        hashes += [fs._objects.version(known).number + index for index in range(2)]
+print(len(hashes), all([fs._objects.engine.cache.locks.take(hash64) for hash64 in hashes]), flush=True)
 sys.stdin.read()
 """
 

@@ -35,7 +35,7 @@ def corrupt(path, at):
 
 def rewrite(path, change):
     """Give a block other bytes with valid checksums, as a cache with wrong content."""
-    handle = block_file.open_block(str(path))
+    handle = block_file.open_block(os.open(path, os.O_RDONLY), str(path))
     handle.close()
     data = change(path.read_bytes()[: handle.length])
     path.write_bytes(data + block_file.encode_trailer(handle.trailer.key, handle.trailer.index, data))

@@ -7,13 +7,14 @@ import tempfile
 
 import pytest
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.mount.temporary_files import temporary_file, temporary_folder
+from tests.cache.audit import audit
 
 
 @pytest.fixture
 def cache(tmp_path):
-    cache = BlockCache([str(tmp_path / "c")], explicit=True)
+    cache = BlockStore([str(tmp_path / "c")], explicit=True)
     yield cache
     cache.close()
 
@@ -26,7 +27,7 @@ def test_it_is_a_private_folder_in_the_cache_directory(cache):
     with temporary_file(folder) as file:
         assert file.write(b"1") == 1
         assert os.listdir(folder) == []
-        assert cache.check().ok
+        assert audit(cache).ok
     shutil.rmtree(os.path.dirname(cache.root))  # users may delete a cache at any time
     temporary_file(folder).close()
     assert stat.S_IMODE(os.stat(cache.root).st_mode) == 0o700

@@ -17,7 +17,7 @@ import pytest
 from fsspec.callbacks import Callback
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction import future_uses
 from cachedfs.core.objects import Objects
 from cachedfs.errors import (
@@ -447,8 +447,8 @@ def check_given_up(origin, fs):
     assert engine.bytes_fetched <= 2 * (MiB + origin.piece_size)
     key = fs._objects.version(fs._objects.known("b/0"))
     for i in range(4):
-        assert engine.cache.take_lock(key.hash64(i))
-        engine.cache.release_lock(key.hash64(i))
+        assert engine.cache.locks.take(key.number + i)
+        engine.cache.locks.release(key.number + i)
     assert fs.cat_file("b/0") == noise(4 * MiB, 0)
 
 
@@ -776,14 +776,14 @@ def test_a_plan_stops_soon_when_nothing_can_be_stored(cloud, fs, monkeypatch, ca
 
 
 def test_a_block_that_was_not_stored_is_an_error_even_if_the_next_one_was(origin, monkeypatch):
-    fs, put, n_puts = fake_fs(), BlockCache.put, itertools.count()
+    fs, put, n_puts = fake_fs(), BlockStore.put, itertools.count()
 
     def full_once(cache, given, bounds, *, plan=None):
         if next(n_puts) == 1:
             raise CacheError("the disk is full")
         return put(cache, given, bounds, plan=plan)
 
-    monkeypatch.setattr(BlockCache, "put", full_once)
+    monkeypatch.setattr(BlockStore, "put", full_once)
     data = origin.put("b/big", noise(32 * MiB))
     origin.put("b/small", noise(MiB))
     with pytest.raises(CacheError, match=r"b/big.*could not be stored.*prefetch it again"):
@@ -802,7 +802,7 @@ def test_a_plan_does_not_inherit_the_bytes_of_an_earlier_plan(origin):
     fs.cat_file("b/x")
     engine = fs._objects.engine
     engine.drain(120)
-    store = engine.cache._own.store
+    store = engine.cache
     with store._writing("test") as rows:
         rows.set_plan_bytes(0, 1 << 40)
     assert fs.prefetch(["b/x"]).wait(120).bytes_here == 10

@@ -17,7 +17,7 @@ import fsspec
 import pytest
 
 from cachedfs import log_events
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
 from cachedfs.origins.retry import RetryPolicy
@@ -137,7 +137,7 @@ def test_a_wait_for_a_fetch_of_another_process_is_recorded(origin, folder, advan
     origin.put("b/k", noise(3 * MiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     fs.info("b/k")
-    take, refused = BlockCache.take_lock, []
+    take, refused = ByteRangeLocks.take, []
 
     def taken_after_a_wait(*given):
         if not refused:
@@ -145,7 +145,7 @@ def test_a_wait_for_a_fetch_of_another_process_is_recorded(origin, folder, advan
             return False
         return take(*given)
 
-    monkeypatch.setattr(BlockCache, "take_lock", taken_after_a_wait)
+    monkeypatch.setattr(ByteRangeLocks, "take", taken_after_a_wait)
     with fs.open("b/k") as file:
         file.read(10)
     assert ("b/k", 0) in waits(folder)

@@ -20,12 +20,13 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache.block_cache import BlockCache
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectKey
 from cachedfs.errors import CachedFSError, CacheError, ObjectNotFound, OriginUnavailable
 from cachedfs.snapshot import archive, exported_metadata, import_, manifest
 from cachedfs.snapshot.archive import BadBundle
 from cachedfs.snapshot.exported_metadata import MetadataImport, age_kept, decoded_rows, encoded_rows
+from tests.cache.audit import audit
 from tests.cache.helpers import flip
 from tests.support import KiB, MiB, forget, noise, tally
 
@@ -58,8 +59,8 @@ def read_all(fs, place, data):
 
 
 def check_cache(place):
-    cache = BlockCache([str(place.cache_dir)], explicit=True)
-    report = cache.check()
+    cache = BlockStore([str(place.cache_dir)], explicit=True)
+    report = audit(cache)
     cache.close()
     assert report.ok or (report._replace(leftovers=()).ok and report.leftovers), report
 
@@ -276,9 +277,9 @@ def test_an_import_beside_one_that_is_stopped_goes_on(cloud, machine, exported, 
     fs = machine("b", cloud)
     identity, cache = fs._objects.identity, fs._objects.engine.cache
     locks = {ObjectKey(identity, path.name, "who imports it?", 0).hash64(0) for path in target.iterdir()}
-    assert all(map(cache.take_lock, locks))
+    assert all(map(cache.locks.take, locks))
     assert fs.import_cache(str(target)).blocks == len(data)
-    assert not any(map(cache.take_lock, locks))  # the other one still has them
+    assert not any(map(cache.locks.take, locks))  # the other one still has them
 
 
 @pytest.mark.parametrize("harm", ["cut off", "gone", "index"])
@@ -662,7 +663,7 @@ def test_a_manifest_with_too_many_values_is_refused_before_decoding(monkeypatch)
 
 @pytest.fixture
 def metadata(tmp_path):
-    cache = BlockCache([str(tmp_path / "cache")], explicit=True)
+    cache = BlockStore([str(tmp_path / "cache")], explicit=True)
     yield cache.metadata
     cache.close()
 
@@ -710,7 +711,7 @@ ROWS = st.lists(
 @given(ROWS)
 @settings(max_examples=200)
 def test_arbitrary_rows_are_refused_or_harmless(tmp_path_factory, rows):
-    cache = BlockCache([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
+    cache = BlockStore([str(tmp_path_factory.getbasetemp() / "hostile")], explicit=True)
     with contextlib.suppress(BadBundle):
         MetadataImport(cache.metadata, "gs||", 1e9).take(iter(json.loads(json.dumps(rows))))
     cache.close()

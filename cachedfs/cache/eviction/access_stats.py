@@ -6,8 +6,7 @@ import contextlib
 import os
 import struct
 import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cachedfs.cache.locks import ByteRangeLocks
@@ -21,8 +20,8 @@ _FEWEST_TOUCHES, _DEFAULT_TOUCHES, _MOST_TOUCHES = 1 << 12, 1 << 16, 1 << 22
 _BYTES_A_TOUCH = 2048
 
 _FLUSH_LOCK = 0x0DB5_70C4_C0DE_0002  # the lock number for adding accesses to the file
-FLUSH_S = 0.005  # accesses are written to the file after this time, or
-_FLUSH_N = 32  # after so many, whichever comes first
+FLUSH_S = 0.1  # accesses are written to the file after this time, or
+_FLUSH_N = 64  # after so many, whichever comes first
 _MOST_PENDING = 1024  # accesses that wait while another process holds the lock
 
 # From offset `_CLOCK_AT` of the header on, 32 bits each: clock; longest reuse gap in this window and in the previous
@@ -65,7 +64,7 @@ class _Numbers(NamedTuple):
     aging: int = 31
 
 
-_Pending = (
+_Access = (
     int | tuple[int, bool]
 )  # an access to a block (hash64), or a miss and whether its object is too large
 
@@ -95,22 +94,19 @@ class AccessStats(SharedSlots):
     ) -> None:
         header = _NUMBERS.pack(*_Numbers(clock))
         super().__init__(path, temp, n_slots, at_least=at_least, header=header)
-        self._locks = locks or ByteRangeLocks(None)
-        self._pending: list[_Pending] = []
+        self._locks = locks or ByteRangeLocks()
+        self._pending: list[_Access] = []
         self._flush_at = 0.0
         self._mask = self.n_slots - 1
-        _TABLES.add(self)
 
     @property
     def now(self) -> int:
-        """The current value of the access clock."""
-        if self._pending:
-            self.flush()
-        if self.fd < 0:
-            return self._numbers().clock
-        with contextlib.suppress(OSError):
-            return int.from_bytes(os.pread(self.fd, 4, _CLOCK_AT), "little")
-        return 0
+        """The access clock, with the accesses that wait in this process."""
+        waiting = sum(isinstance(each, int) for each in self._pending)
+        try:
+            return int.from_bytes(os.pread(self.fd, 4, _CLOCK_AT), "little") + waiting & MASK32
+        except OSError:
+            return 0
 
     @property
     def longest_gap(self) -> int:
@@ -127,11 +123,14 @@ class AccessStats(SharedSlots):
             with contextlib.suppress(OSError):
                 self.write([(_FIT_AT, _FIT.pack(*fitted))])
 
-    def touch(self, hash64: int) -> None:
-        """Record one access to a block. Repeated accesses to the block accessed last count as one."""
+    def touch(self, access: _Access) -> None:
+        """Record one access to a block, or a miss. Repeated accesses to the block accessed last count as one.
+
+        After a miss, the block counts as new unless an access to it is on record.
+        """
         pending = self._pending
-        if not pending or pending[-1] != hash64:
-            pending.append(hash64)
+        if not pending or pending[-1] != access:
+            pending.append(access)
         if len(pending) >= _FLUSH_N or time.monotonic() >= self._flush_at:
             self.flush()
 
@@ -152,19 +151,6 @@ class AccessStats(SharedSlots):
         finally:
             if is_alone:
                 self._locks.release(_FLUSH_LOCK)
-
-    def leave_to_parent(self) -> None:
-        """Drop the accesses that were waiting at a fork, in the child."""
-        self._pending = []
-
-    def missed(self, hash64: int, *, passes: bool = False) -> None:
-        """Record a cache miss. The block counts as new unless an access to it is on record.
-
-        `passes`: the block's object is larger than the cache.
-        """
-        self._pending.append((hash64, passes))
-        if len(self._pending) >= _FLUSH_N or time.monotonic() >= self._flush_at:
-            self.flush()
 
     def use_of(self, hash64: int) -> BlockAccess | None:
         """Return the recorded accesses of a block; None without a record."""
@@ -188,7 +174,7 @@ class AccessStats(SharedSlots):
 
     def age(self, clock: int) -> int:
         """Return how many accesses ago `clock` was. The clock wraps around at 32 bits."""
-        return _age(clock, self._numbers().clock)
+        return _age(clock, self.now)
 
     def _record(self, hash64: int) -> int:
         """Return the record of a block; 0 without one."""
@@ -196,7 +182,7 @@ class AccessStats(SharedSlots):
         at, tag = hash64 & self._mask, hash64 >> 48 or 1
         return next((record for record in self._bucket(at) if record >> 48 == tag), 0)
 
-    def _add(self, pending: Sequence[_Pending]) -> None:
+    def _add(self, pending: Sequence[_Access]) -> None:
         """Add accesses and misses to the file. Raises OSError."""
         mask, read, unpack = self._mask, self.read, _BUCKET.unpack
         clock, gap, gap_before, window, aging = self._numbers()
@@ -235,7 +221,8 @@ class AccessStats(SharedSlots):
             changed[place] = bucket[place & 3] = flags | min(count + 1, _COUNT) << 32 | clock
         # The clock first: if the process dies here, no record is newer than the clock.
         head = _CLOCK_AND_GAPS.pack(clock, gap, gap_before)
-        self.write([(_CLOCK_AT, head), *_pieces(changed)])
+        records = [(HEADER_SIZE + 8 * place, _RECORD.pack(record)) for place, record in changed.items()]
+        self.write([(_CLOCK_AT, head), *records])
 
     def _numbers(self) -> _Numbers:
         try:
@@ -249,10 +236,6 @@ class AccessStats(SharedSlots):
             return list(_BUCKET.unpack(self.read(_BUCKET.size, HEADER_SIZE + 8 * (at & ~3))))
         except OSError:
             return [0, 0, 0, 0]
-
-
-def _pieces(records: Mapping[int, int]) -> list[tuple[int, bytes]]:
-    return [(HEADER_SIZE + 8 * place, _RECORD.pack(record)) for place, record in records.items()]
 
 
 def _age(clock: int, now: int) -> int:
@@ -288,12 +271,3 @@ def access_slots(size: int | None) -> int:
         return _DEFAULT_TOUCHES
     wanted = size // _BYTES_A_TOUCH
     return min(max(1 << max(wanted - 1, 0).bit_length(), _FEWEST_TOUCHES), _MOST_TOUCHES)
-
-
-def _after_fork_in_child() -> None:
-    for table in list(_TABLES):
-        table.leave_to_parent()
-
-
-_TABLES: weakref.WeakSet[AccessStats] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from cachedfs.cache.block_cache import BlockCache
 from cachedfs.cache.block_file import file_size
+from cachedfs.cache.block_store import BlockStore
 from cachedfs.cache.eviction.reader_path import ReaderPath
 from cachedfs.cache.eviction.schedule import EvictionSchedule
 from cachedfs.common.types import CacheBounds, ObjectKey
@@ -85,7 +85,7 @@ class FutureUses:
     """
 
     def __init__(
-        self, cache: BlockCache, bounds: CacheBounds, *, since: int | None = None, window: float = math.inf
+        self, cache: BlockStore, bounds: CacheBounds, *, since: int | None = None, window: float = math.inf
     ) -> None:
         self._cache, self._bounds, self._window = cache, bounds, window
         self._lock = threading.Lock()

@@ -10,12 +10,10 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_pool import BlockPool
 from cachedfs.cache.change_counters import TABLE_SIZE
-from cachedfs.cache.counters import STATISTICS_SIZE
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.eviction import admission
 from cachedfs.cache.eviction.access_stats import AccessStats
@@ -23,7 +21,6 @@ from cachedfs.cache.eviction.admission import AccessHistory
 from cachedfs.cache.eviction.plan_registry import FutureUseSource, PlanRegistry
 from cachedfs.cache.index.block_rows import BlockRow, BlockRows
 from cachedfs.cache.index.schema import Totals
-from cachedfs.cache.local_copies import remove_dead_copies
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.common.types import CacheBounds
@@ -45,22 +42,26 @@ _SLACK = 64 << 10  # bytes that one transaction may add to the index beyond its 
 class EvictionPolicy:
     """Space management of one cache in one process. Every method runs inside a write transaction, so in one thread.
 
-    `overhead` and `growth`: bytes of the bookkeeping files but the index, and the part of them that is not on the disk
-    yet, as of the last `measure`.
+    `overhead` and `growth`: bytes of the bookkeeping files, and the part of them that is not on the disk yet, as of the last
+    `measure`.
     """
 
     _rows: BlockRows  # of the transaction, set in `make`
     _accesses: AccessStats
 
     def __init__(
-        self, directory: CacheDirectory, handles: BlockPool, locks: ByteRangeLocks, shared: SharedFiles
+        self,
+        directory: CacheDirectory,
+        locks: ByteRangeLocks,
+        shared: SharedFiles,
+        close_removed: Callable[[tuple[str, int]], object],
     ) -> None:
         self._directory = directory
-        self._handles = handles
+        self._close_removed = close_removed
         self._locks = locks
         self._shared = shared
         self.plan_registry = PlanRegistry(locks)
-        self._limit = 0  # what blocks and local copies may have when `make` is done
+        self._limit = 0  # what blocks may have when `make` is done
         self._cursor = 0  # the row after which the next batch of candidates is read
         self._queue: dict[
             int, int
@@ -77,17 +78,17 @@ class EvictionPolicy:
         self._locks.take(self.writer)
 
     def measure(self, wal_pages: int, uncounted: int) -> None:
-        """Measure the index's logs, shared files and temporary files without a row (`uncounted` bytes).
+        """Measure the index with its logs, shared files and temporary files without a row (`uncounted` bytes).
 
         The write-ahead log always counts as twice its limit, the size at which it is restarted. Counting its real size
         would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored. Shared
         files count before their first use: a plan that began without them would fetch more than may stay.
         """
         accesses = self._shared.accesses
-        wal, _, *others = map(disk.size_of, self._directory.bookkeeping)
-        least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE, STATISTICS_SIZE
+        wal, index, *others = map(disk.size_of, self._directory.bookkeeping)
+        least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE
         self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
-        self.overhead = uncounted + sum(map(max, others, least)) + wal + self.growth
+        self.overhead = uncounted + sum(map(max, others, least)) + wal + index + self.growth
 
     def accesses(self, rows: BlockRows, allowed: int | None) -> AccessStats:
         """Return the access records, enough for `allowed` bytes of blocks."""
@@ -111,8 +112,6 @@ class EvictionPolicy:
         self._rows, self._accesses, self._limit = rows, self.accesses(rows, allowed), allowed - size
         self._stuck.clear()
         totals, staging = rows.totals, admission.staging_size(allowed)
-        if self._need > 0:
-            remove_dead_copies(rows, self._directory, self._locks)
         if plan is not None:
             # Blocks may replace others only outside staging, which is not kept small while there is room.
             self._shrink_staging(
@@ -148,7 +147,7 @@ class EvictionPolicy:
             self._limit -= block.size  # no disk space was freed
         # After a crash here there is a row without a file, which counts until it is evicted.
         rows.remove_block(block)
-        self._handles.drop([(block.digest, block.number)])
+        self._close_removed((block.digest, block.number))
         return True
 
     def path(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Rows of the index that count what is cached: blocks and their objects, pins and local copies.
+"""Rows of the index that count what is cached: blocks and their objects, and pins.
 
 The block files are authoritative; the rows only count them. A row is written before its file and deleted after it,
 so a crash may count too much but never too little.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
 from cachedfs.common.types import BlockKey, ObjectKey
 
-__all__ = ["BlockRow", "BlockRows", "CachedPath", "LocalCopyRow"]
+__all__ = ["BlockRow", "BlockRows", "CachedPath"]
 
 _BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, stored_at, writer, is_pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
@@ -68,26 +68,8 @@ class CachedPath(NamedTuple):
     last_s: float | None
 
 
-class LocalCopyRow(NamedTuple):
-    """The row of one local copy, named by a number in hex; its process holds the lock on that number.
-
-    The upper half of the number is the process id, for systems without locks across processes. The rest is random.
-    """
-
-    name: str
-    size: int
-
-    @property
-    def owner_lock(self) -> int:
-        return int(self.name[:16], 16)  # a suffix may follow
-
-    @property
-    def pid(self) -> int:
-        return self.owner_lock >> 32
-
-
 class BlockRows(TableRows):
-    """SQL statements on blocks, pins and local copies. Those that change rows also change the totals."""
+    """SQL statements on blocks and pins. Those that change rows also change the totals."""
 
     # Blocks
 
@@ -97,10 +79,7 @@ class BlockRows(TableRows):
         return {f"{row[1]}-{row[2]:x}": BlockRow._make(row) for row in self._run(_FIND, (wanted,))}
 
     def block(self, key: ObjectKey, index: int) -> BlockRow | None:
-        return self.block_named(key.digest, index)
-
-    def block_named(self, digest: str, number: int) -> BlockRow | None:
-        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (digest, number))
+        return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (key.digest, index))
 
     def block_by_id(self, id: int) -> BlockRow | None:
         return self._one(_BLOCK + "WHERE blocks.id = ?", (id,))
@@ -117,7 +96,7 @@ class BlockRows(TableRows):
             totals.last_block += 1
             totals.bytes += size
             totals.staged += size
-            totals.fixed += size if key.object.digest in pinned else 0
+            totals.pinned += size if key.object.digest in pinned else 0
             hash64 = key.object.hash64(key.index)
             signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
             values = key.index, size, signed, clock, stored_at, writer, key.object.digest
@@ -140,17 +119,11 @@ class BlockRows(TableRows):
             " AND NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.object = objects.id)",
             (block.digest,),
         )
-        self.totals.blocks -= 1
-        self._resize(block, -block.size)
-
-    def resize_block(self, block: BlockRow, size: int) -> None:
-        self._run("UPDATE blocks SET size = ? WHERE id = ?", (size, block.id))
-        self._resize(block, size - block.size)
-
-    def _resize(self, block: BlockRow, change: int) -> None:
-        self.totals.bytes += change
-        self.totals.fixed += change if block.is_pinned else 0
-        self.totals.staged += change if block.id > self.totals.last_admitted else 0
+        totals = self.totals
+        totals.blocks -= 1
+        totals.bytes -= block.size
+        totals.pinned -= block.size if block.is_pinned else 0
+        totals.staged -= block.size if block.id > totals.last_admitted else 0
 
     def blocks_after(self, id: int, limit: int) -> list[BlockRow]:
         """Return up to `limit` blocks with a row id above `id`, oldest row first."""
@@ -226,7 +199,7 @@ class BlockRows(TableRows):
             at,
         ).fetchone()
         self.totals.pins += 1 if wanted else -1
-        self.totals.fixed += int(size) if wanted else -int(size)
+        self.totals.pinned += int(size) if wanted else -int(size)
 
     def pins(self) -> list[tuple[str, str]]:
         rows = self._run("SELECT identity, path FROM pins ORDER BY identity, path")
@@ -240,21 +213,6 @@ class BlockRows(TableRows):
         """Return whether an object with cached blocks is pinned, given its digest."""
         found = self._run("SELECT 1 FROM objects WHERE digest = ? AND is_pinned", (digest,)).fetchone()
         return found is not None
-
-    # Local copies
-
-    def add_local_copy(self, name: str, size: int) -> None:
-        if self._run("INSERT OR IGNORE INTO local_copies VALUES (?, ?)", (name, size)).rowcount:
-            self.totals.bytes += size
-            self.totals.fixed += size
-
-    def remove_local_copy(self, copy: LocalCopyRow) -> None:
-        if self._run("DELETE FROM local_copies WHERE name = ?", (copy.name,)).rowcount:
-            self.totals.bytes -= copy.size
-            self.totals.fixed -= copy.size
-
-    def local_copies(self) -> list[LocalCopyRow]:
-        return [LocalCopyRow._make(row) for row in self._run("SELECT name, size FROM local_copies")]
 
     # Prefetch plans
 

@@ -22,6 +22,8 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 from cachedfs.cache import disk
 from cachedfs.cache.index.block_rows import BlockRows
@@ -40,6 +42,8 @@ from cachedfs.cache.locks import ByteRangeLocks
 __all__ = ["TROUBLE", "CacheIndex", "IndexRows"]
 
 log = logging.getLogger("cachedfs.cache")
+
+T = TypeVar("T")
 
 TROUBLE = (
     sqlite3.Error,
@@ -63,13 +67,13 @@ _FORK_WAIT_S = 1.0
 # Longer than any transaction: a writer that takes longer is in a destructor that waits for this thread.
 _TURN_WAIT_S = 30.0
 _IDLE_READERS = 4
+_SHORTEN_N = 16  # transactions between two looks at the size of the log
 _STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
 # A scan of all rows: for audits.
 _SUMS = """SELECT (SELECT count(*) FROM blocks),
-    (SELECT total(size) FROM blocks) + (SELECT total(size) FROM local_copies),
-    (SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned)
-    + (SELECT total(size) FROM local_copies),
+    (SELECT total(size) FROM blocks),
+    (SELECT total(size) FROM blocks JOIN objects ON objects.id = blocks.object WHERE is_pinned),
     (SELECT total(size) FROM blocks WHERE id > ?),
     (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
 
@@ -90,7 +94,7 @@ class IndexRows(BlockRows, MetadataRows, QuotaRows):
         """Return the totals that can be computed from the rows."""
         found = self._run(_SUMS, (self.totals.last_admitted,)).fetchone()
         return dict(
-            zip(("blocks", "bytes", "fixed", "staged", "entries", "pins"), map(int, found), strict=True)
+            zip(("blocks", "bytes", "pinned", "staged", "entries", "pins"), map(int, found), strict=True)
         )
 
 
@@ -112,6 +116,7 @@ class CacheIndex:
         self._turn: dict[str, tuple[int, object]] = {}  # the thread that writes, and its token
         self._broken_inode = 0  # of the file found damaged: the next writer replaces it
         self.wal_pages = 256
+        self._n_writes = 0
         _INDEXES.add(self)
 
     def __del__(self) -> None:
@@ -127,12 +132,11 @@ class CacheIndex:
             _IN_USE[token] = threading.get_ident()
             if _FORKING or self._pid != os.getpid():
                 self._wait_for_fork(token)
-            if not self._idle and len(_IN_USE) > _IDLE_READERS:
-                self._wait_for_reader()
-            idle = self._idle.pop() if self._idle else None
-            if idle is None or time.monotonic() >= idle.looked_s + _LOOK_S:
-                idle = self._current(idle, _READER_WAIT_S)
-            rows = idle
+            with contextlib.suppress(IndexError):
+                rows = self._idle.pop()
+            if rows is None or time.monotonic() >= rows.looked_s + _LOOK_S:
+                stale, rows = rows, None
+                rows = self._current(stale, _READER_WAIT_S)
             yield rows
         except sqlite3.Error as error:
             rows = self._closed_if_damaged(rows, error)
@@ -140,8 +144,7 @@ class CacheIndex:
         finally:
             if rows is not None:
                 self._idle.append(rows)
-                if len(self._idle) > _IDLE_READERS:
-                    self._close_idle(_IDLE_READERS)
+                self._close_idle(_IDLE_READERS)
             _IN_USE.pop(token, None)
 
     @contextlib.contextmanager
@@ -166,7 +169,7 @@ class CacheIndex:
                 try:
                     rows.sqlite.execute("BEGIN IMMEDIATE")
                 except sqlite3.OperationalError as error:
-                    _try_again(rows, "BEGIN IMMEDIATE", error)
+                    _again(partial(rows.sqlite.execute, "BEGIN IMMEDIATE"), error)
                 rows.totals = Totals(*rows.sqlite.execute(LOAD_TOTALS).fetchone())
                 before = STORED(rows.totals)
                 yield rows
@@ -175,8 +178,9 @@ class CacheIndex:
                 try:
                     rows.sqlite.execute("COMMIT")
                 except sqlite3.OperationalError as error:
-                    _try_again(rows, "COMMIT", error)
-                if self._has_wal and disk.size_of(self._wal) > 2 * self.wal_pages * 4096:
+                    _again(partial(rows.sqlite.execute, "COMMIT"), error)
+                self._n_writes += 1
+                if self._n_writes % _SHORTEN_N == 0:
                     self._shorten_log(rows)
             except BaseException as error:  # an interrupt too: an open transaction would lock out all writers
                 self._undo(rows, error)
@@ -196,7 +200,9 @@ class CacheIndex:
             rows.looked_s = 0.0
 
     def _shorten_log(self, rows: IndexRows) -> None:
-        """Truncate an overgrown write-ahead log. Active readers may prevent it: the next writer tries again."""
+        """Truncate an overgrown write-ahead log. Active readers may prevent it: a later writer tries again."""
+        if not self._has_wal or disk.size_of(self._wal) <= 2 * self.wal_pages * 4096:
+            return
         with contextlib.suppress(sqlite3.Error):
             rows.sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -239,12 +245,6 @@ class CacheIndex:
         if self._pid != os.getpid():
             self.release_inherited()
 
-    def _wait_for_reader(self) -> None:
-        """Wait a moment for a connection of another thread: many threads must not open one each."""
-        deadline = time.monotonic() + _READER_WAIT_S
-        while not self._idle and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S / 5)
-
     def _wait_for_turn(self, token: tuple[int, object]) -> None:
         """Wait until no other thread writes. Raises OperationalError where that could take forever.
 
@@ -278,13 +278,10 @@ class CacheIndex:
                 rows.sqlite.close()
                 rows = None
             self._replace()
-        deadline = time.monotonic() + _WRITER_WAIT_S
-        while True:
-            try:
-                rows = self._current(rows, _TRY_S)
-                break
-            except sqlite3.OperationalError as error:
-                _pause_if_busy(error, deadline)
+        try:
+            rows = self._current(rows, _TRY_S)
+        except sqlite3.OperationalError as error:
+            rows = _again(partial(self._current, None, _TRY_S), error)
         self.look_again()
         self._broken_inode = 0
         rows.root_seen, self._writer = root_seen, rows
@@ -399,24 +396,18 @@ def _is_ours(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _try_again(rows: IndexRows, statement: str, error: sqlite3.OperationalError) -> None:
-    """Begin or end a transaction, which failed before; wait for other processes and threads, up to a limit."""
+def _again(act: Callable[[], T], error: sqlite3.OperationalError) -> T:
+    """Do again what failed with `error`; wait for the locks of other processes and threads, up to a limit."""
     deadline = time.monotonic() + _WRITER_WAIT_S
     while True:
-        _pause_if_busy(error, deadline)
+        is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+        if not is_busy or time.monotonic() > deadline:
+            raise error
+        time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
         try:
-            rows.sqlite.execute(statement)
-            return
+            return act()
         except sqlite3.OperationalError as again:
             error = again
-
-
-def _pause_if_busy(error: sqlite3.OperationalError, deadline: float) -> None:
-    """Pause before the next attempt; raise `error` after the deadline, or if it is not about locks."""
-    is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-    if not is_busy or time.monotonic() > deadline:
-        raise error
-    time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
 
 
 def _is_damage(error: sqlite3.Error) -> bool:

@@ -13,7 +13,7 @@ from operator import attrgetter, methodcaller
 
 __all__ = ["SCHEMA", "VERSION", "TableRows", "Totals", "blob_of", "origin_of", "text_of"]
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclasses.dataclass(slots=True)
@@ -24,13 +24,14 @@ class Totals:
     """
 
     blocks: int = 0
-    bytes: int = 0  # of blocks and local copies
-    fixed: int = 0  # the part of `bytes` that is pinned or in local copies
+    bytes: int = 0  # of blocks
+    pinned: int = 0  # the part of `bytes` that is pinned
     staged: int = 0  # bytes of the blocks in staging
     last_block: int = 0  # the highest row id of a block so far
     last_admitted: int = 0  # blocks with a higher row id are in staging
     entries: int = 0  # metadata entries and children of listings
     pins: int = 0
+    copies: int = 0  # how many local copies were made: a new one is counted at once
     is_counted: int = 0  # 1: every file has its row
     automatic_size: int = 0  # the size limit where the user set none; 0 before its first use
     boot: int = 0  # this boot of the machine, and its clock of metadata in microseconds from boot to epoch
@@ -56,7 +57,6 @@ CREATE TABLE blocks (
     UNIQUE (object, number));
 CREATE TABLE pins (origin INTEGER NOT NULL, path BLOB NOT NULL, identity BLOB NOT NULL, PRIMARY KEY (origin, path))
     WITHOUT ROWID;
-CREATE TABLE local_copies (name TEXT PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE plans (slot INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
 
 CREATE TABLE metadata (

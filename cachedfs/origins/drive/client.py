@@ -23,6 +23,7 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
+from cachedfs.origins.base import range_header
 from cachedfs.origins.drive import api, failures, public, public_folder
 from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
@@ -511,7 +512,7 @@ class DriveAccount:
             "",
             want=want,
             params={"alt": "media"} | ({} if revision else api.ANY_DRIVE),
-            headers={"Accept-Encoding": "identity", **key_of(info)},
+            headers={"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)},
             as_stored=True,
             is_pinned=True,
             **_MEDIA,
@@ -542,7 +543,7 @@ class DriveAccount:
             "",
             want=want,
             params=public.params_of(id, key),
-            headers={"Accept-Encoding": "identity"},
+            headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
             as_stored=True,
             is_pinned=is_pinned,
             kind="download",

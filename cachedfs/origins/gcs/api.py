@@ -108,8 +108,10 @@ class ReadHeaders(NamedTuple):
     body_stop: int
 
 
-def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> ReadHeaders:
-    """Parse the headers of a 200 or 206; raise RetryableError where they contradict the request."""
+def head_of(
+    path: str, response: HTTPResponse, want: Range | Suffix | None, known: Mapping[str, Any] = {}
+) -> ReadHeaders:
+    """Parse the headers of a 200 or 206, which add to `known` details; raise RetryableError for another answer."""
     status, headers = int(response.status), cast("Any", response.headers)
     stored, length = headers.get("x-goog-stored-content-length"), headers.get("Content-Length")
     size, start, stop = int(stored) if stored and stored.isdigit() else -1, 0, 0
@@ -127,11 +129,9 @@ def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> R
         del details["contentEncoding"]
     if (changed := http_date(headers.get("Last-Modified"))) is not None:
         details["mtime"] = changed
-    if custom := {
-        name[len(_CUSTOM) :]: headers[name] for name in headers if name.lower().startswith(_CUSTOM)
-    }:
-        details["metadata"] = custom
-    info = ObjectInfo(path, "file", size, details.get("generation"), details=details)
+    if custom := [name for name in headers if name.lower().startswith(_CUSTOM)]:
+        details["metadata"] = {name[len(_CUSTOM) :]: headers[name] for name in custom}
+    info = ObjectInfo(path, "file", size, details.get("generation"), details={**details, **known})
     return ReadHeaders(info, start, stop, *((start, stop) if status == 206 else (0, size)))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
-from cachedfs.common.checksums import stated_of
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
-from cachedfs.origins.base import Origin
+from cachedfs.origins.base import Origin, range_header
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.resumable_stream import ResumableRead, reaches
@@ -24,6 +24,8 @@ __all__ = ["WHOLE", "GCSMediaRead"]
 # Objects up to this size are held until their checksum is verified: 17 ms at 60 MB/s, and one block.
 WHOLE = 1 << 20
 _AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
+_MEDIA = HTTPRequest(url="", subject="", as_stored=True)
+_PINNED = replace(_MEDIA, is_pinned=True)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -36,38 +38,29 @@ class GCSMediaRead(ResumableRead):
 
     async def _open(self) -> None:
         """Send one request; take the version, the range and the checksum from the headers of its response."""
-        want, pinned = self.want, self.pinned
+        want, pinned, pin = self.want, self.pinned, self.pinned.fingerprint if self.pinned else None
         if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
             self._take_nothing(await self._current())
             return
-        pin = None if pinned is None else pinned.fingerprint
-        request = HTTPRequest(
-            url=self.media_url if pin is None else f"{self.media_url}&ifGenerationMatch={quote(pin)}",
-            subject=self.url,
-            want=want,
-            headers=_AS_STORED,
-            as_stored=True,
-            is_pinned=pin is not None,
-        )
+        url = self.media_url if pin is None else f"{self.media_url}&ifGenerationMatch={quote(pin)}"
+        span = f"bytes={want.start}-{want.stop - 1}" if isinstance(want, Range) else range_header(want)
+        headers = {**_AS_STORED, "Range": span} if span else _AS_STORED
+        request = replace(_PINNED if pin else _MEDIA, url=url, subject=self.url, want=want, headers=headers)
         self._response = response = await self.send(request)
         if response.status == 416:
             await self._open_nothing()
             return
-        info, start, stop, self._offset, self._body_stop = api.head_of(self.path, response, want)
+        head = api.head_of(self.path, response, want, pinned.details if pin and pinned else {})
+        info, start, stop, self._offset, self._body_stop = head
         if pin is None and info.fingerprint is None:
             await self._open_unversioned()
             return
         if pin and pinned and (info.fingerprint, info.size) != (pin, pinned.size):
             info = self._of_pinned(info, pinned)
-        if self._is_open:
-            return
         if not info.size and self.path.endswith("/"):  # as `api.children` has it
             raise self._is_folder()
-        if pin and pinned:  # whose metadata may have more
-            info = dataclasses.replace(info, details={**info.details, **pinned.details})
-        self.info, self.start, self._at, self.stop = info, start, start, stop
-        if stop - start == info.size:
-            self._stated, self._holds = stated_of(info.details), info.size <= WHOLE
+        if not self._is_open:
+            self._begin(info, start, stop, most_held=WHOLE)
 
     async def _open_nothing(self) -> None:
         """After a 416, read nothing if the object ends before the range."""
@@ -109,7 +102,7 @@ class GCSMediaRead(ResumableRead):
             self._raise_changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
         if info.size != pinned.size is not None:
             raise RetryableError(f"the answer is of an object of {info.size} bytes, not {pinned.size}")
-        return dataclasses.replace(info, fingerprint=pinned.fingerprint)
+        return replace(info, fingerprint=pinned.fingerprint)
 
     def _raise_changed(self, how: str) -> NoReturn:
         raise ObjectChanged(f"{self.url}: the object was replaced while it was read ({how}); open it again")

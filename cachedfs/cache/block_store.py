@@ -1,0 +1,226 @@
+"""The persistent block store on local disk, shared by all processes of a machine.
+
+`BlockStore` is the entry point of this package, with its `metadata`, `quota`, `counts` and `locks`. Everything in it is
+synchronous and safe across threads, processes and forks. A cache problem never fails a read: a block that is absent,
+damaged or unreadable is a miss. A block that cannot be stored raises `CacheError`, which only the fetch code handles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+
+from cachedfs.cache import disk
+from cachedfs.cache.block_writer import REMOVED_AT_ONCE, BlockWriter
+from cachedfs.cache.counters import SharedCounters
+from cachedfs.cache.directory import old_roots
+from cachedfs.cache.eviction.policy import likely_allowance
+from cachedfs.cache.index.block_rows import CachedPath
+from cachedfs.cache.index.schema import Totals
+from cachedfs.cache.local_copies import LocalCopy, new_name
+from cachedfs.cache.metadata_store import MetadataStore
+from cachedfs.cache.quota_store import QuotaStore
+from cachedfs.common.types import CacheBounds, ObjectKey
+from cachedfs.common.urls import stored_path
+from cachedfs.errors import CacheError
+
+__all__ = ["BlockStore"]
+
+
+class BlockStore(BlockWriter):
+    """The blocks in `cache_dirs`: the first directory is writable, the others are read-only layers.
+
+    `metadata` holds metadata entries, listings and change feeds. `locks` are the fetch locks and other locks between
+    processes. With `explicit` (the user named the directory) an unsafe directory raises ValueError instead of logging a
+    warning. Unless they say otherwise, methods that write raise CacheError on failure.
+    """
+
+    def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
+        super().__init__(cache_dirs, explicit=explicit)
+        self.metadata = MetadataStore(self._own, self._shared)
+        self.quota = QuotaStore(self._own)
+        self.counts = SharedCounters(self._shared, self.locks)
+
+    def __repr__(self) -> str:
+        return f"<BlockStore {self.root or self.cannot_store}>"
+
+    @property
+    def root(self) -> str | None:
+        """The path of this user's cache directory; None when nothing can be stored."""
+        return self._own.path
+
+    @property
+    def cannot_store(self) -> str | None:
+        """The reason why nothing can be stored, or why the last `put` failed; None if all is well."""
+        return self._own.cannot_store
+
+    @functools.cached_property
+    def old_caches(self) -> tuple[str, ...]:
+        """The directories of this user that earlier releases made beside this one, and that nothing uses now."""
+        return tuple(old_roots(self._own.cache_dirs[0]))
+
+    def wait_for_deletion(self) -> None:
+        """Wait for the end of a deletion of the cache directory, at most about 10 s; for background threads.
+
+        Raises OSError if that cannot be checked.
+        """
+        directory = self._own.directory
+        if directory is not None and not directory.is_as_seen(with_blocks=False):
+            directory.wait_for_deletion()
+
+    @property
+    def evictions(self) -> int:
+        """The number of blocks that this process has evicted, or removed on request."""
+        return self.space.evictions
+
+    def usage(self) -> tuple[int, int]:
+        """Return the number of blocks, and their bytes; zeros if the index cannot be read."""
+        totals = self._own.query(lambda rows: rows.load_totals(), Totals())
+        return totals.blocks, totals.bytes
+
+    def allowance(self, bounds: CacheBounds) -> int | None:
+        """Return how many bytes blocks may use under `bounds` now; None if nothing can be stored.
+
+        The first call records the automatic size.
+        """
+        if self._own.path is None:
+            return None
+        with self._writing("the cache limit cannot be determined", bounds):
+            return self.allowed or 0
+
+    def room(self, bounds: CacheBounds) -> int:
+        """Return how many bytes are available to blocks that are not pinned. Raises CacheError."""
+        with self._writing("the cache limit cannot be determined", bounds) as rows:
+            return max(0, (self.allowed or 0) - rows.totals.pinned)
+
+    def paths_below(self, identity: str, path: str) -> list[str]:
+        """Return the paths with cached blocks, sorted: `path` itself and everything below it."""
+        return self._own.query(lambda rows: rows.paths_below(identity, stored_path(path)), [])
+
+    def held(self) -> list[CachedPath]:
+        """Return what is cached of each path, for all origins, sorted by path. Scans the rows of all blocks."""
+        return self._own.query(lambda rows: rows.cached_paths(), [])
+
+    def evict(self, identity: str | None, path: str | None = None) -> int:
+        """Remove the blocks of `path` and everything below it, of a whole origin, or of all origins (`identity` None).
+
+        Pinned blocks are removed too. Returns the number of bytes freed.
+        """
+        freed, last, path = 0, 0, path and stored_path(path)
+        while True:
+            with self._writing("blocks cannot be removed") as rows:
+                found = rows.blocks_of(identity, path, after=last, limit=REMOVED_AT_ONCE)
+                sizes = [block.size for block in found if self.space.remove(rows, block)]
+            freed += sum(sizes)
+            self.space.evictions += len(sizes)
+            if len(found) < REMOVED_AT_ONCE:
+                return freed
+            last = found[-1].id
+
+    def remove_damaged(self, key: ObjectKey, index: int) -> None:
+        """Remove a damaged block. Never raises.
+
+        If the index cannot be used, only the file is removed. Without its file the block is a miss.
+        """
+        super().remove_damaged(key, index)
+        if self._own.path is None:
+            return
+        path = self.space.path(key.name(index))
+        try:
+            with self._writing("a damaged block cannot be removed") as rows:
+                was_there = disk.unlink(path)
+                block = rows.block(key, index)
+                if block is not None and not self.space.remove(rows, block) and was_there:
+                    # Its living writer may have just written it, or be replacing it: keep the row, without a writer.
+                    rows.release_block(block.id)
+        except CacheError:
+            with contextlib.suppress(OSError, ValueError):
+                self._own.directory.verify()
+                disk.unlink(path)
+
+    def pin(self, identity: str, *paths: str) -> None:
+        """Protect the blocks of `paths`, present and future, from eviction: all paths or, on failure, none."""
+        with self._writing("the pin cannot be stored") as rows:
+            for path in paths:
+                rows.pin(identity, stored_path(path), True)
+
+    def unpin(self, identity: str, *paths: str) -> None:
+        """Remove the pins of `paths`."""
+        with self._writing("the pin cannot be removed") as rows:
+            for path in paths:
+                rows.pin(identity, stored_path(path), False)
+
+    def pins(self) -> list[tuple[str, str]]:
+        """Return (identity, path) of every pin."""
+        return self._own.query(lambda rows: rows.pins(), [])
+
+    # Prefetch plans
+
+    def take_plan_slot(self) -> int | None:
+        """Register an active prefetch plan and return its number; None if it cannot be registered.
+
+        The registration ends with `leave_plan_slot` or with the process.
+        """
+        return self.space.plan_registry.take()
+
+    def leave_plan_slot(self, plan_slot: int) -> None:
+        """End the registration of plan number `plan_slot`."""
+        self.space.plan_registry.leave(plan_slot)
+
+    def share(self, plan_slot: int | None, bounds: CacheBounds) -> int:
+        """Return about how many bytes of the cache the plan with number `plan_slot` may use; `put` computes it exactly."""
+        return self.space.share(self.allowed or likely_allowance(self.root, bounds) or 0, plan_slot)
+
+    def clear_plan_slot(self, plan_slot: int) -> None:
+        """Reset the bytes counted for plan number `plan_slot`, which may be those of an earlier plan.
+
+        Raises CacheError where nothing can be stored.
+        """
+        with self._writing("the share of a plan cannot be stored") as rows:
+            if rows.plan_bytes(plan_slot):
+                rows.set_plan_bytes(plan_slot, 0)
+
+    def close(self) -> None:
+        """Close files and connections; they reopen when needed. Locks are held until the process ends."""
+        self.close_open()
+        self._own.index.close()
+
+    # Local copies
+
+    def lease(self, size: int, bounds: CacheBounds, suffix: str = "") -> LocalCopy:
+        """Return a private file of `size` bytes, counted in the cache size until it is closed.
+
+        Its name ends with `suffix`, such as ".csv.gz".
+        """
+        path = self._own.writable().local_copy(new_name(size, suffix))
+        copy = LocalCopy(path, size, self.locks)
+        try:
+            while not self._reserve(copy, bounds):
+                pass
+            copy.allocate()
+        except BaseException as error:  # an interrupt too: the caller has no object to close yet
+            copy.close()
+            if isinstance(error, OSError) and not isinstance(error, CacheError):
+                raise self._failure(f"a file of {size} bytes cannot be stored", error) from error
+            raise
+        return copy
+
+    def _reserve(self, copy: LocalCopy, bounds: CacheBounds) -> bool:
+        """Make space for a local copy; return False, to be called again, if the cache is far over its limit."""
+        size = copy.size
+        with self._writing(f"a file of {size} bytes cannot be stored", bounds) as rows:
+            allowed = self.allowed or 0
+            if self._evict_one_step(rows, allowed):
+                return False
+            fits = size <= allowed - rows.totals.pinned
+            fits = fits and self.space.make(rows, size, allowed=allowed, is_staged=False)
+            if fits:
+                copy.reserve()
+                rows.totals.copies += 1
+        if not fits:
+            raise CacheError(
+                f"{self._own.directory.root} has no room for a local copy of {size} bytes: "
+                "raise cache_size, lower keep_free, or unpin paths"
+            )
+        return True
