@@ -160,9 +160,11 @@ class HTTPClient:
         common = {"max_redirects": MOST_REDIRECTS, **options, "raise_for_status": False}
         # By whether the body is taken as it is stored, and whether a stale answer can be served.
         self._options: dict[tuple[bool, bool], dict[str, Any]] = {
-            (as_stored, is_stale): common
-            | ({"auto_decompress": False} if as_stored else {})
-            | {"timeout": timeout}
+            (as_stored, is_stale): {
+                "timeout": timeout,
+                **common,
+                **({"auto_decompress": False} if as_stored else {}),
+            }
             for as_stored in (False, True)
             for is_stale, timeout in ((False, timeouts.usual), (True, timeouts.stale))
         }
@@ -224,7 +226,8 @@ class HTTPClient:
         self, request: HTTPRequest, method: str, url: URL, **options: Any
     ) -> aiohttp.ClientResponse:
         """Send a request with a body, a limit of its own on the wait for the answer, credentials, or no redirects."""
-        options["allow_redirects"] = request.follows_redirects
+        if not request.follows_redirects:
+            options["allow_redirects"] = False
         if url.user is not None:
             options.pop("auth", None)  # aiohttp does not choose
         ask = self._request if request.data is None else partial(self._send_body, request.data)
@@ -384,7 +387,7 @@ def new_connector(**options: Any) -> aiohttp.TCPConnector:
 
 
 def raise_retryable(
-    error: Exception, timeout: aiohttp.ClientTimeout | None = None, waited_s: float = 0.0
+    error: Exception, timeout: float | aiohttp.ClientTimeout | None = None, waited_s: float = 0.0
 ) -> NoReturn:
     """Raise the RetryableError for aiohttp's exception of a broken connection, after `waited_s` seconds."""
     failed = RetryableError(_text(error))
@@ -394,7 +397,9 @@ def raise_retryable(
         failed = untrusted(_text(error))
     elif isinstance(error, aiohttp.ConnectionTimeoutError):
         # Or the process or its event loop was blocked: then a timeout says nothing about the service.
-        failed.is_unreachable = timeout is None or is_on_time(timeout, waited_s)
+        failed.is_unreachable = not isinstance(timeout, aiohttp.ClientTimeout) or is_on_time(
+            timeout, waited_s
+        )
     elif isinstance(error, aiohttp.ClientConnectorError):
         failed.is_unreachable = True
     elif isinstance(error, aiohttp.ClientHttpProxyError):

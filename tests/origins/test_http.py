@@ -30,7 +30,7 @@ BODY = bytes(64 << 20)  # more than the buffers of two sockets hold
 HASTY = RetryPolicy(connect_s=60.0, stall_s=0.2)
 
 
-def client_of(session, policy):
+def client_of(session, policy, **options):
     return HTTPClient(
         session,
         None,
@@ -39,6 +39,7 @@ def client_of(session, policy):
         on_request=lambda: None,
         policy=policy,
         timeouts=timeouts_of(policy),
+        options=options,
     )
 
 
@@ -210,6 +211,14 @@ async def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_
     request, session = HTTPRequest(url="http://host/", subject="x://y", doing="reading"), Session()
     await asyncio.create_task(ask())
     assert session.timeout.connect == expected
+
+
+async def test_a_timeout_among_the_options_of_a_request_is_used():
+    session, mine = Session(), aiohttp.ClientTimeout(total=7)
+    request = HTTPRequest(url="http://host/", subject="x://y", doing="reading")
+    with pytest.raises(OSError, match="answered 500"):
+        await client_of(session, RetryPolicy(), timeout=mine).answer(request)
+    assert session.timeout is mine
 
 
 @pytest.mark.parametrize(
