@@ -22,12 +22,12 @@ from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
 __all__ = ["ChunkPrefetch", "first_want"]
 
 MOST_SERIES = 256  # series of objects, and metadata documents, remembered
+MOST_SENT = 16
 MOST_AWAITED = 20_000  # names requested ahead and not read yet
 # bytes; larger metadata documents are not parsed, because that would delay the event loop
 MOST_METADATA = 2 << 20
 MOST_ABOVE = 8  # levels searched for metadata, from the array's folder upward
 
-Send = Callable[[], Iterable[Download] | asyncio.Task[Iterable[Download]]]
 _Document = tuple[str, Version]  # path and version of a metadata document
 
 
@@ -47,6 +47,7 @@ class _Series:
         self.stop: int | None = None
         self.is_whole = False  # earlier objects were read completely, even if `[start:stop]` is less
         self.n_seen = self.n_bytes = 0  # objects read whose size is known, and the sum of their sizes
+        self.sent: deque[Download] = deque(maxlen=MOST_SENT)  # the latest requests for known objects
 
     @property
     def asks_all(self) -> bool:
@@ -251,20 +252,15 @@ class ChunkPrefetch:
             self.awaited[path] = None
             return self._objects.engine.spawn(self._request(series, path))
 
-        # A reader that gets to the object before this request is sent fetches it by itself.
-        self._submit(series, path, size, send, is_wanted=lambda: path not in self.awaited)
-
-    def _submit(
-        self, series: _Series, path: str, size: int, send: Send, *, is_wanted: Callable[[], bool] = bool
-    ) -> None:
         origin = partial(self._objects.origin, path)
-        self._objects.engine.speculation.submit(
-            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted)
-        )
+        # A reader that gets to the object before this request is sent fetches it by itself.
+        request = SpeculativeRequest(series, size, send, origin, is_wanted=lambda: path not in self.awaited)
+        self._objects.engine.speculation.submit(request)
 
     def _cancel(self, series: _Series) -> None:
         """Cancel the unsent requests of a series whose reader went elsewhere."""
-        self._objects.engine.speculation.cancel(series)
+        for owner in (series, series.sent):
+            self._objects.engine.speculation.cancel(owner)
         for path in [path for path, queued in list(self.awaited.items()) if queued is series]:
             self.awaited.pop(path, None)
 
@@ -277,20 +273,17 @@ class ChunkPrefetch:
         version = self._objects.version(entry)
         if version is None:
             return () if download is None else (download,)
-        launch = partial(self._launch, version)
         if series.is_whole:
             most = min(version.size, self._objects.engine.window(config))
-            for start in range(step if series.asks_all else 0, most, step):
-                blocks = covering(Range(start, min(version.size, start + step)), version.block_size)
-                self._submit(series, path, step, partial(launch, blocks))
+            parts = [
+                covering(Range(start, min(version.size, start + step)), version.block_size)
+                for start in range(step if series.asks_all else 0, most, step)
+            ]
+            self._downloads.launch_speculative(version, parts, series.sent)
         if download is not None:
             return (download,)
         blocks = covering(clip(series.start, series.stop, version.size), version.block_size)
-        return launch(blocks[: step // version.block_size])
-
-    def _launch(self, version: Version, blocks: range) -> Iterable[Download]:
-        missing = [index for index in blocks if not self._objects.engine.cache.has(version, index)]
-        return dict.fromkeys(self._downloads.launch(version, missing).values())
+        return self._downloads.launch_missing(version, blocks[: step // version.block_size], series.sent)
 
 
 def first_want(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:

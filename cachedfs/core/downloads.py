@@ -59,10 +59,9 @@ class Downloads:
     ) -> dict[int, Download]:
         """Fetch the blocks that no request fetches yet; return the download of each block.
 
-        Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more; without
-        it, the whole body is read. `overdue` blocks are fetched even if another process holds their fetch lock, because
-        that process may be stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if `offline` is
-        set.
+        Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more. `overdue`
+        blocks are fetched even if another process holds their fetch lock: it may be stopped (SIGSTOP, Ctrl-Z). Raises
+        OriginUnavailable for an uncached block if `offline` is set.
 
         A block is missing from the result if another process fetches it, or if it has just been stored. Each fetch lock
         is held until the block is stored or its request has failed.
@@ -157,7 +156,7 @@ class Downloads:
         """
         origin = partial(self.objects.origin, version.info.path)
         for blocks in wanted:
-            send = partial(self._send_speculative, version, blocks, keep)
+            send = partial(self.launch_missing, version, blocks, keep)
             self.objects.engine.speculation.submit(
                 SpeculativeRequest(keep, len(blocks) * version.block_size, send, origin)
             )
@@ -170,17 +169,12 @@ class Downloads:
             if not download.done and download.version is not None:
                 download.cancel()
 
-    def _send_speculative(self, version: Version, blocks: range, keep: deque[Download]) -> list[Download]:
-        """Fetch the blocks that are not cached yet; return their downloads."""
-        kept, has = (
-            [*keep],
-            self.objects.engine.cache.has,
-        )  # a copy: the reader's thread removes items meanwhile
+    def launch_missing(self, version: Version, blocks: range, keep: deque[Download]) -> list[Download]:
+        """Fetch the blocks that are not cached yet; return their downloads, and append them to `keep`."""
+        has, kept = self.objects.engine.cache.has, [each for each in keep if each.version == version]
         # Received blocks that could not be stored exist only in these downloads.
         missing = [
-            index
-            for index in blocks
-            if not (has(version, index) or any(download.holds(index) for download in kept))
+            index for index in blocks if not (has(version, index) or any(each.holds(index) for each in kept))
         ]
         sent = dict.fromkeys(self.launch(version, missing).values())
         # Downloads that another reader stopped end by themselves; `keep` may already hold some of the others.

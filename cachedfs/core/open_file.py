@@ -208,7 +208,12 @@ class RawFile(io.RawIOBase):
             cached = None
             if self._version is not None:
                 cached = self._reader.cached_bytes(self._version, self._position, self.size)
-            data = cached if cached is not None else self._collect(self._position)
+            if cached is None:
+                data = self._collect(self._position)
+            else:
+                data = cached
+                self._engine.hits += len(covering(Range(self._position, self.size), self._block_size))
+                self._engine.bytes_served += len(data)
         self._position = self.size
         return data
 

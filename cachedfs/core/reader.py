@@ -30,6 +30,7 @@ __all__ = ["TRIES", "Reader", "versions_read"]
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
+MISSING_IN_A_ROW = 16  # objects of one call, until the others are not looked for one by one
 MANY_READERS = FIRST_AT_ONCE  # as many as requests in flight at first
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
@@ -90,19 +91,21 @@ class Reader:
             if version is None:
                 return None
         start, stop, _ = slice(start, stop).indices(version.size)
-        engine, index = self.objects.engine, start // self._block_size
+        engine, index, n_blocks = self.objects.engine, start // self._block_size, 1
         if engine.by_block or not start < stop <= (index + 1) * self._block_size:
-            data = self.cached_bytes(version, start, max(start, stop), nowait=nowait)
+            stop = max(start, stop)
+            data = self.cached_bytes(version, start, stop, nowait=nowait)
+            n_blocks = -(-stop // self._block_size) - index if stop > start else 0
         else:  # the usual case, without further calls
             skipped = index * self._block_size
             data = engine.cache.read(
                 version, index, start - skipped, stop - skipped, nowait=nowait, verify=self._verifies
             )
-            if data is None or len(data) != stop - start:
-                return None
-            engine.hits += 1
-            engine.bytes_served += len(data)
-        if data is not None and (version.digest in engine.histories or _versions_read.get() is not None):
+        if data is None or len(data) != stop - start:
+            return None
+        engine.hits += n_blocks
+        engine.bytes_served += len(data)
+        if version.digest in engine.histories or _versions_read.get() is not None:
             self._observe_hit(path, version, start, stop)
         return data
 
@@ -119,11 +122,10 @@ class Reader:
         history = self.objects.engine.histories.get(version.digest)
         blocks = range(start // self._block_size, -(-stop // self._block_size))
         if history is not None and (history.take(blocks) or history.n_to_observe >= 0):
-            self.objects.engine.call_soon(self.object_histories.observe, version, start, max(start, stop))
+            self.objects.engine.call_soon(self.object_histories.observe, version, start, stop)
 
     def cached_bytes(self, version: Version, start: int, stop: int, *, nowait: bool = False) -> bytes | None:
         """Return the bytes `[start, stop)` of one version if all are cached or received, else None."""
-        engine = self.objects.engine
         blocks = covering(Range(start, stop), version.block_size)
         if len(blocks) > 1 and not all(self._has(version, index, stop) for index in blocks):
             return None
@@ -132,8 +134,6 @@ class Reader:
             for index in blocks:
                 if not self._copy(version, index, view, start, stop, nowait=nowait):
                     return None
-        engine.hits += len(blocks)
-        engine.bytes_served += stop - start
         return buffer.getvalue()
 
     def _has(self, version: Version, index: int, stop: int) -> bool:
@@ -227,11 +227,17 @@ class Reader:
         `batch_size` are fetched at a time. It blocks: not for the event loop thread.
         """
         found: list[bytes | BaseException | None] = []
+        n_missing = 0  # in a row
         for each in wanted:
+            # Of many new objects, the first is requested before all are looked for: the reads below do that too.
+            if n_missing >= MISSING_IN_A_ROW and each[0] not in self.objects.entries:
+                found.append(None)
+                continue
             try:
                 found.append(self.cached(*each))
             except OSError as error:
                 found.append(error)
+            n_missing = n_missing + 1 if found[-1] is None else 0
 
         async def fetch(number: int) -> None:
             try:
@@ -397,6 +403,9 @@ async def _for_each(items: Sequence[T], act: Callable[[T], Awaitable[None]], mos
         for item in todo:
             await act(item)
 
+    if min(most, len(items)) == 1:
+        await work()
+        return
     tasks = [asyncio.ensure_future(work()) for _ in range(min(most, len(items)))]
     try:
         await asyncio.gather(*tasks)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,8 @@ ONE_MORE = 1  # extra body per link, as first bytes come unevenly: uses 96 % of 
 _BLOCK = 1 << 20  # size of the read to protect; smaller bodies say little about the speed of the link
 _WEIGHT = 1 / 8  # weight of the newest request in the moving averages
 _ROUNDS = 2  # `n_bodies` changes at most once per _ROUNDS * n_bodies bodies
+
+_POSITION = attrgetter("position")
 
 
 class LinkEstimate(NamedTuple):
@@ -112,10 +115,11 @@ class SpeculativeRequest(NamedTuple):
     cached by now, and returns the downloads: directly, or as an awaitable if the object must be looked up.
     """
 
-    owner: object  # requests of one owner are sent in order
+    owner: object
     size: int
     send: Callable[[], Iterable[Download] | Awaitable[Iterable[Download]]]
     origin: Callable[[], Origin]
+    position: float = 0  # requests of one owner are sent in this order
     is_declared: bool = False  # from a prefetch plan; inferred requests are sent first
     # A reader has come to its object: it is not sent any more, and its lookup uses no speculative slot.
     is_wanted: Callable[[], bool] = bool
@@ -175,7 +179,8 @@ class SpeculativeQueue:
 
     def submit(self, request: SpeculativeRequest) -> None:
         """Queue a request and send it as soon as the limits allow."""
-        self._queues.setdefault((request.is_declared, id(request.owner)), deque()).append(request)
+        queue = self._queues.setdefault((request.is_declared, id(request.owner)), deque())
+        insort(queue, request, key=_POSITION)
         if not (self._active or self._lookups):
             self._at_limit.clear()  # nothing would end, and call `pump`
         self._send_allowed()

@@ -358,9 +358,9 @@ def test_a_reader_does_not_wait_until_prefetched_blocks_are_stored(fs, origin, m
     """The disk is slower than the link: here it stores nothing."""
     may_store, put = threading.Event(), BlockStore.put
 
-    def held(cache, given, bounds, *, plan=None):
+    def held(cache, given, bounds, *, victims=()):
         assert may_store.wait(120)
-        return put(cache, given, bounds, plan=plan)
+        return put(cache, given, bounds, victims=victims)
 
     monkeypatch.setattr(BlockStore, "put", held)
     monkeypatch.setattr("cachedfs.core.engine.Engine.max_queued", 16 * MiB)
@@ -416,3 +416,14 @@ def test_bytes_that_came_with_a_lookup_stay_for_its_readers_but_not_for_an_open_
     until(lambda: download.done)
     assert fs._objects.engine.drain(60)
     assert download.released is is_opened
+
+
+def test_cached_objects_behind_many_new_ones_cost_no_request(fs, origin):
+    cached = {f"b/cached{number}": origin.put(f"b/cached{number}", b"%d" % number) for number in range(20)}
+    new = {f"b/new{number}": origin.put(f"b/new{number}", b"%d" % number) for number in range(20)}
+    assert fs.cat(list(cached)) == cached
+    forget()
+    n_before = len(origin.log)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    assert fs.cat([*new, *cached]) == new | cached
+    assert len(origin.log) - n_before == len(new)

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedfs.core.object_history import LEAST, is_rest_worth_it
-from cachedfs.core.speculation import Link
+from cachedfs.core.speculation import LinkEstimate
 
 B, REQUEST = 1 << 20, 8
-LINK = Link()
+LINK = LinkEstimate()
 
 
 def worth(n_misses, n_missing, link=LINK):
@@ -30,5 +30,5 @@ def test_larger_rests_need_more_misses():
 
 
 def test_a_slow_link_is_not_filled_for_few_reads():
-    slow = Link(wait_s=0.01, best_per_s=1e6, per_s=1e6, n_bodies=1)
+    slow = LinkEstimate(wait_s=0.01, best_per_s=1e6, per_s=1e6, n_bodies=1)
     assert not worth(12, 180, slow), "going on costs a seventh of the time"
