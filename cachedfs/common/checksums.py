@@ -75,21 +75,9 @@ class RunningChecksum:
         """Add the next bytes of the object."""
         self._hasher.update(data)
 
-    def copy(self) -> RunningChecksum:
-        """Return an independent copy of the current state."""
-        other = RunningChecksum(self._stated)
-        other._hasher = self._hasher.copy()
-        return other
-
-    def contradiction(self, stated: StatedChecksum | None = None) -> str | None:
-        """Return a message with both checksums if they differ, else None.
-
-        `stated` replaces the checksum given to the constructor, for one that is known only now. It must use the same
-        algorithm; otherwise the returned message says that it does not.
-        """
-        name, value = stated or self._stated
-        if name != self._stated.name:
-            return f"a {name.upper()} in place of {self._stated.name.upper()}"
+    def contradiction(self) -> str | None:
+        """Return a message with both checksums if they differ, else None."""
+        name, value = self._stated
         found = self._hasher.digest().hex()
         if found == value:
             return None

@@ -6,6 +6,7 @@ Only the HTTP headers here have inclusive ends. Everywhere else the end of a ran
 from __future__ import annotations
 
 import email.utils
+import functools
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -63,6 +64,7 @@ def number(text: object) -> int | None:
     return int(text) if isinstance(text, str) and _NUMBER.fullmatch(text) else None
 
 
+@functools.lru_cache(1024)  # the parts of an object have one time
 def http_date(text: str | None) -> datetime | None:
     """Return the time in a header, in UTC where it names no zone; None if it is not a time."""
     try:
@@ -194,7 +196,7 @@ class Origin(Protocol):
 
     @property
     def concurrency(self) -> int:
-        """Most requests in flight now that callers wait for; `RequestSlots` allows speculative ones beside them."""
+        """Most requests that callers wait for and that run at once now; `RequestSlots` allows speculative ones beside them."""
         ...
 
     @property

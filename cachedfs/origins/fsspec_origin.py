@@ -8,11 +8,10 @@ for the bytes of one ETag.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any
 
@@ -21,12 +20,11 @@ from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import SLASH_NAMES, stored_path, without_slash
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectChanged
 from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header, subject_of
-from cachedfs.origins.conditional_read import etag_to_match, read_etag
 from cachedfs.origins.evidence import evidence_of, fingerprint, is_same_evidence
 from cachedfs.origins.inner_filesystem import AsyncOnce, close_session, invoke, make_filesystem
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_slots import OpenRequest, RequestSlots, logged_request
-from cachedfs.origins.retry import Retries, RetryPolicy
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
+from cachedfs.origins.retry import RetryPolicy
 
 __all__ = ["ClientOrigin", "FsspecOrigin", "jsonable", "plain_path"]
 
@@ -118,7 +116,8 @@ class FsspecOrigin(SimpleOrigin):
         inner = await self.filesystem()
         path = subject_of(method, args)
         self.on_request()
-        with mapped(self.url(path), f"calling {method}"), logged_request(method, self.url(path)):
+        request = OpenRequest(method, self.url(path), is_speculative=is_speculative())
+        with mapped(self.url(path), f"calling {method}"), request:
             return await invoke(inner, method, *args, **options)
 
     async def aclose(self) -> None:
@@ -132,26 +131,14 @@ class FsspecOrigin(SimpleOrigin):
 
     async def ask(self, method: str, path: str, **options: Any) -> Any:
         """Call a method of the inner filesystem as one request, in one slot."""
-        inner = await self._inner.get()
-        async with self._request(method, path, _range_of(options)) as logged:
-            answer = await invoke(inner, method, path, **options)
-            logged.size = len(answer) if isinstance(answer, bytes) else 0
-        return answer
-
-    async def read_etag(self, info: ObjectInfo, span: Range, etag: str) -> bytes | None:
-        """Return bytes of the object if its ETag is `etag`, else None; one request, in one slot."""
-        inner = await self._inner.get()
-        async with self._request("cat_file", info.path, range_header(span) or "") as logged:
-            data = await read_etag(inner, info, span, etag)
-            logged.size = len(data or b"")
-        return data
-
-    @asynccontextmanager
-    async def _request(self, method: str, path: str, range_: str) -> AsyncIterator[OpenRequest]:
+        inner, start, stop = await self._inner.get(), options.get("start"), options.get("end")
+        range_ = "" if start is None or stop is None else range_header(Range(start, stop)) or ""
         is_ahead = await self._slots.acquire()
-        with logged_request(method, self.url(path), range_, self._slots, is_ahead) as request:
+        with OpenRequest(method, self.url(path), range_, self._slots, is_ahead) as request:
             self.on_request()
-            yield request
+            answer = await invoke(inner, method, path, **options)
+            request.size = len(answer) if isinstance(answer, bytes) else 0
+        return answer
 
     def object_path(self, inner: Any, path: str) -> str:
         """Return the canonical form of an object's path, with the slash that may end its name in S3."""
@@ -190,12 +177,10 @@ class ClientOrigin(FsspecOrigin):
         options: Mapping[str, Any],
         *,
         policy: RetryPolicy,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
         **given: Any,
     ) -> None:
         super().__init__(protocol, options, **given)
-        self._policy, self._retries = policy, Retries(policy, clock, rng or random.Random())
+        self._policy = policy
         self._connection: AsyncOnce[Any] = AsyncOnce(self._connect)
 
     async def _connect(self) -> Any:
@@ -207,11 +192,6 @@ class ClientOrigin(FsspecOrigin):
         if (connection := self._connection.take()) is not None:
             await connection.session.close()
         await super().aclose()
-
-
-def _range_of(options: Mapping[str, Any]) -> str:
-    start, stop = options.get("start"), options.get("end")
-    return "" if start is None or stop is None else range_header(Range(start, stop)) or ""
 
 
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:
@@ -274,7 +254,8 @@ class _Read:
         if self.info.size is None:
             await self._read_unsized()
             return
-        self._etag = etag_to_match(await self._origin.filesystem(), self.info)
+        if hasattr(await self._origin.filesystem(), "_read_version"):
+            self._etag = self.info.details.get("ETag") or None
         span = clipped(self._want, self.info.size)
         self.start = self._position = span.start
         self.stop = span.stop
@@ -305,11 +286,11 @@ class _Read:
     async def _bytes(self, span: Range | None) -> bytes:
         try:
             with mapped(self._url, self._doing, is_read=True):
+                method = "cat_file"
+                options: dict[str, Any] = {"start": span and span.start, "end": span and span.stop}
                 if span is not None and self._etag is not None:
-                    data = await self._origin.read_etag(self.info, span, self._etag)
-                else:
-                    limits = {"start": span and span.start, "end": span and span.stop}
-                    data = await self._origin.ask("cat_file", self._path, **limits)
+                    method, options = "read_version", {**options, "etag": self._etag, "size": self.info.size}
+                data = await self._origin.ask(method, self._path, **options)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise self._changed("it is gone") from error
         except CachedFSError:

@@ -18,30 +18,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 import aiohttp
 from yarl import URL
 
-from cachedfs.common.types import Range
 from cachedfs.errors import QuotaExceeded
-from cachedfs.origins.base import has_stale_answer, range_header
+from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_slots import OpenRequest
-from cachedfs.origins.retry import (
-    Retries,
-    RetryableError,
-    RetryPolicy,
-    RetryReason,
-    answered_within,
-    foreign,
-    untrusted,
-)
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, untrusted
 
 if TYPE_CHECKING:
-    from cachedfs.origins.rate_limit import RateLimiter, SentRequest
     from cachedfs.origins.request_slots import RequestSlots
 
 __all__ = [
     "Auth",
     "HTTPClient",
-    "RequestMeter",
+    "RequestLimits",
     "HTTPResponse",
     "Timeouts",
     "is_on_time",
@@ -78,14 +68,18 @@ class Auth(Protocol):
         ...
 
 
-class RequestMeter(Protocol):
-    """Counts requests against a quota."""
+class RequestLimits(Protocol):
+    """Delays requests that a service would refuse, and counts them against a quota."""
 
-    def check(self, request: HTTPRequest) -> None:
-        """Raise an error if the request may not be sent."""
+    async def wait(self, request: HTTPRequest) -> Any:
+        """Wait until the request may be sent; return what `answered` needs. Raises an error if it may not be sent."""
         ...
 
-    def answered(self, request: HTTPRequest, n_bytes: int) -> None:
+    def answered(self, sent: Any, *, refused: bool) -> None:
+        """Adjust the limits to an answer; `refused` means it said "too many requests"."""
+        ...
+
+    def count(self, request: HTTPRequest, n_bytes: int) -> None:
         """Count a request whose answer ended after `n_bytes`. One that was refused for its rate is not counted."""
         ...
 
@@ -115,14 +109,14 @@ class HTTPResponse(OpenRequest):
     def _check_rate(self) -> None:
         n_bytes, waited_s = self.size - self._checked_size, self._waited_s
         if n_bytes < _LEAST_BYTES_PER_S * waited_s:
-            raise RetryableError(RetryReason(f"only {n_bytes} bytes of the body came in {waited_s:.0f} s"))
+            raise RetryableError(f"only {n_bytes} bytes of the body came in {waited_s:.0f} s")
         self._checked_size, self._waited_s = self.size, 0.0
 
     async def read_all(self) -> bytes:
         """Return the whole body; raise RetryableError if it breaks, or is longer than any answer."""
         data = await self.read_start(_LONGEST_BODY + 1)
         if len(data) > _LONGEST_BODY:
-            raise RetryableError(foreign("the answer does not end"))
+            raise foreign("the answer does not end")
         return data
 
     async def read_start(self, size: int = _ERROR_BODY) -> bytes:
@@ -140,37 +134,40 @@ class HTTPClient:
         self,
         session: aiohttp.ClientSession,
         auth: Auth | None,
-        judge: Callable[[HTTPRequest, int, Mapping[str, str], bytes], RetryReason | Exception],
+        judge: Callable[[HTTPRequest, int, Mapping[str, str], bytes], Exception],
         *,
         slots: RequestSlots,
         on_request: Callable[[], None],
-        retries: Retries,
+        policy: RetryPolicy,
         timeouts: Timeouts,
         options: Mapping[str, Any] = {},
-        rate_limiter: RateLimiter | None = None,
-        meter: RequestMeter | None = None,
+        limits: RequestLimits | None = None,
     ) -> None:
         """Create a client that calls `on_request` for each request sent.
 
-        `judge` turns an error response into a reason to retry or into the exception to raise. `rate_limiter` delays
-        requests. `meter` counts the answered ones, and may not let more be sent. `options` are further arguments of
+        `judge` returns the error for an error response: a RetryableError, or the final one. `limits` delays
+        and counts requests, and may not let more be sent. `options` are further arguments of
         aiohttp for each request.
         """
         # aiohttp would repeat a request, uncounted, when the connection breaks before the response.
         session._retry_connection = False
         self._request: Callable[..., Awaitable[aiohttp.ClientResponse]] = session.request
         self._auth, self._judge = auth, judge
-        self._slots, self._on_request, self.retries = slots, on_request, retries
-        self._rate_limiter, self._meter = rate_limiter, meter
+        self._slots, self._on_request, self.policy = slots, on_request, policy
         self._wait_s = 0.0  # moving average of the time until an answer, of requests with a timeout
-        self._timeouts, self._is_limited = timeouts, rate_limiter is not None or meter is not None
+        self._timeouts, self._limits = timeouts, limits
         # `judge` raises for a status.
-        self._options: dict[str, Any] = {
-            "max_redirects": MOST_REDIRECTS,
-            **options,
-            "raise_for_status": False,
+        common = {"max_redirects": MOST_REDIRECTS, **options, "raise_for_status": False}
+        # By whether the body is taken as it is stored, and whether a stale answer can be served.
+        self._options: dict[tuple[bool, bool], dict[str, Any]] = {
+            (as_stored, is_stale): {
+                "timeout": timeout,
+                **common,
+                **({"auto_decompress": False} if as_stored else {}),
+            }
+            for as_stored in (False, True)
+            for is_stale, timeout in ((False, timeouts.usual), (True, timeouts.stale))
         }
-        self._raw_options = {**self._options, "auto_decompress": False}
 
     async def json(self, request: HTTPRequest, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what `parse` makes of the JSON object that the service answers to `request`, after retries.
@@ -187,7 +184,7 @@ class HTTPClient:
 
     async def retried(self, attempt: Callable[[], Awaitable[T]], request: HTTPRequest) -> T:
         """Return the result of `attempt`, which sends `request`, after retries."""
-        tries = self.retries.attempts()
+        tries = RetryAttempts(self.policy)
         while True:
             try:
                 return await attempt()
@@ -200,55 +197,50 @@ class HTTPClient:
             return Answer(int(response.status), response.headers, await response.read_all())
 
     async def send(self, request: HTTPRequest, *, n_renewed: int = 0) -> HTTPResponse:
-        """Send `request` once; return a successful response, which the caller closes.
-
-        Raises RetryableError or the final error.
-        """
-        response = HTTPResponse(request.method, request.url, "", self._slots, await self._slots.acquire())
+        """Send `request` once; return a good response, to be closed. Raises RetryableError or the final error."""
+        range_, is_ahead = request.headers.get("Range", ""), await self._slots.acquire()
+        response = HTTPResponse(request.method, request.url, range_, self._slots, is_ahead)
         try:
-            auth = {} if self._auth is None else await self._auth.headers()
-            sent = await self._spend(request) if self._is_limited else ()
-            await self._exchange(request, response, auth)
-            if self._is_limited or response.status not in request.good or response.answer.history:
-                return await self._checked(request, response, auth, sent, n_renewed)
-            response.is_good = True
-            return response
+            auth = await self._auth.headers() if self._auth else {}
+            sent = await self._limits.wait(request) if self._limits else None
+            options = {**self._options[request.as_stored, has_stale_answer.get()], "params": request.params}
+            options["headers"] = {**request.headers, **auth}
+            self._on_request()
+            url, response.began = URL(request.url, encoded=True), time.monotonic()
+            is_plain = (request.data, request.within_s, request.follows_redirects) == (None, None, True)
+            ask = self._request if is_plain and "auth" not in options else partial(self._ask, request)
+            try:
+                response.answer = answer = await ask(request.method, url, **options)
+            except _BROKEN as error:
+                raise_retryable(error, options["timeout"], time.monotonic() - response.began)
+            response.wait_s = time.monotonic() - response.began
+            response.status, response.headers = answer.status, answer.headers
+            response.is_good = answer.status in request.good
+            is_plain = response.is_good and self._limits is None and not answer.history
+            return response if is_plain else await self._checked(request, response, auth, sent, n_renewed)
         except BaseException as error:  # a cancellation too
             response.close(error)
             raise
 
-    async def _exchange(self, request: HTTPRequest, response: HTTPResponse, auth: Mapping[str, str]) -> None:
-        """Send `request`, and wait for the headers of its response."""
-        headers, want, ask = {**request.headers, **auth}, request.want, self._request
-        if isinstance(want, Range):
-            headers["Range"] = response.range_ = f"bytes={want.start}-{want.stop - 1}"
-        elif want is not None:
-            headers["Range"] = response.range_ = range_header(want) or ""
-        if request.data is not None or request.within_s is not None or "auth" in self._options:
-            ask = partial(self._ask, request)
-        timeout = self._timeouts.stale if has_stale_answer.get() else self._timeouts.usual
-        options = {"timeout": timeout, "allow_redirects": request.follows_redirects}
-        options |= self._raw_options if request.as_stored else self._options
-        self._on_request()
-        url, response.began = URL(request.url, encoded=True), time.monotonic()
-        try:
-            answer = await ask(request.method, url, params=request.params, headers=headers, **options)
-        except _BROKEN as error:
-            raise_retryable(error, timeout, time.monotonic() - response.began)
-        response.answer, response.status, response.headers = answer, answer.status, answer.headers
-        response.wait_s = time.monotonic() - response.began
-
     async def _ask(
         self, request: HTTPRequest, method: str, url: URL, **options: Any
     ) -> aiohttp.ClientResponse:
-        """Send a request with a body, with a limit of its own on the wait for the answer, or with credentials."""
+        """Send a request with a body, a limit of its own on the wait for the answer, credentials, or no redirects."""
+        if not request.follows_redirects:
+            options["allow_redirects"] = False
         if url.user is not None:
             options.pop("auth", None)  # aiohttp does not choose
         ask = self._request if request.data is None else partial(self._send_body, request.data)
         if request.within_s is None:
             return await ask(method, url, **options)
         began, within_s = time.monotonic(), max(request.within_s, _LATE * self._wait_s)
-        response = await answered_within(within_s, ask(method, url, **options))
+        try:
+            async with asyncio.timeout(within_s) as timeout:
+                response = await ask(method, url, **options)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise RetryableError(f"no answer came within {within_s:g} s", is_late=True) from None
         wait_s = time.monotonic() - began
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
         return response
@@ -273,18 +265,12 @@ class HTTPClient:
             headers = {**headers, "Content-Length": str(len(data))}
             return await self._request(*args, headers=headers, data=slices() if data else None, **options)
 
-    async def _spend(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
-        """Wait until the limits let `request` be sent; return what the rate limiter counted for it."""
-        if self._meter is not None:
-            self._meter.check(request)
-        return () if self._rate_limiter is None else await self._rate_limiter.spend(request.kind)
-
     async def _checked(
         self,
         request: HTTPRequest,
         response: HTTPResponse,
         auth: Mapping[str, str],
-        sent: tuple[SentRequest, ...],
+        sent: Any,
         n_renewed: int,
     ) -> HTTPResponse:
         """Return a response if it is good; after a 401, renew the credentials and send `request` again."""
@@ -293,41 +279,36 @@ class HTTPClient:
             self._count_at_close(request, response)
             response.close()
             return await self.send(request, n_renewed=n_renewed + 1)
-        response.is_good = response.status in request.good
         # Headers and checksums prove that data of an object comes from the service, whichever host sent it.
         is_trusted = request.trusts_redirects or (response.is_good and request.as_stored)
         if not is_trusted and (host := other_host(response.answer)):
             response.is_good = False
-            raise RetryableError(foreign(f"redirected to {host}, which answered {response.status}"))
+            raise foreign(f"redirected to {host}, which answered {response.status}")
         if not response.is_good:
             raise await self._failure(request, response, sent)
         self._count_at_close(request, response)
-        if self._rate_limiter is not None:
-            self._rate_limiter.answered(sent, refused=False)
+        if self._limits is not None:
+            self._limits.answered(sent, refused=False)
         return response
 
-    async def _failure(
-        self, request: HTTPRequest, response: HTTPResponse, sent: tuple[SentRequest, ...]
-    ) -> Exception:
+    async def _failure(self, request: HTTPRequest, response: HTTPResponse, sent: Any) -> Exception:
         """Return the error for a response that is a failure, and adapt the limits to it."""
         body = await response.read_start()
-        outcome = self._judge(request, int(response.status), response.headers, body)
-        is_rate = isinstance(outcome, RetryReason) and outcome.is_rate
-        response.refused = is_rate or isinstance(outcome, QuotaExceeded)
-        if self._rate_limiter is not None:
-            self._rate_limiter.answered(sent, refused=is_rate)
+        error = self._judge(request, int(response.status), response.headers, body)
+        is_rate = isinstance(error, RetryableError) and error.is_rate
+        response.refused = is_rate or isinstance(error, QuotaExceeded)
+        if self._limits is not None:
+            self._limits.answered(sent, refused=is_rate)
         if not is_rate:
             self._count_at_close(request, response)
-        if isinstance(outcome, Exception):
-            return outcome
-        # A rate is the rate limiter's concern: after a full minute, as many requests as before are allowed at a time.
-        if (is_rate and self._rate_limiter is None) or response.status == _OVERLOADED:
+        # A rate is the concern of the limits: after a full minute, as many requests as before are allowed at a time.
+        if (is_rate and self._limits is None) or response.status == _OVERLOADED:
             self._slots.refused(response.began or 0.0)
-        return RetryableError(outcome)
+        return error
 
     def _count_at_close(self, request: HTTPRequest, response: HTTPResponse) -> None:
-        if self._meter is not None:
-            response.at_close = partial(self._meter.answered, request)
+        if self._limits is not None:
+            response.at_close = partial(self._limits.count, request)
 
 
 def other_host(response: aiohttp.ClientResponse) -> str | None:
@@ -406,31 +387,33 @@ def new_connector(**options: Any) -> aiohttp.TCPConnector:
 
 
 def raise_retryable(
-    error: Exception, timeout: aiohttp.ClientTimeout | None = None, waited_s: float = 0.0
+    error: Exception, timeout: float | aiohttp.ClientTimeout | None = None, waited_s: float = 0.0
 ) -> NoReturn:
     """Raise the RetryableError for aiohttp's exception of a broken connection, after `waited_s` seconds."""
-    reason = RetryReason(_text(error))
+    failed = RetryableError(_text(error))
     if isinstance(error, aiohttp.InvalidURL) and not isinstance(error, aiohttp.RedirectClientError):
         raise error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        reason = untrusted(_text(error))
-    elif isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        failed = untrusted(_text(error))
+    elif isinstance(error, aiohttp.ConnectionTimeoutError):
         # Or the process or its event loop was blocked: then a timeout says nothing about the service.
-        is_timeout = isinstance(error, aiohttp.ConnectionTimeoutError)
-        is_unreachable = not is_timeout or timeout is None or is_on_time(timeout, waited_s)
-        reason = dataclasses.replace(reason, is_unreachable=is_unreachable)
+        failed.is_unreachable = not isinstance(timeout, aiohttp.ClientTimeout) or is_on_time(
+            timeout, waited_s
+        )
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        failed.is_unreachable = True
     elif isinstance(error, aiohttp.ClientHttpProxyError):
         why = f"the proxy does not connect: {error.status} {error.message}"
-        reason = RetryReason(why, is_unreachable=True)
+        # Its text contains the proxy's URL and password.
+        raise RetryableError(why, is_unreachable=True) from None
     elif isinstance(error, aiohttp.RedirectClientError):
-        reason = foreign(f"redirected to no address: {_text(error)}")
+        failed = foreign(f"redirected to no address: {_text(error)}")
     elif isinstance(error, aiohttp.TooManyRedirects):
-        reason = RetryReason("the service redirects in a loop", is_final=True)
+        failed = RetryableError("the service redirects in a loop", is_final=True)
     elif isinstance(error, aiohttp.ClientResponseError) and _INSTALL in error.message:
         why, _, package = error.message.partition(_INSTALL)
-        reason = RetryReason(why.strip(" ."), is_final=True, remedy=f"Install {package.strip('` ')}")
-    # The text of a proxy's error contains its URL and password.
-    raise RetryableError(reason) from (None if isinstance(error, aiohttp.ClientHttpProxyError) else error)
+        failed = RetryableError(why.strip(" ."), is_final=True, remedy=f"Install {package.strip('` ')}")
+    raise failed from error
 
 
 def _text(error: BaseException) -> str:

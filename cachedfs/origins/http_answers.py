@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from email.utils import formatdate
 from typing import Any, Literal, NamedTuple
 
@@ -14,15 +14,18 @@ from cachedfs.errors import AccessDenied, CachedFSError, ObjectChanged, ObjectNo
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.evidence import fingerprint, is_recent, is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import error_of, trouble_of, without_secrets
-from cachedfs.origins.retry import RetryReason
+from cachedfs.origins.origin_errors import Errors, error_of, refusal, retryable, without_secrets
 
 __all__ = ["HTTPAnswer", "Comparison", "answer_of", "compared", "failure"]
 
 _DECODED = frozenset({"gzip", "deflate", "br", "zstd"})  # the encodings that aiohttp decodes
-_ABSENT = frozenset({404, 410})
-_REFUSED = frozenset({401, 403, 407})
-_NOT_SUPPORTED = frozenset({400, 405, 501})
+_DENIED = "access denied; check the credentials (headers, auth, cookies), and whether the URL has expired"
+_ERRORS: Errors = {
+    **dict.fromkeys((404, 410), (ObjectNotFound, "the server has nothing of this name")),
+    **dict.fromkeys((401, 403, 407), (AccessDenied, _DENIED)),
+    **dict.fromkeys((400, 405, 501), (RequestRejected, "the server did not accept the request")),
+    None: (CachedFSError, "the server gave an unexpected answer"),
+}
 # nginx's ETag: the time and the size in hexadecimal digits. It is no stronger than the time itself.
 _TIME_AND_SIZE = re.compile('"([0-9a-f]{1,16})-[0-9a-f]{1,16}"')
 # As of Apache, Jetty and others: the ETag of an encoded body is that of the object, with the name of the encoding.
@@ -131,24 +134,13 @@ def compared(known: ObjectInfo, now: ObjectInfo) -> Comparison:
     return "unreliable etag" if is_final else "other evidence"
 
 
-def failure(
-    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> RetryReason | Exception:
+def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """Return what an error answer means: a reason to retry, or the exception to raise."""
     text = without_secrets(error_of(body)[0])
-    answer = f"{status}: {text}" if text else str(status)
-    if (reason := trouble_of(status, set(), answer, headers, datetime.now(UTC))) is not None:
-        return reason
-    url, doing = request.subject, request.purpose
-    if status in _ABSENT and request.is_pinned:
-        return ObjectChanged(f"{url}: the object was removed while it was read ({doing}); open it again")
-    if status in _ABSENT:
-        return ObjectNotFound(f"{url}: the server has nothing of this name ({doing}: {answer})")
-    if status in _REFUSED:
-        advice = (
-            "access denied; check the credentials (headers, auth, cookies), and whether the URL has expired"
-        )
-        return AccessDenied(f"{url}: {advice} ({doing}: {answer})")
-    if status in _NOT_SUPPORTED:
-        return RequestRejected(f"{url}: the server did not accept the request ({doing}: {answer})")
-    return CachedFSError(f"{url}: the server gave an unexpected answer ({doing}: {answer})")
+    said = f"{status}: {text}" if text else str(status)
+    if (failed := retryable(status, (), said, headers)) is not None:
+        return failed
+    if status in (404, 410) and request.is_pinned:
+        how = f"the object was removed while it was read ({request.purpose})"
+        return ObjectChanged(f"{request.subject}: {how}; open it again")
+    return refusal(request, status, said, _ERRORS)

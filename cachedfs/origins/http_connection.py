@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.origins.base import range_header
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.http_answers import HTTPAnswer, answer_of
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.retry import RetryableError
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPClient, HTTPResponse
@@ -98,6 +99,8 @@ class HTTPConnection(NamedTuple):
         names = {name.lower() for name in (*headers, *getattr(self.session, "headers", ()))}
         if "accept-encoding" not in names:
             headers["Accept-Encoding"] = "identity"
+        if want is not None:
+            headers["Range"] = range_header(want) or ""
         return HTTPRequest(
             url=str(self.inner.encode_url(path)),
             params=self.inner.kwargs.get("params") or {},
@@ -127,7 +130,7 @@ class HTTPConnection(NamedTuple):
                     if answer.span is not None and answer.span.size <= 1:
                         await body.read_all()  # the connection can be used again then
                     return answer.info
-            raise RetryableError(RetryReason("the server takes a whole object for a wrong range"))
+            raise RetryableError("the server takes a whole object for a wrong range")
 
         return await self.client.retried(attempt, request(_FIRST))
 

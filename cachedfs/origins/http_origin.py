@@ -61,7 +61,7 @@ class HTTPOrigin(ClientOrigin):
             failure,
             slots=self._slots,
             on_request=lambda: self.on_request(),  # it may be replaced later
-            retries=self._retries,
+            policy=self._policy,
             timeouts=timeouts_of(
                 self._policy,
                 own_timeout=getattr(session, "timeout", None) if "timeout" in inner.client_kwargs else None,
@@ -88,7 +88,7 @@ class HTTPOrigin(ClientOrigin):
         url = self.url(path)
         with mapped(url, describe(want)):
             connection = await self._connection.get()
-        reply = HTTPRead(url, path, want, pinned, self._retries, connection=connection)
+        reply = HTTPRead(url, path, want, pinned, self._policy, connection=connection)
         async with aclosing(reply.run()) as reply.pieces:
             await anext(reply.pieces)
             yield reply

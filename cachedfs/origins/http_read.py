@@ -12,8 +12,8 @@ from cachedfs.origins.base import clipped
 from cachedfs.origins.http_answers import HTTPAnswer, compared
 from cachedfs.origins.http_connection import HTTPConnection, is_unusable_part
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.resumable_stream import RangeNotSatisfiable, ResumableRead, check_length, reaches
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.resumable_stream import ResumableRead, check_length, reaches
+from cachedfs.origins.retry import RetryableError
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
@@ -50,8 +50,10 @@ class HTTPRead(ResumableRead):
             return
         if answer is not None and is_unusable_part(answer, body):
             answer, body = await self._answer(self._request(None))
+        if answer is None and request.want is None:
+            raise RetryableError("the server takes a whole object for a wrong range")
         if answer is None:
-            await self._try_otherwise(request)
+            await self._try_span(await self._current())
         elif answer.span is None:
             await self._hold_whole(answer, body)
         else:
@@ -60,14 +62,8 @@ class HTTPRead(ResumableRead):
             if span.size:
                 self._receive_part(answer.span, body)
 
-    async def _try_otherwise(self, request: HTTPRequest) -> None:
-        """Find out what a 416 means."""
-        if request.want is None:
-            raise RangeNotSatisfiable(RetryReason("the server takes a whole object for a wrong range"))
-        await self._try_span(await self._current())
-
     async def _try_span(self, info: ObjectInfo) -> None:
-        """read nothing, read a suffix as a range, or read the whole object."""
+        """Read nothing, read a suffix as a range, or read the whole object."""
         if info.size is not None and not reaches(self.want, info.size):
             self._take_nothing(info)
         elif isinstance(self.want, Suffix) and info.size is not None:
@@ -79,7 +75,7 @@ class HTTPRead(ResumableRead):
     async def _hold_whole(self, answer: HTTPAnswer, body: HTTPResponse) -> None:
         """Hold all bytes of an object whose size is known only at its end."""
         if is_unusable_part(answer, body):
-            raise RetryableError(RetryReason("the server answers with a part of unknown size"))
+            raise RetryableError("the server answers with a part of unknown size")
         pieces = []
         while piece := await body.read_some():
             pieces.append(piece)
@@ -94,15 +90,15 @@ class HTTPRead(ResumableRead):
         answer, body = await self._answer(self._request(self.want))
         if answer is None:
             await self._current()  # shorter by now, or gone: that is the answer
-            raise RangeNotSatisfiable(RetryReason("the server rejects the range"))
+            raise RetryableError("the server rejects the range")
         if answer.span is None:
-            raise RetryableError(RetryReason("the answer does not state which bytes it has"))
+            raise RetryableError("the answer does not state which bytes it has")
         self._receive_part(answer.span, body)
 
     def _receive_part(self, span: Range, body: HTTPResponse) -> None:
         if not span.start <= self._at < span.stop:
             text = f"the answer is of bytes {span.start} to {span.stop}, not from {self._at} on"
-            raise RetryableError(RetryReason(text))
+            raise RetryableError(text)
         check_length(body, span.size)
         self._offset, self._body_stop = span.start, span.stop
 

@@ -22,7 +22,7 @@ class HTTPRequest:
     params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     subject: str
     doing: str = ""  # "": reading `want`
-    want: Range | Suffix | None = None  # the bytes to read, not none; the Range header names them
+    want: Range | Suffix | None = None  # the bytes that its Range header names
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     as_stored: bool = False  # the body is an object's bytes: do not decompress it
     is_pinned: bool = False

@@ -12,7 +12,6 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.config import conf
 from fsspec.dircache import DirCache
 from fsspec.spec import AbstractFileSystem
-from fsspec.utils import stringify_path
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.urls import filesystem_class
@@ -74,35 +73,14 @@ def make_filesystem(
     preload(["encodings.idna"])  # needed to resolve host names
     private = make_private(options)
     if protocol in ("s3", "s3a"):
-        cls = _with_slash_names(cls)
+        from cachedfs.origins.s3_filesystem import s3_filesystem
+
+        cls = s3_filesystem(cls)
         given = options.get("config_kwargs") or conf.get(protocol, {}).get("config_kwargs") or {}
         private["config_kwargs"] = {"max_pool_connections": _S3_CONNECTIONS, **given}
     if cls.async_impl:
         private |= {"asynchronous": False, "loop": loop}
     return without_listing_cache(cls(**private))
-
-
-def _with_slash_names(cls: Any) -> Any:
-    """Return s3fs's class with methods that keep the slash which ends the names of some objects, as gcsfs's do."""
-
-    class S3FileSystem(cls):  # type: ignore[misc]  # s3fs has no types
-        @classmethod
-        def _strip_protocol(cls, path: Any) -> Any:
-            name = super()._strip_protocol(path)
-            if isinstance(path, list) or "/" not in name:
-                return name
-            return name + _slashes_after(stringify_path(path))
-
-        def split_path(self, path: str) -> tuple[str, str, str | None]:
-            slashes = _slashes_after(path)
-            bucket, key, version = super().split_path(path.removesuffix(slashes))
-            return bucket, key and key + slashes, version
-
-    return S3FileSystem
-
-
-def _slashes_after(path: str) -> str:
-    return path[len(path.rstrip("/")) :]
 
 
 def make_private(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from cachedfs.errors import ObjectChanged, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Reply, SimpleOrigin, clipped, describe, range_header
 from cachedfs.origins.evidence import fingerprint, is_same_evidence
 from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.request_slots import OpenRequest, RequestSlots, logged_request
+from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 
 __all__ = ["ObstoreOrigin", "identity_of_store", "root_of_store"]
 
@@ -170,7 +170,7 @@ class ObstoreOrigin(SimpleOrigin):
     async def _ask(self, method: str, path: str, *args: Any) -> Any:
         """Call a coroutine of the store as one request; the caller has a slot."""
         self._count(path)
-        with logged_request(method, self.url(path)):
+        with OpenRequest(method, self.url(path), is_speculative=is_speculative()):
             return await getattr(self.store, method)(*args)
 
     async def _head(self, path: str) -> ObjectInfo:
@@ -202,7 +202,7 @@ class ObstoreOrigin(SimpleOrigin):
         path = path.strip("/")
         url, doing = self.url(path), describe(want)
         is_ahead = await self._slots.acquire()
-        with logged_request("get_async", url, range_header(want) or "", self._slots, is_ahead) as request:
+        with OpenRequest("get_async", url, range_header(want) or "", self._slots, is_ahead) as request:
             with mapped(url, doing, is_read=True):
                 reply = await self._begin(path, want, pinned)
             request.answered("ok")
@@ -302,7 +302,8 @@ class ObstoreOrigin(SimpleOrigin):
                 if deep:
                     self._count(folder)
                     objects, folders = [], []
-                    with logged_request("list_async", self.url(folder)):
+                    request = OpenRequest("list_async", self.url(folder), is_speculative=is_speculative())
+                    with request:
                         async for chunk in self.store.list_async(key):
                             objects += chunk
                 else:

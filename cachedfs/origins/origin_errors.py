@@ -8,9 +8,8 @@ import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import datetime
-from typing import Any, NoReturn
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cachedfs.common.logging import has_secrets, without_secrets
 from cachedfs.errors import (
@@ -25,11 +24,15 @@ from cachedfs.errors import (
     SignInRefused,
 )
 from cachedfs.origins.base import number
-from cachedfs.origins.retry import RetryableError, RetryReason, foreign, retry_after_s
+from cachedfs.origins.retry import RetryableError, foreign, retry_after_s
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http_request import HTTPRequest
 
 __all__ = [
     "OTHER_TIME",
     "WRONG_CLOCK",
+    "Errors",
     "denial",
     "error_of",
     "failure_since",
@@ -38,11 +41,12 @@ __all__ = [
     "mapped",
     "object_of",
     "raise_mapped",
+    "refusal",
     "size_of",
     "text_of",
     "token_server_away",
     "translate",
-    "trouble_of",
+    "retryable",
     "well_formed",
     "without_secrets",
 ]
@@ -58,15 +62,28 @@ WRONG_CLOCK = "the clock of this machine is wrong: set it (on Linux: `timedatect
 _IMPOSSIBLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-def trouble_of(
-    status: int, reasons: set[str], answer: str, headers: Mapping[str, str], now: datetime
-) -> RetryReason | None:
-    """Return the retry reason of an error response; None where another attempt would not help."""
-    is_rate = status == 429 or (status == 403 and bool(reasons & _RATE_REASONS))
+Errors = Mapping[int | None, tuple[type[CachedFSError], str]]
+"""What the statuses of a service mean that no retry changes: an error, and what it says. None: all others."""
+
+
+def refusal(request: HTTPRequest, status: int, said: str, errors: Errors) -> CachedFSError:
+    """Return the error that a status means."""
+    kind, why = errors.get(status) or errors[None]
+    return kind(f"{request.subject}: {why} ({request.purpose}: {said})")
+
+
+def retryable(
+    status: int, reasons: Collection[str], said: str, headers: Mapping[str, str]
+) -> RetryableError | None:
+    """Return the error of a response after which another attempt may help; None for any other."""
+    is_rate = status == 429 or (status == 403 and not _RATE_REASONS.isdisjoint(reasons))
     if status not in _RETRIED and status <= 504 and not is_rate:
         return None
-    reason = RetryReason(f"the service answered {answer}", retry_after_s(headers.get("retry-after"), now))
-    return replace(reason, remedy=_TOO_MANY, is_rate=True) if is_rate else reason
+    wait_s = retry_after_s(headers.get("retry-after"), datetime.now(UTC))
+    failed = RetryableError(f"the service answered {said}", retry_after_s=wait_s, is_rate=is_rate)
+    if is_rate:
+        failed.remedy = _TOO_MANY
+    return failed
 
 
 def error_of(body: bytes) -> tuple[str, set[str]]:
@@ -110,16 +127,16 @@ def object_of(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RetryableError(RetryReason("the answer is not JSON")) from error
+        raise RetryableError("the answer is not JSON") from error
     if not isinstance(found, dict):
-        raise RetryableError(RetryReason("the answer is JSON, but not an object"))
+        raise RetryableError("the answer is JSON, but not an object")
     level: list[Any] = [found]
     for _ in range(_DEEPEST):
         values = (each.values() if type(each) is dict else each for each in level)
         level = [value for each in values for value in each if type(value) in (dict, list)]
         if not level:
             return found
-    raise RetryableError(RetryReason("the answer is JSON that is nested too deep"))
+    raise RetryableError("the answer is JSON that is nested too deep")
 
 
 @contextmanager
@@ -130,7 +147,7 @@ def well_formed(said: str = "the answer lacks what the service always sends") ->
     except _IMPOSSIBLE as error:
         if isinstance(error, OSError):  # some are ValueErrors too
             raise
-        raise RetryableError(foreign(f"{said} ({_text(error)})")) from error
+        raise foreign(f"{said} ({_text(error)})") from error
 
 
 def text_of(value: Any) -> str:

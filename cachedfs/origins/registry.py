@@ -62,7 +62,7 @@ def open_origin(
     """Return the origin for `protocol`; its packages and credentials are loaded at the first request.
 
     `options` are the inner filesystem's own, and `identity` what `identity_of` returned for them. The origin's methods run
-    on `loop`. It calls `on_request` there once for every request it sends, and has at most `concurrency` requests in flight
+    on `loop`. It calls `on_request` there once for every request it sends, and has at most `concurrency` running requests
     that callers wait for.
 
     `alone` provides the locks that keep other writers off a path. Google Drive needs them, because it would create two

@@ -1,4 +1,4 @@
-"""Requests in flight: the slots of one origin, adapted to its throughput and to answers such as 429, and the log.
+"""Running requests: the slots of one origin, adapted to its throughput and to answers such as 429, and the log.
 
 Every request is logged once, when it ends: as a debug line, and as an event where events are recorded.
 """
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 from cachedfs.common import event_log
 from cachedfs.common.logging import public_url
@@ -26,7 +26,6 @@ __all__ = [
     "OpenRequest",
     "RequestSlots",
     "is_speculative",
-    "logged_request",
     "speculative",
 ]
 
@@ -40,11 +39,8 @@ _PAUSE = 8  # rounds to wait before the window may grow again
 _REQUEST = 64 << 10
 
 _is_speculative = ContextVar("cachedfs_is_speculative", default=False)
-
-
-def is_speculative() -> bool:
-    """Return whether the running task was started before any caller waited for its result."""
-    return _is_speculative.get()
+is_speculative = _is_speculative.get
+"""Return whether the running task was started before any caller waited for its result."""
 
 
 @contextmanager
@@ -59,7 +55,7 @@ def speculative() -> Iterator[None]:
 
 @dataclasses.dataclass(slots=True)
 class ConcurrencyWindow:
-    """The number of requests to keep in flight, adapted to finished requests.
+    """The number of requests to keep running, adapted to finished requests.
 
     A round ends when `size` requests have finished. If the window was full in a round, it doubles. If the next round is
     not at least 5 % faster, the window returns to its old size for _PAUSE rounds. A refusal, such as 429 or 503, halves
@@ -74,7 +70,7 @@ class ConcurrencyWindow:
     n: int = 0  # requests finished in this round
     total: int = 0  # bytes of this round
     started: float = 0.0
-    was_full: bool = False  # `size` requests of one kind, speculative or not, were in flight in this round
+    was_full: bool = False  # `size` requests of one kind, speculative or not, ran in this round
 
     def __post_init__(self) -> None:
         self.size = min(FIRST_AT_ONCE, self.most)
@@ -195,7 +191,10 @@ class RequestSlots:
 
 @dataclasses.dataclass(eq=False)
 class OpenRequest:
-    """One request of an origin, until it is closed: it holds a slot, and is logged once, when it ends."""
+    """One request of an origin, until it is closed: it holds a slot, and is logged once, when it ends.
+
+    As a context manager it is sent when it is entered, and its answer has arrived at the end.
+    """
 
     method: str
     url: str
@@ -211,6 +210,15 @@ class OpenRequest:
     answer: Any = None  # the library's response, which is closed with this
     at_close: Callable[[int], None] | None = None  # called with the size
     is_closed: bool = False
+
+    def __enter__(self) -> Self:
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self.answered("ok")
+        self.close(error)
 
     def answered(self, status: int | str) -> None:
         """Record the status and the latency of a good answer."""
@@ -265,26 +273,3 @@ class OpenRequest:
             "%s %s: %s, %d bytes in %.3f s, begun after %.3f s",
             *(self.method, target, self.status, self.size, took_s, wait_s),
         )
-
-
-@contextmanager
-def logged_request(
-    method: str,
-    url: str,
-    range_: str = "",
-    slots: RequestSlots | None = None,
-    is_ahead: bool | None = None,
-) -> Iterator[OpenRequest]:
-    """Send a request in the block, which sets the `size` of its answer.
-
-    With `slots`, the caller has acquired one of them, a speculative one if `is_ahead`. It is released.
-    """
-    is_ahead = is_speculative() if is_ahead is None else is_ahead
-    request = OpenRequest(method, url, range_, slots, is_ahead, time.monotonic())
-    try:
-        yield request
-        request.answered("ok")
-    except BaseException as error:  # a cancellation too
-        request.close(error)
-        raise
-    request.close()

@@ -9,25 +9,21 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from cachedfs.common.checksums import HASHERS
+from cachedfs.common.checksums import HASHERS, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.base import clipped, describe, number
 from cachedfs.origins.origin_errors import raise_mapped
-from cachedfs.origins.retry import Retries, RetryableError, RetryAttempts, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
 
-__all__ = ["WHOLE", "RangeNotSatisfiable", "ResumableRead", "check_length", "reaches"]
+__all__ = ["WHOLE", "ResumableRead", "check_length", "reaches"]
 
 WHOLE = 8 << 20  # most bytes held back until their checksum is verified: one request of the reader
 
 _MOST_HELD = 64 << 20  # most bytes held back until a body of no stated length has ended
-
-
-class RangeNotSatisfiable(RetryableError):
-    """HTTP 416: no byte of the object is in the range, as far as this attempt could see."""
 
 
 def reaches(want: Range | Suffix | None, size: int) -> bool:
@@ -39,7 +35,7 @@ def check_length(response: HTTPResponse, expected: int) -> None:
     """Raise RetryableError if the body states another length than `expected`, which aiohttp would ensure."""
     length = number(response.headers.get("Content-Length"))
     if "Transfer-Encoding" not in response.headers and length not in (None, expected):
-        raise RetryableError(RetryReason(f"the answer has {length} bytes instead of {expected}"))
+        raise RetryableError(f"the answer has {length} bytes instead of {expected}")
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,7 +49,7 @@ class ResumableRead(ABC):
     path: str
     want: Range | Suffix | None  # the bytes to read; after the first answer those that are left
     pinned: ObjectInfo | None  # the version to read; after the first answer the one that it is of
-    retries: Retries
+    policy: RetryPolicy
 
     info: ObjectInfo = dataclasses.field(init=False)
     start: int = 0
@@ -70,9 +66,8 @@ class ResumableRead(ABC):
     _doing: str = ""  # "": reading `want`
     # Received bytes are held until they are proven.
     _held: deque[bytes] = dataclasses.field(default_factory=deque)
-    _hasher: Any = None  # computes the checksum of a whole object from the bytes received so far
-    _checksum: str = ""  # its name
-    _expected: str = ""  # and value, in hex
+    _stated: StatedChecksum | None = None  # what the bytes of a whole object have to have
+    _hasher: Any = None  # computes it from the bytes received so far
     _holds: bool = False  # no byte is returned before the checksum is verified
     _look: asyncio.Task[None] | None = None  # a lookup during the read: no byte is returned before it is done
 
@@ -81,14 +76,11 @@ class ResumableRead(ABC):
         """Send one attempt for the bytes `want` of `pinned`.
 
         Sets `_response`, `_offset` and `_body_stop`. Before the first answer it also sets `info`, `start`, `stop`,
-        `_at` and the proof.
+        `_at` and the proof: `_stated` with `_holds`, or `_look`.
         """
 
     async def _explain(self, failed: RetryableError) -> None:  # noqa: B027  # most have nothing to add
         """Raise the error that explains a failed attempt; return if another attempt may succeed."""
-
-    async def _explain_checksum(self) -> None:  # noqa: B027
-        """Raise the error that explains a wrong checksum; return if the transfer damaged the bytes."""
 
     @property
     def doing(self) -> str:
@@ -100,31 +92,32 @@ class ResumableRead(ABC):
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """Yield b"" when the headers have arrived, then the bytes. Retry and resume broken attempts."""
-        began, held = self.retries.clock(), self._held
+        began, held = self.policy.clock(), self._held
         while not self._is_open or self._at < self.stop:
             try:
                 await self._open()
                 if not self._is_open:
-                    self._is_open = True
+                    self._is_open, self.is_checked_at_end = True, bool(self._stated) and not self._holds
+                    self._hasher = HASHERS[self._stated.name]() if self._stated else None
                     yield b""
-                response, hasher, end = self._response, self._hasher, min(self.stop, self._body_stop)
+                response, stated, end = self._response, self._stated, min(self.stop, self._body_stop)
                 if self._at < end and not self._holds and "Content-Length" not in response.headers:
                     await self._hold_body(end)
                 while self._at < end or held:
                     if self._at < end:
                         if not (piece := await response.read_some()):
-                            raise RetryableError(RetryReason(f"the body ended at byte {self._offset}"))
+                            raise RetryableError(f"the body ended at byte {self._offset}")
                         skip, self._offset = self._at - self._offset, self._offset + len(piece)
                         if skip or self._offset > end:
                             piece = piece[skip : len(piece) + min(0, end - self._offset)]
                         self._at += len(piece)
                         held.append(piece)
-                        if hasher is not None:
-                            hasher.update(piece)
+                        if self._hasher is not None:
+                            self._hasher.update(piece)
                     if self._at < self.stop and self._holds:
                         continue
-                    if self._at == self.stop and hasher and hasher.digest().hex() != self._expected:
-                        await self._raise_checksum(hasher)
+                    if self._at == self.stop and stated and self._hasher.digest().hex() != stated.value:
+                        await self._raise_checksum(stated)
                     if self._look is not None and not await self._is_confirmed(self._look):
                         continue
                     while held:
@@ -144,28 +137,28 @@ class ResumableRead(ABC):
         HTTP ensures the length that the headers state. A proxy that compresses a range states none.
         """
         if end - self._at > _MOST_HELD:
-            raise RetryableError(RetryReason("the answer does not state its length", is_final=True))
+            raise RetryableError("the answer does not state its length", is_final=True)
         pieces, offset = list[bytes](), self._offset
         while offset <= self._body_stop and (piece := await self._response.read_some()):
             pieces.append(piece[max(0, self._at - offset) : max(0, end - offset)])
             offset += len(piece)
         if offset != self._body_stop:
-            raise RetryableError(RetryReason(f"the body ended at byte {offset} instead of {self._body_stop}"))
+            raise RetryableError(f"the body ended at byte {offset} instead of {self._body_stop}")
         for piece in pieces:
             self._held.append(piece)
             if self._hasher is not None:
                 self._hasher.update(piece)
         self._at, self._offset = end, offset
 
-    async def _raise_checksum(self, hasher: Any) -> None:
+    async def _raise_checksum(self, stated: StatedChecksum) -> None:
         """Raise the error for bytes with another checksum than the stated one."""
-        wrong = f"the {self._checksum.upper()} of its bytes is {hasher.digest().hex()}, and should be {self._expected}"
+        found = self._hasher.digest().hex()
+        wrong = f"the {stated.name.upper()} of its bytes is {found}, and should be {stated.value}"
         if not self._holds:
             raise ChecksumMismatch(f"{self.url}: {self.doing} failed: {wrong}. Read it again")
         self._held.clear()
-        self._at, self._hasher = self.start, HASHERS[self._checksum]()
-        await self._explain_checksum()
-        raise RetryableError(RetryReason(wrong))
+        self._at, self._hasher = self.start, HASHERS[stated.name]()
+        raise RetryableError(wrong, is_damaged=True)
 
     async def _is_confirmed(self, look: asyncio.Task[None]) -> bool:
         """Return whether the lookup during the read is done. At the end or when much is held, wait for it."""
@@ -183,7 +176,7 @@ class ResumableRead(ABC):
         if self._is_open:
             self.want, self.pinned = Range(self._at, self.stop), self.info
         await self._explain(failed)
-        self._tries = self._tries or self.retries.attempts(began)
+        self._tries = self._tries or RetryAttempts(self.policy, began)
         await self._tries.pause(failed, self.url, self.doing)
 
     def _close(self) -> None:
@@ -198,10 +191,14 @@ class ResumableRead(ABC):
             look.cancel()
             await asyncio.gather(look, return_exceptions=True)  # whoever waits for bytes has had the outcome
 
-    def _begin(self, info: ObjectInfo, start: int, stop: int) -> None:
-        """Set the version and the range, without a proof."""
+    def _begin(self, info: ObjectInfo, start: int, stop: int, *, most_held: int = 0) -> None:
+        """Set the version and the range.
+
+        With `most_held`, the bytes of a whole object must have its checksum, and so many are held until they have.
+        """
         self.info, self.start, self._at, self.stop = info, start, start, stop
-        self._hasher, self._holds = None, False
+        self._stated = stated_of(info.details) if most_held and stop - start == info.size else None
+        self._holds = self._stated is not None and stop - start <= most_held
 
     def _take_nothing(self, info: ObjectInfo) -> None:
         at = info.size or 0

@@ -16,7 +16,7 @@ from typing import Any
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.origin_errors import token_server_away, without_secrets
-from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason, untrusted
+from cachedfs.origins.retry import RetryableError, RetryPolicy, untrusted
 
 __all__ = ["TokenSource", "finding_credentials", "is_expired", "left_s", "message_of", "refresh"]
 
@@ -130,8 +130,7 @@ class TokenSource:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            reason = RetryReason(f"no token came within {within_s:g} s", is_unreachable=True)
-            raise RetryableError(reason) from None
+            raise RetryableError(f"no token came within {within_s:g} s", is_unreachable=True) from None
 
     def _end_renewal(self, done: asyncio.Future[object]) -> None:
         """Remove a renewal: its error has the frames of all that waited for it."""
@@ -172,14 +171,14 @@ def refresh(credentials: Any, policy: RetryPolicy) -> None:
         except (TransportError, RefreshError) as error:
             if (failure := token_server_away(error)) is not None:
                 if isinstance(failure.__cause__, requests.exceptions.SSLError):
-                    raise RetryableError(untrusted(f"no token: {message_of(failure)}")) from error
-                reason = RetryReason(
-                    f"no token: {message_of(failure)}", is_unreachable=not _is_cut_off(failure)
-                )
-                raise RetryableError(reason) from error
+                    raise untrusted(f"no token: {message_of(failure)}") from error
+                is_unreachable = not _is_cut_off(failure)
+                raise RetryableError(
+                    f"no token: {message_of(failure)}", is_unreachable=is_unreachable
+                ) from error
             if not error.retryable:
                 raise
-            raise RetryableError(RetryReason(f"no token: {message_of(error)}")) from error
+            raise RetryableError(f"no token: {message_of(error)}") from error
 
 
 def message_of(error: Exception) -> str:

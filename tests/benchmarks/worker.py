@@ -35,14 +35,13 @@ def check(value: Any) -> int:
 
 def shorten_minute(time_scale: float) -> None:
     """Make the minute of our rate limits as much shorter as that of the service is."""
-    from cachedfs.origins import rate_limit
-    from cachedfs.origins.drive import quota
+    from cachedfs.origins.drive import limits, quota
 
     for name in ("REQUESTS", "CREATES"):
         ladder = getattr(quota, name)
         setattr(quota, name, tuple(limit._replace(window_s=limit.window_s / time_scale) for limit in ladder))
-    rate_limit._PAUSE_S /= time_scale
-    rate_limit._DOUBLES_S /= time_scale
+    limits._PAUSE_S /= time_scale
+    limits._DOUBLES_S /= time_scale
 
 
 def prepare(row: str, base: str, n: int) -> Run:

@@ -11,7 +11,7 @@ import pytest
 from cachedfs.common.kept_mtime import kept_mtime_ns
 from cachedfs.common.types import ANY_VERSION
 from cachedfs.errors import AccessDenied, ObjectChanged, ObjectExists, OriginUnavailable
-from cachedfs.origins.gcs import upload as gcs_upload
+from cachedfs.origins import upload
 from cachedfs.sim import Fault
 from tests.support import KiB, forget, noise
 
@@ -23,7 +23,7 @@ AT_NS = 1_234_567_890_123_456_789
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(gcs_upload, "PIECE", PIECE)
+    monkeypatch.setattr(upload, "PIECE", PIECE)
 
 
 @pytest.fixture(autouse=True)
@@ -104,14 +104,14 @@ def test_gcs_compares_the_version_itself(cloud, fs, data):
 def test_gcs_compares_the_version_also_at_the_end_of_a_large_upload(cloud, fs, monkeypatch):
     path = cloud.path("k")
     cloud.put("k", OLD)
-    before, read = look_up(fs, path), gcs_upload.UploadContent.piece
+    before, read = look_up(fs, path), upload.UploadContent.piece
 
     def piece(self, start, stop):
         if start == PIECE and stop == len(LARGE) and cloud.server.count("upload") == 2:
             cloud.put("k", OTHER)  # when the first piece was sent
         return read(self, start, stop)
 
-    monkeypatch.setattr(gcs_upload.UploadContent, "piece", piece)
+    monkeypatch.setattr(upload.UploadContent, "piece", piece)
     cloud.asked()
     with pytest.raises(ObjectChanged, match=f"its version is .* and not {before.fingerprint}"):
         send(fs, path, LARGE, replaces=before)
@@ -174,13 +174,13 @@ def test_a_failed_upload_leaves_nothing(cloud, fs):
 
 def test_an_upload_that_is_damaged_on_the_way_is_refused(cloud, fs, monkeypatch):
     path = cloud.path("k")
-    read, flips = gcs_upload.UploadContent.piece, itertools.count()
+    read, flips = upload.UploadContent.piece, itertools.count()
 
     def piece(self, start, stop):
         data = read(self, start, stop)
         return data[:-1] + b"?" if next(flips) == 2 else data  # after the checksum, and one piece
 
-    monkeypatch.setattr(gcs_upload.UploadContent, "piece", piece)
+    monkeypatch.setattr(upload.UploadContent, "piece", piece)
     with pytest.raises(OSError, match="hash"):
         send(fs, path, LARGE, replaces=None)
     assert not fs.exists(path)

@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import itertools
 import json
-import random
 import socket
 import threading
 import time
@@ -54,7 +53,7 @@ from cachedfs.origins.http import HTTPResponse
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.registry import identity_of, open_origin
 from cachedfs.origins.request_slots import speculative
-from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.sim import Fault, GCSServer
 from tests.origins.contract import CONCURRENCY, DATA, OriginContract, names, read
 from tests.support import until
@@ -82,7 +81,7 @@ async def make(server):
     """Return a function that creates origins; they are closed at the end."""
     made = []
 
-    def make_origin(policy=PATIENT, slots=CONCURRENCY, clock=time.monotonic, **options):
+    def make_origin(policy=PATIENT, slots=CONCURRENCY, **options):
         options = {"token": "anon", "endpoint_url": server.endpoint_url, **options}
         origin = GCSOrigin(
             options,
@@ -91,8 +90,6 @@ async def make(server):
             on_request=lambda: None,
             concurrency=slots,
             policy=policy,
-            clock=clock,
-            rng=random.Random(1),
         )
         made.append(origin)
         return origin
@@ -773,7 +770,7 @@ async def test_a_refused_connection_is_retried_for_two_seconds(make, waits):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        origin = make(RetryPolicy(), clock=lambda: sum(waits), endpoint_url=url)
+        origin = make(RetryPolicy(clock=lambda: sum(waits)), endpoint_url=url)
         with pytest.raises(OriginUnavailable, match=r"gs://b/k: reading all bytes.*endpoint"):
             await read(origin, "b/k")
     assert 0 < sum(waits) <= RetryPolicy().connect_s
@@ -1020,8 +1017,8 @@ def test_a_206_response_without_a_valid_range_is_refused(text):
 @pytest.mark.parametrize(
     ("status", "pinned", "kind"),
     [
-        (404, False, RetryReason), (404, True, RetryReason), (412, True, ObjectChanged), (401, True, AccessDenied),
-        (403, False, AccessDenied), (400, False, ValueError), (503, True, RetryReason), (599, False, RetryReason),
+        (404, False, RetryableError), (404, True, RetryableError), (412, True, ObjectChanged), (401, True, AccessDenied),
+        (403, False, AccessDenied), (400, False, ValueError), (503, True, RetryableError), (599, False, RetryableError),
         (418, False, OSError),
     ],
 )  # fmt: skip
@@ -1030,7 +1027,7 @@ def test_every_status_maps_to_an_error_or_a_retry(status, pinned, kind):
     for body in (b"", b"<html>no</html>", b'{"error": "x"}', b"[1]", b"\xff", b'{"error": {}}'):
         verdict = api.failure(request, status, {}, body)
         assert isinstance(verdict, kind)
-        if not isinstance(verdict, RetryReason):
+        if not isinstance(verdict, RetryableError):
             assert "gs://b/k" in str(verdict)
             assert "<html>" not in str(verdict)
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import dataclasses
-import random
 import threading
-import time
 import traceback
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -22,7 +20,7 @@ from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http import HTTPClient, is_on_time, new_connector
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import Retries, RetryableError, RetryPolicy
+from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.origins.tokens import TokenSource
 from tests.fakes import FakeClock
 
@@ -32,15 +30,16 @@ BODY = bytes(64 << 20)  # more than the buffers of two sockets hold
 HASTY = RetryPolicy(connect_s=60.0, stall_s=0.2)
 
 
-def client_of(session, policy):
+def client_of(session, policy, **options):
     return HTTPClient(
         session,
         None,
         lambda request, status, headers, body: OSError(f"answered {status}"),
         slots=RequestSlots(4),
         on_request=lambda: None,
-        retries=Retries(policy, time.monotonic, random.Random(0)),
+        policy=policy,
         timeouts=timeouts_of(policy),
+        options=options,
     )
 
 
@@ -214,6 +213,14 @@ async def test_a_caller_with_a_stale_answer_waits_less_long_for_a_connection(is_
     assert session.timeout.connect == expected
 
 
+async def test_a_timeout_among_the_options_of_a_request_is_used():
+    session, mine = Session(), aiohttp.ClientTimeout(total=7)
+    request = HTTPRequest(url="http://host/", subject="x://y", doing="reading")
+    with pytest.raises(OSError, match="answered 500"):
+        await client_of(session, RetryPolicy(), timeout=mine).answer(request)
+    assert session.timeout is mine
+
+
 @pytest.mark.parametrize(
     ("waited_s", "expected"),
     [(0.1, True), (2.0, True), (2.5, False), (19.9, False), (20.5, True), (21.5, False)],
@@ -234,7 +241,7 @@ async def test_a_token_that_comes_late_is_kept_for_the_next_request():
     has_stale_answer.set(True)
     with pytest.raises(RetryableError) as failed:
         await source.headers()
-    assert failed.value.trouble.is_unreachable
+    assert failed.value.is_unreachable
     may_answer.set()
     has_stale_answer.set(False)
     assert await source.headers() == {"authorization": "Bearer new"}

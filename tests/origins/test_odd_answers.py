@@ -346,7 +346,6 @@ class GCSWorld(World):
                 loop=asyncio.get_running_loop(),
                 on_request=lambda: None,
                 policy=POLICY,
-                rng=random.Random(1),
             )
         generation = self.server.service.store.get("b", "k").generation
         self.info = self.info and dataclasses.replace(self.info, fingerprint=str(generation))
@@ -376,7 +375,6 @@ class DriveWorld(World):
             loop=asyncio.get_running_loop(),
             on_request=lambda: None,
             policy=POLICY,
-            rng=random.Random(1),
             filesystem_over=DriveFileSystem.over,
         )
 

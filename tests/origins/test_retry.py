@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason, delay, retry_after_s
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, delay, retry_after_s
 from tests.fakes import FakeClock
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -19,18 +19,18 @@ def clock():
 
 
 def tries(clock, **policy):
-    return RetryAttempts(RetryPolicy(**policy), clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
+    return RetryAttempts(RetryPolicy(clock=clock, rng=random.Random(1), **policy))  # type: ignore[arg-type]
 
 
 @given(attempt=st.integers(1, 40), seed=st.integers())
 def test_the_delay_is_random_below_a_bound_that_doubles(attempt, seed):
-    wait_s = delay(attempt, RetryPolicy(base_s=1.0, cap_s=32.0), random.Random(seed))
+    wait_s = delay(attempt, RetryPolicy(base_s=1.0, cap_s=32.0, rng=random.Random(seed)))
     assert 0.0 <= wait_s <= min(32.0, 2.0 ** (attempt - 1))
 
 
 @given(asked=st.floats(0, 60), seed=st.integers())
 def test_the_delay_is_at_least_what_the_service_asks_for(asked, seed):
-    assert delay(1, RetryPolicy(), random.Random(seed), at_least_s=asked) >= asked
+    assert delay(1, RetryPolicy(rng=random.Random(seed)), at_least_s=asked) >= asked
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_retry_after_is_seconds_or_a_date(text, expected):
 
 def test_the_policy_limits_the_number_of_tries(clock):
     each = tries(clock, tries=6)
-    waits = [each.next_wait_s(RetryReason("503")) for _ in range(6)]
+    waits = [each.next_wait_s(RetryableError("503")) for _ in range(6)]
     assert None not in waits[:5]
     assert waits[5] is None
     clock.now += 3.0
@@ -54,13 +54,13 @@ def test_the_policy_limits_the_number_of_tries(clock):
 
 
 def test_a_service_that_asks_for_an_hour_is_not_waited_for(clock):
-    assert tries(clock).next_wait_s(RetryReason("503", retry_after_s=3600.0)) is None
-    assert (tries(clock).next_wait_s(RetryReason("503", retry_after_s=5.0)) or 0.0) >= 5.0
+    assert tries(clock).next_wait_s(RetryableError("503", retry_after_s=3600.0)) is None
+    assert (tries(clock).next_wait_s(RetryableError("503", retry_after_s=5.0)) or 0.0) >= 5.0
 
 
 def test_an_unreachable_service_is_retried_for_two_seconds(clock):
     each = tries(clock, tries=100, base_s=0.5)
-    while (wait_s := each.next_wait_s(RetryReason("refused", is_unreachable=True))) is not None:
+    while (wait_s := each.next_wait_s(RetryableError("refused", is_unreachable=True))) is not None:
         clock.now += wait_s
         assert clock.now <= 102.0
     assert each.n_failed > 1
@@ -69,21 +69,21 @@ def test_an_unreachable_service_is_retried_for_two_seconds(clock):
 def test_a_connection_attempt_that_took_two_seconds_is_not_retried(clock):
     each = tries(clock)
     clock.now += 2.0
-    assert each.next_wait_s(RetryReason("timeout", is_unreachable=True)) is None
+    assert each.next_wait_s(RetryableError("timeout", is_unreachable=True)) is None
 
 
 def test_the_two_seconds_begin_when_the_service_becomes_unreachable(clock):
     each = tries(clock, base_s=0.01)
     clock.now += 60.0
-    assert each.next_wait_s(RetryReason("broken body")) is not None
-    assert each.next_wait_s(RetryReason("refused", is_unreachable=True)) is not None
-    assert each.next_wait_s(RetryReason("503")) is not None
+    assert each.next_wait_s(RetryableError("broken body")) is not None
+    assert each.next_wait_s(RetryableError("refused", is_unreachable=True)) is not None
+    assert each.next_wait_s(RetryableError("503")) is not None
     clock.now += 60.0
-    assert each.next_wait_s(RetryReason("refused", is_unreachable=True)) is not None
+    assert each.next_wait_s(RetryableError("refused", is_unreachable=True)) is not None
 
 
 def test_timeouts_double_at_each_retry_which_follows_at_once(clock):
-    late, attempts = RetryReason("no answer came", is_late=True), tries(clock, media_s=2.0, stall_s=30.0)
+    late, attempts = RetryableError("no answer came", is_late=True), tries(clock, media_s=2.0, stall_s=30.0)
     timeouts = []
     while True:
         timeouts.append(attempts.media_s)

@@ -50,7 +50,7 @@ from cachedfs.mount.temporary_files import temporary_folder
 from cachedfs.origins.drive import accounts, quota
 from cachedfs.origins.drive.credentials import SIGN_IN
 from cachedfs.origins.drive.options import DriveOptions
-from cachedfs.origins.rate_limit import RateLimit
+from cachedfs.origins.drive.quota import RateLimit
 from cachedfs.origins.upload import UploadContent
 from cachedfs.sim import PROFILES, DriveServer, Fault, GCSServer, SimServer
 from cachedfs.sim.messages import Refusal

@@ -13,7 +13,7 @@ from typing import Any
 
 from cachedfs.common.atomic_files import write_private
 from cachedfs.common.user_folders import writable_folder
-from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, find, owner_of, read_json
+from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, find, read_json
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.origin_errors import without_secrets
 
@@ -36,14 +36,15 @@ def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
     """
     try:
         found = find(options.sign_in)
-        account, secret = found.account, found.secret
-        is_live = found.kind in ("credentials", "google_auth")
-        if is_live:
-            account, secret = _owner_of_live(options)
+        if is_live := found.kind in ("credentials", "google_auth"):
+            from cachedfs.origins.drive.auth import sign_in
+
+            found = sign_in(options.sign_in)
     except (OSError, ValueError):  # the first request raises it too
         return MISSING
-    if account is not None:
-        return account if account == ANONYMOUS else f"auth-{_digest(account)}"
+    secret = found.secret
+    if found.account is not None:
+        return found.account if found.account == ANONYMOUS else f"auth-{_digest(found.account)}"
     if secret is None and is_live:
         user = _asked(options) if may_ask else None
         return f"{OWN}-{uuid.uuid4().hex}" if user is None else f"user-{user}"
@@ -58,19 +59,6 @@ def account_key(options: DriveOptions, *, may_ask: bool = True) -> str:
             _remember(digest, user)
         _keys[digest] = f"auth-{digest}" if user is None else f"user-{user}"
     return _keys[digest]
-
-
-def _owner_of_live(options: DriveOptions) -> tuple[str | None, str | None]:
-    from cachedfs.origins.drive.auth import sign_in
-
-    live = sign_in(options.sign_in).credentials
-    if live is None:
-        return ANONYMOUS, None
-    names = ("service_account_email", "refresh_token", "token")
-    shown = {name: getattr(live, name, None) for name in names}
-    if "@" in (email := shown["service_account_email"] or ""):  # a machine's may be "default"
-        shown["client_email"] = email
-    return owner_of(shown, getattr(live, "_subject", None))
 
 
 # Asking Drive

@@ -13,7 +13,7 @@ from unicodedata import normalize as _normal
 
 from cachedfs.common.types import Change, ObjectInfo
 from cachedfs.origins.origin_errors import object_of, size_of, well_formed
-from cachedfs.origins.retry import RetryableError, RetryReason, foreign
+from cachedfs.origins.retry import RetryableError, foreign
 
 __all__ = [
     "ANY_DRIVE", "CHANGE_FIELDS", "EVERYWHERE", "FOLDER", "GOOGLE", "ITEM_FIELDS", "LIST_FIELDS", "PAGE_READ_AT", "ROOT",
@@ -225,7 +225,7 @@ def resource_of(
     """
     if kind is None:
         if status != 204:
-            raise RetryableError(RetryReason(f"the answer is not Drive's: {status} in place of 204"))
+            raise RetryableError(f"the answer is not Drive's: {status} in place of 204")
         return {}
     found = object_of(body)
     with well_formed(f"the answer is not Drive's: no complete {kind}"):
@@ -238,12 +238,10 @@ def resource_of(
                 raise ValueError("an item without id or name")
             item_info(item, "")  # fails on a size or a time that is none
     if found.get("incompleteSearch"):
-        raise RetryableError(RetryReason("Drive searched only a part"))
+        raise RetryableError("Drive searched only a part")
     for name, value in (asked or {}).items():
         if found.get(name) != value:
-            raise RetryableError(
-                foreign(f"the answer to a change has the {name} {found.get(name)!r} instead of {value!r}")
-            )
+            raise foreign(f"the answer to a change has the {name} {found.get(name)!r} instead of {value!r}")
     return found
 
 

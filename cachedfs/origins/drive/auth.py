@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import google.auth
 import google.auth.credentials
@@ -26,7 +26,9 @@ from cachedfs.origins.drive.credentials import (
     DEFAULT,
     HOW_TO_SIGN_IN,
     SCOPE,
+    SignIn,
     find,
+    owner_of,
     read_json,
     scope_remedy,
 )
@@ -39,23 +41,11 @@ from cachedfs.origins.tokens import TokenSource, is_expired, left_s, message_of,
 if TYPE_CHECKING:
     import requests
 
-__all__ = ["DriveAuth", "SignIn", "about", "headers_now", "sign_in"]
+__all__ = ["DriveAuth", "about", "headers_now", "sign_in"]
 
 log = logging.getLogger("cachedfs.origins")
 
 _SEARCH_AGAIN_S = 5.0  # a search for credentials may ask a metadata server that does not answer
-
-
-class SignIn(NamedTuple):
-    """Credentials, and what messages say about them."""
-
-    credentials: Any  # of google-auth; None: anonymous
-    name: str  # the account as far as it is known, without secrets
-    remedy: str  # what to do when its tokens are refused
-    path: str | None = None  # the file with its token, for all processes
-    api_key: str | None = None  # names a project in place of an account
-    is_missing: bool = False  # no credentials were named, and none found
-    for_scope: str = ""  # what to do when its tokens lack the scope of Drive
 
 
 class DriveAuth(TokenSource):
@@ -74,8 +64,8 @@ class DriveAuth(TokenSource):
         self.name, self.remedy = signed_in.name, signed_in.remedy
         self.for_scope = signed_in.for_scope or signed_in.remedy
         self.is_missing = signed_in.is_missing
-        self.has_api_key = signed_in.api_key is not None  # which is sent in place of a token
-        self.without_token = {"x-goog-api-key": signed_in.api_key} if signed_in.api_key is not None else {}
+        self.has_api_key = signed_in.kind == "api_key"  # which is sent in place of a token
+        self.without_token = {"x-goog-api-key": signed_in.value} if self.has_api_key else {}
 
     async def search(self, options: Mapping[str, Any], is_same: Callable[[], bool]) -> bool:
         """Look for default credentials again; return whether there are any now.
@@ -201,11 +191,9 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
     """
     found = find(options)
     if found.kind == DEFAULT:
-        return _default()
-    if found.kind == "credentials":
-        return _from_object(found.value)
-    if found.kind == "google_auth":
-        return _from_pydrive2(found.value)
+        return _default(found)
+    if found.kind in _LIVE:
+        return _LIVE[found.kind](found.value)
     held: Any = None
     if found.kind == "service_account":
         held = _service_account(found.value, found.acts_for)
@@ -213,8 +201,7 @@ def sign_in(options: Mapping[str, Any]) -> SignIn:
         held = _user(found.value)
     elif found.kind == "token":
         held = google_users.Credentials(found.value)  # type: ignore[no-untyped-call]
-    api_key = found.value if found.kind == "api_key" else None
-    return SignIn(held, found.name, found.remedy, found.path, api_key, for_scope=found.for_scope)
+    return found._replace(credentials=held)
 
 
 def _service_account(info: Mapping[str, Any], user: str | None) -> Any:
@@ -280,7 +267,7 @@ def _from_pydrive2(given: Any) -> SignIn:
     return _from_object(gauth.credentials)._replace(remedy="authenticate google_auth= again")
 
 
-def _default() -> SignIn:
+def _default(found: SignIn) -> SignIn:
     """Return google-auth's default credentials, or nobody's: public files need none.
 
     These are Colab's sign-in, gcloud's, a key file in the environment, or the machine's.
@@ -291,19 +278,18 @@ def _default() -> SignIn:
     except google.auth.exceptions.DefaultCredentialsError as error:
         said = without_secrets(str((error.args or ("",))[0])).split("\n")[0]
         why = "" if "not found" in said and "default" in said else f" ({said})"
-        return SignIn(
-            None,
-            "nobody",
+        remedy = (
             "Google Drive: no credentials found in GOOGLE_APPLICATION_CREDENTIALS, in gcloud's application default "
-            f"credentials and at the metadata server of this machine{why}: {HOW_TO_SIGN_IN}",
-            is_missing=True,
+            f"credentials and at the metadata server of this machine{why}: {HOW_TO_SIGN_IN}"
         )
+        return found._replace(name="nobody", remedy=remedy, is_missing=True)
     name = f"application default credentials ({_name_of(credentials)})"
     from google.auth.compute_engine import Credentials  # which takes long to import, and is by now
 
     is_machine = isinstance(credentials, Credentials)
     for_scope = scope_remedy("machine" if is_machine else "gcloud")
-    return SignIn(credentials, name, f"sign in again: {HOW_TO_SIGN_IN}", for_scope=for_scope)
+    remedy = f"sign in again: {HOW_TO_SIGN_IN}"
+    return found._replace(credentials=credentials, name=name, remedy=remedy, for_scope=for_scope)
 
 
 def _from_object(live: Any) -> SignIn:
@@ -326,7 +312,16 @@ def _from_object(live: Any) -> SignIn:
                 f"{type(live).__name__}"
             )
     held = google.auth.credentials.with_scopes_if_required(live, [SCOPE])  # type: ignore[no-untyped-call]
-    return SignIn(held, _name_of(held), "make new credentials", for_scope=scope_remedy("object"))
+    names = ("service_account_email", "refresh_token", "token")
+    shown = {name: getattr(held, name, None) for name in names}
+    if "@" in (email := shown["service_account_email"] or ""):  # a machine's may be "default"
+        shown["client_email"] = email
+    account, secret = owner_of(shown, getattr(held, "_subject", None))
+    made = SignIn("credentials", live, _name_of(held), "make new credentials", account, secret)
+    return made._replace(credentials=held, for_scope=scope_remedy("object"))
+
+
+_LIVE = {"credentials": _from_object, "google_auth": _from_pydrive2}
 
 
 def _name_of(credentials: Any) -> str:

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,12 +19,12 @@ from oauthlib import oauth2
 
 from cachedfs.errors import AccessDenied, OriginUnavailable, SignInRefused
 from cachedfs.origins.drive import accounts, auth
-from cachedfs.origins.drive.credentials import read_json
+from cachedfs.origins.drive.credentials import SignIn, read_json
 from cachedfs.origins.drive.failures import failure
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.origin_errors import error_of, without_secrets
 from cachedfs.origins.proxy import configure
-from cachedfs.origins.retry import RetryableError, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryPolicy
 
 __all__ = ["about", "by_browser", "by_pasting", "checked_address", "read_client", "read_key", "revoke"]
 
@@ -198,11 +197,11 @@ def about(info: Mapping[str, Any], endpoint_url: str) -> dict[str, Any]:
     raise OriginUnavailable(f"Google Drive: no answer about the account ({said}): sign in again later")
 
 
-def _meaning(signed_in: auth.SignIn, answer: requests.Response) -> RetryReason | Exception:
+def _meaning(signed_in: SignIn, answer: requests.Response) -> Exception:
     """Return what an error response means: a reason to try again, or the exception to raise."""
     asked = HTTPRequest(url="", subject="Google Drive", doing="looking up the account")
     who = {"account": signed_in.name, "remedy": signed_in.remedy, "for_scope": signed_in.for_scope}
-    return failure(asked, answer.status_code, answer.headers, answer.content, now=datetime.now(UTC), **who)
+    return failure(asked, answer.status_code, answer.headers, answer.content, **who)
 
 
 def revoke(info: Mapping[str, Any]) -> None:

@@ -6,12 +6,9 @@ import asyncio
 import dataclasses
 import itertools
 import json
-import random
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -26,31 +23,32 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.drive import api, failures, public, public_folder, quota
-from cachedfs.origins.drive.creation_limit import CreationLimit
+from cachedfs.origins.base import range_header
+from cachedfs.origins.drive import api, failures, public, public_folder
+from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
 from cachedfs.origins.drive.public_folder import NoFolderPage
+from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
-from cachedfs.origins.rate_limit import RateLimiter
 from cachedfs.origins.request_slots import RequestSlots
-from cachedfs.origins.retry import Retries, RetryableError, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
+from cachedfs.origins.upload import JSON
 
 if TYPE_CHECKING:
     from cachedfs.common.types import ObjectInfo
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.http import HTTPClient
 
-__all__ = ["GOOD", "JSON", "DriveAccount", "key_of"]
+__all__ = ["GOOD", "DriveAccount", "key_of"]
 
 T = TypeVar("T")
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
 GOOD = frozenset({200, 201, 204, 308})
-JSON = "application/json; charset=UTF-8"
 _MEDIA: dict[str, Any] = {"kind": "download", "good": frozenset({200, 206, 416})}
 
 
@@ -76,16 +74,13 @@ class DriveAccount:
         on_request: Callable[[], None],
         concurrency: int = 16,
         policy: RetryPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-        meter: quota.QuotaMeter | None = None,
+        meter: QuotaMeter | None = None,
     ) -> None:
         self.options = given = DriveOptions.of(options)
         self.base = given.endpoint_url
+        self.policy = policy or RetryPolicy()
         self.loop = loop
-        self.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES)
-        self.quota = quota.QuotaLimit(meter or quota.QuotaMeter(), given.daily_limit, given.daily_limit_stops)
-        self.creates = CreationLimit(clock=clock)
+        self.limits = DriveLimits(meter or QuotaMeter(), given.daily_limit, given.daily_limit_stops)
         self.media_slots = RequestSlots(concurrency)
         self.metadata_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
         self.is_public = False  # whether to read public files at their public address
@@ -93,8 +88,6 @@ class DriveAccount:
         self.without_revisions: set[str] = set()  # ids of files whose revisions Google does not give
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
-        self._policy = policy or RetryPolicy()
-        self.retries = Retries(self._policy, clock, rng or random.Random())
         self._ids: list[str] = []
         self._asking_ids = asyncio.Lock()
         self._out_of_sight: set[str] = set()  # shared drives that this account is no member of
@@ -103,7 +96,7 @@ class DriveAccount:
     # Signing in
     async def connection(self) -> _Connection:
         """Return the connection, made at the first call; raise AccessDenied or ValueError without a way to sign in."""
-        async with finding_credentials("drive://", self._policy):
+        async with finding_credentials("drive://", self.policy):
             return await self._connection.get()
 
     async def _connect(self) -> _Connection:
@@ -112,7 +105,7 @@ class DriveAccount:
 
             from cachedfs.origins.http import HTTPClient, new_connector, timeouts_of
 
-        policy = self._policy
+        policy = self.policy
         auth, proxy, tls = await asyncio.to_thread(_signed_in, self.options, policy)
         if not auth.is_missing and not await asyncio.to_thread(self._is_same):
             raise AccessDenied(
@@ -129,10 +122,9 @@ class DriveAccount:
                 partial(_judge, auth),
                 slots=slots,
                 on_request=self._on_request,
-                retries=self.retries,
+                policy=self.policy,
                 timeouts=timeouts_of(policy),
-                rate_limiter=self.rate_limiter,
-                meter=self.quota,
+                limits=self.limits,
             )
 
         slow = dataclasses.replace(policy, stall_s=policy.export_s)
@@ -172,11 +164,6 @@ class DriveAccount:
             connection.session.detach()
             if connector is not None:
                 connector._close()  # its public face wants the loop
-
-    # Limits
-    def spare_s(self) -> float:
-        """Return in how many seconds to check again whether a speculative request may be sent; 0: now."""
-        return self.quota.spare_s() or self.rate_limiter.spare_s()
 
     # Any request
     def address(self, *parts: str | None, upload: bool = False) -> str:
@@ -225,11 +212,13 @@ class DriveAccount:
         an id that Drive generated before (`has_id`), it creates one item, however often it is sent. Without one, it is
         sent again only if it surely created none.
         """
-        to, policy = await self.connection(), self._policy
+        to, policy = await self.connection(), self.policy
+        if most_tries is not None:
+            policy = dataclasses.replace(policy, tries=most_tries)
         if request.kind != "download" and await self._is_missing(to.auth):
             raise AccessDenied(f"{request.subject}: {to.auth.remedy}")
-        creates = self.creates if request.kind == "create" else None
-        tries, n_made = self.retries.attempts(most=most_tries), self.creates.n_made
+        limits = self.limits if request.kind == "create" else None
+        tries, n_created = RetryAttempts(policy), self.limits.n_created
         while True:
             if (
                 request.method == "GET"
@@ -237,19 +226,18 @@ class DriveAccount:
                 within_s = policy.first_byte_s(policy.metadata_s, tries.n_failed)
                 request = dataclasses.replace(request, within_s=within_s)
             try:
-                async with creates.turn() if creates else nullcontext():
+                async with limits.creating() if limits else nullcontext():
                     result = parse(await self.send(request))
             except RetryableError as failed:
-                trouble = failed.trouble
-                if creates and not (has_id or trouble.is_rate or trouble.is_unreachable):
+                if limits and not (has_id or failed.is_rate or failed.is_unreachable):
                     remedy = "What it makes may be there all the same: look for it before you try again"
-                    failed.trouble = dataclasses.replace(trouble, is_final=True, remedy=remedy)
-                if creates and trouble.is_rate and creates.n_made > n_made:  # others make progress
-                    tries, n_made = self.retries.attempts(), creates.n_made
+                    failed.is_final, failed.remedy = True, remedy
+                if limits and failed.is_rate and limits.n_created > n_created:  # others make progress
+                    tries, n_created = RetryAttempts(policy), limits.n_created
                 await tries.pause(failed, request.subject, request.purpose)
             else:
-                if creates:
-                    creates.made()
+                if limits:
+                    limits.n_created += 1
                 return result
 
     async def call(
@@ -348,7 +336,7 @@ class DriveAccount:
 
         def page_of(answer: Answer) -> tuple[int, bytes]:
             if answer.status == 500 and is_known:
-                raise RetryableError(RetryReason("the public page of the folder answered 500"))
+                raise RetryableError("the public page of the folder answered 500")
             return answer.status, answer.body
 
         return await self.answered(request, page_of)
@@ -362,7 +350,7 @@ class DriveAccount:
         def item_of(answer: Answer) -> dict[str, Any]:
             # The answer for a folder or a document, or a passing trouble.
             if answer.status == 500 and next(n_failed) < tries:
-                raise RetryableError(RetryReason("the public address answered 500"))
+                raise RetryableError("the public address answered 500")
             if public.is_page(answer.status, answer.headers):
                 raise public.page_error(answer.status, answer.headers, answer.body, request.subject)
             return public.item_of(id, key, answer.status, answer.headers)
@@ -524,7 +512,7 @@ class DriveAccount:
             "",
             want=want,
             params={"alt": "media"} | ({} if revision else api.ANY_DRIVE),
-            headers={"Accept-Encoding": "identity", **key_of(info)},
+            headers={"Accept-Encoding": "identity", "Range": range_header(want) or "", **key_of(info)},
             as_stored=True,
             is_pinned=True,
             **_MEDIA,
@@ -555,7 +543,7 @@ class DriveAccount:
             "",
             want=want,
             params=public.params_of(id, key),
-            headers={"Accept-Encoding": "identity"},
+            headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
             as_stored=True,
             is_pinned=is_pinned,
             kind="download",
@@ -590,7 +578,7 @@ def key_of(info: ObjectInfo) -> dict[str, str]:
 
 def _judge(
     auth: DriveAuth, request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> RetryReason | Exception:
+) -> Exception:
     who = f"the account that signs in ({auth.name})"
     remedies = {"remedy": auth.remedy, "for_scope": auth.for_scope}
-    return failures.failure(request, status, headers, body, now=datetime.now(UTC), account=who, **remedies)
+    return failures.failure(request, status, headers, body, account=who, **remedies)

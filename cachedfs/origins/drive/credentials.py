@@ -17,7 +17,7 @@ from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import accounts
 
 __all__ = [
-    "ANONYMOUS", "DEFAULT", "GCLOUD_LOGIN", "HOW_TO_SIGN_IN", "SCOPE", "SIGN_IN", "find", "owner_of", "read_json",
+    "ANONYMOUS", "DEFAULT", "GCLOUD_LOGIN", "HOW_TO_SIGN_IN", "SCOPE", "SIGN_IN", "SignIn", "find", "owner_of", "read_json",
     "scope_remedy",
 ]  # fmt: skip
 
@@ -58,8 +58,8 @@ _WAYS = (
 )
 
 
-class Found(NamedTuple):
-    """The credentials that options name, and what they show without a request."""
+class SignIn(NamedTuple):
+    """The credentials that options name, whose they are as far as they show it, and what messages say about them."""
 
     kind: str  # "service_account", "user", "token", "api_key", "credentials", "google_auth", ANONYMOUS or DEFAULT
     value: Any = None  # JSON of the first two, or what the option has
@@ -70,6 +70,8 @@ class Found(NamedTuple):
     acts_for: str | None = None  # the user that a service account acts for
     path: str | None = None  # the file that has the token for all processes
     for_scope: str = ""  # what to do when its tokens lack the scope of Drive
+    credentials: Any = None  # those of google-auth, which `auth.sign_in` makes; None: anonymous
+    is_missing: bool = False  # no credentials were named, and none found
 
 
 def scope_remedy(kind: str, name: str = "") -> str:
@@ -90,7 +92,7 @@ def scope_remedy(kind: str, name: str = "") -> str:
     }[kind]
 
 
-def find(sign_in: Mapping[str, Any]) -> Found:
+def find(sign_in: Mapping[str, Any]) -> SignIn:
     """Return the credentials that options name, or the default ones.
 
     Raises ValueError for options that contradict each other or name a missing file, and AccessDenied if the sign-in that
@@ -111,7 +113,7 @@ def find(sign_in: Mapping[str, Any]) -> Found:
     return found
 
 
-def _found(given: dict[str, Any]) -> Found:
+def _found(given: dict[str, Any]) -> SignIn:
     if not given:
         return _default()
     if "account" in given:
@@ -128,15 +130,15 @@ def _found(given: dict[str, Any]) -> Found:
             "an API key reads what is shared with 'Anyone with the link' and nothing else: sign in for the rest, or check the "
             "key and that its project has enabled the Drive API"
         )
-        return Found("api_key", str(given["api_key"]), "an API key", remedy, account=ANONYMOUS)
+        return SignIn("api_key", str(given["api_key"]), "an API key", remedy, account=ANONYMOUS)
     for kind in given.keys() & {"credentials", "google_auth"}:
-        return Found(kind, given[kind])
+        return SignIn(kind, given[kind])
     raise ValueError(
         f"drive options {', '.join(given)}: pass client_id=, client_json= or client_json_file_path= too"
     )
 
 
-def _of_token(token: Any, given: Mapping[str, Any]) -> Found:
+def _of_token(token: Any, given: Mapping[str, Any]) -> SignIn:
     if (path := _token_file(token)) is not None:
         return _of_file(path, "token", given)
     if isinstance(token, Mapping) or (isinstance(token, str) and token.startswith("{")):
@@ -149,11 +151,11 @@ def _of_token(token: Any, given: Mapping[str, Any]) -> Found:
         return _default()
     if token == ANONYMOUS:
         remedy = "sign in, or give an API key for what is public, drive={'api_key': '...'}"
-        return Found(ANONYMOUS, None, "anonymous", remedy, account=ANONYMOUS)
+        return SignIn(ANONYMOUS, None, "anonymous", remedy, account=ANONYMOUS)
     if not token.isprintable() or " " in token:
         raise ValueError(f"drive option token=: this is no access token; {_TOKEN_FORMS}")
     remedy = "it has expired or was revoked: pass a new one"
-    return Found("token", token, "access token", remedy, secret=token, for_scope=scope_remedy("token"))
+    return SignIn("token", token, "access token", remedy, secret=token, for_scope=scope_remedy("token"))
 
 
 def _token_file(token: Any) -> str | None:
@@ -171,7 +173,7 @@ def _token_file(token: Any) -> str | None:
     return token if is_name or os.path.isfile(token) else None
 
 
-def _of_client(given: Mapping[str, Any]) -> Found:
+def _of_client(given: Mapping[str, Any]) -> SignIn:
     """Return the JSON in a file: the named one, or the one in which PyDrive2 and DVC save an OAuth sign-in."""
     path = given.get("client_json_file_path")
     if path is None:
@@ -200,7 +202,7 @@ def _how_by_pydrive2(given: Mapping[str, Any]) -> str:
     )
 
 
-def _of_file(name: str, option: str, given: Mapping[str, Any]) -> Found:
+def _of_file(name: str, option: str, given: Mapping[str, Any]) -> SignIn:
     path = os.path.expanduser(name)
     what = f"drive option {option}={path!r}"
     try:
@@ -211,14 +213,14 @@ def _of_file(name: str, option: str, given: Mapping[str, Any]) -> Found:
         raise ValueError(f"{what}: the file cannot be read ({error.strerror})") from None
 
 
-def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: str | None = None) -> Found:
+def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: str | None = None) -> SignIn:
     """Return the key of a service account, or the credentials of a user; `where` is the option or file, for messages."""
     if info.get("type") == "service_account":
         user = given.get("client_user_email")
         account, _ = owner_of(info, user)
         remedy = "the key was deleted or may not do this: make a new key for the service account"
         for_scope = scope_remedy("service account", where) if "account" in given else scope_remedy("key")
-        return Found(
+        return SignIn(
             "service_account",
             info,
             f"service account {account}",
@@ -256,10 +258,10 @@ def _of_json(info: dict[str, Any], where: str, given: Mapping[str, Any], path: s
         remedy = f"remove {where} and {remedy}" if path else remedy
         for_scope = scope_remedy("client")
     account, secret = owner_of(info)
-    return Found("user", info, name, remedy, account, secret, path=path, for_scope=for_scope)
+    return SignIn("user", info, name, remedy, account, secret, path=path, for_scope=for_scope)
 
 
-def _default() -> Found:
+def _default() -> SignIn:
     """Return application default credentials, with the owner of their file: that in the environment, or gcloud's."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or (
         os.path.join(os.environ.get("APPDATA", ""), "gcloud") if os.name == "nt" else "~/.config/gcloud"
@@ -271,10 +273,10 @@ def _default() -> Found:
     try:
         info = read_json(path, path)
     except (OSError, ValueError):
-        return Found(DEFAULT)
+        return SignIn(DEFAULT)
     account, secret = owner_of(info)
     # The text of a file whose fields we do not know belongs to one account.
-    return Found(DEFAULT, account=account, secret=secret or f"{path} {json.dumps(info, sort_keys=True)}")
+    return SignIn(DEFAULT, account=account, secret=secret or f"{path} {json.dumps(info, sort_keys=True)}")
 
 
 def owner_of(info: Mapping[str, Any], acts_for: str | None = None) -> tuple[str | None, str | None]:

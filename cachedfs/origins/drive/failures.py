@@ -6,8 +6,6 @@ Written from developers.google.com/workspace/drive/api/guides/handle-errors, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import datetime
 
 from cachedfs.errors import (
     AccessDenied,
@@ -22,8 +20,8 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.drive.credentials import GCLOUD_LOGIN, SCOPE
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, error_of, trouble_of
-from cachedfs.origins.retry import RetryReason
+from cachedfs.origins.origin_errors import OTHER_TIME, WRONG_CLOCK, Errors, error_of, refusal, retryable
+from cachedfs.origins.retry import RetryableError
 
 __all__ = [
     "DriveAbusiveFile",
@@ -57,11 +55,10 @@ def failure(
     headers: Mapping[str, str],
     body: bytes,
     *,
-    now: datetime,
     account: str = "the account that signs in",
     remedy: str = "sign in again or pass another",
     for_scope: str = "sign in again with this scope",
-) -> RetryReason | Exception:
+) -> Exception:
     """Return what an error response means: a reason to retry, or the exception to raise.
 
     `account` is who signed in, `remedy` what to do when the token is refused, and `for_scope` what to do to get one with
@@ -73,13 +70,15 @@ def failure(
     url, doing = request.subject, request.purpose
     text, reasons = error_of(body)
     said = f"{status}: {text}" if text else str(status)
-    if (trouble := trouble_of(status, reasons, said, headers, now)) is not None:
+    if (failed := retryable(status, reasons, said, headers)) is not None:
         is_counted_by_day = "/upload/" in request.url or request.url.endswith("/copy")
-        return replace(trouble, remedy=_BY_DAY) if trouble.is_rate and is_counted_by_day else trouble
+        if failed.is_rate and is_counted_by_day:
+            failed.remedy = _BY_DAY
+        return failed
     if 300 <= status < 400:
-        return RetryReason(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
+        return RetryableError(f"the answer is not Drive's: it redirects ({said})", remedy=_NOT_DRIVE)
     if status != 401 and not reasons:
-        return RetryReason(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
+        return RetryableError(f"the answer is not Drive's ({said})", remedy=_NOT_DRIVE)
     what = f"{doing}: {said}"
     if status == 404 and "notFound at driveId" in reasons:
         return DriveOutOfSight(
@@ -97,24 +96,21 @@ def failure(
         )
     if status == 400 and "API key not valid" in text:
         return SignInRefused(f"{url}: Google does not accept the API key ({what}): {remedy}")
-    if status == 400:
-        return RequestRejected(f"{url}: Drive did not accept the request ({what})")
-    if status == 409:
-        return ObjectExists(f"{url}: exists already ({what})")
     if status == 401:
         return SignInRefused(
             f"{url}: access denied; the token of {account} is not accepted ({what}): {remedy}"
         )
     if status == 403:
-        return _permanent_error(request, reasons, what, account, remedy, for_scope)
-    return CachedFSError(f"{url}: Drive answered in a way that is not understood ({what})")
+        return _permanent_error(request, reasons, said, account, remedy, for_scope)
+    return refusal(request, status, said, _ERRORS)
 
 
 def _permanent_error(
-    request: HTTPRequest, reasons: set[str], what: str, account: str, remedy: str, for_scope: str
+    request: HTTPRequest, reasons: set[str], said: str, account: str, remedy: str, for_scope: str
 ) -> CachedFSError:
     """Return the error for a 403 that does not pass with time."""
-    url, is_read = request.subject, request.method == "GET" and not request.url.endswith("/generateIds")
+    url, what = request.subject, f"{request.purpose}: {said}"
+    is_read = request.method == "GET" and not request.url.endswith("/generateIds")
     if "cannotDownloadAbusiveFile" in reasons and "acknowledgeAbuse" in request.params:
         return AccessDenied(
             f"{url}: Google takes this file for malware or spam, and gives it to its owner alone, also with acknowledge_abuse "
@@ -125,9 +121,8 @@ def _permanent_error(
             f"{url}: access denied to {account}: Google wants to know the project of its requests ({what}): sign in with an "
             f"OAuth client of your own, `{GCLOUD_LOGIN}`, or run `gcloud auth application-default set-quota-project PROJECT`"
         )
-    if refused := [found for reason, found in _REFUSED.items() if reason in reasons]:
-        kind, why = refused[0]
-        return kind(f"{url}: {why} ({what})")
+    if known := [found for reason, found in _REFUSED.items() if reason in reasons]:
+        return refusal(request, 403, said, {None: known[0]})
     if "forbidden" in reasons and any(text in what for text in _ANONYMOUS):
         return DriveAnonymous(f"{url}: Google answers no anonymous requests ({what}): {remedy}")
     if ("insufficientPermissions" in reasons and "scopes" in what) or "appNotAuthorizedToFile" in reasons:
@@ -150,6 +145,11 @@ def _permanent_error(
     )
 
 
+_ERRORS: Errors = {
+    400: (RequestRejected, "Drive did not accept the request"),
+    409: (ObjectExists, "exists already"),
+    None: (CachedFSError, "Drive answered in a way that is not understood"),
+}
 _KEY_LIMITS = ("are blocked", "IP address restriction")
 _NO_CHANGE = {"insufficientFilePermissions", "insufficientParentPermissions"}
 _BY_DAY = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, BinaryIO
@@ -38,7 +37,6 @@ class DriveOrigin:
         identity: str,
         on_request: Callable[[], None],
         alone: Alone | None = None,
-        clock: Callable[[], float] = time.monotonic,
         filesystem_over: Callable[[DriveOrigin], Any] | None = None,
         **of_account: Any,
     ) -> None:
@@ -55,16 +53,15 @@ class DriveOrigin:
             options,
             identity=identity,
             on_request=lambda: self.on_request(),  # whoever it is by then
-            clock=clock,
             **of_account,
         )
-        self.tree = PathResolver(self.account, clock=clock)
+        self.tree = PathResolver(self.account)
         self.writer = DriveWriter(self.account, self.tree, alone)
         self._inner = AsyncOnce(self._make)
 
     @property
     def concurrency(self) -> int:
-        """Most requests for media in flight now that callers wait for."""
+        """Most requests for media that callers wait for and that run at once now."""
         return self.account.media_slots.window
 
     async def filesystem(self) -> Any:
@@ -88,20 +85,20 @@ class DriveOrigin:
     @property
     def requests_per_s(self) -> float | None:
         """Downloads per second that the limits of the account allow now."""
-        return self.account.rate_limiter.per_s
+        return self.account.limits.requests.per_s
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
-        return self.account.spare_s()
+        return self.account.limits.spare_s()
 
     @asynccontextmanager
     async def read(
         self, path: str, want: Range | Suffix | None, pinned: ObjectInfo | None
     ) -> AsyncIterator[Reply]:
         """Request bytes: one request if `pinned` is given, and a second lookup if only that proves the version."""
-        path, retries = plain_path(path), self.account.retries
+        path, account = plain_path(path), self.account
         reply = DriveMediaRead(
-            api.url_of(path), path, want, pinned, retries, account=self.account, tree=self.tree
+            api.url_of(path), path, want, pinned, account.policy, account=account, tree=self.tree
         )
         try:
             async with aclosing(reply.run()) as reply.pieces:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -119,8 +118,8 @@ class PathResolver:
     It remembers for 30 s where folders are, and which items were just created here: a query may not find them yet.
     """
 
-    def __init__(self, account: DriveAccount, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._account, self._clock = account, clock
+    def __init__(self, account: DriveAccount) -> None:
+        self._account, self._clock = account, account.policy.clock
         self._folders: dict[str, tuple[ObjectInfo, float]] = {}  # by path, with when each was seen
         self._created: dict[
             str, tuple[str, float]

@@ -16,7 +16,7 @@ from cachedfs.errors import AccessDenied, CachedFSError, NotDownloadable, Object
 from cachedfs.origins.base import content_range, http_date, number
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.evidence import is_recent, unique_fingerprint
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.retry import RetryableError
 
 __all__ = ["GOOD", "download_url", "is_page", "item_of", "page_error", "params_of"]
 
@@ -78,7 +78,7 @@ def item_of(id: str, key: str | None, status: int, headers: Mapping[str, str]) -
     except (KeyError, ValueError):
         size = None
     if size is None:
-        raise RetryableError(RetryReason("the answer does not say how large the file is"))
+        raise RetryableError("the answer does not say how large the file is")
     item: dict[str, Any] = {
         "kind": "drive#file",
         "id": id,

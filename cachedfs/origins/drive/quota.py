@@ -10,16 +10,28 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
 from cachedfs.common.text import per_cent, size
-from cachedfs.errors import QuotaExceeded
-from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.rate_limit import RateLimit
 
-__all__ = ["CREATES", "REQUESTS", "QuotaLimit", "QuotaMeter", "QuotaStats", "day_of", "end_of"]
+__all__ = ["CREATES", "REQUESTS", "QuotaMeter", "QuotaStats", "RateLimit", "day_of", "end_of"]
+
+
+class RateLimit(NamedTuple):
+    """A service's limit: at most `units` in any `window_s` seconds.
+
+    A request is one unit, or what `costs` says for its kind.
+    """
+
+    units: float
+    window_s: float
+    costs: Mapping[str, float] = {}
+
+    def cost(self, kind: str) -> float:
+        return self.costs.get(kind, self.costs.get("other", 1.0))
+
 
 # Google does not say if `alt=media` is a download: we take the higher cost.
 UNITS = {"other": 5, "list": 100, "download": 200, "edit": 50, "create": 50}
@@ -33,7 +45,6 @@ UNITS_A_DAY = 400_000_000
 BYTES_A_DAY = 10**12  # sent by Google
 
 _WARN = 0.8  # of a day's units or bytes
-_CHECK_S = 1.0  # between checks whether a new day has begun
 _Sum = tuple[int, int]  # units and bytes
 
 logger = logging.getLogger("cachedfs.origins")
@@ -174,51 +185,3 @@ class QuotaMeter:
                         self._pending[day] = left
         finally:
             self._storing.release()
-
-
-class QuotaLimit:
-    """Counts the requests of one account, and stops them at a share of the daily quota.
-
-    `share` None is no limit. `stops` is "speculation" or "everything".
-    """
-
-    def __init__(self, meter: QuotaMeter, share: float | None, stops: str) -> None:
-        self.meter, self._share, self._stops = meter, share, stops
-        self._warned = ""  # the day of the last warning
-
-    def spare_s(self) -> float:
-        """Return in how many seconds to check again whether speculative requests may be sent; 0: they may."""
-        return _CHECK_S if self._is_reached() else 0.0
-
-    def check(self, request: HTTPRequest) -> None:
-        """Raise QuotaExceeded if the request may not be sent."""
-        if self._stops == "everything" and self._is_reached():
-            used = self.meter.today()
-            raise QuotaExceeded(
-                f"{request.subject}: {request.purpose} is stopped by the drive option daily_limit={self._share:g}, as {used} "
-                "are used today. Cached data can still be read, also expired data with offline=True. The day ends at "
-                f"{_end_of(used.day)}; raise daily_limit to go on"
-            )
-
-    def answered(self, request: HTTPRequest, n_bytes: int) -> None:
-        """Count a request that was answered with `n_bytes`."""
-        self.meter.count(request.kind, n_bytes)
-
-    def _is_reached(self) -> bool:
-        if self._share is None:
-            return False
-        used = self.meter.today()
-        if used.share < self._share:
-            return False
-        if self._warned != used.day:
-            self._warned = used.day
-            what = "all requests" if self._stops == "everything" else "read-ahead and prefetches"
-            logger.warning(
-                "Google Drive: daily_limit=%g is reached (%s): %s stop until %s",
-                *(self._share, used, what, _end_of(used.day)),
-            )
-        return True
-
-
-def _end_of(day: str) -> str:
-    return f"{end_of(day):%Y-%m-%d %H:%M} UTC"

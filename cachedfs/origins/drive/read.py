@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from cachedfs.common.checksums import HASHERS
+from cachedfs.common.checksums import StatedChecksum
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import (
     AccessDenied,
@@ -22,8 +22,8 @@ from cachedfs.origins.drive import api, failures, public
 from cachedfs.origins.drive.options import exported_as, kind_of, types_of
 from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.resumable_stream import WHOLE, RangeNotSatisfiable, ResumableRead, check_length
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.resumable_stream import WHOLE, ResumableRead, check_length
+from cachedfs.origins.retry import RetryableError, RetryAttempts
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.client import DriveAccount
@@ -99,7 +99,7 @@ class DriveMediaRead(ResumableRead):
     async def _open_version(self) -> None:
         """Choose the version, if none is chosen yet, and send one attempt for its bytes."""
         self._to = await self.account.connection()
-        self._tries = self._tries or self.retries.attempts()
+        self._tries = self._tries or RetryAttempts(self.policy)
         if not self._is_chosen:
             self._choose(self.pinned or await self.tree.lookup(self.path))
         if self._export_as is not None:
@@ -123,8 +123,7 @@ class DriveMediaRead(ResumableRead):
             if self._by == "revision" and info.id in self.account.without_revisions:
                 self._by = "second look"
             if self._by == "checksum" and span.size:
-                self._checksum, self._expected = "md5", info.details["md5Checksum"]
-                self._hasher, self._holds = HASHERS["md5"](), True
+                self._stated, self._holds = StatedChecksum("md5", info.details["md5Checksum"]), True
         self._is_chosen = True
 
     async def _request(self, span: Range) -> HTTPRequest:
@@ -144,9 +143,7 @@ class DriveMediaRead(ResumableRead):
             ) from error
         came = body.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if body.status != 200 or (came == "text/html" != mime):
-            raise RetryableError(
-                RetryReason(f"the answer ({body.status}, {came or 'of no type'}) is not the export")
-            )
+            raise RetryableError(f"the answer ({body.status}, {came or 'of no type'}) is not the export")
         self._take_whole(self.info, await body.read_all())
 
     # One attempt
@@ -185,7 +182,7 @@ class DriveMediaRead(ResumableRead):
         self._response = body = await self._to.media.send(request)
         status = int(body.status)
         if self.account.is_public and status == 500:  # the lookup found a file
-            raise RetryableError(RetryReason("the public address answered 500"))
+            raise RetryableError("the public address answered 500")
         if self.account.is_public and public.is_page(status, body.headers):
             raise public.page_error(status, body.headers, await body.read_start(), self.url)
         if status == 416:
@@ -199,33 +196,31 @@ class DriveMediaRead(ResumableRead):
     def _start_of(self, status: int, headers: Mapping[str, str], span: Range) -> int:
         """Return the offset in the file where the body starts; raise an error if the headers are wrong."""
         if status == 416:
-            raise RangeNotSatisfiable(RetryReason("no byte of the file is in the range"))
+            raise RetryableError("no byte of the file is in the range")
         encoding = headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":  # it was not asked for
-            raise RetryableError(RetryReason(f"the answer is encoded as {encoding}: something repacked it"))
+            raise RetryableError(f"the answer is encoded as {encoding}: something repacked it")
         if status == 200:
             # A network's own page is no file, and a checksum is the only other thing to tell them apart.
             length = number(headers.get("Content-Length"))
             if length != self.info.size and (length is not None or self._by != "checksum"):
-                raise RetryableError(
-                    RetryReason(f"the answer has {length} bytes, and the file {self.info.size}")
-                )
+                raise RetryableError(f"the answer has {length} bytes, and the file {self.info.size}")
             return 0
         try:
             start, stop, total = content_range(headers.get("Content-Range", ""))
         except ValueError as error:
-            raise RetryableError(RetryReason(str(error))) from error
+            raise RetryableError(str(error)) from error
         if total not in (None, self.info.size):
             self._raise_changed(f"it has {total} bytes now, not {self.info.size}")
         if (start, stop) != (span.start, span.stop):
-            raise RetryableError(
-                RetryReason(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
-            )
+            raise RetryableError(f"the answer is of bytes {start} to {stop}, not {span.start} to {span.stop}")
         return start
 
     # Proofs
-    async def _explain_checksum(self) -> None:
-        await self._look_up()
+    async def _explain(self, failed: RetryableError) -> None:
+        """Look the file up if its bytes have another checksum: it may have been replaced."""
+        if failed.is_damaged:
+            await self._look_up()
 
     async def _look_up(self) -> None:
         """Raise ObjectChanged unless the file is still the version being read."""

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
-import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, sync
 
-from cachedfs.errors import CachedFSError, OriginUnavailable
+from cachedfs.errors import CachedFSError
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import GOOD, JSON, DriveAccount
+from cachedfs.origins.drive.client import GOOD, DriveAccount
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
-from cachedfs.origins.retry import RetryableError, RetryReason
-from cachedfs.origins.upload import UNKNOWN_SESSION, SessionExpired, UploadContent, send_pieces
+from cachedfs.origins.upload import UNKNOWN_SESSION, GoogleUpload, UploadContent
 
-__all__ = ["PIECE", "Upload", "UploadMismatch", "WrittenDriveFile", "not_kept"]
-
-PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; rclone's choice too
-_ONE_REQUEST = 5 << 20  # the most that the service takes with the metadata
-_SESSIONS = 2  # how often an upload begins: a session that has expired means starting over
+__all__ = ["Upload", "UploadMismatch", "WrittenDriveFile", "not_kept"]
 
 
 class UploadMismatch(Exception):
@@ -37,14 +29,28 @@ class UploadMismatch(Exception):
         self.item = item
 
 
-class Upload(NamedTuple):
+class Upload(GoogleUpload[dict[str, Any]]):
     """One write of `content` at `path`: a new item that `resource` describes, or the item whose id is `into`."""
 
-    account: DriveAccount
-    path: str
-    content: UploadContent
-    resource: Mapping[str, Any]
-    into: str | None = None
+    has_one_host = True
+    most_at_once = 5 << 20
+
+    def __init__(
+        self,
+        account: DriveAccount,
+        path: str,
+        content: UploadContent,
+        resource: Mapping[str, Any],
+        into: str | None = None,
+    ) -> None:
+        self.account, self.path, self.content, self.resource, self.into = (
+            account,
+            path,
+            content,
+            resource,
+            into,
+        )
+        self.base, self.policy = account.base, account.policy
 
     async def run(self) -> dict[str, Any]:
         """Return the item after the upload; raise UploadMismatch if Drive's checksum of the received bytes differs.
@@ -53,7 +59,7 @@ class Upload(NamedTuple):
         """
         expected = await asyncio.to_thread(self.content.md5)
         try:
-            item = await (self._at_once() if self.content.size <= _ONE_REQUEST else self._in_pieces())
+            item = await self.transfer(self.resource, self.resource["mimeType"])
         except FileExistsError as error:
             if self.into is not None:
                 raise
@@ -69,65 +75,25 @@ class Upload(NamedTuple):
         self.content.sent(self.content.size)
         return item
 
-    async def _at_once(self) -> dict[str, Any]:
-        boundary, data = (
-            secrets.token_hex(16),
-            await asyncio.to_thread(self.content.piece, 0, self.content.size),
-        )
-        head = (
-            f"--{boundary}\r\nContent-Type: {JSON}\r\n\r\n{json.dumps(self.resource, ensure_ascii=False)}\r\n"
-            f"--{boundary}\r\nContent-Type: {self.resource['mimeType']}\r\n\r\n"
-        )
-        body = b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
-        headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
-        request = self._request("multipart", headers, data=body)
+    async def send(self, request: HTTPRequest) -> Answer:
+        return await self.account.send(request)
 
-        return await self.account.answered(request, self._item_of)
+    async def answered(self, request: HTTPRequest, parse: Callable[[Answer], Any]) -> Any:
+        return await self.account.answered(request, parse)
 
-    async def _in_pieces(self) -> dict[str, Any]:
-        headers = {
-            "X-Upload-Content-Type": self.resource["mimeType"],
-            "X-Upload-Content-Length": str(self.content.size),
-        }
-        request = self._request("resumable", headers, body=self.resource)
+    def begin(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
+        url, method = self.account.address("files", self.into, upload=True), "PATCH" if self.into else "POST"
+        params = {"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
+        more: dict[str, Any] = {"params": params, "headers": headers, "data": data}
+        return self.account.request(url, self.path, "writing it", method=method, **more)
 
-        def address_of(answer: Answer) -> str:
-            address = answer.headers.get("location", "")
-            if urlsplit(address)[:2] != urlsplit(self.account.base)[:2]:  # the token is sent there
-                raise RetryableError(RetryReason("the service opened no upload"))
-            return address
-
-        for _ in range(_SESSIONS):
-            address = await self.account.answered(request, address_of)
-            with suppress(SessionExpired):
-                return await self._send_pieces(address)
-        raise OriginUnavailable(
-            f"{api.url_of(self.path)}: writing it failed: Drive forgot the upload {_SESSIONS} times. Try again later"
-        )
-
-    async def _send_pieces(self, address: str) -> dict[str, Any]:
+    def in_session(self, address: str, doing: str = "writing it", method: str = "PUT") -> HTTPRequest:
         # Of a session, whoever says that it is unknown is believed: to start over loses nothing.
-        good = GOOD | UNKNOWN_SESSION
-        return await send_pieces(
-            self.account.request(address, self.path, "writing it", method="PUT", good=good),
-            self.content,
-            PIECE,
-            self._item_of,
-            send=self.account.send,
-            retries=self.account.retries,
-        )
+        return self.account.request(address, self.path, doing, method=method, good=GOOD | UNKNOWN_SESSION)
 
-    def _item_of(self, answer: Answer) -> dict[str, Any]:
+    def finished(self, answer: Answer) -> dict[str, Any]:
         asked = {"id": self.into or self.resource["id"]}
         return api.resource_of(answer.status, answer.body, "drive#file", asked)
-
-    def _request(self, kind: str, headers: Mapping[str, str], **content: Any) -> HTTPRequest:
-        url = self.account.address("files", self.into, upload=True)
-        params = {"uploadType": kind, "fields": api.ITEM_FIELDS, **api.ANY_DRIVE}
-        method = "PATCH" if self.into else "POST"
-        return self.account.request(
-            url, self.path, "writing it", method=method, params=params, headers=headers, **content
-        )
 
 
 class WrittenDriveFile(io.RawIOBase):

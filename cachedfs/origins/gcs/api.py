@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.errors import (
@@ -23,35 +22,30 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import clipped, content_range, http_date, number
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, trouble_of
-from cachedfs.origins.retry import RetryableError, RetryReason, foreign
+from cachedfs.origins.origin_errors import Errors, denial, error_of, refusal, retryable, size_of, text_of
+from cachedfs.origins.retry import RetryableError, foreign
 
 if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPResponse
 
 __all__ = [
     "FIELDS",
+    "LIST_FIELDS",
+    "PAGE",
     "UNUSUAL",
     "ReadHeaders",
     "bucket_info",
-    "bucket_url",
     "children",
     "failure",
     "folder_info",
     "head_of",
     "is_absence",
     "is_resource",
-    "list_params",
-    "list_url",
-    "metadata_url",
     "next_token",
     "object_info",
     "object_path",
     "plain_path",
     "resource_of",
-    "shown_fields",
-    "upload_url",
-    "url_of",
 ]
 
 # The fields that `info` shows, the same from a lookup and from a listing.
@@ -60,21 +54,33 @@ FIELDS = (
     "contentLanguage,contentDisposition,cacheControl,storageClass,timeCreated,updated,metadata,customTime,"
     "componentCount,customerEncryption,temporaryHold,eventBasedHold"
 )
-_FIELD_NAMES = frozenset(FIELDS.split(","))
-_LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
-_PAGE = 1000  # objects and folders in one page: the service's maximum
+_DETAILS = frozenset(FIELDS.split(",")) - {"name", "size"}
+LIST_FIELDS = f"kind,nextPageToken,prefixes,items({FIELDS})"
+PAGE = 1000  # objects and folders in one page: the service's maximum
 _CUSTOM = "x-goog-meta-"  # begins the headers with custom metadata
 _STORED_ENCODING = "x-goog-stored-content-encoding"
+_HEADERS = (  # of a read, by the names of the JSON API
+    ("generation", "x-goog-generation"),
+    ("metageneration", "x-goog-metageneration"),
+    ("contentType", "Content-Type"),
+    ("contentEncoding", _STORED_ENCODING),
+    ("storageClass", "x-goog-storage-class"),
+)
+_HASH = re.compile(r"\b(md5|crc32c)=([^,\s]+)")
 _ABSENT = ("No such object: ", "The specified bucket does not exist.")
 _LONGEST_WORDS = 2048  # of a text error, in characters; an object's name has up to 1,024 bytes
 _HINT_403 = "pass token=..., or ask the owner for roles/storage.object"  # and the role
 _HINT_PAYS = "the requester pays for this bucket: pass requester_pays=True (and project=...) or requester_pays='PROJECT'"
-
+_ERRORS: Errors = {
+    404: (ObjectNotFound, "no object or folder has this name"),
+    400: (RequestRejected, "the service did not accept the request"),
+    None: (CachedFSError, "the service gave an unexpected answer"),
+}
 
 UNUSUAL = re.compile("^(?:gc?s:|/)|/$")  # paths that `object_path` may change
 
 
-# Names and addresses
+# Names
 def plain_path(path: str) -> str:
     """Return `bucket/key` without protocol and without slashes around it."""
     return object_path(path).rstrip("/")
@@ -91,36 +97,6 @@ def object_path(path: str) -> str:
     return path
 
 
-def url_of(path: str) -> str:
-    """Return the URL that errors show for `bucket/key`."""
-    return f"gs://{path}"
-
-
-def bucket_url(base: str, bucket: str) -> str:
-    """Return the address of a bucket; `base` is `https://host`, here and below."""
-    return f"{base}/storage/v1/b/{quote(bucket, safe='')}"
-
-
-def list_url(base: str, bucket: str) -> str:
-    return f"{bucket_url(base, bucket)}/o"
-
-
-def metadata_url(base: str, bucket: str, key: str) -> str:
-    return f"{list_url(base, bucket)}/{quote(key, safe='')}"
-
-
-def upload_url(base: str, bucket: str) -> str:
-    return f"{base}/upload/storage/v1/b/{quote(bucket, safe='')}/o"
-
-
-def list_params(prefix: str, *, deep: bool, limit: int = _PAGE, token: str | None = None) -> dict[str, str]:
-    """Return the query of one page of a listing."""
-    params = {"prefix": prefix, "maxResults": str(limit), "fields": _LIST_FIELDS}
-    params |= {} if deep else {"delimiter": "/"}
-    params |= {"pageToken": token} if token else {}
-    return {name: value for name, value in params.items() if value}
-
-
 # Reading
 class ReadHeaders(NamedTuple):
     """The headers of a read, parsed. The body has the bytes from `offset` to `body_stop`, the range `start` to `stop`."""
@@ -132,92 +108,76 @@ class ReadHeaders(NamedTuple):
     body_stop: int
 
 
-def head_of(path: str, response: HTTPResponse, want: Range | Suffix | None) -> ReadHeaders:
-    """Parse the headers of a 200 or 206; raise RetryableError where they contradict the request."""
-    status, headers = int(response.status), response.headers
+def head_of(
+    path: str, response: HTTPResponse, want: Range | Suffix | None, known: Mapping[str, Any] = {}
+) -> ReadHeaders:
+    """Parse the headers of a 200 or 206, which add to `known` details; raise RetryableError for another answer."""
+    status, headers = int(response.status), cast("Any", response.headers)
     stored, length = headers.get("x-goog-stored-content-length"), headers.get("Content-Length")
     size, start, stop = int(stored) if stored and stored.isdigit() else -1, 0, 0
     if status == 206 and isinstance(want, Range):
         start, stop = want.start, min(want.stop, size)
-    if headers.get("Content-Range") != f"bytes {start}-{stop - 1}/{stored}" or length != str(stop - start):
+    encoding = headers.get("Content-Encoding", "identity")
+    stored_encoding, part = headers.get(_STORED_ENCODING, encoding), f"bytes {start}-{stop - 1}/{stored}"
+    if (headers.get("Content-Range"), length, encoding) != (part, str(stop - start), stored_encoding):
         span, size = _span_of(status, headers, want)  # other forms, and answers of others
         start, stop = span.start, span.stop
-    encoding, stored_encoding = headers.get("Content-Encoding", "identity"), headers.get(_STORED_ENCODING)
-    if stored_encoding is not None and encoding.lower() != stored_encoding.lower():
-        raise _odd(
-            f"the answer is encoded as {encoding}, and the object as {stored_encoding}: something recompressed it"
-        )
-    info = ObjectInfo(path, "file", size, headers.get("x-goog-generation"), details=_header_details(headers))
+    details: dict[str, Any] = {name: headers[at] for name, at in _HEADERS if at in headers}
+    hashes = _HASH.findall(",".join(headers.getall("x-goog-hash", ())))
+    details |= {"md5Hash" if kind == "md5" else kind: value for kind, value in hashes}
+    if details.get("contentEncoding") == "identity":
+        del details["contentEncoding"]
+    if (changed := http_date(headers.get("Last-Modified"))) is not None:
+        details["mtime"] = changed
+    if custom := [name for name in headers if name.lower().startswith(_CUSTOM)]:
+        details["metadata"] = {name[len(_CUSTOM) :]: headers[name] for name in custom}
+    info = ObjectInfo(path, "file", size, details.get("generation"), details={**details, **known})
     return ReadHeaders(info, start, stop, *((start, stop) if status == 206 else (0, size)))
 
 
 def _span_of(status: int, headers: Mapping[str, str], want: Range | Suffix | None) -> tuple[Range, int]:
     """Return the requested range, clipped to the size of the object, and this size."""
+    encoding = headers.get("Content-Encoding", "identity")
+    stored_encoding = headers.get(_STORED_ENCODING, encoding)
+    if encoding.lower() != stored_encoding.lower():
+        raise RetryableError(
+            f"the answer is encoded as {encoding}, and the object as {stored_encoding}: something recompressed it"
+        )
     offset, stop, size = 0, None, number(headers.get("x-goog-stored-content-length"))
     length = None if "Transfer-Encoding" in headers else number(headers.get("Content-Length"))
     if status == 206:
         try:
             offset, stop, total = content_range(headers.get("Content-Range", ""))
         except ValueError as error:
-            raise _odd(str(error)) from error
+            raise RetryableError(str(error)) from error
         if None not in (total, size) and total != size:
-            raise _odd(f"the answer is of an object of {total} bytes, and of {size}")
+            raise RetryableError(f"the answer is of an object of {total} bytes, and of {size}")
         size = total if total is not None else size
     elif size is None:
         size = length
     if size is None:
-        raise _odd("the response does not state the size of the object")
+        raise RetryableError("the response does not state the size of the object")
     span = clipped(want, size)
     if status == 206 and (offset, stop) != (span.start, span.stop):
-        raise _odd(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
+        raise RetryableError(f"the answer is of bytes {offset} to {stop}, not {span.start} to {span.stop}")
     if status == 206 and length not in (None, span.size):
-        raise _odd(f"the answer has {length} bytes for a range of {span.size}")
+        raise RetryableError(f"the answer has {length} bytes for a range of {span.size}")
     if status == 200 and length not in (None, size):
-        raise _odd(
+        raise RetryableError(
             f"the answer has {length} bytes of an object of {size}: something on the way decompressed it"
         )
     return span, size
 
 
-def _odd(text: str) -> RetryableError:
-    return RetryableError(RetryReason(text))
-
-
-def _header_details(headers: Any) -> dict[str, Any]:
-    """Return the metadata in the headers of a read, under the names of the JSON API."""
-    parts = [part.strip() for line in headers.getall("x-goog-hash", ()) for part in line.split(",")]
-    hashes = dict(part.split("=", 1) for part in parts if "=" in part)
-    encoding = headers.get(_STORED_ENCODING, "identity")
-    start = len(_CUSTOM)
-    custom = {name[start:]: text for name, text in headers.items() if name[:start].lower() == _CUSTOM}
-    details = {
-        "generation": headers.get("x-goog-generation"),
-        "metageneration": headers.get("x-goog-metageneration"),
-        "md5Hash": hashes.get("md5"),
-        "crc32c": hashes.get("crc32c"),
-        "contentType": headers.get("Content-Type"),
-        "contentEncoding": None if encoding == "identity" else encoding,
-        "storageClass": headers.get("x-goog-storage-class"),
-        "mtime": http_date(headers.get("Last-Modified")),
-        "metadata": custom or None,
-    }
-    return {name: value for name, value in details.items() if value is not None}
-
-
 # Metadata and listings; the functions raise ValueError, TypeError and the like for JSON that the service never sends
 def object_info(resource: Mapping[str, Any], path: str) -> ObjectInfo:
     """Return the object that a resource describes; its details are those that gcsfs shows."""
-    details = {name: value for name, value in resource.items() if name not in ("name", "size")}
+    details = {name: value for name, value in resource.items() if name in _DETAILS}
     for name, at in (("mtime", "updated"), ("ctime", "timeCreated")):
         if at in resource:
             details[name] = datetime.fromisoformat(resource[at])
     generation = text_of(resource["generation"])
     return ObjectInfo(path, "file", size_of(resource["size"]), generation, details=details)
-
-
-def shown_fields(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a resource that a lookup asks for."""
-    return {name: value for name, value in resource.items() if name in _FIELD_NAMES}
 
 
 def folder_info(path: str) -> ObjectInfo:
@@ -307,35 +267,23 @@ def is_resource(found: Any, kind: str, name: str | None = None) -> bool:
 
 
 # Failures
-def failure(
-    request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes
-) -> RetryReason | Exception:
+def failure(request: HTTPRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """Return what an error response means: a reason to retry, or the exception to raise."""
-    url, doing, pinned, is_write = (
-        request.subject,
-        request.purpose,
-        request.is_pinned,
-        request.method != "GET",
-    )
     text, reasons = error_of(body)
-    answer = f"{status}: {text}" if text else str(status)
-    if (reason := trouble_of(status, reasons, answer, headers, datetime.now(UTC))) is not None:
-        return reason
-    if "requester pays" in text.lower():
-        return AccessDenied(f"{url}: {_HINT_PAYS} ({doing}: {answer})")
+    said = f"{status}: {text}" if text else str(status)
+    if (failed := retryable(status, reasons, said, headers)) is not None:
+        return failed
     if status == 404 and not is_absence(headers, body):
-        return foreign(f"the answer {answer} does not look like one of the service", is_absence=True)
-    if pinned and status in (404, 412):
-        return ObjectChanged(
-            f"{url}: the object was replaced or removed while it was read ({doing}); open it again"
-        )
-    if status == 404:
-        return ObjectNotFound(f"{url}: no object or folder has this name ({doing}: {answer})")
+        return foreign(f"the answer {said} does not look like one of the service", is_absence=True)
+    if request.is_pinned and status in (404, 412):
+        how = f"the object was replaced or removed while it was read ({request.purpose})"
+        return ObjectChanged(f"{request.subject}: {how}; open it again")
+    if "requester pays" in text.lower():
+        return refusal(request, status, said, {None: (AccessDenied, _HINT_PAYS)})
     if status in (401, 403):
         # An anonymous request also gets a 401, for objects that are not public.
         kind = SignInRefused if status == 401 and "anonymous" not in text.lower() else AccessDenied
-        advice = denial(text, reasons) or f"access denied; {_HINT_403}{'User' if is_write else 'Viewer'}"
-        return kind(f"{url}: {advice} ({doing}: {answer})")
-    if status == 400:
-        return RequestRejected(f"{url}: the service did not accept the request ({doing}: {answer})")
-    return CachedFSError(f"{url}: the service gave an unexpected answer ({doing}: {answer})")
+        role = "Viewer" if request.method == "GET" else "User"
+        advice = denial(text, reasons) or f"access denied; {_HINT_403}{role}"
+        return refusal(request, status, said, {None: (kind, advice)})
+    return refusal(request, status, said, _ERRORS)

@@ -5,17 +5,18 @@ An upload succeeds only if the answer confirms it. gcsfs itself takes any 404 fo
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from gcsfs.core import GCSFileSystem
 from requests.exceptions import ProxyError
 
-from cachedfs.common.checksums import RunningChecksum, StatedChecksum, has_crc32c, stated_of
+from cachedfs.common.checksums import crc32c_of, has_crc32c
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http import other_host
 from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, well_formed
@@ -33,41 +34,29 @@ class CheckedGCSFileSystem(GCSFileSystem):  # type: ignore[misc] # gcsfs has no 
 
     @property
     def session(self) -> Any:
-        state = self.__dict__
-        return _CheckedSession(
-            super().session, state.setdefault("_uploads", {}), state.setdefault("_copies", {})
-        )
+        uploads, copies = (self.__dict__.setdefault(name, {}) for name in ("_uploads", "_copies"))
+        return _CheckedSession(super().session, uploads, copies)
 
 
-class _Upload:
-    """A resumable upload.
+class _Upload(NamedTuple):
+    """The name of an object, and the CRC-32C of the bytes of it that the service has received."""
 
-    It has the object's name, and the checksum of the bytes that the service has received.
-    """
+    name: str
+    crc32c: int = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.sum = RunningChecksum(StatedChecksum("crc32c" if has_crc32c() else "md5", ""))
+    def with_more(self, data: bytes) -> _Upload:
+        return self._replace(crc32c=crc32c_of(data, self.crc32c)) if has_crc32c() else self
 
-    def with_more(self, data: bytes) -> RunningChecksum:
-        """Return a new checksum of the received bytes and `data`.
-
-        This one stays as it is, so that a repeated request adds nothing twice.
-        """
-        more = self.sum.copy()
-        more.add(data)
-        return more
-
-    def check(self, found: Any, data: bytes, size: int) -> None:
-        """Raise ForeignResponse unless the answer confirms the upload.
-
-        It must have the object's name, and the size and checksum of all bytes sent.
-        """
+    def check(self, body: bytes, size: int) -> None:
+        """Raise RetryableError unless an answer has the object's name, and the size and checksum of all bytes sent."""
+        found = json.loads(body)
         if not api.is_resource(found, "object", self.name) or str(found.get("size")) != str(size):
-            _refuse("an upload was answered without the object's name and size")
-        stated = stated_of(found)
-        if stated is None or (wrong := self.with_more(data).contradiction(stated)):
-            _refuse(f"an upload was answered with {wrong if stated else 'no checksum'}")
+            raise foreign("an upload was answered without the object's name and size")
+        expected = base64.b64encode(self.crc32c.to_bytes(4, "big")).decode()
+        if has_crc32c() and found.get("crc32c") != expected:
+            raise foreign(
+                f"an upload was answered with the CRC32C {found.get('crc32c')} instead of {expected}"
+            )
 
 
 class _CheckedSession:
@@ -88,74 +77,88 @@ class _CheckedSession:
         """Send a request and yield its answer; raise ForeignResponse if it is not the service's own."""
         if method == "DELETE":
             self._uploads.pop(url, None)  # cancels an upload
-        async with self._answer(method, url, options) as answer:
-            if host := other_host(answer):
-                _refuse(f"redirected to {host}, which answered {answer.status}")
-            if answer.method != method.upper():
-                _refuse(f"redirected, which made {answer.method} of {method}")
-            if answer.status in (404, 410):
-                if not api.is_absence(answer.headers, await answer.read()):
-                    _refuse(f"somebody answered {answer.status}, not in the words of the service")
-            elif answer.status >= 400:
-                _check_error(await answer.read())
-                if answer.status == 412:
-                    _raise_unmet_condition(await answer.read())
-            elif not _is_media(url, options):
-                self._check(method, url, answer, await answer.read(), options)
+        async with AsyncExitStack() as stack:
+            try:
+                with well_formed("the answer is not the service's own"):
+                    sent = self._session.request(method=method, url=url, **options)
+                    answer = await stack.enter_async_context(sent)
+                    await self._check(method, url, answer, options)
+            except RetryableError as failed:
+                raise ForeignResponse(f"{failed}. {failed.remedy}") from failed
             yield answer
 
-    @asynccontextmanager
-    async def _answer(self, method: str, url: str, options: Mapping[str, Any]) -> AsyncIterator[Any]:
-        try:
-            async with self._session.request(method=method, url=url, **options) as answer:
-                yield answer
-        except UnicodeError as error:
-            _refuse(f"the answer cannot be read ({error})")
+    async def _check(self, method: str, url: str, answer: Any, options: Mapping[str, Any]) -> None:
+        """Raise RetryableError, or any error about its content, unless an answer is the service's own."""
+        if host := other_host(answer):
+            raise foreign(f"redirected to {host}, which answered {answer.status}")
+        if answer.method != method.upper():
+            raise foreign(f"redirected, which made {answer.method} of {method}")
+        if answer.status in (404, 410):
+            if not api.is_absence(answer.headers, await answer.read()):
+                raise foreign(f"somebody answered {answer.status}, not in the words of the service")
+        elif answer.status >= 400:
+            _check_error(answer.status, await answer.read())
+        elif not _is_media(url, options):  # whose reader checks it
+            self._check_success(method, url, answer, await answer.read(), options)
 
-    def _check(self, method: str, url: str, answer: Any, body: bytes, options: Mapping[str, Any]) -> None:
-        """Raise ForeignResponse unless a success is the service's own answer to this request."""
+    def _check_success(
+        self, method: str, url: str, answer: Any, body: bytes, options: Mapping[str, Any]
+    ) -> None:
         params, headers = options.get("params") or {}, options.get("headers") or {}
-        kind = params.get("uploadType")
+        kind, data = params.get("uploadType"), options.get("data") or b""
+        data = bytes(data.getbuffer() if hasattr(data, "getbuffer") else data)  # a view, or a file in memory
         if kind == "resumable":
-            if not (location := answer.headers.get("Location")):
-                _refuse("an upload was begun, and the answer has no address for it")
-            self._uploads[location] = _Upload(options["json"]["name"])
+            self._uploads[answer.headers["Location"]] = _Upload(options["json"]["name"])
         elif kind == "multipart":
-            name, data = _split_multipart(headers["Content-Type"], _bytes(options.get("data")))
-            _Upload(name).check(_json(body), data, len(data))
-        elif method == "POST" and (upload := self._uploads.get(url)):
-            self._check_chunk(upload, answer, body, headers["Content-Range"], _bytes(options.get("data")))
-            if answer.status != 308:
-                del self._uploads[url]
+            name, content = _split_multipart(headers["Content-Type"], data)
+            _Upload(name).with_more(content).check(body, len(content))
+        elif method == "POST" and url in self._uploads:
+            self._check_piece(url, answer, body, headers["Content-Range"], data)
         elif method == "DELETE":
             if body.strip() not in (b"", b"null"):  # the service sends nothing, an emulator `null`
-                _refuse("a removal was answered with a text")
+                raise foreign("a removal was answered with a text")
         elif headers.get("Content-Type", "").startswith("multipart/mixed"):  # a batch
             if answer.content_type != "multipart/mixed":
-                _refuse("a batch was answered with something else")
+                raise foreign("a batch was answered with something else")
         elif "fields" not in params:
-            self._check_resource(_json(body), url, params)
+            self._check_resource(json.loads(body), url, params)
+
+    def _check_piece(self, url: str, answer: Any, body: bytes, range_: str, data: bytes) -> None:
+        """Check that the answer to a part of an upload says which bytes were received."""
+        found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", range_)
+        assert found is not None  # gcsfs wrote it
+        total, start = found[2], int(found[1] or found[2])
+        upload, stop = self._uploads[url], start + len(data)
+        if answer.status != 308:
+            if str(stop) != total:
+                raise foreign("an upload was answered as complete before it was")
+            upload.with_more(data).check(body, stop)
+            del self._uploads[url]
+            return
+        _, _, last = answer.headers.get("Range", "").partition("-")
+        received = int(last) + 1 if last.isdigit() else 0
+        if not start < received <= stop or str(received) == total:
+            raise foreign(
+                f"of bytes {start} to {stop} of an upload, the answer says that {received} are there"
+            )
+        self._uploads[url] = upload.with_more(data[: received - start])
 
     def _check_resource(self, found: Any, url: str, params: Mapping[str, Any]) -> None:
-        """Raise ForeignResponse unless JSON is the service's, about the object that the address names."""
+        """Check that JSON is the service's, about the object that the address names."""
         _, is_object, name = url.partition("?")[0].removesuffix("/compose").rpartition("/o/")
-        try:
-            with well_formed():
-                if api.is_resource(found, "rewriteResponse"):
-                    found = self._rewritten(found, url, "rewriteToken" in params)
-                    if found is None:
-                        return
-                kind, wanted = ("object", unquote(name)) if is_object else ("", None)
-                api.resource_of(found, kind, wanted)
-                if is_object:
-                    api.object_info(found, "")
-                elif found["kind"] == "storage#objects":
-                    list(api.children(found, "", params.get("prefix") or ""))
-                elif found["kind"] == "storage#buckets":
-                    list(map(api.bucket_info, found.get("items", ())))
-                api.next_token(found, [params.get("pageToken") or ""])
-        except RetryableError as error:
-            _refuse(str(error))
+        if api.is_resource(found, "rewriteResponse"):
+            found = self._rewritten(found, url, "rewriteToken" in params)
+            if found is None:
+                return
+        kind, wanted = ("object", unquote(name)) if is_object else ("", None)
+        api.resource_of(found, kind, wanted)
+        if is_object:
+            api.object_info(found, "")
+        elif found["kind"] == "storage#objects":
+            list(api.children(found, "", params.get("prefix") or ""))
+        elif found["kind"] == "storage#buckets":
+            list(map(api.bucket_info, found.get("items", ())))
+        api.next_token(found, [params.get("pageToken") or ""])
 
     def _rewritten(self, found: Mapping[str, Any], url: str, is_resumed: bool) -> Any:
         """Return the resource of a copy; None if more requests are needed, each of which has to copy more."""
@@ -172,53 +175,25 @@ class _CheckedSession:
         self._copies[url] = copied
         return None
 
-    def _check_chunk(self, upload: _Upload, answer: Any, body: bytes, range_: str, data: bytes) -> None:
-        """Raise ForeignResponse unless the answer to a part of an upload says which bytes were received."""
-        found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", range_)
-        assert found is not None  # gcsfs wrote it
-        total = None if found[2] == "*" else int(found[2])
-        start = int(found[1] or found[2])
-        stop = start + len(data)
-        if answer.status != 308:
-            if stop != total:
-                _refuse("an upload was answered as complete before it was")
-            upload.check(_json(body), data, stop)
-            return
-        _, _, last = answer.headers.get("Range", "").partition("-")
-        received = int(last) + 1 if last.isdigit() else 0
-        if not start < received <= stop or received == total:
-            _refuse(f"of bytes {start} to {stop} of an upload, the answer says that {received} are there")
-        upload.sum = upload.with_more(data[: received - start])
 
-
-def _check_error(body: bytes) -> None:
-    """Raise ForeignResponse for an error in JSON that gcsfs cannot read."""
-    try:
-        error = json.loads(body.decode("utf-8", "replace"))["error"]
-    except RecursionError:
-        _refuse("an error was answered in JSON that is nested too deep")
-    except (ValueError, TypeError, LookupError):
-        return  # gcsfs takes it for a text
-    if isinstance(error, dict):
-        code, message = error.get("code", 0), error.get("message", "")
-        if not (isinstance(code, (int, str)) and isinstance(message, str)):
-            _refuse("an error was answered without code and message")
-
-
-def _raise_unmet_condition(body: bytes) -> NoReturn:
-    """Raise what a 412 means, with the words of the service: gcsfs leaves them out.
+def _check_error(status: int, body: bytes) -> None:
+    """Check that gcsfs can read an error; raise what a 412 means, with the words of the service: gcsfs omits them.
 
     The condition of gcsfs's own is that an object does not exist. The service also refuses so what a policy of the
     organization forbids.
     """
-    text, reasons = error_of(body)
-    if denial(text, reasons):
-        raise OSError(f"Forbidden: {text}")
-    raise FileExistsError(f"412: {text}")
+    with suppress(ValueError, TypeError, LookupError):  # gcsfs takes it for a text
+        if isinstance(error := json.loads(body.decode("utf-8", "replace"))["error"], dict):
+            code, message = error.get("code", 0), error.get("message", "")
+            if not (isinstance(code, (int, str)) and isinstance(message, str)):
+                raise foreign("an error was answered without code and message")
+    if status == 412:
+        text, reasons = error_of(body)
+        raise OSError(f"Forbidden: {text}") if denial(text, reasons) else FileExistsError(f"412: {text}")
 
 
 def _is_media(url: str, options: Mapping[str, Any]) -> bool:
-    """Return whether the request reads an object's bytes; those are checked by their reader."""
+    """Return whether the request reads an object's bytes."""
     params = options.get("params") or {}
     return "/download/" in url or "alt=media" in url or params.get("alt") == "media"
 
@@ -230,19 +205,3 @@ def _split_multipart(content_type: str, data: bytes) -> tuple[str, bytes]:
     end = data.index(boundary, metadata)
     start, stop = data.index(b"\n\n", end) + 2, data.rindex(boundary)
     return json.loads(data[metadata:end])["name"], data[start:stop]
-
-
-def _bytes(data: Any) -> bytes:
-    """Return the body that gcsfs sends as bytes; it may be a view or a file in memory."""
-    return bytes(data.getbuffer() if hasattr(data, "getbuffer") else data or b"")
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise ForeignResponse(f"{reason}. {foreign('').remedy}")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from cachedfs.common.types import ObjectInfo, Range, Suffix
+from cachedfs.common.types import ObjectInfo
 from cachedfs.origins.fsspec_origin import jsonable
 from cachedfs.origins.gcs import api
 from cachedfs.origins.http_request import HTTPRequest
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GCSConnection"]
 
-_AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
-
 
 class GCSConnection:
     """Requests over one session, with the settings of one gcsfs filesystem."""
@@ -26,7 +24,9 @@ class GCSConnection:
         """Create it over a session of the filesystem `inner`; `uploads` sends the uploads, `client` all else."""
         self._inner, self.session, self.client, self.uploads = inner, session, client, uploads
         self.location = str(inner._location)  # the start of all addresses, `https://host`
-        self._media_params = urlencode(inner._get_params({"alt": "media"}))
+        self.media_address = f"{self.location}/download/storage/v1/b/"
+        self.media_params = urlencode(inner._get_params({"alt": "media"}))
+        self.is_version_aware = bool(inner.version_aware)
 
     def split(self, path: str) -> tuple[str, str, str | None]:
         """Return bucket, key and generation.
@@ -36,9 +36,13 @@ class GCSConnection:
         bucket, key, generation = self._inner.split_path(path)
         return bucket, key, generation
 
+    def address(self, bucket: str) -> str:
+        """Return the address of a bucket."""
+        return f"{self.location}/storage/v1/b/{quote(bucket, safe='')}"
+
     async def metadata(self, path: str, bucket: str, key: str, generation: str | None) -> ObjectInfo:
         params = {"fields": api.FIELDS, "generation": generation}
-        address = api.metadata_url(self.location, bucket, key)
+        address = f"{self.address(bucket)}/o/{quote(key, safe='')}"
 
         def parse(found: dict[str, Any]) -> ObjectInfo:
             return api.object_info(api.resource_of(found, "object", key), path)
@@ -46,56 +50,35 @@ class GCSConnection:
         return await self.client.json(self.request(address, path, "looking it up", params=params), parse)
 
     async def bucket(self, bucket: str) -> ObjectInfo:
-        address = api.bucket_url(self.location, bucket)
-
         def parse(found: dict[str, Any]) -> ObjectInfo:
             return api.bucket_info(jsonable(api.resource_of(found, "bucket", bucket)))
 
-        return await self.client.json(self.request(address, bucket, "looking it up", params={}), parse)
+        request = self.request(self.address(bucket), bucket, "looking it up", params={})
+        return await self.client.json(request, parse)
 
     async def pages(
-        self, path: str, bucket: str, prefix: str, *, deep: bool, **limit: int
+        self, path: str, bucket: str, prefix: str, *, deep: bool, limit: int = api.PAGE
     ) -> AsyncGenerator[list[ObjectInfo], None]:
         """Yield the objects and folders in each page of a listing, requesting the page when it is needed.
 
-        With a `limit` also the folder itself, where it is an object.
+        With a small `limit` also the folder itself, where it is an object.
         """
-        address, seen = api.list_url(self.location, bucket), set[str]()
-        token: str | None = None
+        seen, below = set[str](), prefix if limit == api.PAGE else ""
+        params = {"prefix": prefix or None, "maxResults": str(limit), "fields": api.LIST_FIELDS}
+        params["delimiter"] = None if deep else "/"
 
         def parse(found: dict[str, Any]) -> tuple[list[ObjectInfo], str | None]:
             page = api.resource_of(found, "objects")
-            return list(api.children(page, bucket, "" if limit else prefix)), api.next_token(page, seen)
+            return list(api.children(page, bucket, below)), api.next_token(page, seen)
 
         while True:
-            params = api.list_params(prefix, deep=deep, token=token, **limit)
-            infos, token = await self.client.json(
-                self.request(address, path, "listing it", params=params), parse
-            )
+            request = self.request(f"{self.address(bucket)}/o", path, "listing it", params=params)
+            infos, token = await self.client.json(request, parse)
             yield infos
             if token is None:  # without a token the first page would come again
                 return
             seen.add(token)
-
-    def media(self, path: str, want: Range | Suffix | None, pin: str | None) -> HTTPRequest:
-        """Return the request for bytes of generation `pin`, or of the current one if it is None."""
-        bucket, key, generation = (*path.split("/", 1), None)
-        if self._inner.version_aware:
-            bucket, key, generation = self.split(path)
-        name = f"{quote(bucket, safe='')}/o/{quote(key, safe='')}"
-        url = f"{self.location}/download/storage/v1/b/{name}?{self._media_params}"
-        if pin is not None:
-            url += f"&ifGenerationMatch={quote(pin)}"
-        if generation is not None:
-            url += f"&generation={quote(generation)}"
-        return HTTPRequest(
-            url=url,
-            subject=f"gs://{path}",
-            want=want,
-            headers=_AS_STORED,
-            as_stored=True,
-            is_pinned=pin is not None,
-        )
+            params = {**params, "pageToken": token}
 
     def request(
         self,
@@ -113,4 +96,4 @@ class GCSConnection:
         # gcsfs adds the project that pays.
         full = {} if params is None else self._inner._get_params(params)
         present = {name: value for name, value in full.items() if value is not None}
-        return HTTPRequest(url=address, params=present, subject=api.url_of(path), doing=doing, **more)
+        return HTTPRequest(url=address, params=present, subject=f"gs://{path}", doing=doing, **more)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo, Range, Suffix
@@ -45,7 +46,7 @@ class GCSOrigin(ClientOrigin):
 
     def url(self, path: str) -> str:
         """Return the URL that errors show for `path`."""
-        return api.url_of(api.object_path(path))
+        return f"gs://{api.object_path(path)}"
 
     # Created at first use
     async def _make(self) -> Any:
@@ -71,7 +72,7 @@ class GCSOrigin(ClientOrigin):
                 api.failure,
                 slots=slots,
                 on_request=lambda: self.on_request(),  # it may be replaced later
-                retries=self._retries,
+                policy=self._policy,
                 timeouts=timeouts_of(self._policy, own_timeout=own_timeout, can_wait_for_pool=can_wait),
             )
 
@@ -90,7 +91,7 @@ class GCSOrigin(ClientOrigin):
         Takes one request for an object, two for a folder or for an absence; one for a path that ends in a slash.
         """
         path = api.object_path(path)
-        with mapped(api.url_of(path), "looking it up"):
+        with mapped(f"gs://{path}", "looking it up"):
             if not path:
                 return api.folder_info("")
             connection = await self.connection()
@@ -111,7 +112,7 @@ class GCSOrigin(ClientOrigin):
         """Return the object whose name ends in a slash, or the folder: of all names in it, this is the first one."""
         first = await self._first_below(connection, path, bucket, key)
         if first is None:
-            raise ObjectNotFound(f"{api.url_of(path)}: no object or folder has this name")
+            raise ObjectNotFound(f"gs://{path}: no object or folder has this name")
         is_object = first.path == path and first.kind == "file"
         return first if is_object else api.folder_info(path.rstrip("/"))
 
@@ -141,9 +142,15 @@ class GCSOrigin(ClientOrigin):
             path = api.object_path(path)
         if "/" not in path:
             raise IsAFolder(f"gs://{path}: this is a bucket; list it, or read an object in it")
-        connection = self._connection.value or await self.connection()
+        to = self._connection.value or await self.connection()
+        (bucket, key), generation = path.split("/", 1), None
+        if to.is_version_aware:
+            bucket, key, generation = to.split(path)
+        url = f"{to.media_address}{quote(bucket, safe='')}/o/{quote(key, safe='')}?{to.media_params}"
+        if generation is not None:
+            url += f"&generation={quote(generation)}"
         reply = GCSMediaRead(
-            f"gs://{path}", path, want, pinned, self._retries, connection=connection, lookup=self.lookup
+            f"gs://{path}", path, want, pinned, self._policy, origin=self, media_url=url, send=to.client.send
         )
         async with aclosing(reply.run()) as reply.pieces:
             await anext(reply.pieces)
@@ -167,7 +174,7 @@ class GCSOrigin(ClientOrigin):
         async with aclosing(connection.pages(folder, bucket, prefix, deep=deep)) as pages:
             while True:
                 try:
-                    with mapped(api.url_of(folder), "listing it"):
+                    with mapped(f"gs://{folder}", "listing it"):
                         infos = await anext(pages, None)
                 except ObjectNotFound as error:
                     raise NoSuchBucket(error.message) from None
@@ -177,7 +184,7 @@ class GCSOrigin(ClientOrigin):
                     yield info
 
     async def _buckets(self) -> tuple[ObjectInfo, ...]:
-        with mapped(api.url_of(""), "listing the buckets", is_read=True):
+        with mapped("gs://", "listing the buckets", is_read=True):
             found = await self.call("ls", "", detail=True)
         return tuple(api.bucket_info(jsonable({**info, "name": info["name"].rstrip("/")})) for info in found)
 
@@ -189,7 +196,7 @@ class GCSOrigin(ClientOrigin):
         The service compares the generation. As in `lookup`, the path may end in a slash.
         """
         path = api.object_path(path)
-        with mapped(api.url_of(path), "writing it"):
+        with mapped(f"gs://{path}", "writing it"):
             upload = ObjectUpload(
                 await self.connection(),
                 path,

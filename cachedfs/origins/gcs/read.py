@@ -4,67 +4,63 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import quote
 
-from cachedfs.common.checksums import HASHERS, stated_of
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.errors import IsAFolder, ObjectChanged, ObjectNotFound
+from cachedfs.origins.base import Origin, range_header
 from cachedfs.origins.gcs import api
-from cachedfs.origins.gcs.connection import GCSConnection
-from cachedfs.origins.resumable_stream import RangeNotSatisfiable, ResumableRead, reaches
-from cachedfs.origins.retry import RetryableError, RetryReason
+from cachedfs.origins.http_request import HTTPRequest
+from cachedfs.origins.resumable_stream import ResumableRead, reaches
+from cachedfs.origins.retry import RetryableError
+
+if TYPE_CHECKING:
+    from cachedfs.origins.http import HTTPResponse
 
 __all__ = ["WHOLE", "GCSMediaRead"]
 
 # Objects up to this size are held until their checksum is verified: 17 ms at 60 MB/s, and one block.
 WHOLE = 1 << 20
+_AS_STORED = {"Accept-Encoding": "gzip"}  # the service then sends every object as it is stored, in ranges too
+_MEDIA = HTTPRequest(url="", subject="", as_stored=True)
+_PINNED = replace(_MEDIA, is_pinned=True)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class GCSMediaRead(ResumableRead):
     """A read of one generation."""
 
-    connection: GCSConnection
-    lookup: Callable[[str], Awaitable[ObjectInfo]]
+    origin: Origin
+    send: Callable[[HTTPRequest], Awaitable[HTTPResponse]]
+    media_url: str  # of the bytes of the current generation, or of the one that the path names
 
     async def _open(self) -> None:
-        """Send one request, and take the version and the range from the headers of its response."""
-        want, pinned = self.want, self.pinned
-        pin = None if pinned is None else pinned.fingerprint
+        """Send one request; take the version, the range and the checksum from the headers of its response."""
+        want, pinned, pin = self.want, self.pinned, self.pinned.fingerprint if self.pinned else None
         if isinstance(want, Range) and want.start == want.stop:  # HTTP cannot express an empty range
             self._take_nothing(await self._current())
             return
-        client, request = self.connection.client, self.connection.media(self.path, want, pin)
-        self._response = response = await client.send(request)
+        url = self.media_url if pin is None else f"{self.media_url}&ifGenerationMatch={quote(pin)}"
+        span = f"bytes={want.start}-{want.stop - 1}" if isinstance(want, Range) else range_header(want)
+        headers = {**_AS_STORED, "Range": span} if span else _AS_STORED
+        request = replace(_PINNED if pin else _MEDIA, url=url, subject=self.url, want=want, headers=headers)
+        self._response = response = await self.send(request)
         if response.status == 416:
             await self._open_nothing()
             return
-        info, start, stop, self._offset, self._body_stop = api.head_of(self.path, response, want)
+        head = api.head_of(self.path, response, want, pinned.details if pin and pinned else {})
+        info, start, stop, self._offset, self._body_stop = head
         if pin is None and info.fingerprint is None:
             await self._open_unversioned()
             return
         if pin and pinned and (info.fingerprint, info.size) != (pin, pinned.size):
-            self._check_version(info, pinned)
-        if not self._is_open:
-            self._choose(info, start, stop)
-
-    def _choose(self, info: ObjectInfo, start: int, stop: int) -> None:
-        """Set the version, the range and the checksum to verify."""
-        pinned = self.pinned
+            info = self._of_pinned(info, pinned)
         if not info.size and self.path.endswith("/"):  # as `api.children` has it
             raise self._is_folder()
-        stated = stated_of(info.details) if stop - start == info.size else None
-        if pinned is not None and pinned.fingerprint is not None:
-            # The service kept to the pinned generation, even if the headers do not show it.
-            details = {**info.details, **pinned.details}
-            stated = stated or (stated_of(details) if stop - start == info.size else None)
-            info = ObjectInfo(self.path, "file", info.size, pinned.fingerprint, details=details)
-        self.info, self.start, self._at, self.stop = info, start, start, stop
-        self._hasher, self._holds, self.is_checked_at_end = None, False, False
-        if stated is not None:
-            self._checksum, self._expected = stated.name, stated.value
-            self._hasher, self._holds = HASHERS[stated.name](), stop - start <= WHOLE
-            self.is_checked_at_end = not self._holds
+        if not self._is_open:
+            self._begin(info, start, stop, most_held=WHOLE)
 
     async def _open_nothing(self) -> None:
         """After a 416, read nothing if the object ends before the range."""
@@ -72,7 +68,7 @@ class GCSMediaRead(ResumableRead):
         pinned = self.pinned
         info = pinned if pinned and pinned.fingerprint and pinned.size is not None else await self._current()
         if reaches(self.want, info.size or 0):  # the object grew meanwhile
-            raise RangeNotSatisfiable(RetryReason("no byte of the object is in the range"))
+            raise RetryableError("no byte of the object is in the range")
         self._take_nothing(info)
 
     async def _open_unversioned(self) -> None:
@@ -83,13 +79,13 @@ class GCSMediaRead(ResumableRead):
 
     async def _explain(self, failed: RetryableError) -> None:
         """Look the object up if the 404 may be from another server: the JSON API decides whether it is missing."""
-        if failed.trouble.is_absence:
+        if failed.is_absence:
             await self._current()
 
     async def _current(self) -> ObjectInfo:
         """Return the object from a lookup; raise ObjectChanged if it is not the pinned version."""
         try:
-            info = await self.lookup(self.path)
+            info = await self.origin.lookup(self.path)
         except ObjectNotFound as error:
             if self.pinned is None:
                 raise
@@ -100,13 +96,13 @@ class GCSMediaRead(ResumableRead):
             raise self._is_folder()
         return info
 
-    def _check_version(self, info: ObjectInfo, pinned: ObjectInfo) -> None:
-        """Raise an error if the headers are of another version than the pinned one; some do not state the generation."""
+    def _of_pinned(self, info: ObjectInfo, pinned: ObjectInfo) -> ObjectInfo:
+        """Return the headers' metadata as that of the pinned version, which some do not name; raise for another one."""
         if info.fingerprint not in (None, pinned.fingerprint):
             self._raise_changed(f"generation {info.fingerprint} was received instead of {pinned.fingerprint}")
         if info.size != pinned.size is not None:
-            text = f"the answer is of an object of {info.size} bytes, not {pinned.size}"
-            raise RetryableError(RetryReason(text))
+            raise RetryableError(f"the answer is of an object of {info.size} bytes, not {pinned.size}")
+        return replace(info, fingerprint=pinned.fingerprint)
 
     def _raise_changed(self, how: str) -> NoReturn:
         raise ObjectChanged(f"{self.url}: the object was replaced while it was read ({how}); open it again")

@@ -6,19 +6,17 @@ gcsfs has no other condition than that an object is new.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import mimetypes
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, NoReturn
+from urllib.parse import quote
 
 from cachedfs.common.checksums import google_checksum
 from cachedfs.common.kept_mtime import mtime_metadata
 from cachedfs.common.types import ObjectInfo
-from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound, OriginUnavailable
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
 from cachedfs.origins.gcs import api
 from cachedfs.origins.gcs.connection import GCSConnection
 from cachedfs.origins.http_request import Answer, HTTPRequest
@@ -26,31 +24,27 @@ from cachedfs.origins.origin_errors import denial, error_of, object_of, well_for
 from cachedfs.origins.retry import RetryableError, foreign
 from cachedfs.origins.upload import (
     UNKNOWN_SESSION,
+    GoogleUpload,
     SessionExpired,
     UploadContent,
-    send_pieces,
     version_conflict,
 )
 
-__all__ = ["PIECE", "ObjectUpload"]
-
-T = TypeVar("T")
+__all__ = ["ObjectUpload"]
 
 logger = logging.getLogger("cachedfs.origins")
 
-PIECE = 8 << 20  # a multiple of 256 KiB, as the service wants; up to this, an upload is one request
-_SESSIONS = 2  # how often an upload begins: a session that has expired means starting over
 _UNMET = 412
 _REDIRECTS = frozenset({301, 302, 303, 307})
 _GOOD = frozenset({200, 201, _UNMET}) | _REDIRECTS  # all others are failures
-_JSON = "application/json; charset=UTF-8"
+_IN_SESSION = frozenset({204, 308, 499})  # the first and the last after its end
 
 
 class _UnmetCondition(Exception):
     """The object has another version than the upload was to replace."""
 
 
-class ObjectUpload:
+class ObjectUpload(GoogleUpload[ObjectInfo]):
     """One write of `content` at `path`, over the version `replaces` (None: no object); `anything`: over any version."""
 
     def __init__(
@@ -63,19 +57,18 @@ class ObjectUpload:
         anything: bool,
         mtime_ns: int | None,
     ) -> None:
-        self._connection, self._path, self._content = connection, path, content
+        self._connection, self._path, self.content = connection, path, content
+        self.base, self.policy = connection.location, connection.uploads.policy
         self._bucket, self._key, generation = connection.split(path)
         if generation:
-            raise ValueError(
-                f"{api.url_of(path)}: a generation cannot be written to; leave it out of the path"
-            )
+            raise ValueError(f"gs://{path}: a generation cannot be written to; leave it out of the path")
         if not self._key:
-            raise ValueError(f"{api.url_of(path)}: this is a bucket; write to an object in it")
+            raise ValueError(f"gs://{path}: this is a bucket; write to an object in it")
         self._replaces = replaces
         self._condition: str | None = None if anything else "0"
         if replaces is not None:
             if not (replaces.fingerprint or "").isdigit():
-                raise ValueError(f"{api.url_of(path)}: {replaces.fingerprint!r} is no generation")
+                raise ValueError(f"gs://{path}: {replaces.fingerprint!r} is no generation")
             self._condition = replaces.fingerprint
         mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
         self._resource: dict[str, Any] = {"name": self._key, "contentType": mime}
@@ -86,77 +79,33 @@ class ObjectUpload:
 
     async def run(self) -> ObjectInfo:
         """Return the metadata of the new version; raise ObjectExists or ObjectChanged if the condition is not met."""
+        self._checksum = await asyncio.to_thread(google_checksum, self.content.pieces())
         try:
-            if self._content.size <= PIECE:
-                return await self._at_once()
-            self._checksum = await asyncio.to_thread(google_checksum, self._content.pieces())
-            return await self._in_pieces()
+            # With the checksum, the service itself refuses bytes that were damaged on the way.
+            return await self.transfer({**self._resource, **self._checksum}, self._resource["contentType"])
         except _UnmetCondition:
             pass
         found, is_known = await self._found()
         if found is not None and self._may_have_arrived and self._is_ours(found):
             return found
-        raise version_conflict(api.url_of(self._path), self._replaces, found, is_known=is_known)
+        raise version_conflict(f"gs://{self._path}", self._replaces, found, is_known=is_known)
 
-    async def _at_once(self) -> ObjectInfo:
-        data = await asyncio.to_thread(self._content.piece, 0, self._content.size)
-        self._checksum = google_checksum([data])
-        boundary = secrets.token_hex(16)
-        resource = json.dumps({**self._resource, **self._checksum}, ensure_ascii=False)
-        head = (
-            f"--{boundary}\r\nContent-Type: {_JSON}\r\n\r\n{resource}\r\n"
-            f"--{boundary}\r\nContent-Type: {self._resource['contentType']}\r\n\r\n"
-        )
-        body = b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))
-        headers = {"Content-Type": f'multipart/related; boundary="{boundary}"'}
-        self._content.size = len(data)  # the local file may have become shorter
-        return await self._answered(self._beginning("multipart", headers, body), self._info_of)
-
-    async def _in_pieces(self) -> ObjectInfo:
-        headers = {
-            "Content-Type": _JSON,
-            "X-Upload-Content-Type": self._resource["contentType"],
-            "X-Upload-Content-Length": str(self._content.size),
-        }
-        # With the checksum, the service itself refuses bytes that were damaged on the way.
-        body = json.dumps({**self._resource, **self._checksum}, ensure_ascii=False).encode()
-        request = self._beginning("resumable", headers, body)
-        for _ in range(_SESSIONS):
-            address = await self._answered(request, self._address_of)
-            session = self._request(address, "writing it", method="PUT", good=_GOOD | UNKNOWN_SESSION | {308})
-            try:
-                return await send_pieces(
-                    session,
-                    self._content,
-                    PIECE,
-                    self._info_of,
-                    send=self._send,
-                    retries=self._connection.uploads.retries,
-                )
-            except SessionExpired:
-                self._may_have_arrived = True
-            except Exception:  # of any kind, and raised again
-                await self._cancel(address)
-                raise
-        raise OriginUnavailable(
-            f"{api.url_of(self._path)}: writing it failed: the service forgot the upload {_SESSIONS} times. Try again later"
-        )
-
-    async def _cancel(self, address: str) -> None:
+    async def session_ended(self, address: str, error: Exception) -> None:
         """End an upload session, with one request; otherwise the service keeps its bytes for a week."""
-        good = _GOOD | UNKNOWN_SESSION | {204, 499}
-        request = self._request(address, "cancelling the upload", method="DELETE", good=good)
+        if isinstance(error, SessionExpired):
+            self._may_have_arrived = True
+            return
         try:
-            await self._send(request)
-        except (RetryableError, CachedFSError) as error:
-            logger.debug("an upload session could not be ended: %s", error)
+            await self.send(self.in_session(address, "cancelling the upload", "DELETE"))
+        except (RetryableError, CachedFSError) as failed:
+            logger.debug("an upload session could not be ended: %s", failed)
         except _UnmetCondition:
             pass
 
     # Requests
-    def _beginning(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
+    def begin(self, kind: str, headers: Mapping[str, str], data: bytes) -> HTTPRequest:
         return self._request(
-            api.upload_url(self._connection.location, self._bucket),
+            f"{self.base}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
             "writing it",
             params={"uploadType": kind, "name": self._key, "ifGenerationMatch": self._condition},
             method="POST",
@@ -165,27 +114,28 @@ class ObjectUpload:
             good=_GOOD,
         )
 
+    def in_session(self, address: str, doing: str = "writing it", method: str = "PUT") -> HTTPRequest:
+        return self._request(address, doing, method=method, good=_GOOD | _IN_SESSION | UNKNOWN_SESSION)
+
     def _request(self, address: str, doing: str, **more: Any) -> HTTPRequest:
         # The service redirects no upload: another host must not receive the bytes.
         return self._connection.request(address, self._path, doing, follows_redirects=False, **more)
 
-    async def _answered(self, request: HTTPRequest, parse: Callable[[Answer], T]) -> T:
-        """Return what `parse` makes of the answer, after retries."""
-
-        async def attempt() -> T:
-            return parse(await self._send(request))
+    async def answered(self, request: HTTPRequest, parse: Callable[[Answer], Any]) -> Any:
+        async def attempt() -> Any:
+            return parse(await self.send(request))
 
         return await self._connection.uploads.retried(attempt, request)
 
-    async def _send(self, request: HTTPRequest) -> Answer:
+    async def send(self, request: HTTPRequest) -> Answer:
         """Send a request once; raise RetryableError, _UnmetCondition or the final error."""
         try:
             answer = await self._connection.uploads.answer(request)
         except RetryableError as failed:
-            self._may_have_arrived |= not failed.trouble.is_unreachable
+            self._may_have_arrived |= not failed.is_unreachable
             raise
         if answer.status in _REDIRECTS:
-            raise RetryableError(foreign(f"redirected, by an answer {answer.status}"))
+            raise foreign(f"redirected, by an answer {answer.status}")
         if answer.status == _UNMET:
             self._raise_unmet(answer)
         return answer
@@ -195,31 +145,24 @@ class ObjectUpload:
         text, reasons = error_of(answer.body)
         said = f"({_UNMET}: {text})"
         if advice := denial(text, reasons):
-            raise AccessDenied(f"{api.url_of(self._path)}: {advice} {said}")
+            raise AccessDenied(f"gs://{self._path}: {advice} {said}")
         if self._condition is None:
-            raise CachedFSError(f"{api.url_of(self._path)}: the service gave an unexpected answer {said}")
+            raise CachedFSError(f"gs://{self._path}: the service gave an unexpected answer {said}")
         raise _UnmetCondition
 
     # Answers
-    def _address_of(self, answer: Answer) -> str:
-        address = answer.headers.get("Location", "")
-        begin, expected = urlsplit(address), urlsplit(self._connection.location)
-        if begin.scheme != expected.scheme or not begin.netloc:  # the token is sent there
-            raise RetryableError(foreign("an upload was begun, and the answer has no address for it"))
-        return address
-
-    def _info_of(self, answer: Answer) -> ObjectInfo:
+    def finished(self, answer: Answer) -> ObjectInfo:
         """Return the metadata of the new version; raise RetryableError unless the answer proves that it has our bytes."""
         self._may_have_arrived = True
         with well_formed():
             found = api.resource_of(object_of(answer.body), "object", self._key)
-            info = api.object_info(api.shown_fields(found), self._path)
+            info = api.object_info(found, self._path)
         if not self._has_our_bytes(info):
-            raise RetryableError(foreign("an upload was answered with another size or checksum"))
+            raise foreign("an upload was answered with another size or checksum")
         return info
 
     def _has_our_bytes(self, info: ObjectInfo) -> bool:
-        return info.size == self._content.size and self._checksum.items() <= info.details.items()
+        return info.size == self.content.size and self._checksum.items() <= info.details.items()
 
     def _is_ours(self, found: ObjectInfo) -> bool:
         """Return whether an object is what an attempt made whose answer did not arrive."""

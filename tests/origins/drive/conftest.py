@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -78,11 +77,9 @@ async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]
     def make_origin(
         policy: RetryPolicy = PATIENT,
         concurrency: int = 16,
-        clock: Any = None,
         meter: Any = None,
         **options: Any,
     ) -> Any:
-        more = {} if clock is None else {"clock": clock}
         origin = DriveOrigin(
             {"token": "anon", "endpoint_url": server.endpoint_url, **options},
             identity="drive",
@@ -90,10 +87,8 @@ async def make(server: DriveServer) -> AsyncIterator[Callable[..., DriveOrigin]]
             on_request=lambda: None,
             concurrency=concurrency,
             policy=policy,
-            rng=random.Random(1),
             filesystem_over=DriveFileSystem.over,
             meter=meter,
-            **more,
         )
         made.append(origin)
         return origin

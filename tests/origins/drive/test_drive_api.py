@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from cachedfs.sim.messages import Refusal
 from tests.origins.contract import DATA, names, read
@@ -47,11 +46,9 @@ def path(server: DriveServer, folder: str, root: str) -> str:
     return f"{root}/a.bin"
 
 
-def failure(
-    status: int, body: bytes, headers: Mapping[str, str] = {}, *, pinned: bool = False
-) -> Exception | RetryReason:
+def failure(status: int, body: bytes, headers: Mapping[str, str] = {}, *, pinned: bool = False) -> Exception:
     request = HTTPRequest(url="", params={}, subject="drive://x", doing="reading", is_pinned=pinned)
-    return failures.failure(request, status, headers, body, now=datetime(2026, 1, 1, tzinfo=UTC))
+    return failures.failure(request, status, headers, body)
 
 
 async def ask(origin: DriveOrigin, kind: str, path: str, pinned: ObjectInfo | None = None) -> Any:
@@ -212,8 +209,8 @@ async def test_a_retry_after_that_is_too_long_is_an_error(
 
 def test_a_retry_after_is_respected() -> None:
     verdict = failure(429, b"", {"retry-after": "7"})
-    assert isinstance(verdict, RetryReason)
-    tries = RetryAttempts(RetryPolicy(base_s=0.5), clock=lambda: 0.0, rng=random.Random(0))
+    assert isinstance(verdict, RetryableError)
+    tries = RetryAttempts(RetryPolicy(base_s=0.5, clock=lambda: 0.0, rng=random.Random(0)))
     assert 7.0 <= (tries.next_wait_s(verdict) or 0.0) <= 7.5
 
 
@@ -334,18 +331,18 @@ async def test_an_origin_reconnects_after_aclose(make: MakeOrigin, path: str) ->
         (403, False, AccessDenied),
         (400, False, ValueError),
         (412, False, CachedFSError),
-        (503, True, RetryReason),
-        (599, False, RetryReason),
+        (503, True, RetryableError),
+        (599, False, RetryableError),
     ],
 )
 def test_every_status_maps_to_an_error_or_a_retry(status: int, pinned: bool, kind: type, body: bytes) -> None:
     said = failure(status, Refusal(status, "no").to_json().encode(), pinned=pinned)
     assert isinstance(said, kind)
-    if not isinstance(said, RetryReason):
+    if not isinstance(said, RetryableError):
         assert str(said).startswith("drive://x: ")
     # From a proxy, only a 401 is believed.
     not_drives = failure(status, body, pinned=pinned)
-    assert isinstance(not_drives, AccessDenied if status == 401 else RetryReason)
+    assert isinstance(not_drives, AccessDenied if status == 401 else RetryableError)
     assert "<html>" not in str(not_drives)
 
 

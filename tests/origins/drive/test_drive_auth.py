@@ -31,8 +31,8 @@ from pydrive2.drive import GoogleDrive
 
 from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive import account_key, accounts, auth
-from cachedfs.origins.drive.auth import DriveAuth, SignIn, sign_in
-from cachedfs.origins.drive.credentials import SIGN_IN
+from cachedfs.origins.drive.auth import DriveAuth, sign_in
+from cachedfs.origins.drive.credentials import SIGN_IN, SignIn
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.retry import RetryableError
 from tests.origins.drive.conftest import PATIENT
@@ -631,4 +631,4 @@ class TestRenewal:
         credentials._token_uri = "http://127.0.0.1:1/token"
         with pytest.raises(RetryableError) as caught:
             await sent_by(signed_in(credentials=credentials))
-        assert caught.value.trouble.is_unreachable
+        assert caught.value.is_unreachable

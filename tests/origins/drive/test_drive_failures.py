@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from cachedfs.errors import AccessDenied
 from cachedfs.origins.drive.credentials import find, scope_remedy
 from cachedfs.origins.drive.failures import failure, token_remedy
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.retry import RetryReason
+from cachedfs.origins.retry import RetryableError
 from cachedfs.sim.messages import Refusal
 
 FILES = "https://www.googleapis.com/drive/v3/files"
@@ -22,12 +21,11 @@ RATE = ("User Rate Limit Exceeded", "userRateLimitExceeded")
 ABUSE = ("This file has been identified as malware or spam.", "cannotDownloadAbusiveFile")
 
 
-def asked(text: str, reason: str, url: str = f"{FILES}/1", **request: Any) -> Exception | RetryReason:
+def asked(text: str, reason: str, url: str = f"{FILES}/1", **request: Any) -> Exception:
     """Return what a 403 with this text and reason means."""
     sent = HTTPRequest(url=url, **{"params": {}, "subject": "drive://x", "doing": "doing it", **request})
     body = Refusal(403, text, reason).to_json().encode()
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    return failure(sent, 403, {}, body, now=now, account="me", remedy="REMEDY", for_scope="GET THE SCOPE")
+    return failure(sent, 403, {}, body, account="me", remedy="REMEDY", for_scope="GET THE SCOPE")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_a_refusal_says_what_helps(text: str, reason: str, request_: dict[str, A
 )
 def test_too_many_copies_may_be_too_many_for_a_day(url: str, is_by_day: bool) -> None:
     found = asked(*RATE, url=url)
-    assert isinstance(found, RetryReason)
+    assert isinstance(found, RetryableError)
     assert ("wait until tomorrow" in found.remedy) is is_by_day
 
 

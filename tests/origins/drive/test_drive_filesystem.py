@@ -421,10 +421,11 @@ def test_a_file_being_written_is_not_in_memory(server: DriveServer, folder: str,
     """When it is written or appended to, one piece is in memory, whatever the size."""
     code = """
         import fsspec, sys, tracemalloc
-        from cachedfs.origins.drive import filesystem, upload
+        from cachedfs.origins import upload
+        from cachedfs.origins.drive import filesystem
 
         root, url = sys.argv[1:]
-        upload.PIECE = upload._ONE_REQUEST = filesystem._SPOOL = 1 << 20
+        upload.PIECE = filesystem._SPOOL = 1 << 20
         fs, part = fsspec.filesystem("drive", token="anon", endpoint_url=url), b"x" * (1 << 20)
         fs.pipe_file(f"{root}/warm", part)
         tracemalloc.start()
@@ -634,8 +635,8 @@ def test_putting_a_file_reports_every_piece(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cachedfs.origins.drive.upload.PIECE", 256 << 10)
-    monkeypatch.setattr("cachedfs.origins.drive.upload._ONE_REQUEST", 1000)
+    monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
+    monkeypatch.setattr("cachedfs.origins.drive.upload.Upload.most_at_once", 1000)
     (tmp_path / "a").write_bytes(bytes(700_000))
     recorded = []
 

@@ -9,10 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.origins import rate_limit
-from cachedfs.origins.drive import api, quota
+from cachedfs.origins.drive import api, limits, quota
+from cachedfs.origins.drive.limits import DriveLimits, SentRequest
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.rate_limit import RateLimit, RateLimiter, SentRequest
+from cachedfs.origins.drive.quota import QuotaMeter, RateLimit
+from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
@@ -46,17 +47,17 @@ def test_requests_have_the_costs_of_their_kinds(method: str, address: str, kind:
     assert api.kind_of(method, f"https://www.googleapis.com{address}") == kind
 
 
-class RecordingRateLimiter(RateLimiter):
+class RecordedLimits(DriveLimits):
     """Records all requests and lets them pass."""
 
     def __init__(self) -> None:
-        super().__init__(quota.REQUESTS, quota.CREATES)
+        super().__init__(QuotaMeter())
         self.asked: list[str] = []
         self.refused: list[str] = []
 
-    async def spend(self, kind: str) -> tuple[SentRequest, ...]:
-        self.asked.append(kind)
-        return (SentRequest(kind, 0.0, 0),)
+    async def wait(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
+        self.asked.append(request.kind)
+        return (SentRequest(request.kind, 0.0, 0),)
 
     def answered(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
         self.refused += [sent[0].kind] * refused
@@ -67,7 +68,7 @@ async def test_every_request_takes_a_turn_and_reports_refusals(
 ) -> None:
     server.put(f"{folder}/a", b"a" * 100)
     origin = make()
-    origin.account.rate_limiter = rate_limiter = RecordingRateLimiter()
+    origin.account.limits = recorded = RecordedLimits()
     server.reset()
     server.fail(Fault(kind="media", status=429))
     server.fail(Fault(kind="media", nth=2, status=503))
@@ -76,13 +77,13 @@ async def test_every_request_takes_a_turn_and_reports_refusals(
     await origin.call("pipe_file", f"{root}/b", b"b")
     await origin.call("pipe_file", f"{root}/b", b"c")
     await origin.call("rm", f"{root}/b")
-    assert len(rate_limiter.asked) == len(server.requests)
-    assert {kind: rate_limiter.asked.count(kind) for kind in ("download", "create", "edit")} == {
+    assert len(recorded.asked) == len(server.requests)
+    assert {kind: recorded.asked.count(kind) for kind in ("download", "create", "edit")} == {
         "download": 3,
         "create": 1,
         "edit": 2,
     }
-    assert sorted(rate_limiter.refused) == ["download", "list"]
+    assert sorted(recorded.refused) == ["download", "list"]
 
 
 # Rates
@@ -100,8 +101,8 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
         now += pause_s
         slept.append(pause_s)
 
-    monkeypatch.setattr(rate_limit, "asyncio", types.SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
-    origin.account.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES, clock=lambda: now)
+    monkeypatch.setattr(limits, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
     above = await origin.lookup(root)
     while origin.spare_s() == 0:
         await origin.lookup(f"{root}/a", above)
@@ -120,15 +121,15 @@ async def test_refusals_in_bulk_lower_the_rate(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(rate_limit, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(limits, "_PAUSE_S", 0.0)
     caplog.set_level("INFO", "cachedfs.origins")
     origin = make()
     server.put(f"{folder}/a", b"a")
     info = await origin.lookup(f"{root}/a")
-    assert origin.account.rate_limiter.requests.requests.rung == 0
+    assert origin.account.limits.requests.requests.rung == 0
     server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", times=8))
     assert (await asyncio.gather(*(read(origin, f"{root}/a", None, info) for _ in range(4))))[3][0] == b"a"
-    assert origin.account.rate_limiter.requests.requests.rung == 1
+    assert origin.account.limits.requests.requests.rung == 1
     assert caplog.messages == [
         "the service refuses requests as too many; the rate is lowered to 13.3 per second"
     ]
@@ -141,8 +142,8 @@ async def test_refused_creations_slow_down_only_creations(
     origin = make()
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
     await origin.call("pipe_file", f"{root}/a", b"a")
-    assert origin.account.rate_limiter.creates.requests.refused > 0.1
-    assert origin.account.rate_limiter.requests.requests.refused == 0
+    assert origin.account.limits.creates.requests.refused > 0.1
+    assert origin.account.limits.requests.requests.refused == 0
 
 
 async def test_items_are_created_at_three_a_second(
@@ -154,27 +155,28 @@ async def test_items_are_created_at_three_a_second(
         nonlocal now
         now += pause_s
 
-    monkeypatch.setattr(rate_limit, "asyncio", types.SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
+    monkeypatch.setattr(limits, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     origin = make()
-    origin.account.rate_limiter = RateLimiter(quota.REQUESTS, quota.CREATES, clock=lambda: now)
+    origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
     for i in range(4):
         await origin.call("pipe_file", f"{root}/{i}", b"x")
     assert now == pytest.approx(3 / 2.85)
     assert server.count("upload") == 4
 
 
-async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
-    now = 0.0
-    rate_limiter = RateLimiter((RateLimit(1, 60.0),), quota.CREATES, clock=lambda: now)
-    await rate_limiter.spend("get")
-    waiting = [asyncio.ensure_future(rate_limiter.spend("get")) for _ in range(3)]
+async def test_a_canceled_wait_for_a_turn_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, get = 0.0, HTTPRequest(url="", subject="", kind="get")
+    monkeypatch.setattr(quota, "REQUESTS", (RateLimit(1, 60.0),))
+    rates = DriveLimits(QuotaMeter(), clock=lambda: now)
+    await rates.wait(get)
+    waiting = [asyncio.ensure_future(rates.wait(get)) for _ in range(3)]
     await asyncio.sleep(0)
-    assert rate_limiter.spare_s() > 0
+    assert rates.spare_s() > 0
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
     now = 60.0
-    assert await asyncio.wait_for(rate_limiter.spend("get"), 60)
+    assert await asyncio.wait_for(rates.wait(get), 60)
 
 
 # Late answers

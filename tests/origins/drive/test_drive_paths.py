@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 import logging
@@ -27,6 +28,7 @@ from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.drive.paths import place_of, plain_path
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import DATA, names, read
+from tests.origins.drive.conftest import PATIENT
 
 MakeOrigin = Callable[..., DriveOrigin]
 
@@ -138,7 +140,7 @@ async def test_a_path_of_depth_d_is_d_requests_and_its_folders_are_cached(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     now = 0.0
-    origin = make(clock=lambda: now)
+    origin = make(dataclasses.replace(PATIENT, clock=lambda: now))
     server.put(f"{folder}/b/c/d.bin", DATA)
     await origin.lookup(f"{root}/b/c/d.bin")
     assert kinds(server) == ["get", "list", "list", "list", "list"]  # the path has five parts
@@ -799,7 +801,7 @@ async def test_an_expired_parent_folder_makes_the_path_unconfirmed(
     make: MakeOrigin, server: DriveServer, folder: str, root: str
 ) -> None:
     now = 0.0
-    tree = make(clock=lambda: now).tree
+    tree = make(dataclasses.replace(PATIENT, clock=lambda: now)).tree
     server.folder(f"{folder}/sub/deep")
     await tree.folder(root)
     now = 20.0

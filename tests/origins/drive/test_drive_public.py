@@ -24,6 +24,7 @@ from cachedfs.errors import (
 from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.drive import accounts, auth, client, public
 from cachedfs.origins.drive.api import item_info
+from cachedfs.origins.drive.credentials import DEFAULT, SignIn
 from cachedfs.origins.drive.origin import DriveOrigin
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
@@ -227,9 +228,9 @@ async def test_a_public_folder_is_listed_by_the_api_after_a_sign_in(
 
 async def test_the_first_of_several_searches_signs_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "_SEARCH_AGAIN_S", 0.0)
-    found = [auth.SignIn(object(), name, "") for name in ("first", "second")]
+    found = [SignIn("user", name=name, credentials=object()) for name in ("first", "second")]
     monkeypatch.setattr(auth, "sign_in", lambda options: found.pop(0))
-    missing = auth.DriveAuth(auth.SignIn(None, "nobody", "", is_missing=True), RetryPolicy())
+    missing = auth.DriveAuth(SignIn(DEFAULT, is_missing=True), RetryPolicy())
     used: list[str] = []
 
     def is_same() -> bool:
@@ -310,7 +311,7 @@ async def test_an_api_key_is_sent_to_google_alone(make: MakeOrigin, server: Driv
     assert [request.kind for request in server.requests] == ["media", "media"]
 
 
-async def test_a_passing_trouble_of_the_public_address_is_retried(
+async def test_a_passing_retryable_the_public_address_is_retried(
     make: MakeOrigin, server: DriveServer, folder: str, nobody: None
 ) -> None:
     id = published(server, f"{folder}/a")

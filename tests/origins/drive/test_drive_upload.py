@@ -7,8 +7,6 @@ import contextlib
 import hashlib
 import io
 import json
-import re
-import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,12 +24,12 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api
-from cachedfs.origins.drive.client import CreationLimit
+from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.upload import PIECE
+from cachedfs.origins.drive.quota import QuotaMeter
 from cachedfs.origins.retry import RetryPolicy
-from cachedfs.origins.upload import UploadContent
+from cachedfs.origins.upload import PIECE, UploadContent
 from cachedfs.sim import DriveServer, Fault, Request
 from tests.origins.contract import read
 
@@ -170,7 +168,7 @@ async def test_a_piece_that_was_stored_in_part_is_continued(
 async def test_an_upload_with_slow_progress_is_never_given_up(
     writer: DriveWriter, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
+    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
     n_lost, kept = 2 * RetryPolicy().tries, 256 << 10
     server.accept_only(kept, times=n_lost)
     for number in range(n_lost):  # each piece, and not the status request after it
@@ -385,8 +383,8 @@ async def test_each_request_may_be_lost_once(
     what: str,
     is_done: bool,
 ) -> None:
-    monkeypatch.setattr(f"{UPLOAD}.PIECE", 256 << 10)
-    monkeypatch.setattr(f"{UPLOAD}._ONE_REQUEST", 1000)
+    monkeypatch.setattr("cachedfs.origins.upload.PIECE", 256 << 10)
+    monkeypatch.setattr(f"{UPLOAD}.Upload.most_at_once", 1000)
     act, after, n_requests = LOST[what]
     for nth in range(n_requests + 1):  # 0: none is lost
         ids = {name: server.put(f"{folder}/{nth}-{name}", name.encode()) for name in ("a", "b")}
@@ -416,40 +414,31 @@ def _costs(lost: Request, is_done: bool) -> int:
 
 
 # Rate of new items
-async def test_many_new_items_wait_for_their_turn_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "cachedfs.origins")
-    now, running, peak = 0.0, 0, 0
-    creates = CreationLimit(clock=lambda: now)
+async def test_many_new_items_wait_for_their_turn_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    limits, running, peak = DriveLimits(QuotaMeter()), 0, 0
 
     async def one() -> None:
-        nonlocal now, running, peak
-        async with creates.turn():
+        nonlocal running, peak
+        async with limits.creating():
             running += 1
             peak = max(peak, running)
             await asyncio.sleep(0)
-            now += 1
             running -= 1
-            creates.made()
 
     await asyncio.gather(*(one() for _ in range(50)))
-    assert (creates.n_made, peak) == (50, 8)
-    (warning, *lines) = [(r.levelname, r.getMessage()) for r in caplog.records]
-    assert warning[0] == "WARNING"
-    assert "2 to 3 new files a second" in warning[1]
-    assert lines
-    assert all(
-        re.fullmatch(r"Google Drive: \d+ new items made, \d+ wait, [\d.]+ a second", line)
-        for _, line in lines
-    )
+    assert peak == 8
+    (warning,) = caplog.messages
+    assert "2 to 3 new files a second" in warning
 
 
-async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
-    creates, answered = CreationLimit(clock=time.monotonic), asyncio.Event()
+async def test_a_canceled_wait_for_a_slot_delays_no_other() -> None:
+    limits, answered, n_created = DriveLimits(QuotaMeter()), asyncio.Event(), 0
 
     async def one() -> None:
-        async with creates.turn():
+        nonlocal n_created
+        async with limits.creating():
             await answered.wait()
-            creates.made()
+            n_created += 1
 
     waiting = [asyncio.ensure_future(one()) for _ in range(30)]
     await asyncio.sleep(0)
@@ -457,8 +446,7 @@ async def test_a_canceled_wait_for_a_turn_delays_no_other() -> None:
         task.cancel()
     answered.set()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert creates.n_made == 10
-    assert creates._n_waiting == 0
+    assert n_created == 10
 
 
 async def test_a_drive_that_creates_nothing_is_origin_unavailable(
@@ -476,7 +464,7 @@ async def test_an_overwrite_does_not_wait_for_a_turn(
     id = server.put(f"{folder}/a", b"old")
     async with contextlib.AsyncExitStack() as lookup_slots:
         for _ in range(8):  # all turns
-            await lookup_slots.enter_async_context(origin.account.creates.turn())
+            await lookup_slots.enter_async_context(origin.account.limits.creating())
         await write(origin.writer, f"{root}/a", b"new")
     assert (server.find(f"{folder}/a")[0]["id"], server.get(f"{folder}/a")) == (id, b"new")
 

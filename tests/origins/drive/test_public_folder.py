@@ -386,7 +386,7 @@ async def test_only_a_page_that_is_missing_too_makes_an_absence(
     assert isinstance(caught.value, FileNotFoundError) == (error is ObjectNotFound)
 
 
-async def test_a_passing_trouble_of_the_page_is_retried(
+async def test_a_passing_retryable_the_page_is_retried(
     make: MakeOrigin, server: DriveServer, tree: str
 ) -> None:
     origin = make()

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.origins import rate_limit
+from cachedfs.origins.drive import limits
+from cachedfs.origins.drive.limits import RETRY_HIGHER_S, SentRequests
 from cachedfs.origins.drive.quota import CREATES, REQUESTS
-from cachedfs.origins.rate_limit import RETRY_HIGHER_S, SentRequests
-from cachedfs.origins.retry import RetryAttempts, RetryPolicy, RetryReason
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
 from cachedfs.sim.quota import Budget, Minute
 
 pytestmark = pytest.mark.usefixtures("default_rate_limits")
 START = 6e8  # a full minute, and not zero
 A_MINUTE = 325_000 // 200  # downloads in a minute of a new project
-TOO_MANY = RetryReason("too many", is_rate=True)
+TOO_MANY = RetryableError("too many", is_rate=True)
 
 
 class Service:
@@ -50,7 +50,7 @@ class Bucket(Service):
 
 
 class Process:
-    """Sends `n` requests, `in_flight` at a time; the first in the queue waits for the limit, as in `RateLimiter`."""
+    """Sends `n` requests, `in_flight` at a time; the first in the queue waits for the limit, as in `DriveLimits`."""
 
     def __init__(self, n, *, in_flight=16, begins_at=START, ladder=REQUESTS, kind="download", seed=0):
         self.left, self.in_flight, self.begins_at, self.kind = n, in_flight, begins_at, kind
@@ -63,7 +63,7 @@ class Process:
         """Begin a request, if one is left."""
         if self.left:
             self.left -= 1
-            self.queue.append(RetryAttempts(RetryPolicy(), clock=lambda: now, rng=self.rng))
+            self.queue.append(RetryAttempts(RetryPolicy(clock=lambda: now, rng=self.rng)))
 
     def answered(self, tries, sent, now, *, refused):
         """Handle an answer; return in how many seconds to send the request again, None if it is over."""
@@ -210,12 +210,12 @@ def test_creations_below_the_lowest_known_limit_become_slower_and_go_on():
 
 def test_speculative_requests_leave_a_quarter_of_the_minute():
     limit, n = SentRequests(REQUESTS[1:]), 0
-    while limit.wait_s("download", START, part=rate_limit._SPECULATIVE) == 0:
+    while limit.wait_s("download", START, part=limits._SPECULATIVE) == 0:
         limit.send("download", START)
         n += 1
     assert n == A_MINUTE * 3 // 4
     assert limit.wait_s("list", START) == 0
-    assert limit.wait_s("download", START + 30, part=rate_limit._SPECULATIVE) == pytest.approx(31)
+    assert limit.wait_s("download", START + 30, part=limits._SPECULATIVE) == pytest.approx(31)
 
 
 ladders = st.sampled_from([(REQUESTS, "download"), (REQUESTS, "get"), (CREATES, "create")])
@@ -224,8 +224,8 @@ lives = st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=60)
 
 @given(lives, ladders)
 def test_after_any_answers_a_request_is_sent_after_its_wait(life, ladder):
-    limits, kind = ladder
-    limit, now = SentRequests(limits), START
+    rates, kind = ladder
+    limit, now = SentRequests(rates), START
     for by_s, refused in life:
         now += by_s
         limit.answered(limit.send(kind, now), now, refused=refused)

@@ -1,4 +1,4 @@
-"""Adaptive rate limits: when this process may send a request, and what the answers say about the limit.
+"""`DriveLimits`: when this process may send a request, and what the answers say about the limit.
 
 A limit is a count: so many units in any minute. A request is sent when it fits in, together with all that were sent in
 the last minute. The service does not state its limit, so we try a ladder of known limits, the highest first. Many
@@ -15,10 +15,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-__all__ = ["RETRY_HIGHER_S", "RateLimit", "RateLimiter", "SentRequest", "SentRequests"]
+from cachedfs.errors import QuotaExceeded
+from cachedfs.origins.drive import quota
+from cachedfs.origins.drive.quota import RateLimit
+from cachedfs.origins.http_request import HTTPRequest
+
+__all__ = ["RETRY_HIGHER_S", "DriveLimits", "SentRequest", "SentRequests"]
 
 # Seconds until a higher limit is tried again. A wrong low limit costs an hour; a try costs some 20 refusals.
 RETRY_HIGHER_S = 3600.0
@@ -36,20 +42,11 @@ _MOST_S = 1.0  # seconds until the next check while the first one waits: the sha
 
 logger = logging.getLogger("cachedfs.origins")
 _CREATE = "create"
-
-
-class RateLimit(NamedTuple):
-    """A service's limit: at most `units` in any `window_s` seconds.
-
-    A request is one unit, or what `costs` says for its kind.
-    """
-
-    units: float
-    window_s: float
-    costs: Mapping[str, float] = {}
-
-    def cost(self, kind: str) -> float:
-        return self.costs.get(kind, self.costs.get("other", 1.0))
+_CREATED_AT_ONCE = (
+    8  # sent, or waiting for their rate, and not answered: at a third of a second each 24 a second
+)
+_MANY_WAIT = 16  # a minute's quarter at the rate that Drive has
+_CHECK_S = 1.0  # between checks whether a new day has begun
 
 
 class SentRequest(NamedTuple):
@@ -172,33 +169,46 @@ class _Lane:
         return min(self.requests.wait_s(self._mostly, self._clock(), part=_SPECULATIVE), _MOST_S)
 
 
-class RateLimiter:
-    """The rate limits of one account in this process.
+class DriveLimits:
+    """What limits the requests of one account in this process: Google's rates, and a share of the daily quota.
 
-    One for all requests, and one more for requests that create items.
+    One rate counts all requests, and another one those that create items. The quota's `share` None is no limit; `stops`
+    is "speculation" or "everything".
     """
 
     def __init__(
         self,
-        requests: Sequence[RateLimit],
-        creates: Sequence[RateLimit],
+        meter: quota.QuotaMeter,
+        share: float | None = None,
+        stops: str = "speculation",
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create them with the known limits of both, the highest first."""
-        self.requests = _Lane(requests, clock, mostly="download")
-        self.creates = _Lane(creates, clock, mostly=_CREATE)
+        self.meter, self._share, self._stops = meter, share, stops
+        self._warned = ""  # the day of the last warning
+        self.requests = _Lane(quota.REQUESTS, clock, mostly="download")
+        self.creates = _Lane(quota.CREATES, clock, mostly=_CREATE)
+        self.n_created = 0
+        self._creating, self._n_waiting = asyncio.Semaphore(_CREATED_AT_ONCE), 0
+        self._has_warned = False  # that many items wait
 
-    async def spend(self, kind: str) -> tuple[SentRequest, ...]:
-        """Wait until a request of this kind may be sent, and count it as sent.
+    async def wait(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
+        """Wait until a request may be sent, and count it as sent; return what `answered` needs.
 
-        Return what `answered` needs.
+        Raises QuotaExceeded if the quota's share is used up.
         """
-        created = (await self.creates.spend(kind),) if kind == _CREATE else ()
-        return (await self.requests.spend(kind), *created)
+        if self._stops == "everything" and self._is_reached():
+            used = self.meter.today()
+            raise QuotaExceeded(
+                f"{request.subject}: {request.purpose} is stopped by the drive option daily_limit={self._share:g}, as {used} "
+                "are used today. Cached data can still be read, also expired data with offline=True. The day ends at "
+                f"{_end_of(used.day)}; raise daily_limit to go on"
+            )
+        created = (await self.creates.spend(_CREATE),) if request.kind == _CREATE else ()
+        return (await self.requests.spend(request.kind), *created)
 
     def answered(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
-        """Adjust the limits to an answer; `refused` means it said "too many requests"."""
+        """Adjust the rates to an answer; `refused` means it said "too many requests"."""
         request, *created = sent
         for each in created:
             self.creates.answered(each, refused)
@@ -206,14 +216,48 @@ class RateLimiter:
         if not (created and refused):
             self.requests.answered(request, refused)
 
-    @property
-    def per_s(self) -> float:
-        """The present rate of downloads, in requests per second."""
-        return self.requests.per_s
+    def count(self, request: HTTPRequest, n_bytes: int) -> None:
+        """Count a request that was answered with `n_bytes` against the quota."""
+        self.meter.count(request.kind, n_bytes)
 
     def spare_s(self) -> float:
-        """Return in how many seconds to check again whether a speculative request delays no caller.
+        """Return in how many seconds to check again whether a speculative request delays no caller; 0: now."""
+        return _CHECK_S if self._is_reached() else self.requests.spare_s()
 
-        0: now.
-        """
-        return self.requests.spare_s()
+    def _is_reached(self) -> bool:
+        if self._share is None:
+            return False
+        used = self.meter.today()
+        if used.share < self._share:
+            return False
+        if self._warned != used.day:
+            self._warned = used.day
+            what = "all requests" if self._stops == "everything" else "read-ahead and prefetches"
+            logger.warning(
+                "Google Drive: daily_limit=%g is reached (%s): %s stop until %s",
+                *(self._share, used, what, _end_of(used.day)),
+            )
+        return True
+
+    @asynccontextmanager
+    async def creating(self) -> AsyncIterator[None]:
+        """Hold one of the slots for new items (files, folders, copies); first come, first served."""
+        self._n_waiting += 1
+        if not self._has_warned and self._n_waiting >= _MANY_WAIT:
+            self._has_warned = True
+            logger.warning(
+                "Google Drive makes some 2 to 3 new files a second for a user, and many wait for their turn. One large "
+                "file is made as fast as a small one: pack (a sharded Zarr, a tar, parquet)"
+            )
+        try:
+            await self._creating.acquire()
+        finally:
+            self._n_waiting -= 1
+        try:
+            yield
+        finally:
+            self._creating.release()
+
+
+def _end_of(day: str) -> str:
+    return f"{quota.end_of(day):%Y-%m-%d %H:%M} UTC"
