@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from cachedfs.cli import (  # noqa: F401 - each adds its commands
-    cache,
-    doctor,
-    get,
-    login,
-    monitoring,
-    mount,
-    pack,
-    reading,
-    sim,
-    transfer,
-)
 from cachedfs.cli.arguments import app
 
-__all__ = ["app"]
+# Each module adds its commands when it is imported.
+# isort: off
+from cachedfs.cli import (
+    reading,
+    get,
+    prefetch,
+    pack,
+    mount,
+    stats,
+    cache,
+    transfer,
+    report,
+    login,
+    doctor,
+    sim,
+)  # noqa: F401
+# isort: on
 
-_ORDER = [
-    "ls",
-    "cat",
-    "get",
-    "prefetch",
-    "pack",
-    "mount",
-    "unmount",
-    "stats",
-    "pin",
-    "unpin",
-    "evict",
-    "verify",
-    "export",
-    "import",
-    "report",
-    "login",
-    "logout",
-    "accounts",
-    "doctor",
-    "sim",
-    "demo",
-]
-app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
+__all__ = ["app"]

@@ -21,17 +21,17 @@ from rich.text import Text
 
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.login import text_of_storage
-from cachedfs.cli.monitoring import cache_of, contents, text_of, text_of_use
 from cachedfs.cli.output import (
     busy,
     cell,
     message_of,
-    plain_table,
     print_json,
     print_table,
     print_traceback,
     rate,
+    table_of,
 )
+from cachedfs.cli.stats import cache_of, contents, text_of, text_of_use
 from cachedfs.cli.urls import Location, locate, url_argument
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.text import counted, per_cent
@@ -95,15 +95,15 @@ def doctor(
     if common.as_json:
         print_json([check._asdict() for check in checks])
     else:
-        table = plain_table()
-        for check in checks:
-            text = cell(check.found, overflow="fold")
-            if check.advice:
-                text.append("\n").append(cell(check.advice, style="italic"))
-            table.add_row(Text(check.state, style=COLORS[check.state]), Text(check.name, style="bold"), text)
-        table.columns[0].no_wrap = table.columns[1].no_wrap = True
-        print_table(table)
+        print_table(table_of((), map(row_of, checks)))
     common.has_failed = any(check.state == "fail" for check in checks)
+
+
+def row_of(check: Check) -> tuple[Text, Text, Text]:
+    text = cell(check.found)
+    if check.advice:
+        text.append("\n").append(cell(check.advice, style="italic"))
+    return Text(check.state, style=COLORS[check.state]), Text(check.name, style="bold"), text
 
 
 def with_errors(name: str, checks: Iterator[Check], common: CommonOptions) -> Iterator[Check]:

@@ -22,7 +22,7 @@ import pytest
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
 from cachedfs.cli.doctor import facts, n_to_fill, read_at_once
-from cachedfs.cli.monitoring import folders_of, text_of_use, texts_of
+from cachedfs.cli.stats import folders_of, text_of_use, texts_of
 from cachedfs.common.types import Counted
 from cachedfs.report.analysis import RunFigures
 from cachedfs.sim import Fault
