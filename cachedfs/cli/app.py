@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from cachedfs.cli.arguments import app
 
-# Each module adds its commands when it is imported.
-# isort: off
-from cachedfs.cli import (
-    reading,
-    get,
-    prefetch,
-    pack,
-    mount,
-    stats,
-    cache,
-    transfer,
-    report,
-    login,
-    doctor,
-    sim,
-)  # noqa: F401
-# isort: on
-
 __all__ = ["app"]
+
+MODULES = "reading get prefetch pack mount stats cache transfer report login doctor sim"
+for _name in MODULES.split():
+    import_module(f"cachedfs.cli.{_name}")  # adds its commands

@@ -21,7 +21,7 @@ import pytest
 
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
-from cachedfs.cli.doctor import facts, n_to_fill, read_at_once
+from cachedfs.cli.speed import Speeds, facts, read_at_once
 from cachedfs.cli.stats import folders_of, text_of_use, texts_of
 from cachedfs.common.types import Counted
 from cachedfs.report.analysis import RunFigures
@@ -298,7 +298,9 @@ def test_doctor_says_how_fast_reads_can_be():
 
 @pytest.mark.parametrize(("all_per_s", "n"), [(150e6, 3), (50e6, 1), (320e6, 7), (390e6, None)])
 def test_what_fills_the_link_is_known_only_if_more_requests_are_no_faster(all_per_s, n):
-    assert n_to_fill(50e6, all_per_s, 8) == n
+    speeds = Speeds(0.05, size=50, whole_s=1e-6, n_tried=8, part=int(all_per_s / 8), took_s=1.0)
+    assert speeds.n_to_fill == n
+    assert speeds._replace(part=0, took_s=0.0).n_to_fill is None, "too small to tell"
 
 
 def test_a_full_cache_that_gives_up_what_comes_is_named():
