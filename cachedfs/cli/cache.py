@@ -19,7 +19,7 @@ from cachedfs.errors import CacheError, OriginUnavailable
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_store import BlockStore
-    from cachedfs.common.types import Verified
+    from cachedfs.core.verify import Verified
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
