@@ -22,7 +22,7 @@ import pytest
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
 from cachedfs.cli.speed import Speeds, facts, read_at_once
-from cachedfs.cli.stats import folders_of, text_of_use, texts_of
+from cachedfs.cli.stats import folders_of, text_of_use
 from cachedfs.common.types import Counted
 from cachedfs.report.analysis import RunFigures
 from cachedfs.sim import Fault
@@ -30,13 +30,6 @@ from tests.cli.test_cli import in_terminal, interrupted, json_of, run, start
 from tests.support import MiB, forget, noise
 
 # What all processes counted.
-
-
-def test_one_of_a_thing_is_one():
-    words = texts_of(Counted(hits=1, misses=0, requests=1, evictions=1, since=1.0))
-    assert words["hits"].startswith("1 of 1 block, ")
-    assert words["fetched"].endswith(" in 1 request")
-    assert words["evicted"] == "1 block"
 
 
 def test_what_all_processes_counted_is_added_up(cloud):
