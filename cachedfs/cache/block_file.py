@@ -42,7 +42,7 @@ __all__ = [
 
 PAGE = 65536  # bytes per checksum: small enough to check for a 4 KiB read (2 us)
 
-FORMAT = 3  # part of the directory name: other formats never see these files
+FORMAT = 3
 _MAGIC = b"cachedfs"
 _HEAD = struct.Struct("<8sIQ")  # magic, format, length of the data
 _PLACE = struct.Struct("<QQ")  # index, block size

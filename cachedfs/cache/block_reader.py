@@ -15,13 +15,13 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.block_file import BadBlock, OpenBlock
-from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.shared_files import SharedFiles
+from cachedfs.cache.space import likely_allowance
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import GOLDEN, MASK64, CacheBounds, ObjectKey
@@ -209,18 +209,13 @@ class BlockReader:
         accesses = self._shared.accesses or self._shared.open_accesses()
         accesses.touch((number, most is not None and of is not None and of > most))
 
-    def last_use(self, key: ObjectKey, index: int) -> int | None:
-        """Return the access clock at the last access to a block by any process; None without a record."""
-        return (self._shared.accesses or self._shared.open_accesses()).last_use_of(key.hash64(index))
-
-    def clock(self, bounds: CacheBounds) -> int:
-        """Return the access clock: how many block accesses all processes have recorded, modulo 2^32."""
+    def reads_since(self, clock: int, bounds: CacheBounds) -> tuple[int, Sequence[int]]:
+        """Return the access clock, and the last blocks (by hash64) that any process read after `clock`, in order."""
         accesses = self._shared.accesses
         if accesses is None:
-            accesses = self._shared.open_accesses(
-                size=self.allowed or likely_allowance(self._own.path, bounds)
-            )
-        return accesses.now
+            allowed = self.allowed or likely_allowance(self._own.path, bounds)
+            accesses = self._shared.open_accesses(size=allowed)
+        return accesses.since(clock)
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
         """Call `function` about once a second while blocks are read, in the thread of the reader."""

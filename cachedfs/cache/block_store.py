@@ -15,7 +15,6 @@ from cachedfs.cache import disk
 from cachedfs.cache.block_writer import REMOVED_AT_ONCE, BlockWriter
 from cachedfs.cache.counters import SharedCounters
 from cachedfs.cache.directory import old_roots
-from cachedfs.cache.eviction.policy import likely_allowance
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.local_copies import LocalCopy, new_name
@@ -154,32 +153,6 @@ class BlockStore(BlockWriter):
     def pins(self) -> list[tuple[str, str]]:
         """Return (identity, path) of every pin."""
         return self._own.query(lambda rows: rows.pins(), [])
-
-    # Prefetch plans
-
-    def take_plan_slot(self) -> int | None:
-        """Register an active prefetch plan and return its number; None if it cannot be registered.
-
-        The registration ends with `leave_plan_slot` or with the process.
-        """
-        return self.space.plan_registry.take()
-
-    def leave_plan_slot(self, plan_slot: int) -> None:
-        """End the registration of plan number `plan_slot`."""
-        self.space.plan_registry.leave(plan_slot)
-
-    def share(self, plan_slot: int | None, bounds: CacheBounds) -> int:
-        """Return about how many bytes of the cache the plan with number `plan_slot` may use; `put` computes it exactly."""
-        return self.space.share(self.allowed or likely_allowance(self.root, bounds) or 0, plan_slot)
-
-    def clear_plan_slot(self, plan_slot: int) -> None:
-        """Reset the bytes counted for plan number `plan_slot`, which may be those of an earlier plan.
-
-        Raises CacheError where nothing can be stored.
-        """
-        with self._writing("the share of a plan cannot be stored") as rows:
-            if rows.plan_bytes(plan_slot):
-                rows.set_plan_bytes(plan_slot, 0)
 
     def close(self) -> None:
         """Close files and connections; they reopen when needed. Locks are held until the process ends."""

@@ -16,20 +16,18 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from cachedfs.cache import disk, recovery
+from cachedfs.cache import admission, disk, recovery
 from cachedfs.cache.block_file import encode_trailer, place
 from cachedfs.cache.block_reader import BlockReader
 from cachedfs.cache.directory import root_in
 from cachedfs.cache.disk import Buffer
-from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.plan_registry import FutureUseSource
-from cachedfs.cache.eviction.policy import UNWRITTEN_S, EvictionPolicy, wal_pages_of
 from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
+from cachedfs.cache.space import UNWRITTEN_S, CacheSpace
 from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds
@@ -68,8 +66,8 @@ class BlockWriter(BlockReader):
             cache_dirs, explicit=explicit, locks=self.locks, shared=shared, warnings=warnings
         )
         super().__init__(own, shared, warnings)
-        self.space = EvictionPolicy(own.directory, self.locks, shared, self.close_removed)
-        # The checks of the folders, the bounds and the process at the last `_prepare_to_store`.
+        self.space = CacheSpace(own.directory, own.index, self.locks, shared, self.close_removed)
+        # The checks of the folders, the bounds and the process at the last `CacheSpace.prepare`.
         self._prepared: object = None
         self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
@@ -80,13 +78,12 @@ class BlockWriter(BlockReader):
         blocks: Sequence[tuple[BlockKey, Buffer | Sequence[Buffer]]],
         bounds: CacheBounds,
         *,
-        plan: FutureUseSource | None = None,
+        victims: Iterable[BlockKey] = (),
     ) -> None:
         """Store blocks and evict others to stay within `bounds`; skip blocks that are cached already.
 
-        `plan` is the prefetch plan that fetched the blocks. When space is needed, the blocks that the plan can spare go
-        first, as long as nothing else is due for eviction. Raises CacheError unless all blocks are stored. A block is
-        never visible in part.
+        When space is needed, `victims` go first, in their order and only as many as are needed. Raises CacheError unless
+        all blocks are stored. A block is never visible in part.
         """
         new: dict[str, _NewBlock] = {}
         for key, data in blocks:
@@ -97,7 +94,7 @@ class BlockWriter(BlockReader):
         waiting, tried = list(new.values()), set[str]()
         while waiting:
             try:
-                waiting = self._put_some(waiting, bounds, plan, "stored" in tried)
+                waiting = self._put_some(waiting, bounds, victims, "stored" in tried)
             except (CacheError, *TROUBLE) as error:
                 self._recover(error, tried, waiting, bounds)
         self._own.cannot_store = None
@@ -105,7 +102,7 @@ class BlockWriter(BlockReader):
             self._finish(new.values(), tried)
 
     def _put_some(
-        self, waiting: list[_NewBlock], bounds: CacheBounds, plan: FutureUseSource | None, is_any_stored: bool
+        self, waiting: list[_NewBlock], bounds: CacheBounds, victims: Iterable[BlockKey], is_any_stored: bool
     ) -> list[_NewBlock]:
         """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
 
@@ -118,15 +115,15 @@ class BlockWriter(BlockReader):
             marks = totals.last_block >> _MEASURED_BLOCKS, totals.copies
             prepared = self._own.directory.n_checks, bounds, os.getpid(), marks
             if self._prepared != prepared or not totals.is_counted:
-                self._prepare_to_store(rows, bounds, now_s)
+                self.allowed = space.prepare(rows, bounds, now_s)
                 self._prepared = prepared
             allowed, size = self.allowed or 0, sum(block.size for block in waiting)
             staging = max(2 * admission.STAGING, allowed // 50)  # twice its size, before it is looked at
             batch, rest, has_room = waiting, list[_NewBlock](), True
             is_full = totals.bytes + size > allowed or totals.staged + size > staging
-            if is_full or is_any_stored or plan is not None:
+            if is_full or is_any_stored:
                 batch = self._ours_to_write(rows, waiting)
-                batch, rest, has_room = self._make_room(rows, batch, plan)
+                batch, rest, has_room = self._make_room(rows, batch, victims)
             clock = (self._shared.accesses or space.accesses(rows, allowed)).now
             rows.add_blocks([block[::2] for block in batch], clock, now_s, space.writer)
             space.writing.update(block.key.name for block in batch)
@@ -202,33 +199,10 @@ class BlockWriter(BlockReader):
         """Run the block in a write transaction of an index that counts all files."""
         with self._own.writing(what, restores=True) as rows:
             if bounds is not None:
-                self._prepare(rows, bounds, time.time())
+                self.allowed = self.space.prepare(rows, bounds, time.time())
             elif not rows.totals.is_counted:
                 recovery.count_all(rows, self._own.directory, time.time())
             yield rows
-
-    def _prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
-        """Count the files if the index is new, remove temporary files of dead writers, and measure the bookkeeping."""
-        wal_pages = wal_pages_of(bounds)
-        if self.space.writer_pid != os.getpid():
-            self.space.become_writer()
-        if not rows.totals.is_counted:
-            recovery.count_all(rows, self._own.directory, now_s)
-        if wal_pages != self._own.index.wal_pages:
-            self._own.index.wal_pages = wal_pages
-            rows.limit_wal(wal_pages)
-        self.space.measure(wal_pages, recovery.remove_leftovers(self._own.directory, self.locks, now_s))
-        overhead, disk_space = self.space.overhead, disk.space(self._own.directory.root)
-        self.allowed = admission.allowance(bounds, disk_space, rows.totals, overhead, self.space.growth)
-
-    def _prepare_to_store(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> None:
-        """Do what is done before blocks are stored about once a second: in between, the limit stays the same."""
-        self._prepare(rows, bounds, now_s)
-        before, n_blocks = self._shared.accesses, rows.totals.blocks
-        accesses = self.space.accesses(rows, self.allowed)  # their number follows the limit
-        accesses.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
-        if accesses is not before:
-            self._prepare(rows, bounds, now_s)
 
     def _finish(self, stored: Collection[_NewBlock], tried: Collection[str]) -> None:
         """Remember what was stored in place of rejected files, or after an eviction; remove caches of old hosts."""
@@ -318,7 +292,7 @@ class BlockWriter(BlockReader):
         return ours
 
     def _make_room(
-        self, rows: IndexRows, wanted: list[_NewBlock], plan: FutureUseSource | None
+        self, rows: IndexRows, wanted: list[_NewBlock], victims: Iterable[BlockKey]
     ) -> tuple[list[_NewBlock], list[_NewBlock], bool]:
         """Make space for the first blocks that fit together; return these, the rest, and whether there is space.
 
@@ -334,8 +308,7 @@ class BlockWriter(BlockReader):
             return batch, rest, True
         if self._evict_one_step(rows, allowed):
             return [], wanted, True
-        hashes = [block.key.hash64 for block in batch]
-        fits = self.space.make(rows, sums[n - 1], allowed=allowed, plan=plan, hashes=hashes)
+        fits = self.space.make(rows, sums[n - 1], allowed=allowed, victims=victims)
         return batch if fits else [], rest, fits
 
     def _check_fit(self, rows: IndexRows, wanted: list[_NewBlock], allowed: int, free: int) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_file import FORMAT
 from cachedfs.common.user_folders import is_writable, why_unsafe
 
-__all__ = ["CacheDirectory", "layer_roots", "old_roots", "root_in"]
+__all__ = ["FORMAT", "CacheDirectory", "layer_roots", "old_roots", "root_in"]
 
 
+FORMAT = 4  # part of the directory name: other formats never see these files
 DELETION_S = 10.0  # longest wait for the end of a deletion
 PAUSE_S = 0.05  # between two checks whether it has ended
 QUIET_S = 0.5  # from the end of the root until folders above it are gone, too

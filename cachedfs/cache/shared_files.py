@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 
 from cachedfs.cache import disk
+from cachedfs.cache.access_stats import AccessStats, access_slots
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.eviction.access_stats import AccessStats, access_slots
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.common.logging import WarnOnce
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from cachedfs.common.blocks import block_range, clip, covering
+from cachedfs.common.blocks import clip, covering
 from cachedfs.common.types import Range, Suffix
-from cachedfs.core.download import Download, joined
+from cachedfs.core.download import ALL, Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Objects
@@ -19,16 +19,15 @@ from cachedfs.core.version import Version
 from cachedfs.readahead.chunk_grid import METADATA, ChunkGrid, NumberedNames, Place, grids_in, numbered
 from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
 
-__all__ = ["ALL", "ChunkPrefetch", "first_want"]
+__all__ = ["ChunkPrefetch", "first_want"]
 
-ALL = 1 << 62  # a demand beyond the end of any object
 MOST_SERIES = 256  # series of objects, and metadata documents, remembered
+MOST_SENT = 16
 MOST_AWAITED = 20_000  # names requested ahead and not read yet
 # bytes; larger metadata documents are not parsed, because that would delay the event loop
 MOST_METADATA = 2 << 20
 MOST_ABOVE = 8  # levels searched for metadata, from the array's folder upward
 
-Send = Callable[[], Iterable[Download] | asyncio.Task[Iterable[Download]]]
 _Document = tuple[str, Version]  # path and version of a metadata document
 
 
@@ -48,6 +47,7 @@ class _Series:
         self.stop: int | None = None
         self.is_whole = False  # earlier objects were read completely, even if `[start:stop]` is less
         self.n_seen = self.n_bytes = 0  # objects read whose size is known, and the sum of their sizes
+        self.sent: deque[Download] = deque(maxlen=MOST_SENT)  # the latest requests for known objects
 
     @property
     def asks_all(self) -> bool:
@@ -66,10 +66,15 @@ class ChunkPrefetch:
     cached or in flight.
     """
 
-    def __init__(self, objects: Objects, downloads: Downloads, lookups: Lookups) -> None:
-        self._objects = objects
-        self._downloads = downloads
-        self._lookups = lookups
+    def __init__(
+        self,
+        objects: Objects,
+        downloads: Downloads,
+        lookups: Lookups,
+        cached: Callable[[Version, int, int], bytes | None],
+    ) -> None:
+        self._objects, self._downloads, self._lookups = objects, downloads, lookups
+        self._cached = cached  # returns bytes of a version if all are cached or received
         # Names requested ahead and not read yet; with their series while the request is queued, with None once it is
         # sent. Any thread looks names up, and removes those it reads.
         self.awaited: dict[str, _Series | None] = {}
@@ -208,27 +213,13 @@ class ChunkPrefetch:
     def _grids(self, kind: str, version: Version) -> dict[str, ChunkGrid]:
         """Return the grids in a metadata document if it is cached. Sends no request."""
         if version not in self._documents:
-            data = self._cached(version) if version.size <= MOST_METADATA else None
+            data = self._cached(version, 0, version.size) if version.size <= MOST_METADATA else None
             if data is None:
                 return {}
             self._documents[version] = grids_in(kind, data)
             if len(self._documents) > MOST_SERIES:
                 del self._documents[next(iter(self._documents))]
         return self._documents[version]
-
-    def _cached(self, version: Version) -> bytes | None:
-        """Return all bytes of a small object, from the cache or a download; None for a miss."""
-        engine, verify, pieces = self._objects.engine, self._objects.config.verify_always, []
-        for index in range(version.n_blocks):
-            want = block_range(index, version.block_size, version.size)
-            download, piece = engine.by_block.get((version.digest, index)), None
-            if download is not None and want.stop <= download.filled:
-                piece = joined(download.views(want.start, want.stop), want.size)
-            piece = piece or engine.cache.read(version, index, 0, want.size, verify=verify)
-            if piece is None or len(piece) != want.size:
-                return None
-            pieces.append(piece)
-        return b"".join(pieces)
 
     # Request what comes next.
 
@@ -261,20 +252,15 @@ class ChunkPrefetch:
             self.awaited[path] = None
             return self._objects.engine.spawn(self._request(series, path))
 
+        origin = partial(self._objects.origin, path)
         # A reader that gets to the object before this request is sent fetches it by itself.
-        self._submit(series, path, size, send, is_over=lambda: path not in self.awaited)
-
-    def _submit(
-        self, series: _Series, path: str, size: int, send: Send, *, is_over: Callable[[], bool] = bool
-    ) -> None:
-        origin, is_wanted = partial(self._objects.origin, path), lambda: path not in self.awaited
-        self._objects.engine.speculation.submit(
-            SpeculativeRequest(series, size, send, origin, is_wanted=is_wanted, is_over=is_over)
-        )
+        request = SpeculativeRequest(series, size, send, origin, is_wanted=lambda: path not in self.awaited)
+        self._objects.engine.speculation.submit(request)
 
     def _cancel(self, series: _Series) -> None:
         """Cancel the unsent requests of a series whose reader went elsewhere."""
-        self._objects.engine.speculation.cancel(series)
+        for owner in (series, series.sent):
+            self._objects.engine.speculation.cancel(owner)
         for path in [path for path, queued in list(self.awaited.items()) if queued is series]:
             self.awaited.pop(path, None)
 
@@ -287,20 +273,17 @@ class ChunkPrefetch:
         version = self._objects.version(entry)
         if version is None:
             return () if download is None else (download,)
-        launch = partial(self._launch, version)
         if series.is_whole:
             most = min(version.size, self._objects.engine.window(config))
-            for start in range(step if series.asks_all else 0, most, step):
-                blocks = covering(Range(start, min(version.size, start + step)), version.block_size)
-                self._submit(series, path, step, partial(launch, blocks))
+            parts = [
+                covering(Range(start, min(version.size, start + step)), version.block_size)
+                for start in range(step if series.asks_all else 0, most, step)
+            ]
+            self._downloads.launch_speculative(version, parts, series.sent)
         if download is not None:
             return (download,)
         blocks = covering(clip(series.start, series.stop, version.size), version.block_size)
-        return launch(blocks[: step // version.block_size])
-
-    def _launch(self, version: Version, blocks: range) -> Iterable[Download]:
-        missing = [index for index in blocks if not self._objects.engine.cache.has(version, index)]
-        return dict.fromkeys(self._downloads.launch(version, missing).values())
+        return self._downloads.launch_missing(version, blocks[: step // version.block_size], series.sent)
 
 
 def first_want(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.version import Version
 from cachedfs.origins.request_slots import is_speculative
 
-__all__ = ["Download", "DownloadStopped"]
+__all__ = ["ALL", "Download", "DownloadStopped"]
 
-
+ALL = 1 << 62  # a demand beyond the end of any object
 _NO_BLOCKS = 1 << 20  # stands for the block size of what cannot be cached, which has no blocks
 
 
@@ -31,14 +30,13 @@ class Download:
     from the socket: a copy of each would take as long as storing it.
 
     `demand` is the byte up to which the request may read. Past it, the body stays in the socket until a reader wants
-    more. A stopped request ends at its demand.
+    more. A stopped request ends at its demand. A demand of ALL is that of a read of all that was requested.
     """
 
     def __init__(self, *, demand: int) -> None:
         self.info: ObjectInfo | None = None  # set at the response headers
         self.version: Version | None = None  # None also if it cannot be cached
-        self.start = 0
-        self.stop = 0
+        self.start = self.stop = 0
         self.filled = 0  # Invariant: start <= filled <= stop; never decreases
         self.demand = demand
         self.is_speculative = is_speculative()  # no caller waited for it when it was created
@@ -49,15 +47,15 @@ class Download:
         self.paused = False
         self.error: Exception | None = None
         self.released = False
-        self._keeps_bytes = False  # also when they are stored: a reader that waits will take them from here
         self.n_received = 0  # blocks passed to the store queue; changed on the event loop thread
         self._n_stored = 0  # of these, blocks stored or failed; changed by the writer thread
-        self._all_stored = True
+        self.is_storable = True  # no block failed to be stored
+        # A reader of a whole object comes later than its lookup, and takes the bytes also if they are stored by then.
+        self._keeps_bytes = demand == ALL
         self._block_size = _NO_BLOCKS
         # The received pieces, and the position after each. Invariant: they are [start, filled), or nothing after
         # release(), which replaces both lists at once.
         self._received: tuple[list[memoryview], list[int]] = [], []
-        self._headers = asyncio.Event()
         self._wanted = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
@@ -79,11 +77,6 @@ class Download:
         return self.done and self._n_stored >= self.n_received
 
     @property
-    def is_storable(self) -> bool:
-        """True while no block failed to be stored."""
-        return self._all_stored
-
-    @property
     def blocks_until_stop(self) -> range:
         """Indexes of the received blocks and the current one: all that a request stopped now delivers."""
         return range(self.start // self._block_size, -(-self.filled // self._block_size))
@@ -98,10 +91,7 @@ class Download:
         return self.covers(start) and min(start + self._block_size, self.stop) <= self.filled
 
     def take(self, position: int, into: memoryview) -> int:
-        """Copy received bytes from `position` on into `into`; return their number.
-
-        0 if none is received yet.
-        """
+        """Copy received bytes from `position` on into `into`; return their number, 0 if none is received yet."""
         n = min(len(into), self.filled - position)
         if n <= 0 or position < self.start:
             return 0
@@ -111,9 +101,11 @@ class Download:
             done += len(view)
         return done
 
-    def views(self, start: int, stop: int) -> list[memoryview]:
+    def views(
+        self, start: int, stop: int, received: tuple[list[memoryview], list[int]] | None = None
+    ) -> list[memoryview]:
         """Return the received bytes `[start, stop)` in pieces, without copying; an empty list after `release`."""
-        pieces, ends = self._received  # another thread may call release()
+        pieces, ends = received or self._received  # another thread may call release()
         if not pieces:
             return []
         number, views = bisect_right(ends, start), []
@@ -126,17 +118,27 @@ class Download:
     def stored(self, is_stored: bool) -> None:
         """Record that a block was stored, or failed to be. Release the buffers once all blocks are on disk."""
         self._n_stored += 1
-        self._all_stored &= is_stored
+        self.is_storable &= is_stored
         self._release_if_stored()
 
     # Event loop thread only.
 
-    async def wait_for_headers(self) -> ObjectInfo:
-        """Wait for the response headers and return the object's metadata; raises the request's error."""
-        await self._headers.wait()
-        if self.info is None:
-            raise self.error or DownloadStopped
-        return self.info
+    async def read(self, start: int, stop: int) -> bytes:
+        """Wait for the bytes `[start, stop)` and return them.
+
+        Raises the request's error, or DownloadStopped, also if the request does not bring all of them.
+        """
+        if start < self.start or self.stop < stop:
+            raise DownloadStopped
+        received = self._received  # they stay here if their blocks are stored, and released, during the wait
+        await self.wait_until(stop)
+        views = self.views(start, stop, received)
+        if len(views) == 1 and type(data := views[0].obj) is bytes and len(data) == stop - start:
+            return data  # without copying
+        data = b"".join(views)
+        if len(data) < stop - start:
+            raise DownloadStopped
+        return data
 
     async def wait_until(self, position: int) -> None:
         """Wait until all bytes below `position` are received.
@@ -167,18 +169,14 @@ class Download:
         self.stopped = True
         self._wanted.set()
 
-    def stop_at_block(self) -> None:
-        """End the request after the current block, or where the last current waiter needs it."""
-        self.stop_soon(-(-self.filled // self._block_size) * self._block_size)
-
     def cancel(self) -> None:
-        """End the request after the current block; cancel its task if no byte was received and no reader waits.
+        """End the request after the current block, or where the last current waiter needs it.
 
-        Canceling also ends retries.
+        End it at once, retries included, if no byte was received and no caller has waited for it.
         """
-        is_awaited = any(not future.done() for _, future in self._waiters)
-        self.stop_at_block()
-        if self.task is not None and self.filled == self.start and not (is_awaited or self.done):
+        self.stop_soon(-(-self.filled // self._block_size) * self._block_size)
+        is_unused = self.is_speculative and not self.is_wanted and self.demand <= self.filled == self.start
+        if is_unused and self.task is not None and not self.done:
             self.task.cancel()
 
     async def wait_for_demand(self, patience_s: float) -> bool:
@@ -200,13 +198,12 @@ class Download:
         return True
 
     def begin(self, info: ObjectInfo, version: Version | None, bytes_: Range) -> None:
-        """Set the object version and the byte range, and wake the tasks waiting in `wait_for_headers`."""
+        """Set the object version and the byte range."""
         self.info, self.version = info, version
         self.start = self.filled = bytes_.start
         self.stop = bytes_.stop
         if version is not None:
             self._block_size = version.block_size
-        self._headers.set()
 
     def feed(self, data: bytes) -> None:
         """Append received bytes, and wake the readers waiting for them."""
@@ -222,20 +219,14 @@ class Download:
     def finish(self, error: Exception | None = None) -> None:
         """Mark the request as over (complete, stopped, or failed with `error`), and wake all waiters."""
         self.error, self.done = error, True
-        self._headers.set()
         if self._waiters:
             self._wake()
         self._release_if_stored()
 
     def _release_if_stored(self) -> None:
-        is_stored = self.done and 0 < self.n_received == self._n_stored and self._all_stored
+        is_stored = self.done and 0 < self.n_received == self._n_stored and self.is_storable
         if is_stored and not self._keeps_bytes:
-            self.release()
-
-    def keep_bytes(self, wanted: bool) -> None:
-        """Keep the bytes when they are stored, or not any more: as long as this object is there, they take memory."""
-        self._keeps_bytes = wanted
-        self._release_if_stored()
+            self.released, self._received = True, ([], [])
 
     def release(self) -> None:
         """Release the buffers. Readers take the bytes from disk, or fetch them again."""
@@ -254,9 +245,3 @@ class Download:
             else:
                 waiting.append((position, future))
         self._waiters = waiting
-
-
-def joined(views: Sequence[memoryview], size: int) -> bytes | None:
-    """Return the bytes of all pieces, or None if these are not `size` bytes."""
-    data = b"".join(views)
-    return data if len(data) == size else None

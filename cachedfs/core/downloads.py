@@ -12,7 +12,7 @@ from typing import Any
 from cachedfs.common.blocks import covering, merge
 from cachedfs.common.clock import clock
 from cachedfs.common.types import BlockKey, ObjectInfo, Range, Suffix
-from cachedfs.core.download import Download
+from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.store_queue import FetchedBlock
@@ -59,10 +59,9 @@ class Downloads:
     ) -> dict[int, Download]:
         """Fetch the blocks that no request fetches yet; return the download of each block.
 
-        Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more; without
-        it, the whole body is read. `overdue` blocks are fetched even if another process holds their fetch lock, because
-        that process may be stopped (SIGSTOP, Ctrl-Z). Raises OriginUnavailable for an uncached block if `offline` is
-        set.
+        Adjacent blocks share a request. With `demand`, reading pauses at that byte until a reader wants more. `overdue`
+        blocks are fetched even if another process holds their fetch lock: it may be stopped (SIGSTOP, Ctrl-Z). Raises
+        OriginUnavailable for an uncached block if `offline` is set.
 
         A block is missing from the result if another process fetches it, or if it has just been stored. Each fetch lock
         is held until the block is stored or its request has failed.
@@ -127,11 +126,27 @@ class Downloads:
         if version is not None:
             for index in covering(bytes_, version.block_size):
                 engine.by_block[version.digest, index] = download
-        if len(engine.active_requests) >= self._least_window and not download.is_speculative:
-            self._stop_paused(info.path)
         engine.active_requests.add(download)
-        engine.spawn(self.run(download, partial(self._read_version, download, info, bytes_)))
+        engine.spawn(self._run(download, info.path, partial(self._read_version, download, info, bytes_)))
         return download
+
+    async def first(
+        self,
+        path: str,
+        want: Range | Suffix,
+        *,
+        demand: int,
+        learned: Callable[[Entry, Download | None], object],
+    ) -> None:
+        """Request `want` of an object whose metadata is unknown, and receive it to its end.
+
+        `learned` is called once the response headers bring its entry; the download is None for an object that does not
+        exist. The request brings at least the bytes below `demand`. Raises the error of a request without such headers.
+        """
+        download = Download(demand=demand)
+        await self._run(download, path, partial(self._read_unknown, download, path, want, learned))
+        if download.info is None and not isinstance(download.error, ObjectNotFound):
+            raise download.error or DownloadStopped
 
     def launch_speculative(self, version: Version, wanted: Iterable[range], keep: deque[Download]) -> None:
         """Queue a speculative request for each range of blocks in `wanted`, in this order.
@@ -141,38 +156,25 @@ class Downloads:
         """
         origin = partial(self.objects.origin, version.info.path)
         for blocks in wanted:
-            send = partial(self._send_speculative, version, blocks, keep)
+            send = partial(self.launch_missing, version, blocks, keep)
             self.objects.engine.speculation.submit(
                 SpeculativeRequest(keep, len(blocks) * version.block_size, send, origin)
             )
 
     def cancel_speculative(self, keep: deque[Download]) -> None:
-        """Cancel the queued requests of `keep`, and end the sent ones after their current block.
-
-        Cancel those that have received no byte and that no caller has waited for, so that they are not retried either.
-        """
+        """Cancel the queued requests of `keep`, and end the sent ones: see `Download.cancel`."""
         self.objects.engine.speculation.cancel(keep)
         while keep:
             download = keep.popleft()
-            if download.done or download.version is None:
-                continue
-            if download.is_speculative and not download.is_wanted:
+            if not download.done and download.version is not None:
                 download.cancel()
-            else:
-                # A caller waits for it or may soon: do not cancel it. If it needs more bytes, want() continues it.
-                download.stop_at_block()
 
-    def _send_speculative(self, version: Version, blocks: range, keep: deque[Download]) -> list[Download]:
-        """Fetch the blocks that are not cached yet; return their downloads."""
-        kept, has = (
-            [*keep],
-            self.objects.engine.cache.has,
-        )  # a copy: the reader's thread removes items meanwhile
+    def launch_missing(self, version: Version, blocks: range, keep: deque[Download]) -> list[Download]:
+        """Fetch the blocks that are not cached yet; return their downloads, and append them to `keep`."""
+        has, kept = self.objects.engine.cache.has, [each for each in keep if each.version == version]
+        # Received blocks that could not be stored exist only in these downloads.
         missing = [
-            index
-            for index in blocks
-            # Received blocks that could not be stored exist only in these downloads.
-            if not (has(version, index) or any(download.holds(index) for download in kept))
+            index for index in blocks if not (has(version, index) or any(each.holds(index) for each in kept))
         ]
         sent = dict.fromkeys(self.launch(version, missing).values())
         # Downloads that another reader stopped end by themselves; `keep` may already hold some of the others.
@@ -190,7 +192,9 @@ class Downloads:
                 if download.paused:
                     download.stop_soon(download.filled)
 
-    async def run(self, download: Download, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _run(
+        self, download: Download, path: str, request: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Run one request to its end and wake its waiters with the result or the error.
 
         `request` creates the coroutine. A coroutine that is created and never started would cause a warning at exit.
@@ -200,13 +204,14 @@ class Downloads:
         engine.active_requests.add(download)
         download.task = asyncio.current_task()
         try:
+            if len(engine.active_requests) > self._least_window and not download.is_speculative:
+                self._stop_paused(path)
             await request()
         except CachedFSError as failure:
             error = failure
             if download.info is not None and isinstance(failure, ObjectChanged | ChecksumMismatch):
                 self.objects.expire_version(download.info)  # whoever opens it next looks it up
         except OSError as failure:  # not translated by the origin: wrap it to add the URL
-            path = download.info.path if download.info else ""
             error = CachedFSError(f"{self.objects.url(path)}: {failure}")
             error.__cause__ = failure
         except Exception as failure:  # e.g. a missing package or a wrong option: the waiters raise it
@@ -249,33 +254,32 @@ class Downloads:
                 origin, wait_s=started_at - sent_at, size=size, took_s=took_s
             )
 
-    async def read_unknown(
-        self, download: Download, path: str, want: Range | Suffix, learned: Callable[[Entry], None]
+    async def _read_unknown(
+        self,
+        download: Download,
+        path: str,
+        want: Range | Suffix,
+        learned: Callable[[Entry, Download | None], object],
     ) -> None:
-        """Read `want` of an object whose metadata is unknown, and learn the metadata from the response headers.
-
-        Calls `learned` with the new entry, or with an entry for its absence before it raises ObjectNotFound.
-        """
         now, counter = clock.now(), self.objects.counter(path)
-        if len(self.objects.engine.active_requests) > self._least_window and not download.is_speculative:
-            self._stop_paused(path)
+
+        def begin(entry: Entry) -> None:
+            # Take the fetch locks before others can see the entry: they would fetch the same blocks.
+            version = self.objects.version(entry)
+            download.begin(reply.info, version, Range(reply.start, reply.stop))
+            if version is not None:
+                self._register(download, version)
+
         try:
             async with self.objects.origin(path).read(path, want, None) as reply:
-
-                def begin(entry: Entry) -> None:
-                    # Take the fetch locks before others can see the entry: they would fetch the same blocks.
-                    version = self.objects.version(entry)
-                    download.begin(reply.info, version, Range(reply.start, reply.stop))
-                    if version is not None:
-                        self._register(download, version)
-
                 learned(
-                    self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin)
+                    self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin),
+                    download,
                 )
                 await self._receive(download, reply)
         except ObjectNotFound:
             if download.info is None:
-                learned(self.objects.learn(path, None, asked_at=now, counter=counter))
+                learned(self.objects.learn(path, None, asked_at=now, counter=counter), None)
             raise
 
     def _register(self, download: Download, version: Version) -> None:
@@ -289,28 +293,22 @@ class Downloads:
 
     async def _receive(self, download: Download, reply: Reply) -> None:
         """Read the body as far as readers want it, and pass each complete block to the store queue."""
-        engine, version, complete = self.objects.engine, download.version, range(0)
-        if version is not None:
-            complete = range(-(-download.start // version.block_size))
+        engine, version = self.objects.engine, download.version
         unstored: list[FetchedBlock] = []  # complete blocks not yet passed to the store queue
         try:
             async for data in reply:
-                filled = download.filled + len(data)
-                if version is not None:
-                    n_complete = version.n_blocks if filled == version.size else filled // version.block_size
-                    complete = range(complete.stop, max(complete.stop, n_complete))
-                    if complete:
-                        self._count_misses(download, version, complete)
-                download.feed(data)
+                if version is None:
+                    download.feed(data)
+                else:
+                    unstored += self._feed(download, version, data)
                 engine.bytes_fetched += len(data)
-                if version is not None and complete:
-                    unstored += self._blocks(download, version, complete)
                 # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
                 # A body that ends early cannot be verified: its blocks are stored.
                 if unstored and not reply.is_checked_at_end:
                     engine.received(unstored)
                     unstored = []
-                if download.demand <= filled and not await download.wait_for_demand(PATIENCE_S):
+                is_enough = download.demand <= download.filled < download.stop
+                if is_enough and not await download.wait_for_demand(PATIENCE_S):
                     break
                 if engine.store_queue.queued_bytes > engine.max_queued // 2:
                     await engine.wait_for_space(download)
@@ -325,20 +323,19 @@ class Downloads:
             if unstored:
                 engine.received(unstored)
 
-    def _count_misses(self, download: Download, version: Version, indexes: range) -> None:
-        """Record the misses of blocks, before a reader may use them."""
-        engine = self.objects.engine
+    def _feed(self, download: Download, version: Version, data: bytes) -> list[FetchedBlock]:
+        """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""
+        engine, size, filled = self.objects.engine, version.block_size, download.filled + len(data)
+        first = max(-(-download.start // size), download.filled // size)
+        stop = -(-filled // size) if filled == version.size else filled // size
+        key, by_block = version.digest, engine.by_block
+        indexes = [index for index in range(first, stop) if by_block.get((key, index)) is download]
+        for index in indexes:  # recorded before a reader may use the block
+            engine.cache.missed(version, index, self._bounds, of=version.size)
+        download.feed(data)
+        blocks = []
         for index in indexes:
-            if engine.by_block.get((version.digest, index)) is download:
-                engine.cache.missed(version, index, self._bounds, of=version.size)
-
-    def _blocks(self, download: Download, version: Version, indexes: range) -> list[FetchedBlock]:
-        """Return received blocks as they are stored, without those that another download brings."""
-        by_block, bounds, blocks = self.objects.engine.by_block, self._bounds, []
-        for index in indexes:
-            if by_block.get((version.digest, index)) is download:
-                start = index * version.block_size
-                stop = min(start + version.block_size, version.size)
-                pieces = download.views(start, stop)
-                blocks.append(FetchedBlock(BlockKey(version, index), pieces, stop - start, download, bounds))
+            pieces = download.views(index * size, block_stop := min((index + 1) * size, version.size))
+            n = block_stop - index * size
+            blocks.append(FetchedBlock(BlockKey(version, index), pieces, n, download, self._bounds))
         return blocks

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary, WeakSet
 from fsspec.utils import tokenize
 
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.eviction.future_uses import FutureUses, order_of
 from cachedfs.common import event_log
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
@@ -76,8 +75,6 @@ class Engine(event_log.CounterSource):
         self.by_block: dict[tuple[str, int], Download] = {}
         # Requests that hold a request slot or wait for one. Event loop thread only.
         self.active_requests: set[Download] = set()
-        # Of the active prefetch plans. Changed on the event loop thread.
-        self.future_uses: list[FutureUses] = []
         self.speculation = SpeculativeQueue()
         self.lookups = SingleFlight(self.spawn)
         self.path_locks = PathLocks(self.cache)
@@ -89,8 +86,8 @@ class Engine(event_log.CounterSource):
         self.cache.call_now_and_then(self._statistics.publish_now_and_then)
         self._origins: dict[str, Origin] = {}
         self._entries: dict[str, OrderedDict[str, Any]] = {}
-        # Of the objects that are read by ranges, by digest: see `ObjectHistories`. The latest is last.
-        self.histories: dict[str, Any] = {}
+        # By digest of a version: see `ObjectHistories`. The latest is last.
+        self.histories: OrderedDict[str, Any] = OrderedDict()
         self.users: WeakSet[EngineUser] = WeakSet()
         self._quota_meters: dict[str, QuotaMeter] = {}
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
@@ -332,11 +329,6 @@ class Engine(event_log.CounterSource):
         self.misses += len(blocks)
         for block in blocks:
             block.download.n_received += 1
-        if self.future_uses:
-            blocks = [
-                block._replace(order=order_of(self.future_uses, block.key.object, block.key.index))
-                for block in blocks
-            ]
         self.store_queue.put(blocks)
 
     async def wait_for_space(self, download: Download) -> None:
@@ -359,9 +351,6 @@ class Engine(event_log.CounterSource):
 
     def _stored(self, blocks: Sequence[FetchedBlock], are_stored: bool) -> None:
         try:
-            for uses in tuple(self.future_uses):
-                notify = uses.stored if are_stored else uses.lost
-                notify((block.key.object, block.key.index) for block in blocks)
             for block in blocks:
                 block.download.stored(are_stored)
                 # The name may belong to a newer request by now.

@@ -13,7 +13,7 @@ from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.core.change_feed import ChangeFeeds, is_covered
-from cachedfs.core.download import Download, DownloadStopped
+from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.listings import Listings
 from cachedfs.core.objects import Entry, Objects
@@ -162,17 +162,11 @@ class Lookups:
         answer: asyncio.Future[Resolved],
         release: Callable[[], None],
     ) -> Resolved:
-        download = Download(demand=demand)
-        download.keep_bytes(True)  # for the callers of this lookup, who get it
-
-        def learned(entry: Entry) -> None:
-            answer.set_result((entry, None if entry.info is None else download))
+        def learned(entry: Entry, download: Download | None) -> None:
+            answer.set_result((entry, download))
             release()
 
-        read = partial(self._downloads.read_unknown, download, path, want, learned)
-        await self._downloads.run(download, read)
-        if not answer.done():
-            raise download.error or DownloadStopped
+        await self._downloads.first(path, want, demand=demand, learned=learned)
         return answer.result()
 
     def _is_cached(self, entry: Entry) -> bool:

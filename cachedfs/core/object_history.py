@@ -15,7 +15,6 @@ from functools import partial
 from itertools import chain
 
 from cachedfs.common.blocks import covering, merge
-from cachedfs.common.types import Range
 from cachedfs.config import Config
 from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
@@ -24,20 +23,15 @@ from cachedfs.core.speculation import LinkEstimate
 from cachedfs.core.version import Version
 from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
 
-__all__ = [
-    "GOES_ON",
-    "LEAST",
-    "ObjectHistories",
-    "RangeReadahead",
-    "as_declared",
-    "is_rest_worth_it",
-]
+__all__ = ["GOES_ON", "LEAST", "ObjectHistories", "ObjectHistory", "as_declared", "is_rest_worth_it"]
 
 
 GOES_ON = 2
 LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
 MOST = 1000  # objects remembered
 MOST_KEPT = 64
+# An object counts as cached after this many reads of cached blocks that were not requested ahead.
+CACHED_AFTER = 64
 FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
 # Momentary figures of the link would make the decision depend on chance.
 TYPICAL_LINK = LinkEstimate()
@@ -68,63 +62,6 @@ def is_rest_worth_it(
     return n_misses >= LEAST and n_more >= n_requests and going_on_s >= rest_s
 
 
-class RangeReadahead:
-    """Readahead in one open file, or in one object that is read by ranges. In the thread of the reader."""
-
-    def __init__(self, block_size: int) -> None:
-        self.history = ReadHistory(block_size)
-        # By run: the requests that it has not passed. If nothing can be stored, their bytes are only in memory.
-        # The event loop thread appends; the reader takes from the left.
-        self._requests: dict[int, deque[Download]] = {}
-
-    def __iter__(self) -> Iterator[Download]:
-        """Yield all requests, from a copy of each run's queue."""
-        for requests in self._requests.values():
-            yield from [*requests]
-
-    def observe(self, downloads: Downloads, start: int, stop: int, *, left: int | None = None) -> None:
-        """Record a read (see `ReadHistory.after`), and stop requests that are no longer wanted."""
-        history, n_wasted = self.history.after(start, stop, left=left), 0
-        for run in history.dropped:
-            requests = self._requests.pop(run.number, deque())
-            arriving = {index for download in [*requests] for index in download.blocks_until_stop}
-            n_wasted += len(arriving.intersection(chain(*run.unread(history.block_size))))
-            downloads.objects.engine.call_soon(downloads.cancel_speculative, requests)
-        self.history = history._replace(dropped=(), n_wasted=history.n_wasted + n_wasted)
-
-    def predict(self, objects: Objects, version: Version) -> list[range]:
-        """Return the blocks to `request` now, a range for each request."""
-        window = objects.engine.window(objects.config)
-        self.history, wanted = ahead(
-            self.history,
-            n_blocks=version.n_blocks,
-            blocks_per_request=_per_request(objects.config, window),
-            most=window // version.block_size,
-        )
-        return wanted
-
-    def request(self, downloads: Downloads, version: Version, wanted: list[range]) -> None:
-        if wanted:
-            keep = self.requests_of(self.history.runs[0])
-            downloads.objects.engine.call_soon(downloads.launch_speculative, version, wanted, keep)
-
-    def requests_of(self, run: SequentialRun) -> deque[Download]:
-        """Return the requests ahead of a run, without those it has passed. They may be in any order."""
-        requests = self._requests.setdefault(run.number, deque())
-        is_backwards = run.repeats > 0 and run.start < run.origin
-        for _ in range(len(requests)):
-            download = requests.popleft()
-            if download.start < run.stop if is_backwards else download.stop > run.start:
-                requests.append(download)
-        return requests
-
-    def close(self, downloads: Downloads) -> None:
-        """Stop all requests."""
-        while self._requests:
-            _, requests = self._requests.popitem()
-            downloads.objects.engine.call_soon(downloads.cancel_speculative, requests)
-
-
 @contextmanager
 def as_declared() -> Iterator[None]:
     """Disable inference for reads in this context: a prefetch plan already fetches them in order.
@@ -140,72 +77,128 @@ def as_declared() -> Iterator[None]:
 
 
 class ObjectHistory:
-    """The reads of one object version by ranges, and of all its readers that had to wait."""
+    """The reads of one object version, by open files and by ranges, and the requests ahead of them.
+
+    Changed on the event loop thread. Any thread may look, and call `take`.
+    """
 
     def __init__(self, block_size: int) -> None:
-        self.readahead = RangeReadahead(block_size)  # of range reads; an open file has its own
-        self.observed_from: int | None = None  # cached reads from this byte on are observed; None: none are
+        self.reads = ReadHistory(block_size)
+        self.requested: set[int] = set()  # blocks requested and not read yet: reading them is no hit
+        self.n_to_observe = 0  # reads of cached blocks to be observed from now on
+        self.files: set[int] = set()  # ids of the open files that are read ahead
         self.n_misses = 0
+        self.n_reads = 0  # since the last miss
         self.rest: deque[range] | None = None  # unsent requests, once the rest is worth fetching
         self.n_earned = 0  # blocks of the rest that may be requested now
-        # The latest requests sent for the rest.
-        self.of_rest: deque[Download] = deque(maxlen=MOST_KEPT)
+        self.of_rest: deque[Download] = deque(maxlen=MOST_KEPT)  # the latest requests sent for the rest
+        # By run: the requests that it has not passed. If nothing can be stored, their bytes are only in memory.
+        self._requests: dict[int, deque[Download]] = {}
 
-    def read_ahead(self, downloads: Downloads, version: Version) -> None:
-        self.readahead.request(downloads, version, self.readahead.predict(downloads.objects, version))
-        reads = self.readahead.history
-        is_ahead = reads.runs[0].n_unread(version.block_size) > 0
-        self.observed_from = (reads.last + 1) * version.block_size if is_ahead else None
+    def take(self, blocks: range) -> bool:
+        """Return whether some of these blocks were requested and not read yet. They are read now. From any thread."""
+        if self.requested.isdisjoint(blocks):
+            self.n_to_observe -= 1
+            return False
+        self.requested.difference_update(blocks)
+        self.n_to_observe = CACHED_AFTER
+        return True
+
+    def download_at(self, position: int) -> Download | None:
+        """Return a request that brings the byte at `position`. From any thread."""
+        for requests in list(self._requests.values()):
+            for download in list(requests):
+                if download.covers(position):
+                    return download
+        return None
+
+    def after(self, start: int, stop: int, left: int | None) -> list[deque[Download]]:
+        """Record a read (see `ReadHistory.after`); return the requests that are not wanted any more."""
+        reads, n_wasted, dropped = self.reads.after(start, stop, left=left), 0, []
+        for run in reads.dropped:
+            requests = self._requests.pop(run.number, deque())
+            arriving = {index for download in requests for index in download.blocks_until_stop}
+            n_wasted += len(arriving.intersection(chain(*run.unread(reads.block_size))))
+            dropped.append(requests)
+        self.reads = reads._replace(dropped=(), n_wasted=reads.n_wasted + n_wasted)
+        self.n_reads += 1
+        return dropped
+
+    def requests_of(self, run: SequentialRun) -> deque[Download]:
+        """Return the requests ahead of a run, without those it has passed. They may be in any order."""
+        requests = self._requests.setdefault(run.number, deque())
+        is_backwards = run.repeats > 0 and run.start < run.origin
+        for _ in range(len(requests)):
+            download = requests.popleft()
+            if download.start < run.stop if is_backwards else download.stop > run.start:
+                requests.append(download)
+        return requests
+
+    def stop(self) -> list[deque[Download]]:
+        """Return all requests, which are not wanted any more."""
+        requests, self._requests = list(self._requests.values()), {}
+        self.reads = ReadHistory(self.reads.block_size)
+        return requests
 
 
 class ObjectHistories:
-    """Observe the reads of one objects's objects, and request what comes next.
+    """Observe the reads of objects, and request what comes next.
 
-    Event loop thread only, except `is_observed`. All filesystems that use an engine share the histories.
+    Event loop thread only. All filesystems that use an engine share the histories.
     """
 
     def __init__(self, objects: Objects, downloads: Downloads) -> None:
         self._objects = objects
         self._downloads = downloads
 
-    def is_observed(self, version: Version, stop: int) -> bool:
-        """Return whether `observe_hit` should be called for a read of cached bytes up to `stop`. From any thread."""
+    def observe(
+        self, version: Version, start: int, stop: int, *, left: int | None = None, file: int | None = None
+    ) -> None:
+        """Record a read, by the open file with this id or by range, and request what will probably be read next."""
+        if _is_declared.get():
+            return
+        history, objects = self.history(version), self._objects
+        if file is not None:
+            history.files.add(file)
+        for requests in history.after(start, stop, left):
+            self._downloads.cancel_speculative(requests)
+        window = objects.engine.window(objects.config)
+        history.reads, wanted = ahead(
+            history.reads,
+            n_blocks=version.n_blocks,
+            blocks_per_request=_per_request(objects.config, window),
+            most=window // version.block_size,
+        )
+        if wanted:
+            history.requested.update(self._missing(version, chain(*wanted)))
+            keep = history.requests_of(history.reads.runs[0])
+            self._downloads.launch_speculative(version, wanted, keep)
+
+    def close_file(self, version: Version, file: int) -> None:
+        """Cancel what was requested ahead once the last open file of an object is closed."""
         history = self._objects.engine.histories.get(version.digest)
-        return history is not None and history.observed_from is not None and stop > history.observed_from
+        if history is not None and file in history.files:
+            history.files.remove(file)
+            for requests in () if history.files else history.stop():
+                self._downloads.cancel_speculative(requests)
 
-    def observe_range(self, version: Version, want: Range, *, is_first: bool) -> None:
-        """Record a range read (such as `cat_file`) of the bytes `want`, some of which are not cached.
+    def observe_miss(self, version: Version, blocks: range, *, is_first: bool = False) -> None:
+        """Record that a reader may have to wait for `blocks`, and request more of the object if that pays off.
 
-        `is_first`: the object was unknown, and the request that looks it up also brings these bytes.
+        If the rest fits into one request, what follows `blocks` is requested together with them. `is_first`: the object
+        was unknown, and the request that looks it up also brings these bytes.
         """
         if _is_declared.get():
             return
-        history = self._history(version)
-        history.n_misses += is_first
-        history.readahead.observe(self._downloads, want.start, want.stop)
-        self.observe_wait(version, covering(want, version.block_size))
-        history.read_ahead(self._downloads, version)
-
-    def observe_hit(self, version: Version, want: Range) -> None:
-        """Record a range read of the cached bytes `want` of an object that is read ahead."""
-        history = self._history(version)
-        history.readahead.observe(self._downloads, want.start, want.stop)
-        history.read_ahead(self._downloads, version)
-
-    def observe_wait(self, version: Version, blocks: range, *, n_reads: int = 1) -> None:
-        """Record that a reader waits for `blocks`, and request more of the object if that pays off.
-
-        `n_reads` is the number of reads of the object since the last wait. If the rest fits into one request,
-        what follows `blocks` is requested together with them.
-        """
+        history, window = self.history(version), self._objects.engine.window(self._objects.config)
+        history.n_misses, history.n_to_observe = history.n_misses + is_first, CACHED_AFTER
         free = self._missing(version, blocks)
-        if _is_declared.get() or not free or version.n_blocks < 2:
+        if not free or version.n_blocks < 2:
             return
-        history, window = self._history(version), self._objects.engine.window(self._objects.config)
         per_request = _per_request(self._objects.config, window)
         history.n_misses += 1
         if history.rest is not None:
-            history.n_earned += max(1, n_reads) * per_request
+            history.n_earned += max(1, history.n_reads) * per_request
         elif missing := self._rest(version, history.n_misses, per_request):
             if len(missing) <= per_request:
                 self._downloads.launch(version, [index for index in missing if index >= free[0]])
@@ -214,6 +207,7 @@ class ObjectHistories:
             parts = merge(others, version.block_size, size=size, request_size=request_size)
             history.rest = deque(covering(part, version.block_size) for part in parts)
             history.n_earned = window // version.block_size
+        history.n_reads = 0
         requests = []
         while history.rest and history.n_earned > 0:
             requests.append(history.rest.popleft())
@@ -241,12 +235,14 @@ class ObjectHistories:
             index for index in blocks if (version.digest, index) not in download and not has(version, index)
         ]
 
-    def _history(self, version: Version) -> ObjectHistory:
+    def history(self, version: Version) -> ObjectHistory:
+        """Return the history of an object, a new one if there is none."""
         histories = self._objects.engine.histories
-        history = histories.pop(version.digest, None) or ObjectHistory(version.block_size)
-        histories[version.digest] = history
-        if len(histories) > MOST:
-            del histories[next(iter(histories))]
+        if (history := histories.get(version.digest)) is None:
+            history = histories[version.digest] = ObjectHistory(version.block_size)
+            if len(histories) > MOST:
+                histories.popitem(last=False)
+        histories.move_to_end(version.digest)  # never out of it: other threads look
         return history
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
+from functools import partial
 from os import getpid
 from typing import Any
 
@@ -13,19 +15,16 @@ from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.object_history import RangeReadahead
 from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
 from cachedfs.core.version import Version
 from cachedfs.errors import ChecksumMismatch
-from cachedfs.readahead.sequential import ENOUGH
 
 __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawFile"]
 
 BUFFER_SIZE = 32 * 1024  # half a checksum page: serves small reads in C without reading far too much
 JUMP_SIZE = 4 * 1024  # buffered by the first read after a seek: random reads rarely need more
 _CLOSED = "I/O operation on closed file"
-CACHED_AFTER = 64  # a file counts as cached after this many blocks in a row from disk, without readahead
 FIRST_DEMAND = 2  # the request that opened a file reads to this multiple of its reader's progress
 
 
@@ -111,17 +110,12 @@ class RawFile(io.RawIOBase):
         self._has_seeked = False  # a seek moved the position since the last read
         self._seek_from = self._seek_to = 0  # position before the last seek; start of the first read after it
         self._last = -1  # index of the block read last
-        self._n_reads = 0  # reads that moved to another block since the last wait
-        # Blocks that this file requested: reading them from disk later does not count as a hit.
-        self._requested: set[int] = set()
-        if download is not None:
-            self._add_requested(download.start, download.stop)
-        # This file needed a fetch recently: check downloads and read ahead.
-        self._is_fetching = download is not None
-        self._n_cached = 0  # blocks read from disk since one came from elsewhere
+        self._observed = -1  # the last block of which the history of the object knows
         self._opening = download  # the request sent by open(); this file may stop it
         self._download = download  # the request that served the last read
-        self._readahead = RangeReadahead(self._block_size)  # kept up to date only while `_is_fetching`
+        self._histories = reader.object_histories
+        may_go_on = self._version is not None and self._version.n_blocks > 1
+        self._reads_ahead = may_go_on and reader.objects.config.read_ahead > 0
         if self.info.size is None:
             data = reader.objects.engine.run(reader.collect(entry, None, None))
             self._data: bytes | None = data
@@ -186,7 +180,7 @@ class RawFile(io.RawIOBase):
             n = block.copy(position, into)
         elif self.closed:  # by another thread while this one waited for the BufferedReader's lock
             raise ValueError(_CLOSED)
-        elif self._is_fetching or self._engine.pid != getpid():
+        elif self._engine.by_block or self._engine.pid != getpid():
             n = 0
         else:
             n = self._from_cache(position, into)
@@ -214,7 +208,12 @@ class RawFile(io.RawIOBase):
             cached = None
             if self._version is not None:
                 cached = self._reader.cached_bytes(self._version, self._position, self.size)
-            data = cached if cached is not None else self._collect(self._position)
+            if cached is None:
+                data = self._collect(self._position)
+            else:
+                data = cached
+                self._engine.hits += len(covering(Range(self._position, self.size), self._block_size))
+                self._engine.bytes_served += len(data)
         self._position = self.size
         return data
 
@@ -223,8 +222,8 @@ class RawFile(io.RawIOBase):
             self._current_block.release()
             self._stop_opening()
             self._download = None
-            if self._engine.pid == getpid():
-                self._readahead.close(self._reader.downloads)
+            if self._version is not None and self._observed >= 0 and self._engine.pid == getpid():
+                self._engine.call_soon(self._histories.close_file, self._version, id(self))
         super().close()
 
     # Sources of the bytes.
@@ -236,24 +235,11 @@ class RawFile(io.RawIOBase):
             return n
         if self._engine.pid != getpid():
             self._after_fork()
-        index = position // self._block_size
-        n = self._from_requests(index, position, into) if self._is_fetching else 0
-        if n == 0:
-            n = self._from_cache(position, into)
-            if n and self._is_fetching:
-                self._count_cached_block()
+        n = self._from_download(position, into) or self._from_cache(position, into)
         while n == 0:
-            self._n_cached = 0
-            if not self._is_fetching:
-                self._is_fetching = True
-                self._begin_history(position)
             self._download = self._engine.run(self._fetch(position, len(into)))
-            self._n_reads = 0
-            n = (
-                self._from_download(position, into)
-                if self._download is not None
-                else self._from_cache(position, into)
-            )
+            is_coming = self._download is not None
+            n = self._from_download(position, into) if is_coming else self._from_cache(position, into)
         return n
 
     def _from_cache(self, position: int, into: memoryview) -> int:
@@ -261,40 +247,33 @@ class RawFile(io.RawIOBase):
         index = position // self._block_size
         if not self._current_block.take(index):
             return 0
-        last, self._last = self._last, index
         n = self._current_block.copy(position, into)
-        if n > 0 and index in self._requested:
-            self._requested.discard(index)
-        elif n > 0 and index != last:
-            self._engine.hits += 1
+        if n > 0 and index != self._last:
+            self._moved(index, position, n, is_cached=True)
         return n
 
-    def _from_requests(self, index: int, position: int, into: memoryview) -> int:
-        """Copy from a download; on a new block, first update the history and read ahead."""
-        if index != self._readahead.history.last:
-            came_from = self._seek_from if self._seek_to == position else position
-            stop = min(position + len(into), (index + 1) * self._block_size)
-            self._readahead.observe(self._reader.downloads, position, stop, left=came_from)
-            self._n_reads += 1
-            self._read_ahead()
-        return self._from_download(position, into)
+    def _moved(self, index: int, position: int, n: int, *, is_cached: bool) -> None:
+        """Count a read in another block than the last one; report it while the object is not known to be cached."""
+        self._last = index
+        if (version := self._version) is None:
+            return
+        history = self._engine.histories.get(version.digest)
+        was_requested = history is not None and history.take(range(index, index + 1))
+        if is_cached and not was_requested:
+            self._engine.hits += 1
+        if (
+            self._reads_ahead
+            and history is not None
+            and history.n_to_observe >= 0
+            and index != self._observed
+        ):
+            self._observed = index
+            observe = partial(self._histories.observe, left=self._left(position), file=id(self))
+            self._engine.call_soon(observe, version, position, position + n)
 
-    def _count_cached_block(self) -> None:
-        """Count a cached block; after AT_HOME of them, read from the cache only until a block is missing.
-
-        Checking downloads at each block costs more than the rest of a small read.
-        """
-        self._n_cached = 0 if next(iter(self._readahead), None) else self._n_cached + 1
-        if self._n_cached >= CACHED_AFTER:
-            self._stop_opening()
-            self._is_fetching, self._n_cached, self._download = False, 0, None
-
-    def _begin_history(self, position: int) -> None:
-        """Update the history with the block read last, which was cached, and with `position`."""
-        size, last, downloads = self._block_size, self._last, self._reader.downloads
-        if last >= 0:
-            self._readahead.observe(downloads, last * size, (last + 1) * size)
-        self._readahead.observe(downloads, position, position + 1)
+    def _left(self, position: int) -> int:
+        """Return where the reads before the one at `position` ended."""
+        return self._seek_from if self._seek_to == position else position
 
     def _from_download(self, position: int, into: memoryview) -> int:
         """Copy what a download has received at `position`; return 0 if there is nothing yet."""
@@ -304,11 +283,11 @@ class RawFile(io.RawIOBase):
             return 0
         # Never past the block: the history must see each block, or a sequential read looks like a seek.
         n = download.take(position, into[: self._block_size - position % self._block_size])
-        self._n_cached = 0
-        if n and position // self._block_size != self._last and self._version is not None:
-            self._last = position // self._block_size
-            self._requested.discard(self._last)
-            self._cache.touch(self._version, self._last)
+        index = position // self._block_size
+        if n and index != self._last:
+            self._moved(index, position, n, is_cached=False)
+            if self._version is not None:
+                self._cache.touch(self._version, index)
         if download is self._opening and not download.done:
             run = FIRST_DEMAND * (position + n - download.start)
             if run > download.demand - download.start:
@@ -330,32 +309,49 @@ class RawFile(io.RawIOBase):
         shared = self._engine.by_block.get((digest, position // self._block_size))
         if shared is not None and shared.covers(position):
             return shared
-        return next((download for download in self._readahead if download.covers(position)), None)
+        history = self._engine.histories.get(digest)
+        return None if history is None else history.download_at(position)
 
     async def _fetch(self, position: int, size: int) -> Download | None:
         """Wait for bytes at `position`; return None if they are cached now. Event loop thread only."""
-        reader, version = self._reader, self._version
+        version = self._version
         index, offset = divmod(position, self._block_size)
         if version is not None and size <= BUFFER_SIZE and (version.digest, index) in self._engine.by_block:
             # A full buffer is more than the caller asked for. Do not request the next block for it: otherwise the
             # speed of the link would decide which blocks are fetched.
             size = min(size, self._block_size - offset)
-        # Without the current block: it was counted when its reading began.
-        self._add_requested((index + (index == self._last)) * self._block_size, position + size)
         if version is None:
             return await self._fetch_uncached(position, size)
         if (found := self._download_at(position)) is not None and found.filled > position:
             return found  # received since the last check; may exist only here if it could not be stored
-        want = Range(position, min(position + size, self.size))
-        up_to = 0
+        return await self._fetch_blocks(version, Range(position, min(position + size, self.size)))
+
+    async def _fetch_blocks(self, version: Version, want: Range) -> Download | None:
+        """Request `want`, and wait for the bytes of its first block; return None if they are cached now."""
+        reader, path, size = self._reader, self._entry.path, self._block_size
+        blocks, demand = covering(want, size), None
+        first, config = blocks[0], reader.objects.config
+        # Without the current block: it was counted when its reading began.
+        self._histories.history(version).requested.update(blocks[first == self._last :])
+        if self._reads_ahead:
+            self._observe_miss(version, want)
+        if config.read_ahead and not first:
+            reader.chunk_prefetch.observe(path, 0, size)
         # Request more, as open() does for an unknown object. Not if another reader requested block 0: this file may
         # only stop its own request.
-        if position == 0 and self._last < 0 and (version.digest, 0) not in self._engine.by_block:
-            up_to = min(self.size, reader.objects.config.whole_request)
-        download = await reader.fetch(version, want, n_reads=self._n_reads, up_to=up_to)
-        if up_to and download is not None and download.demand < download.stop:
-            self._opening = download
-        return download
+        if want.start == 0 and self._last < 0 and (version.digest, 0) not in self._engine.by_block:
+            demand = blocks.stop * size
+            blocks = covering(Range(0, max(want.stop, min(self.size, config.whole_request))), size)
+        with waiting(path, want.start, want.stop):
+            while not self._cache.has(version, first):
+                download = (await reader.downloads.get(version, blocks, demand=demand)).get(first)
+                if download is not None:
+                    with contextlib.suppress(DownloadStopped):
+                        await download.wait_until(min(want.stop, download.stop))
+                        if demand is not None and download.demand < download.stop:
+                            self._opening = download
+                        return download
+        return None
 
     async def _fetch_uncached(self, position: int, size: int) -> Download:
         """Wait for bytes at `position` of an object without a key.
@@ -373,22 +369,15 @@ class RawFile(io.RawIOBase):
             except DownloadStopped:
                 download = None
 
-    def _read_ahead(self) -> None:
-        """Request the blocks that the read history predicts."""
-        run = self._readahead.history.runs[0]
-        if self._opening is not None and run.number == 0 and run.n_steps >= ENOUGH:
-            self._engine.call_soon(self._opening.want, self._opening.stop)
-            self._readahead.requests_of(run).append(self._opening)
-            self._opening = None
-        if (version := self._version) is not None:
-            wanted, has = self._readahead.predict(self._reader.objects, version), self._cache.has
-            self._requested.update(index for blocks in wanted for index in blocks if not has(version, index))
-            self._readahead.request(self._reader.downloads, version, wanted)
-
-    def _add_requested(self, start: int, stop: int) -> None:
-        """Record that this file requests the bytes `[start, stop)`."""
-        if start < stop:
-            self._requested.update(covering(Range(start, stop), self._block_size))
+    def _observe_miss(self, version: Version, want: Range) -> None:
+        """Report a miss, and the last block that was read if it was cached, and so not reported."""
+        last, size, file, histories = self._last, self._block_size, id(self), self._histories
+        if last not in (-1, self._observed):
+            histories.observe(version, last * size, (last + 1) * size, file=file)
+        self._observed = want.start // size
+        histories.observe_miss(version, covering(want, size))
+        stop = min(want.stop, (self._observed + 1) * size)
+        histories.observe(version, want.start, stop, left=self._left(want.start), file=file)
 
     def _collect(self, start: int) -> bytes:
         return self._engine.run(self._reader.collect(self._entry, start, None, self._download))
@@ -409,4 +398,3 @@ class RawFile(io.RawIOBase):
         self._cache = self._engine.cache
         self._current_block.move_to(self._cache)
         self._download = self._opening = None
-        self._readahead = RangeReadahead(self._block_size)

@@ -1,4 +1,4 @@
-"""Read and write objects: from cached blocks in any thread, else by a lookup and requests for what is missing."""
+"""Read objects: from cached blocks in any thread, else by a lookup and requests for what is missing."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import asyncio
 import contextlib
 import io
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, BinaryIO
+from functools import partial
+from typing import TypeVar
 
 from cachedfs.common.blocks import clip, covering
-from cachedfs.common.clock import clock
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import AnyVersion, ObjectInfo, Range
+from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
-from cachedfs.core.chunk_prefetch import ALL, ChunkPrefetch, first_want
-from cachedfs.core.download import Download, DownloadStopped, joined
+from cachedfs.core.chunk_prefetch import ChunkPrefetch, first_want
+from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
 from cachedfs.core.object_history import ObjectHistories
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.version import Version
-from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectExists, ObjectNotFound
-from cachedfs.origins.upload import Uploader, check_version
+from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
 
 __all__ = ["TRIES", "Reader", "versions_read"]
 
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
+MISSING_IN_A_ROW = 16  # objects of one call, until the others are not looked for one by one
 MANY_READERS = FIRST_AT_ONCE  # as many as requests in flight at first
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
+T = TypeVar("T")
 _Versions = dict[str, set[str | None]]
 _versions_read: ContextVar[_Versions | None] = ContextVar("cachedfs_versions_read", default=None)
 Wanted = tuple[str, int | None, int | None]  # path, and start and stop as in a Python slice
@@ -55,17 +56,17 @@ def versions_read() -> Iterator[_Versions]:
 
 
 class Reader:
-    """Reads and writes the objects of one origin.
+    """Reads the objects of one origin.
 
-    `cached`, `cached_bytes` and `read_many` work in any thread, without the event loop. The coroutines run on the
-    engine's event loop only (`engine.run`, `engine.await_on_loop`).
+    `cached` and `cached_bytes` work in any thread, without the event loop. The coroutines run on the engine's event loop
+    only (`engine.run`, `engine.await_on_loop`).
     """
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self.downloads = Downloads(objects)
         self.lookups = Lookups(objects, self.downloads)
-        self.chunk_prefetch = ChunkPrefetch(objects, self.downloads, self.lookups)
+        self.chunk_prefetch = ChunkPrefetch(objects, self.downloads, self.lookups, self.cached_bytes)
         self.object_histories = ObjectHistories(objects, self.downloads)
         self._awaited = self.chunk_prefetch.awaited
         self._block_size, self._verifies = objects.config.block_size, objects.config.verify_always
@@ -79,8 +80,10 @@ class Reader:
         None if the origin must be asked. With `nowait`, raise BlockingIOError instead of waiting for the disk. Raises
         ObjectNotFound for a known absence.
         """
-        if path in self._awaited and not self._is_answered(path, start, stop):
-            return None
+        if path in self._awaited:
+            self.chunk_prefetch.reached(path, start, stop)
+            if path not in self.objects.entries:  # its answer has not come
+                return None
         entry = self.objects.fresh(path)
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
@@ -88,19 +91,21 @@ class Reader:
             if version is None:
                 return None
         start, stop, _ = slice(start, stop).indices(version.size)
-        engine, index = self.objects.engine, start // self._block_size
+        engine, index, n_blocks = self.objects.engine, start // self._block_size, 1
         if engine.by_block or not start < stop <= (index + 1) * self._block_size:
-            data = self.cached_bytes(version, start, max(start, stop), nowait=nowait)
+            stop = max(start, stop)
+            data = self.cached_bytes(version, start, stop, nowait=nowait)
+            n_blocks = -(-stop // self._block_size) - index if stop > start else 0
         else:  # the usual case, without further calls
             skipped = index * self._block_size
             data = engine.cache.read(
                 version, index, start - skipped, stop - skipped, nowait=nowait, verify=self._verifies
             )
-            if data is None or len(data) != stop - start:
-                return None
-            engine.hits += 1
-            engine.bytes_served += len(data)
-        if data is not None and (version.digest in engine.histories or _versions_read.get() is not None):
+        if data is None or len(data) != stop - start:
+            return None
+        engine.hits += n_blocks
+        engine.bytes_served += len(data)
+        if version.digest in engine.histories or _versions_read.get() is not None:
             self._observe_hit(path, version, start, stop)
         return data
 
@@ -110,35 +115,18 @@ class Reader:
             raise self.objects.not_found(path, entry)
         return None if entry is None else self.objects.version(entry)
 
-    def _is_answered(self, path: str, start: int | None, stop: int | None) -> bool:
-        """Report the read of an object that was requested ahead; return False while its answer has not come."""
-        self.chunk_prefetch.reached(path, start, stop)
-        return self.objects.in_memory(path) is not None
-
     def _observe_hit(self, path: str, version: Version, start: int, stop: int) -> None:
         """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
         if (versions := _versions_read.get()) is not None:
             versions.setdefault(path, set()).add(version.fingerprint)
-        if self.object_histories.is_observed(version, stop):
-            engine, want = self.objects.engine, Range(start, max(start, stop))
-            engine.call_soon(self.object_histories.observe_hit, version, want)
-
-    def read_many(self, wanted: Sequence[Wanted]) -> list[bytes | OSError | None]:
-        """Return the result of `cached` for each `(path, start, stop)`, or its error."""
-        found: list[bytes | OSError | None] = []
-        for path, start, stop in wanted:
-            try:
-                found.append(self.cached(path, start, stop))
-            except OSError as error:
-                found.append(error)
-        return found
+        history = self.objects.engine.histories.get(version.digest)
+        blocks = range(start // self._block_size, -(-stop // self._block_size))
+        if history is not None and (history.take(blocks) or history.n_to_observe >= 0):
+            self.objects.engine.call_soon(self.object_histories.observe, version, start, stop)
 
     def cached_bytes(self, version: Version, start: int, stop: int, *, nowait: bool = False) -> bytes | None:
         """Return the bytes `[start, stop)` of one version if all are cached or received, else None."""
-        engine = self.objects.engine
-        blocks = (
-            range(start // version.block_size, -(-stop // version.block_size)) if start < stop else range(0)
-        )
+        blocks = covering(Range(start, stop), version.block_size)
         if len(blocks) > 1 and not all(self._has(version, index, stop) for index in blocks):
             return None
         buffer = _zeros(stop - start)
@@ -146,8 +134,6 @@ class Reader:
             for index in blocks:
                 if not self._copy(version, index, view, start, stop, nowait=nowait):
                     return None
-        engine.hits += len(blocks)
-        engine.bytes_served += stop - start
         return buffer.getvalue()
 
     def _has(self, version: Version, index: int, stop: int) -> bool:
@@ -191,12 +177,13 @@ class Reader:
             self.chunk_prefetch.observe(path, 0, self._block_size)
         with waiting(path):
             entry, download = await self.lookups.resolve(path, want, demand=self._block_size)
-        if download is not None:
-            download.keep_bytes(False)  # a file may be open for long
         if entry.info is None:
             raise await self._missing(entry)
         if entry.info.kind == "directory":
             raise self.objects.is_a_folder(path)
+        if download is not None and (version := self.objects.version(entry)) is not None:
+            blocks = covering(Range(download.start, download.stop), self._block_size)
+            self.object_histories.history(version).requested.update(blocks)
         return entry, download
 
     def opened(self, path: str) -> None:
@@ -214,32 +201,56 @@ class Reader:
         # With as many readers, all that may be sent is wanted already.
         if self._reads_ahead and engine.n_reading < MANY_READERS:
             self.chunk_prefetch.observe(path, start, stop)
+        want = first_want(start, stop, self._block_size, self._whole_request)
         engine.n_reading += 1
         try:
             with waiting(path, start, stop):
-                return await self._read(path, start, stop)
+                for tries_left in reversed(range(TRIES)):
+                    entry, download = await self.lookups.resolve(path, want, demand=ALL)
+                    try:
+                        # After a change, the bytes of any one version do.
+                        is_pinned = tries_left == TRIES - 1
+                        return await self._collect(entry, start, stop, download, is_pinned=is_pinned)
+                    except (ObjectChanged, ChecksumMismatch):
+                        if not tries_left:
+                            raise
+                        self.objects.expire(path)
         finally:
             engine.n_reading -= 1
-
-    async def _read(self, path: str, start: int | None, stop: int | None) -> bytes:
-        want = first_want(start, stop, self._block_size, self._whole_request)
-        for tries_left in reversed(range(TRIES)):
-            entry, download = await self.lookups.resolve(path, want, demand=ALL)
-            if entry.info is None:
-                raise self.objects.not_found(path, entry)
-            try:
-                # After a change, the bytes of any one version do.
-                is_pinned = tries_left == TRIES - 1
-                data = await self._collect(entry, start, stop, download, is_pinned=is_pinned)
-            except (ObjectChanged, ChecksumMismatch):
-                if not tries_left:
-                    raise
-                self.objects.expire(path)
-                continue
-            if (versions := _versions_read.get()) is not None:
-                versions.setdefault(path, set()).add(entry.info.fingerprint)
-            return data
         raise AssertionError("unreachable")
+
+    def read_many(
+        self, wanted: Sequence[Wanted], batch_size: int | None = None
+    ) -> list[bytes | BaseException | None]:
+        """Return the result of `cached` or else of `read` for each `(path, start, stop)`, or its error.
+
+        `batch_size` are fetched at a time. It blocks: not for the event loop thread.
+        """
+        found: list[bytes | BaseException | None] = []
+        n_missing = 0  # in a row
+        for each in wanted:
+            # Of many new objects, the first is requested before all are looked for: the reads below do that too.
+            if n_missing >= MISSING_IN_A_ROW and each[0] not in self.objects.entries:
+                found.append(None)
+                continue
+            try:
+                found.append(self.cached(*each))
+            except OSError as error:
+                found.append(error)
+            n_missing = n_missing + 1 if found[-1] is None else 0
+
+        async def fetch(number: int) -> None:
+            try:
+                found[number] = await self.read(*wanted[number])
+            except Exception as error:  # of any kind: the caller gets it in place of the bytes
+                found[number] = error
+
+        if missing := [number for number, data in enumerate(found) if data is None]:
+            # Each read works before it sends its request: with too many at once, the first would wait for all.
+            n_at_once = batch_size or self.objects.config.concurrency
+            most = n_at_once if n_at_once > 0 else len(missing)
+            self.objects.engine.run(_for_each(missing, fetch, most))
+        return found
 
     async def collect(
         self, entry: Entry, start: int | None, stop: int | None, download: Download | None = None
@@ -263,75 +274,60 @@ class Reader:
         *,
         is_pinned: bool = True,
     ) -> bytes:
-        info, version = entry.object, self.objects.version(entry)
+        info, version, engine = entry.info, self.objects.version(entry), self.objects.engine
+        if info is None:
+            raise self.objects.not_found(entry.path, entry)
         if info.kind == "directory":
             raise self.objects.is_a_folder(entry.path)
         if version is None:
             return await self._uncached(info, start, stop, download, is_pinned=is_pinned)
         want = clip(start, stop, version.size)
+        blocks = covering(want, self._block_size)
         if self._reads_ahead and 0 < want.size < version.size:
-            self.object_histories.observe_range(version, want, is_first=download is not None)
-        fetched: set[int] = set()
+            self.object_histories.observe_miss(version, blocks, is_first=download is not None)
+            self.object_histories.observe(version, want.start, want.stop)
+        if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
+            download = (await self.downloads.get(version, blocks)).get(blocks[0])
+        data = None
         if download is not None:
-            if (data := await self._brought(version, want, download)) is not None:
-                return data
-            fetched = set(covering(Range(download.start, download.stop), self._block_size))
-        blocks, n_at_once = covering(want, self._block_size), self._whole_request // self._block_size
+            with contextlib.suppress(DownloadStopped):
+                data = await download.read(want.start, want.stop)
+                for index in blocks:
+                    engine.cache.touch(version, index)
+        if data is None:
+            data = await self._gather(version, want, blocks, download)
+        engine.bytes_served += want.size
+        if (versions := _versions_read.get()) is not None:
+            versions.setdefault(entry.path, set()).add(info.fingerprint)
+        return data
+
+    async def _gather(self, version: Version, want: Range, blocks: range, download: Download | None) -> bytes:
+        """Return bytes of several blocks, cached or fetched; those that `download` brings do not count as hits."""
+        n = self._whole_request // self._block_size  # blocks of one request
+        requested = Range(0, 0) if download is None else Range(download.start, download.stop)
+        fetched = set(covering(requested, self._block_size))
         buffer = _zeros(want.size)
         view = buffer.getbuffer()
         try:
-            if len(blocks) <= n_at_once:
-                await self._gather(version, blocks, view, want, fetched)
-            else:
-                await self._gather_runs(version, blocks, view, want, fetched)
+            runs = [blocks[i : i + n] for i in range(0, len(blocks), n)]
+            gather = partial(self._gather_run, version, view, want, fetched)
+            await _for_each(runs, gather, 2 * self.objects.config.first_concurrency)
         finally:
             with contextlib.suppress(BufferError):  # of a canceled read, a thread may still copy
                 view.release()
-        self.objects.engine.bytes_served += want.size
         return buffer.getvalue()
 
-    async def _brought(self, version: Version, want: Range, download: Download) -> bytes | None:
-        """Return bytes that came with the lookup of their object; None if they did not, or not all of them."""
-        if not (download.start <= want.start and want.stop <= download.stop):
-            return None
-        with contextlib.suppress(DownloadStopped):
-            await download.wait_until(want.stop)
-            if (data := joined(download.views(want.start, want.stop), want.size)) is not None:
-                for index in covering(want, version.block_size):
-                    self.objects.engine.cache.touch(version, index)
-                self.objects.engine.bytes_served += want.size
-                return data
-        return None
-
-    async def _gather_runs(
-        self, version: Version, blocks: range, view: memoryview, want: Range, fetched: set[int]
+    async def _gather_run(
+        self, version: Version, view: memoryview, want: Range, fetched: set[int], run: Iterable[int]
     ) -> None:
-        """Gather many blocks in runs of one request each, few at a time."""
-        slots = asyncio.Semaphore(2 * self.objects.config.first_concurrency)
-        n_at_once = self._whole_request // self._block_size
-
-        async def gather(run: range) -> None:
-            async with slots:
-                await self._gather(version, run, view, want, fetched)
-
-        await _all(gather(blocks[i : i + n_at_once]) for i in range(0, len(blocks), n_at_once))
-
-    async def _gather(
-        self, version: Version, run: Iterable[int], view: memoryview, want: Range, fetched: set[int]
-    ) -> None:
-        """Copy the blocks of `run` into `view`, cached or fetched; those in `fetched` do not count as hits."""
+        """Copy the blocks of `run` into `view`, cached or fetched."""
         engine, missing = self.objects.engine, sorted(run)
-        is_looked_up = len(missing) == 1  # the caller has just looked for a single block
         while missing:
-            if not is_looked_up:
-                taken = await self._take_cached(version, missing, view, want)
-                engine.hits += len(taken - fetched)
-                missing = [index for index in missing if index not in taken]
-            is_looked_up = False
-            if not missing:
-                return
+            taken = await self._take_cached(version, missing, view, want)
+            engine.hits += len(taken - fetched)
+            missing = [index for index in missing if index not in taken]
             fetched |= set(missing)
-            for index, download in (await self.downloads.get(version, missing)).items():
+            for index, download in (await self.downloads.get(version, missing)).items() if missing else ():
                 start = max(want.start, index * version.block_size)
                 stop = min(want.stop, (index + 1) * version.block_size)
                 with contextlib.suppress(DownloadStopped):  # just stored, or to be fetched again
@@ -345,8 +341,6 @@ class Reader:
     ) -> set[int]:
         """Copy the blocks that are in memory or on disk into `view`; return their indexes."""
         cached = [index for index in indexes if self._has(version, index, want.stop)]
-        if not cached:
-            return set()
 
         def copy() -> set[int]:
             return {index for index in cached if self._copy(version, index, view, want.start, want.stop)}
@@ -367,14 +361,11 @@ class Reader:
         Unless `is_pinned`, the bytes may be of another version of the same size.
         """
         want = None if info.size is None else clip(start, stop, info.size)
-        if want is not None:
-            if download is not None and download.start <= want.start and want.stop <= download.stop:
-                with contextlib.suppress(DownloadStopped):  # it was stopped before these bytes
-                    await download.wait_until(want.stop)
-                    if (data := joined(download.views(want.start, want.stop), want.size)) is not None:
-                        return data
-            if want.size == 0:
-                return b""
+        if want is not None and download is not None:
+            with contextlib.suppress(DownloadStopped):
+                return await download.read(want.start, want.stop)
+        if want is not None and want.size == 0:
+            return b""
         async with self.objects.origin(info.path).read(info.path, want, info if is_pinned else None) as reply:
             if want is not None and reply.info.size != info.size:
                 raise ObjectChanged(
@@ -383,95 +374,6 @@ class Reader:
             data = b"".join([piece async for piece in reply])
         self.objects.engine.bytes_fetched += len(data)
         return data if want is not None else data[start:stop]
-
-    async def fetch(
-        self, version: Version, want: Range, *, n_reads: int = 1, up_to: int = 0
-    ) -> Download | None:
-        """Request `want` and return the download once the first block's bytes are there.
-
-        Return None if they are cached now. `n_reads` is the number of reads of the object since its last wait. `up_to`
-        requests bytes beyond `want`: those are received only when a reader wants them.
-        """
-        blocks, engine, path = covering(want, version.block_size), self.objects.engine, version.info.path
-        first = blocks[0]
-        if self._reads_ahead:
-            self.object_histories.observe_wait(version, blocks, n_reads=n_reads)
-            if not first:
-                self.chunk_prefetch.observe(path, 0, version.block_size)
-        demand = None
-        if up_to > want.stop and (version.digest, first) not in engine.by_block:
-            demand = blocks.stop * version.block_size
-            blocks = covering(Range(want.start, up_to), version.block_size)
-        with waiting(path, want.start, want.stop):
-            while not engine.cache.has(version, first):
-                download = (await self.downloads.get(version, blocks, demand=demand)).get(first)
-                if download is not None:
-                    with contextlib.suppress(DownloadStopped):
-                        await download.wait_until(min(want.stop, download.stop))
-                        return download
-        return None
-
-    # Writes.
-
-    async def write(
-        self, paths: Iterable[str], method: str, *args: Any, tree: bool = False, **options: Any
-    ) -> Any:
-        """Call a method of the inner filesystem that changes `paths`.
-
-        `tree` includes everything below `paths`.
-        """
-        paths = list(paths)
-        origin = self.objects.origin(paths[0])
-        with self._changing(paths, tree=tree):
-            return await origin.call(method, *args, **options)
-
-    async def upload(
-        self,
-        origin: Uploader,
-        path: str,
-        file: BinaryIO,
-        *,
-        replaces: ObjectInfo | AnyVersion | None,
-        mtime_ns: int | None,
-    ) -> ObjectInfo:
-        """Make the bytes of `file` the object at `path`, by the upload of the origin itself: see `Uploader`."""
-        with self._changing([path]):
-            return await origin.upload(path, file, replaces=replaces, mtime_ns=mtime_ns)
-
-    @contextlib.contextmanager
-    def _changing(self, paths: list[str], *, tree: bool = False) -> Iterator[None]:
-        """Let all processes of the machine see a change at once.
-
-        The change counters change before and after it, so that metadata requested before or during the write is never
-        valid.
-        """
-        shared = self.objects.store
-        shared.changed(self.objects.identity, paths, tree=tree)
-        try:
-            yield
-        finally:
-            shared.changed(self.objects.identity, paths, tree=tree)
-
-    async def check_version(self, path: str, expected: ObjectInfo | AnyVersion | None) -> None:
-        """Raise ObjectExists or ObjectChanged unless the origin has this version (None: no object), by one lookup."""
-        found = None
-        if not isinstance(expected, AnyVersion):
-            with contextlib.suppress(ObjectNotFound):
-                found = await self.objects.origin(path).lookup(path)
-        try:
-            check_version(self.objects.url(path), expected, found)
-        except (ObjectChanged, ObjectExists):
-            self.objects.expire(path)  # it is of an older version
-            raise
-
-    async def look_up_written(self, path: str) -> ObjectInfo:
-        """Return the metadata of an object that was just written, by one lookup, and store it."""
-        asked_at, counter = clock.now(), self.objects.counter(path)
-        info = await self.objects.origin(path).lookup(path)
-        self.objects.learn(path, info, asked_at=asked_at, counter=counter)
-        return info
-
-    # Errors.
 
     async def _missing(self, entry: Entry) -> CachedFSError:
         """Return the error for opening an absent object: a second request tells whether it is a folder."""
@@ -493,12 +395,18 @@ def _zeros(size: int) -> io.BytesIO:
     return buffer
 
 
-async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines; if one fails, cancel the others and raise its error.
+async def _for_each(items: Sequence[T], act: Callable[[T], Awaitable[None]], most: int) -> None:
+    """Await `act` for all items, in up to `most` tasks; an error cancels the others, and is raised as it is."""
+    todo = iter(items)
 
-    The error is not in an exception group.
-    """
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    async def work() -> None:
+        for item in todo:
+            await act(item)
+
+    if min(most, len(items)) == 1:
+        await work()
+        return
+    tasks = [asyncio.ensure_future(work()) for _ in range(min(most, len(items)))]
     try:
         await asyncio.gather(*tasks)
     except BaseException:  # also a cancellation: leave no task running unawaited

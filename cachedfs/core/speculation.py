@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,25 +22,27 @@ from cachedfs.core.download import Download
 from cachedfs.origins.base import Origin
 from cachedfs.origins.request_slots import SPECULATIVE_FACTOR, speculative
 
-__all__ = ["COURTESY", "FEWEST", "SpeculativeQueue", "LinkEstimate", "LinkTotals", "SpeculativeRequest"]
+__all__ = ["COURTESY", "FEWEST", "LinkEstimate", "SpeculativeQueue", "SpeculativeRequest"]
 
+logger = logging.getLogger("cachedfs.core")
 
 COURTESY = 1.2
 FEWEST = 4
+MEMORY = 256 << 20  # limit of speculative bytes that are not on disk yet
+ONE_MORE = 1  # extra body per link, as first bytes come unevenly: uses 96 % of the link instead of 91 %
 _BLOCK = 1 << 20  # size of the read to protect; smaller bodies say little about the speed of the link
 _WEIGHT = 1 / 8  # weight of the newest request in the moving averages
 _ROUNDS = 2  # `n_bodies` changes at most once per _ROUNDS * n_bodies bodies
 
-logger = logging.getLogger("cachedfs.core")
-MEMORY = 256 << 20  # limit of speculative bytes that are not on disk yet
-ONE_MORE = 1  # extra body per link, as first bytes come unevenly: uses 96 % of the link instead of 91 %
+_POSITION = attrgetter("position")
 
 
 class LinkEstimate(NamedTuple):
-    """Moving averages of a link: seconds to the first byte, and bytes per second of one body.
+    """What is known of the link to an origin: moving averages, and sums of what was measured.
 
-    `best_per_s` is the best average so far, `per_s` the current one with `n_bodies` bodies in parallel.
-    The defaults are between the published figures of Google Drive and of GCS in the same region.
+    `wait_s` is the time to the first byte, `best_per_s` the best average rate of one body in bytes per second so far,
+    `per_s` the current one with `n_bodies` bodies in parallel. The defaults are between the published figures of Google
+    Drive and of GCS in the same region. The sums start from zero.
     """
 
     wait_s: float = 0.05
@@ -46,22 +50,43 @@ class LinkEstimate(NamedTuple):
     per_s: float = 50e6
     n_bodies: int = FEWEST
     n_since: int = 0  # bodies received since `n_bodies` changed
+    n: int = 0  # requests
+    waited_s: float = 0.0  # sum of their times to the first byte
+    received: float = 0.0  # bytes received by all bodies on the link while a body of _BLOCK or more was timed
+    took_s: float = 0.0  # sum of the seconds that the timed bodies took
 
     @property
     def total_per_s(self) -> float:
         return self.n_bodies * self.per_s
 
+    @property
+    def measured_per_s(self) -> float | None:
+        """Bytes per second over all bodies that shared the link; None if no body was timed."""
+        return self.received / self.took_s if self.took_s else None
+
     def after(self, *, wait_s: float, size: int, took_s: float, n_others: int, most: int) -> LinkEstimate:
-        """Return the estimate after one more request.
+        """Return the link after one more request.
 
         Its first byte came after `wait_s` seconds, its body of `size` bytes took `took_s` seconds from then on.
         `n_others` is the number of other requests in flight; `most` is the upper limit of `n_bodies`.
         """
-        link = self._replace(wait_s=self.wait_s + (wait_s - self.wait_s) * _WEIGHT)
+        link = self._replace(
+            wait_s=self.wait_s + (wait_s - self.wait_s) * _WEIGHT,
+            n=self.n + 1,
+            waited_s=self.waited_s + wait_s,
+        )
         if size < _BLOCK or took_s <= 0:
             return link
         per_s = self.per_s + (size / took_s - self.per_s) * _WEIGHT
-        link = link._replace(per_s=per_s, best_per_s=max(per_s, self.best_per_s), n_since=self.n_since + 1)
+        # Assumes that the other requests wait as long for their first byte.
+        n_at_once = 1 + n_others * took_s / (wait_s + took_s)
+        link = link._replace(
+            per_s=per_s,
+            best_per_s=max(per_s, self.best_per_s),
+            n_since=self.n_since + 1,
+            received=self.received + size * n_at_once,
+            took_s=self.took_s + took_s,
+        )
         if n_others + 1 < self.n_bodies or link.n_since < _ROUNDS * self.n_bodies:
             return link  # too few bodies to judge `n_bodies`
         step = (link._most_bodies() > self.n_bodies) - (link._most_bodies() < self.n_bodies)
@@ -69,10 +94,9 @@ class LinkEstimate(NamedTuple):
         return link if n_bodies == self.n_bodies else link._replace(n_bodies=n_bodies, n_since=0)
 
     def _most_bodies(self) -> int:
-        """Return how many bodies may run at a time.
+        """Return with how many bodies a one-block read takes at most COURTESY times as long as alone.
 
-        With them, a one-block read takes at most COURTESY times as long as alone. This assumes that the link is full.
-        If it is not, the estimate grows later.
+        This assumes that the link is full. If it is not, the estimate grows later.
         """
         alone_s = self.wait_s + _BLOCK / self.best_per_s
         least_per_s = _BLOCK / (COURTESY * alone_s - self.wait_s)
@@ -84,205 +108,147 @@ class LinkEstimate(NamedTuple):
         return body_s / (self.wait_s + body_s)
 
 
-class LinkTotals(NamedTuple):
-    """Sums of the measurements of a link.
-
-    Unlike `LinkEstimate`, they start from zero, not from assumed values.
-    """
-
-    n: int = 0
-    wait_s: float = 0.0
-    received: float = 0.0  # bytes received by all bodies on the link while a body of _BLOCK or more was timed
-    took_s: float = 0.0  # sum of the seconds that the timed bodies took
-
-    @property
-    def per_s(self) -> float | None:
-        """Bytes per second of the link, over all bodies that shared it; None if no body was timed."""
-        return self.received / self.took_s if self.took_s else None
-
-    def after(self, *, wait_s: float, size: int, took_s: float, n_others: int) -> LinkTotals:
-        """Return the sums after one more request; the parameters are those of `LinkEstimate.after`."""
-        totals = self._replace(n=self.n + 1, wait_s=self.wait_s + wait_s)
-        if size < _BLOCK or took_s <= 0:
-            return totals
-        # Assumes that the other requests wait as long for their first byte.
-        n_bodies = 1 + n_others * took_s / (wait_s + took_s)
-        return totals._replace(received=self.received + size * n_bodies, took_s=self.took_s + took_s)
-
-
 class SpeculativeRequest(NamedTuple):
-    """A request worth sending before a reader needs it. It is sent once, or dropped.
+    """A request worth sending before a reader needs it. It is sent at most once.
 
     `size` is the memory in bytes that it takes until its blocks are stored. `send` sends it, unless its blocks are
     cached by now, and returns the downloads: directly, or as an awaitable if the object must be looked up.
     """
 
-    owner: object  # requests of one owner are sent in order
+    owner: object
     size: int
     send: Callable[[], Iterable[Download] | Awaitable[Iterable[Download]]]
     origin: Callable[[], Origin]
+    position: float = 0  # requests of one owner are sent in this order
     is_declared: bool = False  # from a prefetch plan; inferred requests are sent first
-    is_wanted: Callable[[], bool] = bool  # a caller waits for it by now: it uses no speculative slot
-    is_over: Callable[[], bool] = bool  # fetched in the meantime: it is dropped
+    # A reader has come to its object: it is not sent any more, and its lookup uses no speculative slot.
+    is_wanted: Callable[[], bool] = bool
 
 
 class SpeculativeQueue:
-    """Sends speculative requests, in request slots of their own.
+    """Sends speculative requests within their share of the requests and of the link.
 
-    They slow down the reads that callers wait for, by a factor of at most about COURTESY (FEWEST requests may always
-    run).
-
-    Limits: `concurrency` speculative requests per origin, the capacity of the link, MEMORY, and the request rate
-    of the origin. Owners take turns. Use it on the event loop thread only, except for `link_stats` and `bytes_per_s`.
+    Limits: `concurrency` requests per origin that no caller waits for, the capacity of the link, MEMORY, and the request
+    rate of the origin. Owners take turns. Use it on the event loop thread only, except for `link_stats` and
+    `bytes_per_s`.
     """
 
     def __init__(self) -> None:
-        # (inferred, declared) requests by id(owner); each request keeps its owner alive. The owner served last is
-        # at the end. Invariant: no deque is empty.
-        self._queues: tuple[dict[int, deque[SpeculativeRequest]], dict[int, deque[SpeculativeRequest]]] = (
-            {},
-            {},
-        )
-        # Sent requests that are not over: origin and link load of each.
-        self._active: dict[Download, tuple[Origin, float]] = {}
-        self._lookups: dict[asyncio.Future[Any], tuple[SpeculativeRequest, Origin, float]] = {}  # the same
+        # By `is_declared` and the id of the owner, whom each request keeps alive. The owner served last is at the end.
+        # Invariant: no deque is empty.
+        self._queues: dict[tuple[bool, int], deque[SpeculativeRequest]] = {}
+        # Sent requests that are not over.
+        self._active: dict[Download, Origin] = {}
+        self._lookups: dict[asyncio.Future[Any], tuple[SpeculativeRequest, Origin]] = {}
         # Sent requests that may hold memory, until no other reference is left.
         self._sent: WeakKeyDictionary[Download, None] = WeakKeyDictionary()
         # Origins whose limits were reached since a request ended or blocks were stored: nothing more is sent to them.
         self._at_limit: set[Origin] = set()
         self._most_memory = 0  # Invariant: at least `memory`, which takes a pass over _sent to compute
         self._links: WeakKeyDictionary[Origin, LinkEstimate] = WeakKeyDictionary()
-        self._totals: WeakKeyDictionary[Origin, LinkTotals] = WeakKeyDictionary()
         self.bytes_per_s: int | None = None  # measured rate of the fastest link; read from any thread
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, candidate: SpeculativeRequest) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """True while nothing is queued or looked up."""
+        return not (self._queues or self._lookups)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that sent requests hold, or will hold once they are received."""
+        held = sum(download.memory for download in list(self._sent))
+        return held + sum(request.size for request, _ in self._lookups.values())
+
+    def link(self, origin: Origin) -> LinkEstimate:
+        return self._links.get(origin) or LinkEstimate()
+
+    def link_stats(self, origin: Origin) -> LinkStats:
+        """Return what was measured of the link to an origin, without assumed values. From any thread."""
+        link, n_at_once = self.link(origin), SPECULATIVE_FACTOR * origin.concurrency
+        return LinkStats(link.n, link.waited_s, link.measured_per_s, n_at_once, origin.requests_per_s)
+
+    def record_timing(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
+        """Record a finished request: `wait_s` seconds to its first byte, then `took_s` seconds for `size` bytes."""
+        n_others = sum(at is origin and not download.done for download, at in self._active.items())
+        self._links[origin] = self.link(origin).after(
+            wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
+        )
+        rates = (link.measured_per_s for link in self._links.values())
+        self.bytes_per_s = max((int(rate) for rate in rates if rate), default=None)
+
+    def submit(self, request: SpeculativeRequest) -> None:
         """Queue a request and send it as soon as the limits allow."""
-        self._queues[candidate.is_declared].setdefault(id(candidate.owner), deque()).append(candidate)
+        queue = self._queues.setdefault((request.is_declared, id(request.owner)), deque())
+        insort(queue, request, key=_POSITION)
         if not (self._active or self._lookups):
             self._at_limit.clear()  # nothing would end, and call `pump`
         self._send_allowed()
 
     def cancel(self, owner: object) -> None:
         """Cancel the unsent requests of `owner`."""
-        for queues in self._queues:
-            queues.pop(id(owner), None)
-
-    @property
-    def memory(self) -> int:
-        """Bytes that sent requests hold, or will hold once they are received."""
-        held = sum(download.memory for download in list(self._sent))
-        return held + sum(candidate.size for candidate, _, _ in self._lookups.values())
-
-    def link(self, origin: Origin) -> LinkEstimate:
-        """Return the estimate of the link to an origin."""
-        return self._links.get(origin) or LinkEstimate()
-
-    def link_stats(self, origin: Origin) -> LinkStats:
-        """Return what was measured of the link to an origin, without assumed values.
-
-        Safe from any thread.
-        """
-        totals = self._totals.get(origin) or LinkTotals()
-        n_at_once = SPECULATIVE_FACTOR * origin.concurrency
-        return LinkStats(totals.n, totals.wait_s, totals.per_s, n_at_once, origin.requests_per_s)
-
-    def record_timing(self, origin: Origin, *, wait_s: float, size: int, took_s: float) -> None:
-        """Record a finished request: `wait_s` seconds to its first byte, then `took_s` seconds for `size` bytes."""
-        n_others = sum(at is origin and not download.done for download, (at, _) in self._active.items())
-        self._links[origin] = self.link(origin).after(
-            wait_s=wait_s, size=size, took_s=took_s, n_others=n_others, most=origin.concurrency
-        )
-        totals = self._totals.get(origin) or LinkTotals()
-        self._totals[origin] = totals.after(wait_s=wait_s, size=size, took_s=took_s, n_others=n_others)
-        per_s = (each.per_s for each in self._totals.values())
-        self.bytes_per_s = max((int(rate) for rate in per_s if rate), default=None)
+        for is_declared in (False, True):
+            self._queues.pop((is_declared, id(owner)), None)
 
     def pump(self) -> None:
         """Send what the limits allow. Call it when a request has ended and when blocks were stored."""
         self._at_limit.clear()
         for download in [download for download in self._active if download.done]:
             del self._active[download]
-        self._send_allowed()
+        if self._queues:
+            self._send_allowed()
 
     def _send_allowed(self) -> None:
-        usage: dict[Origin, tuple[int, float]] = {}  # computed once, and counted up
-        while any(self._queues) and (found := self._next(usage)) is not None:
-            candidate, origin = found
-            load = self.link(origin).load(candidate.size)
-            if self._send(candidate, origin, load):
-                n, loads = usage[origin]
-                usage[origin] = n + 1, loads + load
+        while (found := self._next()) is not None:
+            self._send(*found)
 
-    def _next(self, usage: dict[Origin, tuple[int, float]]) -> tuple[SpeculativeRequest, Origin] | None:
+    def _next(self) -> tuple[SpeculativeRequest, Origin] | None:
         """Remove and return the next request that may be sent now, with its origin."""
-        for queues in self._queues:
-            for owner in list(queues):
-                found = self._head(queues, owner)
-                if found is None or not self._may_send(*found, usage):
-                    continue
-                queue = queues.pop(owner)
+        for key in sorted(self._queues, key=itemgetter(0)):
+            queue, origin = self._queues[key], None
+            while queue and (origin := self._origin(queue[0])) is None:
                 queue.popleft()
+            may_send = origin is not None and self._may_send(queue[0], origin)
+            if may_send or not queue:
+                del self._queues[key]
+            if origin is not None and may_send:
+                request = queue.popleft()
                 if queue:
-                    queues[owner] = queue  # behind the other owners
-                return found
+                    self._queues[key] = queue  # behind the other owners
+                return request, origin
         return None
 
-    def _head(
-        self, queues: dict[int, deque[SpeculativeRequest]], owner: int
-    ) -> tuple[SpeculativeRequest, Origin] | None:
-        """Return the first useful request of an owner, with its origin; drop the ones before it."""
-        queue = queues[owner]
-        while queue:
-            candidate = queue[0]
-            if not candidate.is_over() and (origin := self._origin(candidate)) is not None:
-                return candidate, origin
-            queue.popleft()
-        del queues[owner]
-        return None
-
-    def _origin(self, candidate: SpeculativeRequest) -> Origin | None:
+    def _origin(self, request: SpeculativeRequest) -> Origin | None:
+        """Return the origin of a request; None if it should not be sent."""
         try:
-            return candidate.origin()
+            return None if request.is_wanted() else request.origin()
         except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
             logger.debug("speculative request not sent: %s", error)
             return None
 
-    def _may_send(
-        self, candidate: SpeculativeRequest, origin: Origin, usage: dict[Origin, tuple[int, float]]
-    ) -> bool:
+    def _may_send(self, request: SpeculativeRequest, origin: Origin) -> bool:
         if origin in self._at_limit:
             return False
-        if origin not in usage:
-            usage[origin] = self._usage(origin)
-        (n_requests, load), link = usage[origin], self.link(origin)
-        is_crowded = n_requests and load + link.load(candidate.size) > link.n_bodies + ONE_MORE
-        if n_requests >= origin.concurrency or is_crowded or not self._has_memory(candidate.size):
-            self._at_limit.add(origin)
-            return False
-        if wait_s := origin.spare_s():
-            self._schedule_pump(wait_s)
-        return not wait_s
-
-    def _usage(self, origin: Origin) -> tuple[int, float]:
-        """Return how many speculative requests an origin has that no caller waits for, and the sum of their loads."""
-        loads = [
-            load
-            for download, (at, load) in self._active.items()
+        link = self.link(origin)
+        sizes = [  # of the requests that no caller waits for
+            download.stop - download.start
+            for download, at in self._active.items()
             if at is origin and not (download.done or download.is_wanted)
         ]
-        loads += [
-            load
-            for candidate, at, load in self._lookups.values()
-            if at is origin and not candidate.is_wanted()
-        ]
-        return len(loads), sum(loads)
+        sizes += [each.size for each, at in self._lookups.values() if at is origin and not each.is_wanted()]
+        is_crowded = sizes and sum(map(link.load, [*sizes, request.size])) > link.n_bodies + ONE_MORE
+        if len(sizes) >= origin.concurrency or is_crowded or not self._has_memory(request.size):
+            self._at_limit.add(origin)
+            return False
+        wait_s = origin.spare_s()
+        if wait_s and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
+        return not wait_s
 
     def _has_memory(self, size: int) -> bool:
-        """Return whether `size` more bytes fit in MEMORY, dropping blocks that could not be stored, oldest first.
+        """Return whether `size` more bytes fit in MEMORY, releasing blocks that could not be stored, oldest first.
 
-        Drops blocks that could not be stored, oldest first, to make space. If no reader comes for those blocks, they
-        would otherwise stall the queue for ever.
+        If no reader comes for those blocks, they would otherwise stall the queue for ever.
         """
         most = max(0, MEMORY - size)
         if self._most_memory <= most:
@@ -290,50 +256,43 @@ class SpeculativeQueue:
         for download in [download for download in self._sent if not download.memory]:
             del self._sent[download]
         self._most_memory = self.memory
-        for download in list(self._sent) if self._most_memory > most else ():
+        for download in list(self._sent):
+            if self._most_memory <= most:
+                break
             if download.is_finished:
                 self._most_memory -= download.memory
                 download.release()
-            if self._most_memory <= most:
-                break
         return self._most_memory <= most
-
-    def _schedule_pump(self, wait_s: float) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         self.pump()
 
-    def _send(self, candidate: SpeculativeRequest, origin: Origin, load: float) -> bool:
-        """Send a request; return whether it started a download or a lookup."""
-        self._most_memory += candidate.size
+    def _send(self, request: SpeculativeRequest, origin: Origin) -> None:
+        self._most_memory += request.size
         with speculative():
             try:
-                started = candidate.send()
+                started = request.send()
             except Exception as error:  # of any kind: a read of these bytes raises it, other requests go on
                 logger.debug("speculative request not sent: %s", error)
-                return False
+                return
             if not isinstance(started, Awaitable):
-                return self._track(started, origin)
+                self._track(started, origin)
+                return
             lookup = asyncio.ensure_future(started)
-        self._lookups[lookup] = candidate, origin, load
+        self._lookups[lookup] = request, origin
         lookup.add_done_callback(self._lookup_ended)
-        return True
 
     def _lookup_ended(self, task: asyncio.Future[Iterable[Download]]) -> None:
-        _, origin, _ = self._lookups.pop(task)
+        _, origin = self._lookups.pop(task)
         if not task.cancelled() and (error := task.exception()) is None:
             self._track(task.result(), origin)
         elif not task.cancelled():
             logger.debug("speculative request not sent: %s", error)
         self.pump()
 
-    def _track(self, by_block: Iterable[Download], origin: Origin) -> bool:
-        """Track the downloads that are speculative; return whether there are any."""
-        tracked = [download for download in by_block if download.is_speculative]
-        for download in tracked:
-            self._active[download] = origin, self.link(origin).load(download.stop - download.start)
-            self._sent[download] = None
-        return bool(tracked)
+    def _track(self, downloads: Iterable[Download], origin: Origin) -> None:
+        """Track the downloads that are speculative."""
+        tracked = dict.fromkeys(download for download in downloads if download.is_speculative)
+        self._active.update(dict.fromkeys(tracked, origin))
+        self._sent.update(tracked)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.eviction.future_uses import FutureUses
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.core.download import Download
@@ -34,7 +34,6 @@ class FetchedBlock(NamedTuple):
     size: int  # of all pieces, in bytes
     download: Download
     bounds: CacheBounds
-    order: FutureUses | None = None  # future uses in the prefetch plan that fetched it
 
 
 class StoreQueue:
@@ -59,6 +58,9 @@ class StoreQueue:
         self._draining = 0  # number of callers in drain()
         self._thread: threading.Thread | None = None
         self._has_warned = False  # the failure to start the thread was logged
+        # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
+        # loop thread.
+        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
         self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
 
     def put(
@@ -159,8 +161,10 @@ class StoreQueue:
         for function in callbacks:
             self._attempt(function)
         if blocks:
-            pairs, first = [(block.key, block.pieces) for block in blocks], blocks[0]
-            are_stored = self._attempt(lambda: self._cache.put(pairs, first.bounds, plan=first.order))
+            pairs, bounds = [(block.key, block.pieces) for block in blocks], blocks[0].bounds
+            keys = [block.key for block in blocks]
+            victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
+            are_stored = self._attempt(lambda: self._cache.put(pairs, bounds, victims=victims))
             with self._lock:
                 self.queued_bytes -= sum(block.size for block in blocks)
             self._attempt(lambda: self._stored(blocks, are_stored))
@@ -171,20 +175,14 @@ class StoreQueue:
         return bool(self._blocks or self._records or self._callbacks)
 
     def _batch(self) -> list[FetchedBlock]:
-        """Take the oldest blocks that share cache bounds and prefetch plan, up to one batch.
-
-        Two plans that fetch alternately make two batches.
-        """
+        """Take the oldest blocks that share cache bounds, up to one batch."""
         batch: list[FetchedBlock] = []
         rest: list[FetchedBlock] = []
         size, is_full = 0, False
-        most = BATCH_BYTES
-        if self._blocks and (order := self._blocks[0].order) is not None:
-            most = min(most, order.at_once)
         for block in self._blocks:
-            if (block.bounds, block.order) != (self._blocks[0].bounds, self._blocks[0].order):
+            if block.bounds != self._blocks[0].bounds:
                 rest.append(block)
-            elif is_full or (batch and size + block.size > most):
+            elif is_full or (batch and size + block.size > BATCH_BYTES):
                 is_full = True
                 rest.append(block)
             else:

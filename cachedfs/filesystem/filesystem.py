@@ -346,41 +346,18 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         return self._read_many(list(wanted), raises=on_error != "return", **kwargs)
 
     def _read_many(
-        self, wanted: list[tuple[str, int | None, int | None]], *, raises: bool, **options: Any
+        self,
+        wanted: list[tuple[str, int | None, int | None]],
+        *,
+        raises: bool,
+        batch_size: int | None = None,
+        **_: Any,
     ) -> list[Any]:
-        """Return the bytes or the error of each `(path, start, stop)`; `raises`: raise the first error.
-
-        Cached ranges are read at once. All others are fetched in one call to the event loop thread.
-        """
-        found: list[Any] = [*self._reader.read_many(wanted)]
-        missing = [i for i, data in enumerate(found) if data is None]
-        if missing:
-            fetched = self._run(self._fetch_many([wanted[i] for i in missing], **options))
-            for i, data in zip(missing, fetched, strict=True):
-                found[i] = data
+        """Return the bytes or the error of each `(path, start, stop)`; `raises`: raise the first error."""
+        found = self._reader.read_many(wanted, batch_size or self.batch_size)
         for data in found if raises else ():
             if isinstance(data, BaseException):
                 raise data
-        return found
-
-    async def _fetch_many(
-        self, wanted: list[tuple[str, int | None, int | None]], batch_size: int | None = None, **_: Any
-    ) -> list[Any]:
-        """Read ranges that are not all cached, `batch_size` at a time; return the bytes or the error of each."""
-        # Each read works before it sends its request: with too many at once, the first request would wait for all.
-        n_at_once = batch_size or self.batch_size or self._objects.config.concurrency
-        found: list[Any] = [None] * len(wanted)
-        numbers = iter(range(len(wanted)))  # each worker takes the next one
-
-        async def work() -> None:
-            for number in numbers:
-                try:
-                    found[number] = await self._reader.read(*wanted[number])
-                except Exception as error:  # of any kind: the caller raises it
-                    found[number] = error
-
-        n_workers = min(n_at_once, len(wanted)) if n_at_once > 0 else len(wanted)
-        await asyncio.gather(*(work() for _ in range(n_workers)))
         return found
 
     async def _cat_ranges(

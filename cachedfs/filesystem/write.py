@@ -27,6 +27,7 @@ from cachedfs.common.clock import clock
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, SLASH_NAMES, before_magic, is_pattern, without_slash
 from cachedfs.common.walk import ABSENT, CycleSafeWalk
+from cachedfs.core import write_through
 from cachedfs.core.objects import folder_of
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
@@ -105,13 +106,15 @@ class WriteMethods(CycleSafeWalk):
     async def _send_async(
         self, path: Any, file: BinaryIO, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
     ) -> ObjectInfo:
-        path, reader = self._strip_object(path), self._reader
-        origin = reader.objects.origin(path)
+        path, objects = self._strip_object(path), self._reader.objects
+        origin = objects.origin(path)
         info: ObjectInfo
         if isinstance(origin, Uploader):
-            info = await self._hop(reader.upload(origin, path, file, replaces=replaces, mtime_ns=mtime_ns))
+            info = await self._hop(
+                write_through.upload(objects, origin, path, file, replaces=replaces, mtime_ns=mtime_ns)
+            )
             return info
-        await self._hop(reader.check_version(path, replaces))
+        await self._hop(write_through.check(objects, path, replaces))
         size = await asyncio.to_thread(file.seek, 0, os.SEEK_END)
         await asyncio.to_thread(file.seek, 0)
         if size <= _ONE_CALL and not self._is_local:
@@ -120,7 +123,7 @@ class WriteMethods(CycleSafeWalk):
             # A transaction does not delay it: the caller wants the new version.
             opened = contextlib.nullcontext(file)
             await self._write_by_open(path, "overwrite", lambda: opened, autocommit=True)
-        info = await self._hop(reader.look_up_written(path))
+        info = await self._hop(write_through.look_up(objects, path))
         return info
 
     def _free_space(self, path: Any) -> tuple[int, int] | None:
@@ -445,7 +448,9 @@ class WriteMethods(CycleSafeWalk):
     async def _write(
         self, paths: list[str], method: str, *args: Any, tree: bool = False, **options: Any
     ) -> Any:
-        return await self._hop(self._reader.write(paths, method, *args, tree=tree, **options))
+        return await self._hop(
+            write_through.call(self._reader.objects, paths, method, *args, tree=tree, **options)
+        )
 
 
 def _moves_objects(inner: Any) -> bool:

@@ -61,7 +61,7 @@ class Prefetch:
 
         At most 100 are kept; `progress.errors` is their number.
         """
-        return [error for _, error in self._plan.tally.errors]
+        return [error for _, error in self._plan.counts.errors]
 
     @property
     def failed(self) -> list[tuple[str, CachedFSError]]:
@@ -69,7 +69,7 @@ class Prefetch:
 
         The path is that of the object, or of the folder or pattern that could not be listed.
         """
-        return list(self._plan.tally.errors)
+        return list(self._plan.counts.errors)
 
     def wait(self, timeout: float | None = None) -> Progress:
         """Wait until everything is cached and return the final progress; after `cancel`, wait for its end.

@@ -9,6 +9,7 @@ from typing import Any
 
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_pattern
+from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.prefetch.items import PrefetchItems
@@ -21,7 +22,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class ObjectStream:
-    """The objects of a plan in order, numbered. Event loop thread only.
+    """The objects of a plan in order, with their positions. Event loop thread only.
 
     `strip` turns a user's path or URL into a path. `glob` expands patterns. `spawn` starts tasks that end with the
     plan. `wait_for_origin` is awaited with an OriginUnreachable, and returns when the origin may be tried again.
@@ -32,7 +33,7 @@ class ObjectStream:
         self,
         reader: Reader,
         items: PrefetchItems,
-        tally: ProgressCounts,
+        counts: ProgressCounts,
         *,
         strip: Callable[[str], str],
         glob: Glob,
@@ -41,10 +42,10 @@ class ObjectStream:
         failed: Callable[[str, CachedFSError], object],
     ) -> None:
         self._objects, self._lookups = reader.objects, reader.lookups
-        self._items, self._tally = items, tally
+        self._items, self._counts = items, counts
         self._strip, self._glob, self._spawn = strip, glob, spawn
         self._wait_for_origin, self._failed = wait_for_origin, failed
-        self._n_objects = 0
+        self._position = 0  # of the next object
         self._seen: deque[PrefetchObject] = deque()  # returned by `look_ahead`, and not by `take`
         self._children: deque[ObjectInfo] = deque()  # objects of an expanded folder that come next
         # Folders being listed, in order; their objects follow `_children`.
@@ -79,7 +80,7 @@ class ObjectStream:
     def look_ahead(self) -> PrefetchObject | None:
         """Return the object after all those that this method returned before; None when none is available now.
 
-        Its `entry` is set if its metadata is known.
+        It has begun if its version is known.
         """
         if self._error is None:
             try:
@@ -97,20 +98,27 @@ class ObjectStream:
             self._enter_listed()
         if self._children:
             child = self._children.popleft()
-            return self._object(child.path, child.size)
+            return self._object(child.path, self._objects.fresh(child.path), size=child.size)
         # The objects of a folder come before the next item.
         while not self._folders and (item := self._items.take()) is not None:
             path = self._strip(item.text)
-            self._tally.declared()
-            found = self._object(path, bounds=item.range)
-            if item.range is not None or not _may_be_many(item.text, found):
-                return found
+            self._counts.declared()
+            entry = self._objects.fresh(path)
+            if item.range is not None or not _may_be_many(item.text, path, entry):
+                return self._object(path, entry, bounds=item.range)
             self.enter(path)
         return None
 
-    def _object(self, path: str, size: int | None = None, bounds: Slice | None = None) -> PrefetchObject:
-        self._n_objects += 1
-        return PrefetchObject(self._n_objects - 1, path, size, bounds, self._objects.fresh(path))
+    def _object(
+        self, path: str, entry: Entry | None, *, size: int | None = None, bounds: Slice | None = None
+    ) -> PrefetchObject:
+        """Return an object with its positions: one for each block, or one if its version is not known yet."""
+        obj = PrefetchObject(self._position, path, size, bounds)
+        if entry is not None and (version := self._objects.version(entry)) is not None:
+            obj.begin(version)
+        obj.span = obj.span or 1
+        self._position += obj.span
+        return obj
 
     # Expand folders and patterns.
 
@@ -127,7 +135,7 @@ class ObjectStream:
             except CachedFSError as error:
                 self._failed(path, error)
                 continue
-            self._tally.expanded([info.size for info in found])
+            self._counts.expanded([info.size for info in found])
             self._children.extend(found)
 
     async def _expand(self, path: str) -> list[ObjectInfo]:
@@ -156,8 +164,8 @@ class ObjectStream:
         return list(found.values())
 
 
-def _may_be_many(text: str, obj: PrefetchObject) -> bool:
+def _may_be_many(text: str, path: str, entry: Entry | None) -> bool:
     """Return whether an item may be a folder or a pattern. Another folder is found when it is looked up."""
-    if obj.entry is not None and obj.entry.info is not None:
-        return obj.entry.info.kind == "directory"
-    return text.endswith("/") or is_pattern(obj.path)
+    if entry is not None and entry.info is not None:
+        return entry.info.kind == "directory"
+    return text.endswith("/") or is_pattern(path)

@@ -6,26 +6,30 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
+from heapq import heappop, heappush
+from itertools import accumulate
 from typing import Any
 
-from cachedfs.cache.eviction.future_uses import FutureUses
+from cachedfs.common.blocks import beginning
 from cachedfs.core.reader import Reader
-from cachedfs.errors import CachedFSError, OriginUnavailable
+from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
 from cachedfs.origins.request_slots import speculative
+from cachedfs.prefetch.belady import Belady, Use
 from cachedfs.prefetch.items import PrefetchItems
 from cachedfs.prefetch.object_fetcher import ObjectFetcher, cannot_store
 from cachedfs.prefetch.object_stream import Glob, ObjectStream
-from cachedfs.prefetch.progress import Progress, ProgressCounts
+from cachedfs.prefetch.progress import PrefetchObject, Progress, ProgressCounts
 
 __all__ = ["PrefetchPlan"]
 
 POLL_S = 0.005, 0.05  # shortest and longest wait between two checks of what was read
-AT_ONCE = 32  # cached objects taken before the event loop runs other tasks
+AT_ONCE = 32  # objects taken before the event loop runs other tasks
 MOST_OPEN = 256  # objects that are being fetched at a time
-READY = 4  # tasks that wait for their turn; more objects are begun when these are fewer
+BLOCKS_AT_ONCE = 128  # cached blocks of an object
+READY = 4  # requests in the speculative queue; more blocks are asked for when these are fewer
+QUARTER = 4  # the part of a window whose free space suffices for a request: it arrives while the rest is read
 NEAR = 4096  # objects looked up ahead; more only if blocks will have to be evicted
 AHEAD_AT_ONCE = 128  # objects looked up before the event loop runs other tasks
 
@@ -33,8 +37,8 @@ AHEAD_AT_ONCE = 128  # objects looked up before the event loop runs other tasks
 class PrefetchPlan:
     """The work of one `prefetch` call: a task on the engine's event loop, and the tasks it starts.
 
-    ObjectStream yields the objects in order, and ObjectFetcher fetches each. FutureUses knows where the reader is, and
-    which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands patterns, and `report`
+    ObjectStream yields the objects in order, the plan asks for their blocks, ObjectFetcher fetches them, and Belady
+    knows where the readers are and which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands patterns, and `report`
     receives the bytes cached so far and in total.
     """
 
@@ -48,7 +52,7 @@ class PrefetchPlan:
         glob: Glob,
         report: Callable[[int, int | None], object],
     ) -> None:
-        self.tally = ProgressCounts()
+        self.counts = ProgressCounts()
         self.failure: BaseException | None = None
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # waiting callers cannot cancel it
@@ -57,18 +61,20 @@ class PrefetchPlan:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = self._is_ending = False
+        self._is_held = False  # the readers have to read before more is requested
         self._items = items(lambda: self._engine.call_soon(self._changed.set))
         self._fetcher = ObjectFetcher(
             reader,
-            self.tally,
+            self.counts,
             spawn=self._spawn,
+            ask=self._ask_for,
             enter=lambda path: self._stream.enter(path),
             changed=self._changed.set,
         )
         self._stream = ObjectStream(
             reader,
             self._items,
-            self.tally,
+            self.counts,
             strip=strip,
             glob=glob,
             spawn=self._spawn,
@@ -76,8 +82,12 @@ class PrefetchPlan:
             failed=self._fetcher.count_failure,
         )
         self._window = math.inf if window is None else window
-        self._since = self._engine.cache.clock(self._objects.config.bounds)
-        self._uses: FutureUses | None = None  # None before `_begin`, and offline
+        self._uses = self._fetcher.uses = Belady(
+            math.inf, has=self._engine.cache.has, is_in_memory=self._fetcher.download
+        )
+        self._clock, _ = self._engine.cache.reads_since(0, self._objects.config.bounds)
+        # Objects of which not all was asked for, by position: the current one, and those looked up meanwhile.
+        self._to_ask: list[tuple[float, PrefetchObject]] = []
 
     # Start and end.
 
@@ -129,32 +139,31 @@ class PrefetchPlan:
             return
         self._objects.origin("")  # raises errors of the origin, such as a missing package
         cache, bounds = self._engine.cache, self._objects.config.bounds
-        allowed = await asyncio.to_thread(cache.allowance, bounds)
-        if allowed is None or allowed < self._objects.config.block_size:
+        room = 0
+        with contextlib.suppress(CacheError):
+            room = await asyncio.to_thread(cache.room, bounds)
+        if room < self._objects.config.block_size:
             raise cannot_store(cache)
-        self._uses = FutureUses(cache, bounds, since=self._since, window=self._window)
-        self._fetcher.begin(self._uses)
-        self._engine.future_uses.append(self._uses)
-        if (plan_slot := self._uses.plan_slot) is not None:
-            self._engine.store_queue.put(then=partial(cache.clear_plan_slot, plan_slot))
+        self._uses = Belady(room, window=self._window, has=cache.has, is_in_memory=self._fetcher.download)
+        self._fetcher.uses = self._uses
+        self._engine.store_queue.victims.append(self._uses.victims)
 
     async def _wind_up(self) -> None:
         self._is_ending = True
         self._items.close()
-        if self._uses is not None:
-            self._engine.future_uses.remove(self._uses)
-            self._uses.close()
+        with contextlib.suppress(ValueError):
+            self._engine.store_queue.victims.remove(self._uses.victims)
+        self._engine.speculation.cancel(self._fetcher)
         for task in self._tasks:
             task.cancel()
-        self._fetcher.turns.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fetcher.stop()  # now that no task of the plan waits for its requests
+        self._fetcher.cancel()  # now that no task of the plan waits for its requests
 
     def _end(self, state: str, failure: BaseException | None) -> None:
         self.failure = failure
         self._items.close()
         self._fetcher.close()
-        self.tally.end(state)
+        self.counts.end(state)
         self.ended.set_result(None)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -178,12 +187,10 @@ class PrefetchPlan:
             now, has_moved = time.monotonic(), False
             if now >= look_at:
                 look_at = now + POLL_S[0]
-                has_moved = self._uses is not None and self._uses.look(is_held=fetcher.turns.is_held)
-                fetcher.forget_stored()
-            fetcher.turns.admit_waiting()
+                has_moved = self._look_at_reads()
+                fetcher.check_stored()
             if not fetcher.failures.pause_s(now):
-                self._begin_objects()
-                fetcher.turns.submit()
+                self._ask_for_blocks()
             self._look_ahead()
             progress = self.progress()
             self._report(progress.bytes_fetched + progress.bytes_here, progress.bytes_total)
@@ -191,7 +198,7 @@ class PrefetchPlan:
                 raise fetcher.error
             if self._is_cancelled:  # a coroutine awaited above suppressed the cancellation
                 raise asyncio.CancelledError
-            if self._stream.is_over and not (self._tasks or fetcher.active):
+            if self._stream.is_over and not (self._to_ask or self._tasks or fetcher.active):
                 return
             # If no object is open, blocks only have to be stored: check soon, unless the origin is unreachable.
             is_near = has_moved or not (fetcher.open or fetcher.failures.is_unreachable)
@@ -201,40 +208,157 @@ class PrefetchPlan:
     async def _pause(self, pause_s: float) -> None:
         """Wait for a change; poll if it may be a read, or a block that was stored."""
         await asyncio.sleep(0)  # run other tasks
-        fetcher = self._fetcher
-        is_polling = fetcher.turns.is_held or fetcher.active or fetcher.failures.is_unreachable
+        is_polling = self._is_held or self._fetcher.active or self._fetcher.failures.is_unreachable
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s if is_polling else None):
                 # Not `wait_for`: an event at the moment of a cancellation would undo it.
                 await self._changed.wait()
 
-    def _begin_objects(self) -> None:
-        """Begin the next objects, if few of those before them wait for their turn."""
-        n_begun = 0
-        for _ in range(AT_ONCE):
-            if n_begun + len(self._fetcher.turns) >= READY or len(self._fetcher.open) >= MOST_OPEN:
-                return
-            if (obj := self._stream.take()) is None:
-                return
-            n_begun += self._fetcher.fetch(obj)
-        self._changed.set()
+    def _look_at_reads(self) -> bool:
+        """Follow the readers of all processes; return whether they came further."""
+        self._clock, reads = self._engine.cache.reads_since(self._clock, self._objects.config.bounds)
+        has_moved = self._uses.read(reads)
+        self._uses.pass_missing()
+        return has_moved
 
     def _look_ahead(self) -> None:
-        """Look up the objects to come, so that the cache knows when their blocks are used."""
+        """Look up the objects to come, so that their uses are known."""
         uses = self._uses
         for _ in range(AHEAD_AT_ONCE):
-            if uses is None or uses.room <= 0 or (self._stream.n_seen >= NEAR and not uses.is_tight):
+            if uses.room <= 0 or (self._stream.n_seen >= NEAR and not uses.is_tight):
                 return
             if (obj := self._stream.look_ahead()) is None:
                 return
-            if obj.entry is None:
+            self._fetcher.add(obj)
+            if obj.version is None:
                 return  # not more than one lookup in the cache in vain before other tasks run
-            if (version := self._objects.version(obj.entry)) is not None:
-                obj.begin(version)
-                uses.add(obj.use(index) for index in obj.wanted)
         self._changed.set()
+
+    # Ask for blocks.
+
+    def _ask_for(self, obj: PrefetchObject) -> None:
+        """Ask for the blocks of an object, before those of later ones."""
+        if (obj.position, obj) not in self._to_ask:
+            heappush(self._to_ask, (obj.position, obj))
+        self._ask_for_blocks()
+
+    def _ask_for_blocks(self) -> None:
+        """Ask for the next blocks in order, until the readers have to read first, or enough requests wait."""
+        fetcher, n_begun = self._fetcher, 0
+        self._is_held = False
+        for _ in range(AT_ONCE):
+            if self._to_ask and self._to_ask[0][1].is_over:
+                heappop(self._to_ask)
+                continue
+            position = self._to_ask[0][0] if self._to_ask else math.inf
+            if n_begun + sum(each < position for each in fetcher.queued) >= READY:
+                return
+            if not self._to_ask and not self._take():
+                return
+            obj = self._to_ask[0][1]
+            n_tasks = obj.n_tasks
+            if not (self._ask_unknown(obj) if obj.version is None else self._ask(obj)):
+                self._is_held = True
+                return
+            n_begun += obj.n_tasks > n_tasks
+            if obj.n_tasks if obj.version is None else not obj.left:
+                heappop(self._to_ask)
+                fetcher.end(obj)
+        self._changed.set()
+
+    def _take(self) -> bool:
+        """Take the next object; return False if there is none now, or too many are being fetched."""
+        obj = self._stream.take() if len(self._fetcher.open) < MOST_OPEN else None
+        if obj is not None:
+            entry = self._objects.fresh(obj.path)
+            self._fetcher.begin(obj, None if entry is None else self._objects.version(entry))
+            heappush(self._to_ask, (obj.position, obj))
+        return obj is not None
+
+    def _ask_unknown(self, obj: PrefetchObject) -> bool:
+        """Look an object up by reading its first blocks; return False if the readers have to read first."""
+        config, uses = self._objects.config, self._uses
+        most = int(min(config.whole_request, uses.most_ahead / config.first_concurrency))
+        want = beginning(*(obj.bounds or (None, None)), block_size=config.block_size, most=most)
+        if not n_to_request([want.size], ahead=uses.ahead, limit=uses.most_ahead, most=config.whole_request):
+            return False
+        self._fetcher.look_up(obj, want)
+        return True
+
+    def _ask(self, obj: PrefetchObject) -> bool:
+        """Take the next blocks that are cached, or request some; return False if the readers have to read first."""
+        uses, fetcher, cache, version = self._uses, self._fetcher, self._engine.cache, obj.begun
+        for index in obj.left[:BLOCKS_AT_ONCE]:
+            use = obj.use(index)
+            is_cached = not fetcher.download(version, index) and cache.has(version, index)
+            if not (is_cached or self._is_passed(use)):
+                break
+            if uses.ahead and not uses.is_over(use.position) and uses.ahead + use.size > uses.most_ahead:
+                return False
+            uses.ask(use, is_awaited=True)
+            if is_cached:
+                uses.arrived(use)
+            self.counts.arrived += use.size
+            obj.left = obj.left[1:]
+        else:
+            return True
+        run = self._next_run(obj)
+        n = self._n_to_request([obj.use(index) for index in run])
+        obj.left = obj.left[n:]
+        if n:
+            fetcher.fetch(obj, run[:n])
+        return n > 0
+
+    def _is_passed(self, use: Use) -> bool:
+        """Return whether the readers were faster than the plan, and need not have a block fetched for them.
+
+        If all blocks fit, a block that was read and evicted is fetched again, so that all are cached in the end.
+        """
+        if not self._uses.is_over(use.position):
+            return False
+        is_coming = self._fetcher.is_coming(use.version, use.block)
+        return is_coming or self._uses.is_tight or self._uses.has_window
+
+    def _next_run(self, obj: PrefetchObject) -> range:
+        """Return the next blocks that one request brings: an active one, or one to be sent."""
+        most = max(1, self._objects.config.whole_request // obj.begun.block_size)
+        run, download = obj.left[:most], self._fetcher.download(obj.begun, obj.left[0])
+        for n, index in enumerate(run[1:], start=1):
+            is_other = self._fetcher.download(obj.begun, index) is not download
+            if is_other or self._engine.cache.has(obj.begun, index):
+                return run[:n]
+        return run
+
+    def _n_to_request(self, uses: list[Use]) -> int:
+        """Return how many of these adjacent blocks to request now; they count as ahead of the readers."""
+        belady = self._uses
+        most = self._objects.config.whole_request
+        sizes = [use.size for use in uses]
+        n = n_to_request(sizes, ahead=belady.ahead, limit=belady.most_ahead, most=most)
+        n = next((i for i, use in enumerate(uses[:n]) if not belady.ask(use)), n)
+        if not n and (belady.is_short or belady.is_over(uses[0].position)):
+            belady.ask(uses[0], is_awaited=True)
+            n = 1
+        return n
 
     def progress(self) -> Progress:
         """Return the progress of the plan. From any thread."""
-        is_held, coming = self._fetcher.is_waiting, self._fetcher.n_coming
-        return self.tally.progress(n_left=self._items.n_left, coming=coming, is_held=is_held)
+        is_held, coming = self._is_held and self._fetcher.is_idle, self._fetcher.n_coming
+        return self.counts.progress(n_left=self._items.n_left, coming=coming, is_held=is_held)
+
+
+def n_to_request(sizes: Sequence[int], *, ahead: int, limit: float, most: int) -> int:
+    """Return how many of these adjacent blocks to request now; 0 while the readers have to read first.
+
+    `sizes` has the bytes of each block, `ahead` the bytes that are ahead of the readers, of at most `limit`. A request
+    brings at most `most` bytes. It is sent when there is room for a full request, or for a quarter of the window if
+    that is less. If nothing else is ahead, one block is requested in any case.
+    """
+    whole = max(1, _n_fitting(sizes, min(most, limit / QUARTER)))
+    now = _n_fitting(sizes, min(most, limit - ahead))
+    return max(1, now) if now >= whole or not ahead else 0
+
+
+def _n_fitting(sizes: Sequence[int], room: float) -> int:
+    """Return how many of the first of these fit into `room`."""
+    return sum(total <= room for total in accumulate(sizes))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from cachedfs.cache.eviction.future_uses import Use, position_of
 from cachedfs.common.blocks import block_range, clip, covering
 from cachedfs.common.types import Range
-from cachedfs.core.objects import Entry
 from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError, without_frames
+from cachedfs.prefetch.belady import Use
 
 __all__ = ["PrefetchObject", "Progress", "ProgressCounts", "Slice"]
 
@@ -22,26 +21,26 @@ MOST_ERRORS = 100  # errors kept
 
 @dataclass(eq=False, slots=True)
 class PrefetchObject:
-    """One object of a plan, or a byte range of it. `number` is its position in the plan."""
+    """One object of a plan, or a byte range of it. `position` is that of its first use in the plan."""
 
-    number: int
+    position: float
     path: str
     listed_size: int | None = None  # bytes counted for it in the plan's total; None: not counted
     bounds: Slice | None = None
-    entry: Entry | None = None  # what was known of it when the plan came to it
     version: Version | None = None  # set by `begin`, as `wanted` and `left`
     wanted: range = range(0)  # its blocks
     left: range = range(0)  # of these, the blocks that the plan has not asked for
-    coming: list[int] = field(
-        default_factory=list
-    )  # blocks that the plan asked for and that have not arrived
+    span: int = 0  # the positions that its uses share; the next object follows
+    n_tasks: int = 0
+    n_tries: int = 0
     is_failed: bool = False
+    is_over: bool = False  # cached, failed, or replaced by the objects below it
 
     def begin(self, version: Version) -> None:
         """Set the object's version, and its blocks to fetch."""
-        self.version, self.coming = version, []
         want = clip(*(self.bounds or (None, None)), version.size)
-        self.wanted = self.left = covering(want, version.block_size)
+        self.version, self.wanted = version, covering(want, version.block_size)
+        self.left, self.span = self.wanted, self.span or max(1, len(self.wanted))
 
     @property
     def wanted_size(self) -> int:
@@ -59,7 +58,8 @@ class PrefetchObject:
 
     def use(self, index: int) -> Use:
         """Return the plan's use of block `index`. Requires `begin`."""
-        return Use(position_of(self.number, index), (self.begun, index), self.bytes_of(index).size)
+        position = self.position + (index - self.wanted.start) * self.span / len(self.wanted)
+        return Use(position, self.begun, index, self.bytes_of(index).size)
 
 
 class Progress(NamedTuple):
@@ -130,18 +130,14 @@ class ProgressCounts:
         self.size += obj.wanted_size - (obj.listed_size or 0)
         obj.listed_size = obj.wanted_size
 
-    def passed(self, listed_size: int | None) -> None:
-        """Count an item as finished, without its bytes."""
+    def failed(self, path: str, error: CachedFSError, listed_size: int | None) -> None:
+        """Count an item as finished and failed."""
         self.n_done += 1
         self.n_unsized -= listed_size is None
         self.size -= listed_size or 0
+        self.failed_late(path, error)
 
-    def failed(self, path: str, error: CachedFSError, listed_size: int | None) -> None:
-        """Count an item as finished and failed."""
-        self.passed(listed_size)
-        self.spoilt(path, error)
-
-    def spoilt(self, path: str, error: CachedFSError) -> None:
+    def failed_late(self, path: str, error: CachedFSError) -> None:
         """Count a failure of an item that is already counted as finished."""
         self.n_failed += 1
         if len(self.errors) < MOST_ERRORS:

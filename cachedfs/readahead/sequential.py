@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 __all__ = ["ENOUGH", "ReadHistory", "SequentialRun", "ahead"]
 
-MOST_RUNS = 4
+MOST_RUNS = 8
 # One window, plus 1/20 of the blocks read, may be wasted. A gap may be 1/20 of its piece.
 WASTE_SHARE = 20
 PATIENCE = 64  # blocks read elsewhere after which a run's requests are dropped

@@ -12,6 +12,7 @@ from typing import IO, Any, NamedTuple
 from cachedfs.cache.block_file import BadBlock, file_size
 from cachedfs.common.blocks import block_range
 from cachedfs.common.clock import clock
+from cachedfs.core import write_through
 from cachedfs.core.reader import Reader
 from cachedfs.core.version import version_of
 from cachedfs.errors import CachedFSError, CacheError
@@ -73,7 +74,9 @@ class Export:
         metadata, rows = await asyncio.to_thread(lambda: encoded_rows(rows_of(self._objects, roots, paths)))
         there = await self._names_there()
         if self._there.objects.protocol not in ("gs", "gcs"):  # in GCS, a folder is only a part of names
-            await self._there.write([self._folder.path], "makedirs", self._folder.path, exist_ok=True)
+            await write_through.call(
+                self._there.objects, [self._folder.path], "makedirs", self._folder.path, exist_ok=True
+            )
         self._callback.set_size(sum(entry.size for entry in entries))
         sent = await gathered(self._send(group, there) for group in archive.cut(entries))
         if there.get(metadata) != len(rows):
@@ -181,7 +184,7 @@ class Export:
         """Write bytes (`pipe_file`) or a local file (`put_file`) to a name in the folder."""
         path = f"{self._folder.path}/{name}"
         args = (data, path) if method == "put_file" else (path, data)
-        await self._there.write([path], method, *args)
+        await write_through.call(self._there.objects, [path], method, *args)
 
     async def _write_whole(self, name: str, data: bytes) -> None:
         """Write bytes atomically also at a local target. Object stores always do so."""
@@ -190,13 +193,13 @@ class Export:
             return
         path, part = f"{self._folder.path}/{name}", f"{self._folder.path}/{name}.part"
         await self._write("pipe_file", f"{name}.part", data)
-        await self._there.write([path, part], "mv", part, path)
+        await write_through.call(self._there.objects, [path, part], "mv", part, path)
 
     async def _remove(self, names: Iterable[str]) -> None:
         """Remove files that the previous manifest named, and those of unfinished exports."""
         for name in sorted(names):
             path = f"{self._folder.path}/{name}"
             try:
-                await self._there.write([path], "rm_file", path)
+                await write_through.call(self._there.objects, [path], "rm_file", path)
             except CachedFSError as error:
                 logger.info("an old bundle was not removed: %s", error)

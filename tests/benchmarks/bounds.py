@@ -268,6 +268,13 @@ BOUNDS = [
     Bound("train_samples", "a sample, over a bare loop", 1.25, median("over"), "x", is_due=False),
     Bound("train_whole", "CPU seconds for a decoded GB", 0.5, median("cpu_s_a_gb")),
     *(bound for name in training.ROWS if name.startswith("train_c") for bound in _capped(name)),
+    Bound(
+        "train_two",
+        "share that the process with fewer hits fetches later",
+        0.8,
+        lambda result: 1 - median("hits")(result),
+        "",
+    ),
     Bound("pack_link", "all of it, over the longest of its parts", 1.25, median("over"), "x"),
     Bound("pack_codec", "all of it, over the longest of its parts", 1.25, median("over"), "x"),
     Bound("train_resume", "slowest of the places", 0.2, median("worst")),

@@ -9,7 +9,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.benchmarks import rivals
 __all__ = ["train"]
 
 AFTER = 3  # first batches, not part of a steady state
+HALF = 256  # of the blocks, for each of two processes
 BATCH = 64  # random samples of the rows that read from a warm cache
 _KEPT: list[Any] = []  # made once and kept between two orders
 
@@ -43,8 +45,6 @@ def loaded(contender: str, dataset: Any, *, batch: int, workers: int = 4, **opti
 
         _KEPT.append(Loader(dataset, batch_size=batch, **{"shuffle": True} | options))
         return _KEPT[-1]
-    from multiprocessing import get_context
-
     from torch.utils.data import DataLoader
 
     context = get_context("forkserver")  # forking a process with an event loop hangs
@@ -280,6 +280,31 @@ def epochs(contender: str, base: str, *, n: int, step_s: float) -> dict[str, flo
     return {"seconds": seconds, "fetched": float(fetched[-1]), "later": float(fetched[-1] - fetched[1])}
 
 
+def two_plans(contender: str, base: str, *, n: int, step_s: float) -> dict[str, float]:
+    """Read some epochs in two processes at a time, each half of the data; return their hit ratios after the first."""
+    began = time.perf_counter()
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        halves = [pool.submit(epochs_of_half, base, half, n=n, step_s=step_s) for half in range(2)]
+        hits = sorted(half.result() for half in halves)
+    return {"seconds": time.perf_counter() - began, "hits": hits[0], "more hits": hits[1]}
+
+
+def epochs_of_half(base: str, half: int, *, n: int, step_s: float) -> float:
+    """Read one half of the data in random order, epoch after epoch; return the hit ratio after the first."""
+    from cachedfs.datasets import FileDataset
+
+    names = range(half * HALF, (half + 1) * HALF)
+    dataset = FileDataset([f"{base}/blocks/{name:04}" for name in names], decode=len)
+    fs, fetched = dataset.fs, [0]
+    loader = loaded("cachedfs", dataset, batch=8)
+    for _ in range(n):
+        for _batch in loader:
+            time.sleep(step_s)
+        fetched.append(fs.stats().bytes_fetched)
+    loader.close()
+    return 1 - (fetched[-1] - fetched[1]) / ((n - 1) * HALF << 20)
+
+
 def packed(contender: str, base: str, *, local: str, read_s: float, is_local: bool) -> dict[str, float]:
     """Return the seconds of packing texts, and those of reading, encoding and writing alone."""
     from cachedfs.datasets import pack
@@ -391,6 +416,7 @@ _ROWS: dict[str, Callable[..., dict[str, float]]] = {
     "by_zarr": by_zarr,
     "whole": whole,
     "epochs": epochs,
+    "two_plans": two_plans,
     "packed": packed,
     "written": written,
     "resumed": resumed,

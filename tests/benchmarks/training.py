@@ -306,6 +306,7 @@ _LIST = [
     Row("train_samples", "random samples of 12 KiB from the cache", f"64 a batch, {SAMPLES} in shards of {SHARD}, zstd: microseconds a sample in one thread; a bare loop of `pread` and decoding over the local file; zarr by `array[i]`", "random_samples", {"n": 2560}, _microseconds, ("zarr",), data=("samples.zarr",)),
     Row("train_whole", "all of a blosc-lz4 array from the cache", f"float32 chunks of 1 MiB, {WHOLE} of them, in order by 64: seconds of all cores for a GB that is decoded", "whole", {}, lambda f: f"{1 / f['cpu_s_a_gb']:.2f} GB/s a core", ("zarr",), data=("whole.zarr",)),
     *map(_capped, (0.25, 0.5, 0.75)),
+    Row("train_two", "two processes, each with a plan over twice the cache", f"{BLOCKS} files of 1 MiB, half of them for each process, {N_EPOCHS} epochs in random order with a Loader, `cache_size` {BLOCKS // 4} MiB for both: of what the later epochs of a process read the share that is not fetched", "two_plans", {"n": N_EPOCHS, "step_s": 0.0}, lambda f: f"hits {f['hits']:.3f} and {f['more hits']:.3f}, {f['seconds']:.1f} s", cache_size=str(BLOCKS // 4 * MiB), data=("blocks",)),
     _pack_row("pack_link", "packing what comes over a link", PACK_LINK, is_local=False),
     _pack_row("pack_codec", "packing what is on the disk", OFF, is_local=True),
     _writer_row("pack_images", f"packing {PHOTOS:,} images", "photos", "JPEG files of 10 KB, kept as they are"),

@@ -6,9 +6,9 @@ import random
 import fsspec
 import pytest
 
-from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.access_stats import AccessStats
-from cachedfs.cache.eviction.admission import AccessHistory
+from cachedfs.cache import admission
+from cachedfs.cache.access_stats import AccessStats
+from cachedfs.cache.admission import AccessHistory
 from tests.support import noise
 
 BLOCKS = 1000  # of the data set

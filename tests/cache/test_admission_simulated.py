@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.cache.disk import DiskSpace
-from cachedfs.cache.eviction.admission import (
+from cachedfs.cache.admission import (
     AccessHistory,
     admits,
     aging_of,
@@ -13,6 +12,7 @@ from cachedfs.cache.eviction.admission import (
     staging_size,
     window_of,
 )
+from cachedfs.cache.disk import DiskSpace
 from cachedfs.cache.index.schema import Totals
 from cachedfs.common.types import CacheBounds
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cachedfs.cache import directory, disk, recovery
-from cachedfs.cache.block_file import FORMAT
+from cachedfs.cache.directory import FORMAT
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit

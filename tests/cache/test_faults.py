@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from cachedfs.cache import block_file, disk, locks
+from cachedfs.cache.access_stats import AccessStats
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.eviction.access_stats import AccessStats
 from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import CacheBounds, ObjectInfo

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedfs.cache.block_file import FORMAT
+from cachedfs.cache.directory import FORMAT
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import CacheError

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.cache import change_counters, disk, locks
+from cachedfs.cache import access_stats, change_counters, disk, locks
+from cachedfs.cache.access_stats import AccessStats, BlockAccess, access_slots
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
-from cachedfs.cache.eviction import access_stats
-from cachedfs.cache.eviction.access_stats import AccessStats, BlockAccess, access_slots
 from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.clock import Clock
 from cachedfs.common.types import CacheBounds
 from tests.cache.audit import audit
 from tests.cache.faults import replace_call
-from tests.cache.helpers import content, finish, key_of, put, start, whole
+from tests.cache.helpers import AMPLE, content, finish, key_of, put, start, whole
 
 ORIGIN = "gs://test"
 
@@ -406,9 +405,9 @@ def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.metadata.counter(ORIGIN, "b/x") != before
     cache._own.look_now()
-    assert cache.last_use(key, 0) is None
+    assert cache.reads_since(0, AMPLE)[1] == []
     assert whole(cache, key, 0) == content(key, 0)
-    assert cache.last_use(key, 0) is not None
+    assert cache.reads_since(0, AMPLE)[1] == [key.hash64(0)]
     assert cache._shared.counters.paths == [f"{cache.root}/change-counters"]
 
 
@@ -531,14 +530,38 @@ def test_accesses_are_written_together(cache, open_cache, monkeypatch):
     monkeypatch.setattr(access_stats, "FLUSH_S", 3600.0)
     before = other._shared.open_accesses().now
     cache.touch(key, 1)  # the first one is written at once
-    assert other.last_use(key, 1) is not None
+    assert other.reads_since(before, AMPLE) == (before + 1, [key.hash64(1)])
     for index in range(2, 2 + access_stats._FLUSH_N - 1):
         cache.touch(key, index)
     assert other._shared.accesses.now == before + 1
     cache.touch(key, 99)
     assert other._shared.accesses.now == before + 1 + access_stats._FLUSH_N
     cache.touch(key, 0)
-    assert cache.last_use(key, 0) == before + 2 + access_stats._FLUSH_N, "this process sees its own at once"
+    now = before + 2 + access_stats._FLUSH_N
+    assert cache.reads_since(now - 1, AMPLE) == (now, [key.hash64(0)]), "this process sees its own at once"
+
+
+def test_the_last_reads_of_all_processes_are_known_in_their_order(cache, open_cache):
+    key, other = key_of(), open_cache()
+    clock, _ = cache.reads_since(0, AMPLE)
+    for index in range(4):
+        (cache, other)[index % 2].touch(key, index)
+        (cache, other)[index % 2].reads_since(0, AMPLE)
+    clock, reads = cache.reads_since(clock, AMPLE)
+    assert reads == [key.hash64(index) for index in range(4)]
+    assert cache.reads_since(clock, AMPLE) == (clock, [])
+    for index in range(1000):
+        other.touch(key, index)
+    assert other.reads_since(clock, AMPLE) == (
+        clock + 1000,
+        [key.hash64(index) for index in range(744, 1000)],
+    )
+
+
+def test_of_reads_whose_record_is_lost_nothing_is_known(cache):
+    clock, _ = cache.reads_since(0, AMPLE)
+    cache.touch(key_of(), 0)
+    assert cache.reads_since(clock + 5, AMPLE) == (clock + 1, []), "the clock is that of another file"
 
 
 def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cache, monkeypatch):

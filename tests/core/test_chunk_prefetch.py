@@ -51,8 +51,7 @@ def wait_before_reads(monkeypatch):
 async def settled(fs):
     """Wait until no request is queued or will be; on the loop, where a read queues its requests in one step."""
     engine, chunks = fs._objects.engine, fs._reader.chunk_prefetch
-    queue = engine.speculation
-    while chunks._reached or any(queue._queues) or queue._lookups or engine.active_requests:  # noqa: ASYNC110 - there is no event for it
+    while chunks._reached or not engine.speculation.is_idle or engine.active_requests:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.001)
 
 
@@ -66,15 +65,14 @@ def one_chunk_at_a_time(wait_before_reads):
 @pytest.fixture
 def requested_ahead(monkeypatch):
     """The paths of the objects requested before a reader waited for them, in that order."""
-    found, run = [], Downloads.run
+    found, run = [], Downloads._run
 
-    def recorded(self, download, request):
+    def recorded(self, download, path, *args):
         if download.is_speculative:
-            what = request.args[1]  # a path, or the metadata of an object
-            found.append(getattr(what, "path", what))
-        return run(self, download, request)
+            found.append(path)
+        return run(self, download, path, *args)
 
-    monkeypatch.setattr(Downloads, "run", recorded)
+    monkeypatch.setattr(Downloads, "_run", recorded)
     return found
 
 
@@ -158,7 +156,7 @@ def test_at_most_one_window_is_requested_and_never_read(cloud, tmp_path, fs):
     for i in range(40):
         array[i]
     engine = fs._objects.engine
-    until(lambda: not (any(engine.speculation._queues) or engine.active_requests))
+    until(lambda: engine.speculation.is_idle and not engine.active_requests)
     asked, _ = counted(cloud)
     assert 40 <= len(asked) <= 56
 

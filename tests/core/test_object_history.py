@@ -2,15 +2,15 @@
 
 import random
 from collections import deque
-from types import SimpleNamespace
 
 import fsspec
 import pytest
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download
-from cachedfs.core.object_history import RangeReadahead
+from cachedfs.core.object_history import ObjectHistory
 from cachedfs.core.version import Version
+from cachedfs.readahead.sequential import ahead
 from tests.support import KiB, forget, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
@@ -29,7 +29,7 @@ def fs(origin):
 def block_received(fs):
     """Wait until no request is in flight; return how many bytes of `b/k` were received."""
     engine = fs._objects.engine
-    until(lambda: not (engine.active_requests or any(engine.speculation._queues)))
+    until(lambda: engine.speculation.is_idle and not engine.active_requests)
     engine.drain(120)
     return engine.bytes_fetched
 
@@ -133,28 +133,23 @@ def test_consecutive_ranges_are_read_ahead(fs, origin, step):
 
 
 def test_blocks_that_were_not_received_do_not_count_as_wasted():
-    info, stopped = ObjectInfo("b/k", size=1000 * BLOCK, fingerprint="1"), []
-    version = Version("gs", info, BLOCK)
-    engine = SimpleNamespace(window=lambda config: WINDOW, call_soon=lambda function, *args: function(*args))
-    config = SimpleNamespace(request_size=REQUEST, block_size=BLOCK)
-    downloads = SimpleNamespace(
-        objects=SimpleNamespace(engine=engine, config=config), cancel_speculative=stopped.append
-    )
-    readahead = RangeReadahead(BLOCK)
+    info, history = ObjectInfo("b/k", size=1000 * BLOCK, fingerprint="1"), ObjectHistory(BLOCK)
     for index in range(8):
-        readahead.observe(downloads, index * BLOCK, (index + 1) * BLOCK)
-        readahead.predict(downloads.objects, version)
-    assert readahead.history.runs[0].n_unread(BLOCK) > 16
+        assert history.after(index * BLOCK, (index + 1) * BLOCK, None) == []
+        history.reads, _ = ahead(history.reads, n_blocks=1000, blocks_per_request=8, most=64)
+    assert history.reads.runs[0].n_unread(BLOCK) > 16
     sent = [Download(demand=8 * BLOCK), Download(demand=8 * BLOCK)]
     for download, start in zip(sent, (8, 16), strict=True):
-        download.begin(info, version, Range(start * BLOCK, (start + 8) * BLOCK))
-        readahead.requests_of(readahead.history.runs[0]).append(download)
+        download.begin(info, Version("gs", info, BLOCK), Range(start * BLOCK, (start + 8) * BLOCK))
+        history.requests_of(history.reads.runs[0]).append(download)
     sent[0].feed(bytes(2 * BLOCK + 1))
-    for index in range(500, 503):
-        readahead.observe(downloads, index * BLOCK, (index + 1) * BLOCK)
-    assert stopped == [deque(sent)]
-    assert readahead.history.n_wasted == 3, "those of which something came"
-    assert list(readahead) == []
+    assert history.download_at(17 * BLOCK) is sent[1]
+    unwanted = [
+        each for index in range(500, 503) for each in history.after(index * BLOCK, index * BLOCK + 1, None)
+    ]
+    assert unwanted == [deque(sent)]
+    assert history.reads.n_wasted == 3, "those of which something came"
+    assert history.download_at(17 * BLOCK) is None
 
 
 def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):
@@ -182,3 +177,28 @@ def test_reading_only_the_first_bytes_fetches_at_most_two_blocks(fs, origin):
             file.read(100)
     assert block_received(fs) <= 2 * BLOCK
     assert len(requested(origin)) == 1
+
+
+def test_open_files_of_one_object_are_each_read_ahead(fs, origin):
+    n, n_files = 96, 5
+    data = put(fs, origin, n * n_files)
+    files = [fs.open("b/k") for _ in range(n_files)]
+    for number, file in enumerate(files):
+        file.seek(number * n * BLOCK)
+    for at in range(0, n * BLOCK, 4 * BLOCK):
+        for number, file in enumerate(files):
+            start = number * n * BLOCK + at
+            assert file.read(4 * BLOCK) == data[start : start + 4 * BLOCK]
+    assert block_received(fs) == len(data), "no byte twice"
+    assert len(requested(origin)) <= 1.3 * n * n_files / 8 + 4 * n_files
+    for file in files:
+        file.close()
+
+
+def test_a_file_and_ranges_continue_each_other(fs, origin):
+    data = put(fs, origin, 96)
+    assert fs.cat_file("b/k", 0, 2 * BLOCK) == data[: 2 * BLOCK]
+    with fs.open("b/k") as file:
+        file.seek(2 * BLOCK)
+        assert file.read(4 * BLOCK) == data[2 * BLOCK : 6 * BLOCK]
+        until(lambda: any(want.start >= 6 * BLOCK for want in requested(origin)))

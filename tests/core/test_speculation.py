@@ -135,17 +135,17 @@ async def test_withdrawn_requests_are_not_sent(queue):
     queue.receive("a")
     queue.receive("b")
     assert queue.sent == ["a", "b", "d"]
-    assert not any(queue.ahead._queues)
+    assert queue.ahead.is_idle
 
 
 async def test_requests_for_blocks_fetched_meanwhile_are_dropped(queue):
     here: set[str] = set()
     for name in "abcdef":
-        queue.candidate(name, is_over=lambda name=name: name in here)
+        queue.candidate(name, is_wanted=lambda name=name: name in here)
     here |= set("abcde")
     queue.receive("a")
     assert queue.sent == ["a", "b", "f"]
-    assert not any(queue.ahead._queues)
+    assert queue.ahead.is_idle
 
 
 async def test_a_request_with_nothing_to_fetch_uses_no_slot_and_no_memory(monkeypatch):

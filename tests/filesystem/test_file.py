@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.core.open_file import CACHED_AFTER, RawFile
+from cachedfs.core.object_history import CACHED_AFTER, ObjectHistories
+from cachedfs.core.open_file import RawFile
 from cachedfs.errors import ObjectChanged
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -234,22 +235,24 @@ def read_all(file):
 def test_readahead_stops_looking_when_the_whole_file_is_cached(cloud, monkeypatch):
     cloud.put("many", noise(300 * 64 * KiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB")
-    looks = []
-    look = RawFile._read_ahead
+    observed, observe = [], ObjectHistories.observe
     with fs.open(cloud.path("many")) as file:
         read_all(file)
         fs._objects.engine.drain(120)
         hits = fs.stats().hits
-        monkeypatch.setattr(RawFile, "_read_ahead", lambda raw: (looks.append(raw), look(raw)))
+        monkeypatch.setattr(
+            ObjectHistories,
+            "observe",
+            lambda self, *args, **options: (observed.append(args), observe(self, *args, **options)),
+        )
         for block in random.Random(1).sample(range(300), 300):
             file.seek(block * 64 * KiB + 5)
             assert file.read(1000)
-        # Until the last four runs are forgotten, and once for each block from then on.
-        assert CACHED_AFTER <= len(looks) <= CACHED_AFTER + 10
         assert fs.stats().hits == hits + 300
         read_all(file)
-        assert len(looks) <= CACHED_AFTER + 10
         assert fs.stats().hits == hits + 600
+        fs._run(asyncio.sleep(0))
+        assert len(observed) <= CACHED_AFTER
 
 
 def test_failed_readahead_of_a_closed_file_is_not_retried(origin, monkeypatch):

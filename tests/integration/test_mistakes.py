@@ -10,7 +10,7 @@ import traceback
 import fsspec
 import pytest
 
-from cachedfs.cache.block_file import FORMAT
+from cachedfs.cache.directory import FORMAT
 from cachedfs.errors import AccessDenied, CachedFSError, OriginUnavailable
 from cachedfs.origins.gcs import origin
 from cachedfs.origins.retry import RetryPolicy

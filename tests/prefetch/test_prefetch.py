@@ -18,7 +18,6 @@ from fsspec.callbacks import Callback
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.eviction import future_uses
 from cachedfs.core.objects import Objects
 from cachedfs.errors import (
     AccessDenied,
@@ -342,7 +341,6 @@ def test_a_read_of_another_process_moves_the_window(cloud, fork_server, fs):
 
 def test_a_reader_that_skips_or_reorders_does_not_stop_the_plan(cloud, fs, monkeypatch):
     paths = small_files(cloud, 40, size=100_000)
-    monkeypatch.setattr(future_uses, "STALL_S", 0.01)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths, window="800KB")
     order = [0, 5, 3, 1, 9, 11, 10, 17, 24, 20, 31, 33, 39]
@@ -354,7 +352,6 @@ def test_a_reader_that_skips_or_reorders_does_not_stop_the_plan(cloud, fs, monke
 
 @pytest.mark.parametrize("is_list", [True, False])
 def test_the_plan_follows_a_reader_far_beyond_the_window(cloud, fs, monkeypatch, is_list):
-    monkeypatch.setattr(future_uses, "STALL_S", 0.0)
     paths = small_files(cloud, 100)
     fs.find(cloud.path("d"))
     plan = fs.prefetch(paths if is_list else iter(paths), window="10KB")
@@ -378,8 +375,8 @@ def read_and_react(fs, path, seed, plan):
     """Read an object, and wait until the plan has reacted."""
     read(fs, path, seed)
     runner, engine, looks = plan._plan, fs._objects.engine, []
-    look = runner._uses.look
-    runner._uses.look = lambda **options: looks.append(None) or look(**options)
+    look = runner._look_at_reads
+    runner._look_at_reads = lambda: looks.append(None) or look()
 
     async def has_reacted():
         """Return whether the plan has seen the read and sent what follows; runs on the loop, between two of its steps."""
@@ -387,7 +384,7 @@ def read_and_react(fs, path, seed, plan):
         return runner.ended.done() or (looks and is_waiting)
 
     until(lambda: engine.run(has_reacted()))
-    runner._uses.look = look
+    runner._look_at_reads = look
     engine.drain(120)
 
 
@@ -778,10 +775,10 @@ def test_a_plan_stops_soon_when_nothing_can_be_stored(cloud, fs, monkeypatch, ca
 def test_a_block_that_was_not_stored_is_an_error_even_if_the_next_one_was(origin, monkeypatch):
     fs, put, n_puts = fake_fs(), BlockStore.put, itertools.count()
 
-    def full_once(cache, given, bounds, *, plan=None):
+    def full_once(cache, given, bounds, *, victims=()):
         if next(n_puts) == 1:
             raise CacheError("the disk is full")
-        return put(cache, given, bounds, plan=plan)
+        return put(cache, given, bounds, victims=victims)
 
     monkeypatch.setattr(BlockStore, "put", full_once)
     data = origin.put("b/big", noise(32 * MiB))
@@ -794,21 +791,6 @@ def test_a_block_that_was_not_stored_is_an_error_even_if_the_next_one_was(origin
     n = len(origin.log)
     assert fs.cat_file("b/big") == data
     assert len(origin.log) == n
-
-
-def test_a_plan_does_not_inherit_the_bytes_of_an_earlier_plan(origin):
-    fs = fake_fs()
-    origin.put("b/x", noise(10))
-    fs.cat_file("b/x")
-    engine = fs._objects.engine
-    engine.drain(120)
-    store = engine.cache
-    with store._writing("test") as rows:
-        rows.set_plan_bytes(0, 1 << 40)
-    assert fs.prefetch(["b/x"]).wait(120).bytes_here == 10
-    engine.drain(120)
-    with store._writing("test") as rows:
-        assert rows.plan_bytes(0) == 0
 
 
 def test_nothing_is_fetched_without_a_writable_directory(cloud, tmp_path):

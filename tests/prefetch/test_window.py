@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.prefetch.turns import n_to_request
+from cachedfs.prefetch.plan import n_to_request
 
 sizes = st.lists(st.integers(1, 100), min_size=1, max_size=20)
 

@@ -11,22 +11,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cachedfs.cache.index.schema import TableRows, blob_of, origin_of, text_of
-from cachedfs.common.types import BlockKey, ObjectKey
+from cachedfs.common.types import GOLDEN, MASK64, BlockKey, ObjectKey
 
 __all__ = ["BlockRow", "BlockRows", "CachedPath"]
 
-_BLOCK = """SELECT blocks.id, digest, number, size, hash, clock, stored_at, writer, is_pinned
+_BLOCK = """SELECT blocks.id, digest, number, size, clock, stored_at, writer, is_pinned
     FROM blocks JOIN objects ON objects.id = blocks.object """
 # The keys are in JSON, so that one statement finds any number of them.
-_FIND = """SELECT blocks.id, digest, number, size, hash, clock, stored_at, writer, is_pinned
+_FIND = """SELECT blocks.id, digest, number, size, clock, stored_at, writer, is_pinned
     FROM json_each(?) AS wanted CROSS JOIN objects ON digest = json_extract(wanted.value, '$[0]')
     CROSS JOIN blocks ON object = objects.id AND number = json_extract(wanted.value, '$[1]')"""
 
 _BELOW = """SELECT id FROM objects WHERE origin = ? AND path = ?
     UNION ALL SELECT id FROM objects WHERE origin = ? AND path > ? AND path < ?"""
 _ADD_OBJECT = "INSERT OR IGNORE INTO objects (digest, origin, path, is_pinned) VALUES (?, ?, ?, ?)"
-_ADD_BLOCK = """INSERT INTO blocks (id, object, number, size, hash, clock, stored_at, writer)
-    SELECT ?, id, ?, ?, ?, ?, ?, ? FROM objects WHERE digest = ?"""
+_ADD_BLOCK = """INSERT INTO blocks (id, object, number, size, clock, stored_at, writer)
+    SELECT ?, id, ?, ?, ?, ?, ? FROM objects WHERE digest = ?"""
 
 
 class BlockRow(NamedTuple):
@@ -40,7 +40,6 @@ class BlockRow(NamedTuple):
     digest: str
     number: int
     size: int
-    hash: int
     clock: int
     stored_at: float
     writer: int
@@ -48,7 +47,7 @@ class BlockRow(NamedTuple):
 
     @property
     def hash64(self) -> int:
-        return self.hash & (1 << 64) - 1
+        return int(self.digest[:16], 16) + self.number * GOLDEN & MASK64
 
     @property
     def name(self) -> str:
@@ -97,10 +96,7 @@ class BlockRows(TableRows):
             totals.bytes += size
             totals.staged += size
             totals.pinned += size if key.object.digest in pinned else 0
-            hash64 = key.object.hash64(key.index)
-            signed = hash64 - (1 << 64) if hash64 >> 63 else hash64
-            values = key.index, size, signed, clock, stored_at, writer, key.object.digest
-            added.append((totals.last_block, *values))
+            added.append((totals.last_block, key.index, size, clock, stored_at, writer, key.object.digest))
         self._run_many(_ADD_BLOCK, added)
         totals.blocks += len(added)
 
@@ -213,13 +209,3 @@ class BlockRows(TableRows):
         """Return whether an object with cached blocks is pinned, given its digest."""
         found = self._run("SELECT 1 FROM objects WHERE digest = ? AND is_pinned", (digest,)).fetchone()
         return found is not None
-
-    # Prefetch plans
-
-    def plan_bytes(self, slot: int) -> int:
-        """Return how many bytes the plan in a plan slot had cached at its last write."""
-        row = self._run("SELECT bytes FROM plans WHERE slot = ?", (slot,)).fetchone()
-        return int(row[0]) if row else 0
-
-    def set_plan_bytes(self, slot: int, n_bytes: int) -> None:
-        self._run("INSERT OR REPLACE INTO plans VALUES (?, ?)", (slot, n_bytes))

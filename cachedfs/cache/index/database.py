@@ -149,10 +149,9 @@ class CacheIndex:
 
     @contextlib.contextmanager
     def writing(self, root_seen: object = None) -> Iterator[IndexRows]:
-        """Provide the write connection inside one immediate transaction: commit at the end, roll back on an exception.
+        """Provide the write connection in one transaction, rolled back on exceptions. Raises sqlite3.Error, OSError.
 
         `root_seen` is the state of the folder of the index: while it is the same, the index was not replaced.
-        Raises sqlite3.Error, and OSError if the directory is gone.
         """
         token = threading.get_ident(), object()
         try:
@@ -162,8 +161,8 @@ class CacheIndex:
             if self._turn.setdefault("", token) is not token:
                 self._wait_for_turn(token)
             rows = self._writer
-            is_current = rows is not None and root_seen is not None and root_seen == rows.root_seen
-            if rows is None or not is_current or self._broken_inode or rows.sqlite.in_transaction:
+            is_sure = root_seen is not None and not self._broken_inode
+            if rows is None or not is_sure or rows.root_seen != root_seen or rows.sqlite.in_transaction:
                 rows = self._current_writer(root_seen)
             try:
                 try:

@@ -53,11 +53,10 @@ CREATE TABLE objects (
 CREATE INDEX objects_by_path ON objects (origin, path);
 CREATE TABLE blocks (
     id INTEGER PRIMARY KEY, object INTEGER NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL,
-    hash INTEGER NOT NULL, clock INTEGER NOT NULL, stored_at REAL NOT NULL, writer INTEGER NOT NULL,
+    clock INTEGER NOT NULL, stored_at REAL NOT NULL, writer INTEGER NOT NULL,
     UNIQUE (object, number));
 CREATE TABLE pins (origin INTEGER NOT NULL, path BLOB NOT NULL, identity BLOB NOT NULL, PRIMARY KEY (origin, path))
     WITHOUT ROWID;
-CREATE TABLE plans (slot INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
 
 CREATE TABLE metadata (
     id INTEGER PRIMARY KEY, origin INTEGER NOT NULL, path BLOB NOT NULL, info TEXT, checked_at REAL NOT NULL,
@@ -85,7 +84,7 @@ CREATE TABLE quota (
     identity BLOB NOT NULL, day TEXT NOT NULL, units INTEGER NOT NULL, bytes INTEGER NOT NULL,
     PRIMARY KEY (day, identity)) WITHOUT ROWID
 """
-# plans: bytes that the plan in a plan slot had at its last write. versions: the time by which the newest known version
+# versions: the time by which the newest known version
 # of an object directly in a folder existed, where a listing may be older. removed_listings: their children go with later
 # writes. feed: the change feed that watches the row, or NULL. item_hash, folder_hash: hashes of the ids of the item and
 # of its folder. folders: paths of the folders that lead to watched items.

@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
-from cachedfs.cache import disk
+from cachedfs.cache import admission, disk
+from cachedfs.cache.access_stats import AccessStats
+from cachedfs.cache.admission import AccessHistory
 from cachedfs.cache.change_counters import TABLE_SIZE
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.eviction import admission
-from cachedfs.cache.eviction.access_stats import AccessStats
-from cachedfs.cache.eviction.admission import AccessHistory
-from cachedfs.cache.eviction.plan_registry import FutureUseSource, PlanRegistry
 from cachedfs.cache.index.block_rows import BlockRow, BlockRows
+from cachedfs.cache.index.database import CacheIndex, IndexRows
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.cache.recovery import count_all, remove_leftovers
 from cachedfs.cache.shared_files import SharedFiles
-from cachedfs.common.types import CacheBounds
+from cachedfs.common.types import BlockKey, CacheBounds
 
-__all__ = [
-    "UNWRITTEN_S",
-    "EvictionPolicy",
-    "likely_allowance",
-    "wal_pages_of",
-]
+__all__ = ["UNWRITTEN_S", "CacheSpace", "likely_allowance"]
 
 _BATCH = 4096  # rows examined together: in a cache of up to this many blocks, eviction is exact LRU
 _FEW = 64
@@ -39,11 +33,11 @@ _SHARED_MEMORY = 32 << 10  # bytes of `index.db-shm` beside a log of at most 4,0
 _SLACK = 64 << 10  # bytes that one transaction may add to the index beyond its write-ahead log
 
 
-class EvictionPolicy:
+class CacheSpace:
     """Space management of one cache in one process. Every method runs inside a write transaction, so in one thread.
 
     `overhead` and `growth`: bytes of the bookkeeping files, and the part of them that is not on the disk yet, as of the last
-    `measure`.
+    `prepare`.
     """
 
     _rows: BlockRows  # of the transaction, set in `make`
@@ -52,33 +46,51 @@ class EvictionPolicy:
     def __init__(
         self,
         directory: CacheDirectory,
+        index: CacheIndex,
         locks: ByteRangeLocks,
         shared: SharedFiles,
         close_removed: Callable[[tuple[str, int]], object],
     ) -> None:
         self._directory = directory
+        self._index = index
         self._close_removed = close_removed
         self._locks = locks
         self._shared = shared
-        self.plan_registry = PlanRegistry(locks)
         self._limit = 0  # what blocks may have when `make` is done
         self._cursor = 0  # the row after which the next batch of candidates is read
-        self._queue: dict[
-            int, int
-        ] = {}  # the access clocks of rows when they were queued; least recently used first
+        # The access clocks of rows when they were queued; least recently used first.
+        self._queue: dict[int, int] = {}
         self._stuck: set[int] = set()  # rows whose files are being written; not evicted in this transaction
         self.writer = self.writer_pid = 0
         self.writing: set[str] = set()  # Invariant: names of the blocks of reserved rows without a file yet
         self.overhead = self.growth = 0
         self.evictions = 0
 
-    def become_writer(self) -> None:
-        """Choose the number that identifies this process in rows it reserves, and lock it until the process exits."""
-        self.writer, self.writer_pid, self.writing = secrets.randbits(62), os.getpid(), set()
-        self._locks.take(self.writer)
+    def prepare(self, rows: IndexRows, bounds: CacheBounds, now_s: float) -> int:
+        """Do what is done about once a second before writes; return how many bytes the blocks may have.
 
-    def measure(self, wal_pages: int, uncounted: int) -> None:
-        """Measure the index with its logs, shared files and temporary files without a row (`uncounted` bytes).
+        Count the files if the index is new, remove what dead processes left, and measure the bookkeeping.
+        """
+        if self.writer_pid != os.getpid():
+            self.writer, self.writer_pid, self.writing = secrets.randbits(62), os.getpid(), set()
+            self._locks.take(self.writer)
+        if not rows.totals.is_counted:
+            count_all(rows, self._directory, now_s)
+        wal_pages = wal_pages_of(bounds)
+        if wal_pages != self._index.wal_pages:
+            self._index.wal_pages = wal_pages
+            rows.limit_wal(wal_pages)
+        uncounted = remove_leftovers(self._directory, self._locks, now_s)
+        before, allowed = self._shared.accesses, self._measure(rows, bounds, uncounted)
+        accesses, n_blocks = (
+            self.accesses(rows, allowed),
+            rows.totals.blocks,
+        )  # their number follows the limit
+        accesses.fit(window=admission.window_of(n_blocks), aging=admission.aging_of(n_blocks))
+        return allowed if accesses is before else self._measure(rows, bounds, uncounted)
+
+    def _measure(self, rows: IndexRows, bounds: CacheBounds, uncounted: int) -> int:
+        """Measure the index with its logs, shared files, and `uncounted` bytes of files without a row.
 
         The write-ahead log always counts as twice its limit, the size at which it is restarted. Counting its real size
         would evict blocks whenever it grows, and on a full disk it could not grow, so nothing could be stored. Shared
@@ -87,8 +99,10 @@ class EvictionPolicy:
         accesses = self._shared.accesses
         wal, index, *others = map(disk.size_of, self._directory.bookkeeping)
         least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE
-        self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
+        self.growth = max(0, 2 * 4096 * self._index.wal_pages - wal) + _SLACK
         self.overhead = uncounted + sum(map(max, others, least)) + wal + index + self.growth
+        free = disk.space(self._directory.root)
+        return admission.allowance(bounds, free, rows.totals, self.overhead, self.growth)
 
     def accesses(self, rows: BlockRows, allowed: int | None) -> AccessStats:
         """Return the access records, enough for `allowed` bytes of blocks."""
@@ -101,23 +115,20 @@ class EvictionPolicy:
         *,
         allowed: int,
         is_staged: bool = True,
-        plan: FutureUseSource | None = None,
-        hashes: Sequence[int] = (),
+        victims: Iterable[BlockKey] = (),
     ) -> bool:
         """Evict blocks until `size` more bytes fit into `allowed`; return False if not enough could be evicted.
 
         Evictions are not undone on False. `is_staged`: the bytes are new blocks, so older blocks must move out of staging.
-        `plan`: the plan that the new blocks, with these `hashes`, belong to; blocks that it can spare are evicted first.
+        `victims`: blocks to evict before others.
         """
         self._rows, self._accesses, self._limit = rows, self.accesses(rows, allowed), allowed - size
         self._stuck.clear()
         totals, staging = rows.totals, admission.staging_size(allowed)
-        if plan is not None:
-            # Blocks may replace others only outside staging, which is not kept small while there is room.
-            self._shrink_staging(
-                min(totals.staged - staging, allowed - staging - self._admitted), sys.maxsize
-            )
-            self._make_by_plan(plan, allowed, all(self._accesses.is_new(each) for each in hashes))
+        spare = iter(victims)
+        while self._need > 0 and (victim := next(spare, None)) is not None:
+            if (block := rows.block(victim.object, victim.index)) is not None and not block.is_pinned:
+                self._evict(block)
         self._shrink_staging(totals.staged + (size if is_staged else 0) - staging, allowed - staging)
         # If the limit shrinks for a while, as by a grown log, staging shrinks first, down to half: old blocks stay.
         self._evict_old(allowed - staging // 2)
@@ -165,32 +176,6 @@ class EvictionPolicy:
             self.evictions += 1
         else:
             self._stuck.add(block.id)
-
-    def share(self, allowed: int, plan_slot: int | None) -> int:
-        """Return the share of `allowed` bytes of the plan with this plan slot: an equal part for each active plan."""
-        return allowed // (1 + len(self.plan_registry.others(plan_slot)))
-
-    def _make_by_plan(self, plan: FutureUseSource, allowed: int, is_new: bool) -> None:
-        """Evict blocks for those of a plan.
-
-        A plan within its share evicts other blocks first, as far as the admission rule allows, or any if another plan
-        exceeds its share. If that is not enough, or above its share, blocks that it can spare are evicted, and not one
-        more than needed.
-        """
-        rows, others = self._rows, self.plan_registry.others(plan.plan_slot)
-        plan.share = share = allowed // (1 + len(others))
-        if plan.taken <= share:
-            exceeds = any(rows.plan_bytes(plan_slot) > share for plan_slot in others)
-            new = AccessHistory(0, 0, is_new)
-            while self._need > 0 and (old := self._oldest()) and (exceeds or self._admits(new, old)):
-                self._evict(old)
-        spared = plan.given_up()
-        while self._need > 0 and (spare := next(spared, None)) is not None:
-            block = rows.block(*spare)
-            if block is not None and not block.is_pinned:
-                self._evict(block)
-        if plan.plan_slot is not None:
-            rows.set_plan_bytes(plan.plan_slot, plan.taken)
 
     def _evict_old(self, most: int) -> None:
         """Evict blocks outside staging, least recently used first, while these have more than `most` bytes."""

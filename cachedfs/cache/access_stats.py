@@ -6,7 +6,7 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cachedfs.cache.locks import ByteRangeLocks
@@ -30,6 +30,8 @@ _NUMBERS = struct.Struct("<5I")
 _CLOCK_AND_GAPS = struct.Struct("<3I")
 _FIT = struct.Struct("<2I")
 _CLOCK_AT, _FIT_AT = 16, 28
+# Further on in the header: the hashes of the last accesses. The one that made the clock n is at place n % _N_LAST.
+_LAST_AT, _N_LAST = 1024, 256
 _BUCKET = struct.Struct("<4Q")
 _RECORD = struct.Struct("<Q")
 
@@ -76,11 +78,13 @@ class AccessStats(SharedSlots):
     by its tag. In a full bucket a new record replaces the one with the oldest access. Blocks that are not cached keep
     their records, so a block that comes back can be distinguished from a new one.
 
+    The header has the last accesses of all processes, for prefetch plans, which follow the readers.
+
     Accesses wait in the memory of the process for up to `FLUSH_S` and are then written together. A killed process
     loses them. No method raises OSError: a file that cannot be read has no records, one that cannot be written gets none.
     """
 
-    magic = b"cfstouc2"
+    magic = b"cfstouc3"
 
     def __init__(
         self,
@@ -162,15 +166,17 @@ class AccessStats(SharedSlots):
         uses = _aged(record >> 32 & _COUNT, clock, numbers.clock, numbers.aging)
         return BlockAccess(clock, uses, is_new, is_new and bool(record >> 32 & _PASSES))
 
-    def is_new(self, hash64: int) -> bool:
-        """Return whether a block that is not cached is new: no record says that it was fetched before this miss."""
-        use = self.use_of(hash64)
-        return use is None or use.is_new
-
-    def last_use_of(self, hash64: int) -> int | None:
-        """Return the clock of a block's last access; None if no access is on record."""
-        record = self._record(hash64)
-        return record & MASK32 if record >> 32 & _COUNT else None
+    def since(self, clock: int) -> tuple[int, Sequence[int]]:
+        """Return the access clock, and the blocks (by hash64) accessed after `clock`: the last 256, in order."""
+        self.flush()
+        try:
+            header = self.read(_LAST_AT + 8 * _N_LAST, 0)
+        except OSError:
+            return clock, ()
+        now = int.from_bytes(header[_CLOCK_AT : _CLOCK_AT + 4], "little")
+        last = struct.unpack_from(f"<{_N_LAST}Q", header, _LAST_AT)
+        n = min(_age(clock, now), _N_LAST)
+        return now, [last[at % _N_LAST] for at in range(now + 1 - n, now + 1)]
 
     def age(self, clock: int) -> int:
         """Return how many accesses ago `clock` was. The clock wraps around at 32 bits."""
@@ -188,6 +194,7 @@ class AccessStats(SharedSlots):
         clock, gap, gap_before, window, aging = self._numbers()
         buckets: dict[int, list[int]] = {}
         changed: dict[int, int] = {}
+        last: dict[int, int] = {}  # accesses by their places in the header
         for item in pending:
             hash64 = item if isinstance(item, int) else item[0]
             at, tag = hash64 & mask, hash64 >> 48 or 1
@@ -199,16 +206,13 @@ class AccessStats(SharedSlots):
                 place, record = _place(clock, bucket, at, tag)
             old, count = record & MASK32, record >> 32 & _COUNT
             if not isinstance(item, int):
-                if count:
-                    changed[place] = bucket[place & 3] = record | _CAME_BACK << 32
-                elif record or item[1]:
-                    # The clock is one behind so that `touch` counts the first access. The latest miss wins.
-                    flags = tag << 48 | item[1] * _PASSES << 32
-                    changed[place] = bucket[place & 3] = flags | clock - 1 & MASK32
+                if missed := _after_miss(record, item[1], tag, clock):
+                    changed[place] = bucket[place & 3] = missed
                 continue
             if record and old == clock:
                 continue  # repeated reads of the block accessed last count as one access
             clock = clock + 1 & MASK32
+            last[clock % _N_LAST] = hash64
             if count:
                 age = clock - old & MASK32
                 if gap < age < _FUTURE:
@@ -221,8 +225,7 @@ class AccessStats(SharedSlots):
             changed[place] = bucket[place & 3] = flags | min(count + 1, _COUNT) << 32 | clock
         # The clock first: if the process dies here, no record is newer than the clock.
         head = _CLOCK_AND_GAPS.pack(clock, gap, gap_before)
-        records = [(HEADER_SIZE + 8 * place, _RECORD.pack(record)) for place, record in changed.items()]
-        self.write([(_CLOCK_AT, head), *records])
+        self.write([*_pieces(last, _LAST_AT), (_CLOCK_AT, head), *_pieces(changed, HEADER_SIZE)])
 
     def _numbers(self) -> _Numbers:
         try:
@@ -236,6 +239,18 @@ class AccessStats(SharedSlots):
             return list(_BUCKET.unpack(self.read(_BUCKET.size, HEADER_SIZE + 8 * (at & ~3))))
         except OSError:
             return [0, 0, 0, 0]
+
+
+def _after_miss(record: int, passes: bool, tag: int, clock: int) -> int:
+    """Return the record of a block after a miss; 0 if it needs none."""
+    if record >> 32 & _COUNT:
+        return record | _CAME_BACK << 32
+    # The clock is one behind so that `touch` counts the first access. The latest miss wins.
+    return tag << 48 | passes * _PASSES << 32 | clock - 1 & MASK32 if record or passes else 0
+
+
+def _pieces(records: Mapping[int, int], offset: int) -> list[tuple[int, bytes]]:
+    return [(offset + 8 * place, _RECORD.pack(record)) for place, record in records.items()]
 
 
 def _age(clock: int, now: int) -> int:

@@ -1,1 +1,0 @@
-"""Eviction: which blocks leave the cache when it needs space, and which new blocks it keeps."""

@@ -1,0 +1,297 @@
+"""Belady's rule for a plan: what it fetches and evicts, compared with the offline optimum; where its readers are."""
+
+import heapq
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedfs.common.types import BlockKey
+from cachedfs.prefetch import belady
+from cachedfs.prefetch.belady import Belady, Use
+
+orders = st.lists(st.integers(0, 7), max_size=60)
+
+
+class Object:
+    """Stands for a version; its blocks are numbers."""
+
+    @staticmethod
+    def hash64(index):
+        return index
+
+    def block(self, index):
+        return BlockKey(self, index)
+
+
+OBJECT = Object()
+
+
+@pytest.fixture(autouse=True)
+def sizes_of_data(monkeypatch):
+    monkeypatch.setattr(belady, "file_size", lambda version, size: size)
+
+
+class Reader:
+    """A plan over blocks of one byte, a cache with room for `size` of them, and a reader. `known`: uses known ahead."""
+
+    def __init__(self, order, size, *, window=math.inf, known=1 << 30):
+        self.order, self.size, self.known = list(order), size, known
+        self.here, self.fetched, self.evicted = set(), [], []
+        self.rule = Belady(size, window=window, has=self.has, is_in_memory=lambda version, block: False)
+        self.at = self.cursor = self.n_added = 0
+
+    def has(self, version, block):
+        return block in self.here
+
+    def use(self, position):
+        return Use(float(position), OBJECT, self.order[position], 1)
+
+    def read(self, n=None):
+        """Read the next n blocks, or all; the plan goes on before each."""
+        for _ in range(len(self.order) - self.at if n is None else n):
+            self.go_on()
+            block = self.order[self.at]
+            if block not in self.here:
+                self.fetch(block)
+            self.rule.read([block])
+            self.at += 1
+        return self
+
+    def go_on(self):
+        """Let the plan fetch what it may."""
+        stop = min(len(self.order), self.at + self.known)
+        self.rule.add(map(self.use, range(self.n_added, stop)))
+        self.n_added = max(self.n_added, stop)
+        self.cursor = max(self.cursor, self.at)
+        while self.cursor < self.n_added and self.may_fetch(self.use(self.cursor)):
+            self.cursor += 1
+
+    def may_fetch(self, use):
+        rule, block = self.rule, use.block
+        if rule.ahead and rule.ahead + 1 > rule.most_ahead:
+            return False
+        if not rule.ask(use, is_awaited=block in self.here or not rule.ahead):
+            return False
+        if block not in self.here:
+            self.fetch(block)
+        rule.arrived(use)
+        return True
+
+    def fetch(self, block):
+        self.fetched.append(block)
+        self.here.add(block)
+        if len(self.here) > self.size and (found := next(self.rule.victims([BlockKey(OBJECT, block)]), None)):
+            self.here.remove(found.index)
+            self.evicted.append((self.at, block, found.index))
+
+    @property
+    def misses(self):
+        return len(self.fetched)
+
+
+def optimum(order, size):
+    """Return the misses of the exact optimum: what is used furthest ahead goes, or is not kept."""
+    following, last = [math.inf] * len(order), {}
+    for at in range(len(order) - 1, -1, -1):
+        following[at] = last.get(order[at], math.inf)
+        last[order[at]] = at
+    here, heap, misses = {}, [], 0
+    for at, block in enumerate(order):
+        misses += block not in here
+        here[block] = following[at]
+        heapq.heappush(heap, (-following[at], block))
+        while len(here) > size:
+            negative, furthest = heapq.heappop(heap)
+            if here.get(furthest) == -negative:
+                del here[furthest]
+    return misses
+
+
+# What is fetched and evicted.
+
+
+@given(orders, st.integers(4, 12))
+def test_what_is_known_to_its_end_is_read_with_few_more_misses_than_there_must_be(order, size):
+    """A quarter of a small cache is for blocks that do not stay."""
+    misses = Reader(order, size).read().misses
+    assert optimum(order, size) <= misses <= max(optimum(order, size - size // 4), optimum(order, size) + 1)
+
+
+@given(orders, st.integers(4, 8), st.integers(1, 8), st.integers(1, 60))
+def test_what_must_be_evicted_is_used_later_than_what_it_is_evicted_for(order, size, window, known):
+    read = Reader(order, size, window=window, known=max(known, window)).read()
+    for at, fetched, gone in read.evicted:
+        uses = [order.index(block, at) if block in order[at:] else math.inf for block in (fetched, gone)]
+        assert uses[0] < uses[1] or uses[0] - at >= known or math.inf in uses
+    assert len(read.here) <= size + 1
+
+
+@given(st.lists(st.integers(0, 100), max_size=60, unique=True), st.integers(1, 30))
+def test_with_room_for_all_everything_is_fetched_once_and_nothing_goes(order, window):
+    read = Reader(order * 3, 300, window=window).read()
+    assert sorted(read.fetched) == sorted(order)
+    assert not read.evicted
+
+
+@pytest.mark.parametrize("window", [math.inf, 8, 1])
+def test_random_epochs_through_half_of_the_room_are_read_as_well_as_can_be(window):
+    chance = random.Random(0)
+    order = [index for _ in range(4) for index in chance.sample(range(600), 600)]
+    assert Reader(order, 300, window=window).read().misses <= optimum(order, 300) + 1
+
+
+def test_unread_blocks_are_not_evicted_and_the_plan_waits():
+    plan = Reader(range(30), 10)
+    plan.go_on()
+    assert plan.fetched == list(range(9))  # nine tenths
+    plan.read(1)
+    assert plan.fetched == list(range(9))  # half of that, while somebody reads
+    plan.read(10)
+    assert plan.rule.ahead <= 0.45 * 10
+    assert not [gone for at, _, gone in plan.evicted if gone > at]
+
+
+# Where the readers are.
+
+
+def ahead_of(names, **options):
+    """Return the rule of a plan that has fetched all these blocks."""
+    plan = Reader(names, 1000, **options)
+    plan.rule.add(map(plan.use, range(len(names))))
+    for position in range(len(names)):
+        plan.rule.ask(plan.use(position), is_awaited=True)
+        plan.here.add(names[position])
+        plan.rule.arrived(plan.use(position))
+    return plan
+
+
+A, B, C, D, E, F = range(6)
+
+
+def test_reading_in_order_moves_the_window():
+    rule = ahead_of([A, B, C, D, E, F]).rule
+    for n_left, block in ((5, A), (4, B), (3, C)):
+        assert rule.read([block])
+        assert rule.ahead == n_left
+    assert not rule.read([])
+
+
+def test_a_read_passes_all_blocks_before_it():
+    rule = ahead_of(list(range(1000))).rule
+    assert rule.read([700])
+    assert (rule.reader, rule.ahead) == (700, 299)
+
+
+def test_a_read_of_a_repeated_block_is_its_first_use():
+    rule, blocks = ahead_of([A, B, A, C, A, D, A]).rule, [A, B, A, C, A, D, A]
+    for position, block in enumerate(blocks):
+        rule.read([block])
+        assert rule.reader == position
+
+
+def test_another_read_of_the_block_just_read_is_not_its_next_use():
+    rule = ahead_of([A, B, C, D] * 2).rule
+    assert rule.read([A])
+    assert not rule.read([A])
+
+
+def test_a_slow_read_is_not_the_next_use_of_the_block():
+    rule = ahead_of([A, B, C, D, E, F, A, B]).rule
+    rule.read([B, C, D])  # and another reader is still at the first
+    assert not rule.read([A])
+    assert rule.reader == 3
+    rule.read([E, F, A, B])
+    assert rule.reader == 7
+
+
+def test_a_read_before_the_use_is_known_counts_if_no_reader_has_come_further_since():
+    plan = Reader([A, B, C, A], 100)
+    plan.rule.read([A, B])
+    plan.rule.add([plan.use(0)])
+    plan.rule.add([plan.use(1)])
+    assert plan.rule.reader == 1
+    plan.rule.read([A])  # of its last use
+    plan.rule.add([plan.use(3)])
+    assert plan.rule.reader == 1
+
+
+def test_the_uses_of_a_failed_object_leave_the_window():
+    plan = ahead_of([A, B, C, D, E, F])
+    plan.rule.remove(map(plan.use, range(1, 4)))
+    assert plan.rule.ahead == 3
+
+
+def test_blocks_evicted_unread_are_passed_and_less_is_kept_ahead():
+    plan = ahead_of([A, B, C, D, E, F])
+    before = plan.rule.most_ahead
+    plan.here -= {A, B}
+    plan.rule.pass_missing()
+    assert (plan.rule.reader, plan.rule.ahead) == (1, 4)
+    assert plan.rule.most_ahead < before
+
+
+def test_beyond_the_horizon_only_bytes_are_counted(monkeypatch):
+    monkeypatch.setattr(belady, "HORIZON", 4)
+    plan = Reader(range(30), 20)
+    assert sum(plan.rule.ask(plan.use(position)) for position in range(30)) == 18
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=200))
+def test_reading_everything_in_order_empties_the_window(blocks):
+    rule = ahead_of(blocks).rule
+    for block in blocks:
+        rule.read([block])
+    rule.read(blocks[-1:])
+    assert rule.ahead <= 1
+
+
+# Other plans.
+
+
+class Sharing(Reader):
+    """A plan of which others share the cache: without a victim, the block that was fetched or read first goes."""
+
+    def __init__(self, order, size, others):
+        super().__init__(order, size)
+        self.here, self.others = {}, others  # in the order of the last use
+        others.append(self)
+
+    def read(self, n=None):
+        super().read(n)
+        if (block := self.order[self.at - 1]) in self.here:
+            self.here[block] = self.here.pop(block) and next(TIME)
+        return self
+
+    def fetch(self, block):
+        self.fetched.append(block)
+        self.here[block] = next(TIME)
+        if sum(len(each.here) for each in self.others) > self.size:
+            if (victim := next(self.rule.victims([BlockKey(OBJECT, block)]), None)) is not None:
+                del self.here[victim.index]
+            else:
+                plan = min(
+                    (each for each in self.others if each.here), key=lambda each: min(each.here.values())
+                )
+                del plan.here[min(plan.here, key=plan.here.get)]
+
+
+TIME = itertools.count(1)
+
+
+def test_two_plans_share_a_cache():
+    """Each evicts its own blocks for those that it fetches again, so neither ends up without room."""
+    chance, plans = random.Random(0), []
+    for first in (0, 1000):
+        Sharing([first + n for _ in range(6) for n in chance.sample(range(200), 200)], 100, plans)
+    for _ in range(1200):
+        for plan in plans:
+            if plan.at == 400:
+                plan.fetched.clear()
+            plan.read(1)
+    hits = [1 - plan.misses / 800 for plan in plans]
+    assert sum(hits) > 0.4  # 0.5 at best
+    assert min(hits) > 0.18
