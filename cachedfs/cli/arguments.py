@@ -30,8 +30,7 @@ COMMON = ("as_json", "debug", "cache_dir", "options")
 F = TypeVar("F", bound=Callable[..., None])
 # A Drive path that is not quoted, as a shell splits it: one word a line.
 SPLIT = re.compile(
-    r"^\S*(?:drive://|/content/g?drive/)(?:My\nDrive|Shared\nwith\nme|Shared\ndrives)\S*",
-    re.IGNORECASE | re.MULTILINE,
+    r".*(drive://|/content/g?drive/)(My\nDrive|Shared\nwith\nme|Shared\ndrives).*", re.IGNORECASE
 )
 
 app = typer.Typer(
@@ -117,7 +116,8 @@ class CommonOptions:
     def arguments(self) -> list[str]:
         """Return these options as arguments of a command line."""
         cache_dir = [] if self.cache_dir is None else [f"--cache-dir={self.cache_dir}"]
-        return [*["--debug"] * self.debug, *(f"--option={text}" for text in self.options or ()), *cache_dir]
+        debug = ["--debug"] if self.debug else []
+        return [*debug, *(f"--option={text}" for text in self.options or ()), *cache_dir]
 
     def config(self) -> Config:
         """Return the options of cachedfs for all URLs, including those of the fsspec configuration."""

@@ -218,10 +218,11 @@ def source_of_directory(common: CommonOptions) -> str:
 def write_seconds(folder: str) -> float:
     """Return how long it takes to write a file of WRITTEN bytes and sync it to disk."""
     data = os.urandom(WRITTEN)
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+    with tempfile.TemporaryFile(dir=folder) as file:
 
         def write() -> None:
             file.write(data)
+            file.flush()
             os.fsync(file.fileno())
 
         return timed(write)

@@ -73,17 +73,10 @@ def mount(
     check_folder(folder)
     temporary = temporary_folder(temporary, location.cache.root) if write else None
     if daemon:
-        flags, options = (
-            {"write": write, "allow-other": allow_other},
-            {"temporary": temporary, "uid": uid, "gid": gid},
-        )
-        arguments = [
-            *common.arguments(),
-            url,
-            folder,
-            *(f"--{name}" for name, is_set in flags.items() if is_set),
-        ]
-        arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
+        flags = [name for name, is_set in (("--write", write), ("--allow-other", allow_other)) if is_set]
+        options = {"temporary": temporary, "uid": uid, "gid": gid}
+        values = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        arguments = [*common.arguments(), url, folder, *flags, *values]
         pid, log = start(arguments, url, folder, log)
         common.print_result({"pid": pid, "log": log}, f"mounted at {given}; log: {log}")
         return

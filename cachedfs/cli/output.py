@@ -106,10 +106,8 @@ def table_of(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], left: C
     for row in rows:
         table.add_row(*(each if isinstance(each, Text) else cell(each) for each in row))
     for column in table.columns:
-        column.no_wrap, column.justify = (
-            True,
-            "right" if column.header and column.header not in left else "left",
-        )
+        is_number = bool(column.header) and column.header not in left
+        column.no_wrap, column.justify = True, "right" if is_number else "left"
     for column in table.columns[-1:]:
         column.no_wrap, column.justify, column.overflow = False, "left", "fold"
     return table

@@ -18,10 +18,10 @@ from cachedfs.errors import CachedFSError
 
 __all__ = ["pack"]
 
-KIND = "Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names."
-DECODE = "Pack the pixels of image files; raw: without their EXIF orientation."
-COLUMN = "Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable."
-ON_ERROR = "Files that cannot be read or decoded: stop after twenty and name them, or leave them out."
+KIND_HELP = "Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names."
+DECODE_HELP = "Pack the pixels of image files; raw: without their EXIF orientation."
+COLUMN_HELP = "Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable."
+ON_ERROR_HELP = "Files that cannot be read or decoded: stop after twenty and name them, or leave them out."
 
 
 @command(
@@ -34,9 +34,9 @@ def pack(
     common: CommonOptions,
     source: Annotated[str, url_argument("SOURCE", "A folder, a pattern or a file.")],
     target: Annotated[str, url_argument("TARGET", "Where the Zarr store is to be.")],
-    kind: Annotated[str | None, option("KIND", KIND)] = None,
-    decode: Annotated[str | None, option("image|image-raw", DECODE)] = None,
-    columns: Annotated[list[str] | None, option("NAME[=TYPE]", COLUMN, "--column")] = None,
+    kind: Annotated[str | None, option("KIND", KIND_HELP)] = None,
+    decode: Annotated[str | None, option("image|image-raw", DECODE_HELP)] = None,
+    columns: Annotated[list[str] | None, option("NAME[=TYPE]", COLUMN_HELP, "--column")] = None,
     chunk_bytes: Annotated[str | None, option("SIZE", "Size of a chunk, such as 256KiB.")] = None,
     shard_bytes: Annotated[str | None, option("SIZE", "Size of a shard, such as 64MiB.")] = None,
     codec: Annotated[str | None, option("CODEC", "none, lz4 or zstd.")] = None,
@@ -44,7 +44,7 @@ def pack(
         int | None, option("N", "Threads; each has a shard or two in memory.", "--workers")
     ] = None,
     dask: Annotated[str | None, option("ADDRESS", "Work on the Dask cluster of this scheduler.")] = None,
-    on_error: Annotated[str, option("raise|skip", ON_ERROR)] = "raise",
+    on_error: Annotated[str, option("raise|skip", ON_ERROR_HELP)] = "raise",
     overwrite: Annotated[bool, flag("Remove a Zarr store that is at TARGET first.", "--overwrite")] = False,
 ) -> None:
     """Pack many samples into one sharded Zarr store.
