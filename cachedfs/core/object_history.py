@@ -155,7 +155,7 @@ class ObjectHistories:
         self, version: Version, start: int, stop: int, *, left: int | None = None, file: int | None = None
     ) -> None:
         """Record a read, by the open file with this id or by range, and request what will probably be read next."""
-        if _is_declared.get():
+        if _is_declared.get() or version.n_blocks < 2:
             return
         history, objects = self.history(version), self._objects
         if file is not None:
@@ -188,12 +188,12 @@ class ObjectHistories:
         If the rest fits into one request, what follows `blocks` is requested together with them. `is_first`: the object
         was unknown, and the request that looks it up also brings these bytes.
         """
-        if _is_declared.get():
+        if _is_declared.get() or version.n_blocks < 2:
             return
         history, window = self.history(version), self._objects.engine.window(self._objects.config)
         history.n_misses, history.n_to_observe = history.n_misses + is_first, CACHED_AFTER
         free = self._missing(version, blocks)
-        if not free or version.n_blocks < 2:
+        if not free:
             return
         per_request = _per_request(self._objects.config, window)
         history.n_misses += 1

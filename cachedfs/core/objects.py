@@ -148,16 +148,19 @@ class Objects:
 
         The first use may ask Drive whose credentials these are. It changes if nobody had signed in, and somebody does.
         """
-        known = self._identity
-        if known is None or time.monotonic() >= self._identify_at:
-            found = identity_of(self.protocol, self.options, may_ask=not self.config.offline)
-            self._identify_at = time.monotonic() + identity_lasts_s(found)
-            if found != known:
-                self._identity, self._origin = found, None
-                if known is not None:
-                    self.entries = self.engine.entries(found)
-            return found
-        return known
+        return self._identity or self._identify()
+
+    def _identify(self) -> str:
+        known, found = (
+            self._identity,
+            identity_of(self.protocol, self.options, may_ask=not self.config.offline),
+        )
+        self._identify_at = time.monotonic() + identity_lasts_s(found)
+        if found != known:
+            self._identity, self._origin = found, None
+            if known is not None:
+                self.entries = self.engine.entries(found)
+        return found
 
     async def find_identity(self) -> None:
         """Find the identity in a thread, if it is not known: `identity` may block on a request."""
@@ -165,7 +168,7 @@ class Objects:
             return
         finding = self._identifying
         if finding is None or finding.done() or finding.get_loop() is not asyncio.get_running_loop():
-            finding = self._identifying = asyncio.ensure_future(asyncio.to_thread(lambda: self.identity))
+            finding = self._identifying = asyncio.ensure_future(asyncio.to_thread(self._identify))
         await asyncio.shield(finding)
 
     @functools.cached_property
@@ -215,7 +218,9 @@ class Objects:
 
     def _look(self) -> None:
         """Once a second, look whether others replaced the shared files, or the identity is another now."""
-        store, _ = self.engine.cache.metadata, self.identity
+        if time.monotonic() >= self._identify_at:
+            self._identify()
+        store = self.store
         self._shared = store.shared
         look_at = store.look()
         is_final = math.isinf(self.config.lifetime_s)

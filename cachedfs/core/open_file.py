@@ -331,8 +331,6 @@ class RawFile(io.RawIOBase):
         reader, path, size = self._reader, self._entry.path, self._block_size
         blocks, demand = covering(want, size), None
         first, config = blocks[0], reader.objects.config
-        # Without the current block: it was counted when its reading began.
-        self._histories.history(version).requested.update(blocks[first == self._last :])
         if self._reads_ahead:
             self._observe_miss(version, want)
         if config.read_ahead and not first:
@@ -342,6 +340,8 @@ class RawFile(io.RawIOBase):
         if want.start == 0 and self._last < 0 and (version.digest, 0) not in self._engine.by_block:
             demand = blocks.stop * size
             blocks = covering(Range(0, max(want.stop, min(self.size, config.whole_request))), size)
+        # Without the current block: it was counted when its reading began.
+        self._histories.history(version).requested.update(blocks[first == self._last :])
         with waiting(path, want.start, want.stop):
             while not self._cache.has(version, first):
                 download = (await reader.downloads.get(version, blocks, demand=demand)).get(first)

@@ -119,9 +119,9 @@ class Reader:
         """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
         if (versions := _versions_read.get()) is not None:
             versions.setdefault(path, set()).add(version.fingerprint)
-        history = self.objects.engine.histories.get(version.digest)
-        blocks = range(start // self._block_size, -(-stop // self._block_size))
-        if history is not None and (history.take(blocks) or history.n_to_observe >= 0):
+        history = self.objects.engine.histories.get(version.digest) if self._reads_ahead else None
+        blocks = covering(Range(start, stop), self._block_size)
+        if history is not None and blocks and (history.take(blocks) or history.n_to_observe >= 0):
             self.objects.engine.call_soon(self.object_histories.observe, version, start, stop)
 
     def cached_bytes(self, version: Version, start: int, stop: int, *, nowait: bool = False) -> bytes | None:

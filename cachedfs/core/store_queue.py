@@ -96,7 +96,9 @@ class StoreQueue:
             self._draining += 1
             self._changed.notify_all()
             try:
-                return self._changed.wait_for(lambda: not (self._is_waiting or self._busy), timeout_s)
+                return self._changed.wait_for(
+                    lambda: not (self._blocks or self._records or self._callbacks or self._busy), timeout_s
+                )
             finally:
                 self._draining -= 1
 
@@ -142,7 +144,7 @@ class StoreQueue:
         with self._lock:
             self._busy = False
             self._changed.notify_all()  # for `drain`
-            while not self._is_waiting:
+            while not (self._blocks or self._records or self._callbacks):
                 if self._closed:
                     return False
                 self._idle = True
@@ -170,25 +172,15 @@ class StoreQueue:
             self._attempt(lambda: self._stored(blocks, are_stored))
         return True
 
-    @property
-    def _is_waiting(self) -> bool:
-        return bool(self._blocks or self._records or self._callbacks)
-
     def _batch(self) -> list[FetchedBlock]:
         """Take the oldest blocks that share cache bounds, up to one batch."""
-        batch: list[FetchedBlock] = []
-        rest: list[FetchedBlock] = []
-        size, is_full = 0, False
+        size = n = 0
         for block in self._blocks:
-            if block.bounds != self._blocks[0].bounds:
-                rest.append(block)
-            elif is_full or (batch and size + block.size > BATCH_BYTES):
-                is_full = True
-                rest.append(block)
-            else:
-                batch.append(block)
-                size += block.size
-        self._blocks = rest
+            size += block.size
+            if n and (size > BATCH_BYTES or block.bounds != self._blocks[0].bounds):
+                break
+            n += 1
+        batch, self._blocks = self._blocks[:n], self._blocks[n:]
         return batch
 
     def _attempt(self, act: Callable[[], object]) -> bool:

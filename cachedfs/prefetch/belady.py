@@ -80,9 +80,8 @@ class Belady:
         self._capacity = self._limit = capacity
         self._window, self._has, self._in_memory = window, has, is_in_memory
         self._blocks: dict[int, _Block] = {}  # by hash64: with uses to come, or cached
-        self._size = self._held = self._staying = self._spare_size = (
-            0  # bytes of all; of the held; staying; spare
-        )
+        # Bytes of all, and of those that are held, that stay, and that are spare.
+        self._size = self._held = self._staying = self._spare_size = 0
         self._n_uses = self._untracked = 0
         # The uses that blocks were fetched for, with their bytes. The positions beyond the readers are sorted.
         self._waiting: dict[float, tuple[_Block, int]] = {}
@@ -93,12 +92,8 @@ class Belady:
         ] = []  # heap of those that stay, the last following use first
         self._ties = count()
         self._spare: dict[_Block, None] = {}  # cached and neither held, in the order in which they became so
-        self._early: dict[
-            int, None
-        ] = {}  # blocks that are not known yet, read since the readers came further
-        self._former: dict[
-            int, _Block
-        ] = {}  # blocks without uses, so that another read of the last use is known
+        self._early: dict[int, None] = {}  # not known yet, and read since the readers came further
+        self._former: dict[int, _Block] = {}  # without uses: another read of the last use is none of the next
         self.reader = -1.0  # the position of the furthest use that was read
         self.ahead = 0  # bytes of data that are beyond the readers, or were requested for there
 
@@ -182,10 +177,6 @@ class Belady:
         """Count bytes as ahead that are requested before their blocks are known; a negative size undoes it."""
         self.ahead += size
 
-    def is_over(self, position: float) -> bool:
-        """Return whether the readers have passed a position."""
-        return position <= self.reader
-
     # What happened.
 
     def arrived(self, use: Use) -> None:
@@ -196,16 +187,12 @@ class Belady:
                 self._keep(block)
 
     def remove(self, uses: Iterable[Use]) -> None:
-        """Remove uses that nobody waits for: of an object that failed, or that the readers have passed."""
+        """Remove uses of an object that failed or was replaced."""
         with self._lock:
             for use in uses:
                 block = self._blocks.get(use.version.hash64(use.block))
                 if block is not None and use.position in block.uses:
-                    if use.position in self._waiting and use.position > self.reader:
-                        del self._before[bisect_left(self._before, use.position)]
-                        self.ahead -= use.size
                     self._end(block, use.position)
-                    self._keep(block)
 
     def read(self, numbers: Iterable[int]) -> bool:
         """Record reads of blocks (by `hash64`), in their order; return whether the readers came further."""
@@ -239,7 +226,6 @@ class Belady:
         if position > self.reader:
             self._pass(position)
         self._end(block, position)
-        self._keep(block)
         self._limit = min(self._capacity, self._limit + block.size / REGAIN)
 
     def _pass(self, position: float) -> None:
@@ -252,8 +238,8 @@ class Belady:
         n_fit = len(self._blocks) * self._limit // max(1, self._size)
         while self._passed and self._passed[0] < position - n_fit:
             if (waiting := self._waiting.get(passed := self._passed.popleft())) is not None:
+                waiting[0].last = passed, position + 1  # a read that comes later is none of the next use
                 self._end(waiting[0], passed)
-                self._keep(waiting[0])
 
     def pass_missing(self) -> None:
         """Pass the next blocks that were evicted before they were read."""
@@ -265,7 +251,6 @@ class Belady:
                 position = self._before[0]
                 self._pass(position)
                 self._end(block, position)
-                self._keep(block)
 
     # What to evict.
 
@@ -292,12 +277,11 @@ class Belady:
     def _next_victim(self, *, is_again: bool) -> _Block | None:
         """Return the next block to evict; it counts as evicted."""
         while is_again or self._held + self._spare_size > self._limit:
-            spare = next((each for each in self._spare if not self._is_in_memory(each)), None)
-            block = self._furthest() if spare is None else spare
-            if block is None or block.n_waiting or self._is_in_memory(block):
+            block = next((each for each in self._spare if not self._is_in_memory(each)), None)
+            if block is None and (block := self._furthest_idle()) is None:
                 return None
             is_cached = self._has(block.version, block.index)
-            if not is_cached or self._held + self._spare_size <= self._limit:
+            if (block.is_held and not is_cached) or self._held + self._spare_size <= self._limit:
                 self._lower(block)
             block.is_here = False
             self._stay(block, NEVER)
@@ -366,6 +350,18 @@ class Belady:
             heappop(self._order)
         return self._order[0][2] if self._order else None
 
+    def _furthest_idle(self) -> _Block | None:
+        """Return the block that stays for the last use, of those that no reader waits for and that are stored."""
+        busy, found = [], None
+        while found is None and (block := self._furthest()) is not None:
+            if block.n_waiting or self._is_in_memory(block):
+                busy.append(heappop(self._order))
+            else:
+                found = block
+        for entry in busy:
+            heappush(self._order, entry)
+        return found
+
     # Bookkeeping.
 
     def _add(self, use: Use) -> _Block:
@@ -390,8 +386,12 @@ class Belady:
         """Remove a use of a block: it was read, or will not be."""
         block.uses.remove(position)
         self._n_uses -= 1
-        if self._waiting.pop(position, None) is not None:
+        if (waiting := self._waiting.pop(position, None)) is not None:
             block.n_waiting -= 1
+            if position > self.reader:
+                del self._before[bisect_left(self._before, position)]
+                self.ahead -= waiting[1]
+        self._keep(block)
 
     def _update(self, block: _Block) -> None:
         """Count a block as held or spare, or forget it."""
@@ -406,6 +406,10 @@ class Belady:
                 self._spare[block] = None
             else:
                 del self._spare[block]
+        if len(self._spare) > HORIZON:  # the cache evicts it like any other
+            oldest = next(iter(self._spare))
+            oldest.is_here = False
+            self._update(oldest)
         if not (block.uses or is_held or is_spare):
             number = block.version.hash64(block.index)
             _remember(self._former, number, self._blocks.pop(number))

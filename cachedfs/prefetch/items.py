@@ -7,7 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fsspec.utils import stringify_path
 
@@ -24,26 +24,6 @@ class PrefetchItem(NamedTuple):
     range: tuple[int | None, int | None] | None = None
 
 
-class PrefetchItems(Protocol):
-    """The items of a plan, in order. Event loop thread only."""
-
-    @property
-    def n_left(self) -> int | None:
-        """Number of items left to take; None while more items, or an error, may come."""
-        ...
-
-    def take(self) -> PrefetchItem | None:
-        """Return the next item; None when none is available now.
-
-        Raises the error of the caller's iterator, and TypeError for an invalid item.
-        """
-        ...
-
-    def close(self) -> None:
-        """Take no more items."""
-        ...
-
-
 def items_of(given: Any, *, changed: Callable[[], object]) -> PrefetchItems:
     """Return the items that a caller passed as `given`.
 
@@ -51,9 +31,9 @@ def items_of(given: Any, *, changed: Callable[[], object]) -> PrefetchItems:
     TypeError if `given` is neither an item nor an iterable.
     """
     if isinstance(given, str | os.PathLike) or _is_range(given):
-        return _Listed([given])
+        return PrefetchItems([given])
     if isinstance(given, list | tuple):
-        return _Listed(given)
+        return PrefetchItems(given)
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         return _Iterated(given, changed)
     raise TypeError(f"cannot prefetch {type(given).__name__}: {_FORMS}")
@@ -81,31 +61,38 @@ def _item(given: Any) -> PrefetchItem:
     return PrefetchItem(stringify_path(path), (start, stop))
 
 
-class _Listed:
-    """The items of a list or tuple, which is not copied."""
+class PrefetchItems:
+    """The items of a plan, in order, from a list or tuple, which is not copied. Event loop thread only."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
+    def __init__(self, given: Sequence[Any] = ()) -> None:
         self._given = given
         self._next = 0
 
     @property
     def n_left(self) -> int | None:
+        """Number of items left to take; None while more items, or an error, may come."""
         return len(self._given) - self._next
 
     def take(self) -> PrefetchItem | None:
+        """Return the next item; None when none is available now.
+
+        Raises the error of the caller's iterator, and TypeError for an invalid item.
+        """
         if self._next >= len(self._given):
             return None
         self._next += 1
         return _item(self._given[self._next - 1])
 
     def close(self) -> None:
+        """Take no more items."""
         self._given, self._next = (), 0
 
 
-class _Iterated:
+class _Iterated(PrefetchItems):
     """The items of an iterator. A thread takes them, some in advance, since the iterator may block."""
 
     def __init__(self, given: Iterable[Any], changed: Callable[[], object]) -> None:
+        super().__init__()
         self._changed = changed
         # Used directly: an interrupt inside the `with` of a Condition could leave the lock taken.
         self._lock = threading.Lock()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -29,38 +29,34 @@ from cachedfs.errors import (
 from cachedfs.prefetch import failure_limit
 from cachedfs.prefetch.belady import Belady
 from cachedfs.prefetch.failure_limit import FailureLimit
-from cachedfs.prefetch.object_stream import Spawn
 from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts
 
 __all__ = ["ObjectFetcher", "cannot_store"]
 
 logger = logging.getLogger("cachedfs.prefetch")
 
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 Sent = Iterable[Download] | asyncio.Task[Iterable[Download]]
 
 
 class ObjectFetcher:
     """Fetches the objects of a plan by speculative requests. Event loop thread only.
 
-    `ask` is called with an object whose version became known, and asks for its blocks with `fetch`; `enter` with the
-    path of an object that is a folder; `changed` when the plan has to look again. `error` is the error that ends the
-    plan.
+    `spawn` starts tasks that end with the plan. `changed` is called when the plan has to look again. `error` is the error
+    that ends the plan.
     """
 
+    uses: Belady  # set when the plan begins
+    ask: Callable[
+        [PrefetchObject], object
+    ]  # called with an object whose version became known: asks for its blocks
+    enter: Callable[[str], object]  # called with the path of an object that is a folder
+
     def __init__(
-        self,
-        reader: Reader,
-        counts: ProgressCounts,
-        *,
-        spawn: Spawn,
-        ask: Callable[[PrefetchObject], object],
-        enter: Callable[[str], object],
-        changed: Callable[[], object],
+        self, reader: Reader, counts: ProgressCounts, spawn: Spawn, changed: Callable[[], object]
     ) -> None:
         self._reader, self._objects, self._engine = reader, reader.objects, reader.objects.engine
-        self._counts, self._spawn, self._ask = counts, spawn, ask
-        self._enter, self._changed = enter, changed
-        self.uses: Belady  # set when the plan begins
+        self.counts, self.spawn, self._changed = counts, spawn, changed
         self.failures = FailureLimit()
         self.error: Exception | None = None
         self.unknown: dict[
@@ -89,7 +85,7 @@ class ObjectFetcher:
                 download.cancel()
 
     def close(self) -> None:
-        self._counts.fetched += self.n_coming
+        self.counts.fetched += self.n_coming
         self.active, self.open = {}, set()
 
     # One object.
@@ -103,7 +99,7 @@ class ObjectFetcher:
                 obj.begin(version)
                 self.add(obj)
         if version is not None and obj.listed_size != obj.wanted_size:
-            self._counts.sized(obj)
+            self.counts.sized(obj)
 
     def add(self, obj: PrefetchObject) -> None:
         """Add the uses of an object, after those of earlier objects that waited for its version; or let it wait."""
@@ -120,7 +116,7 @@ class ObjectFetcher:
         """Count an object as finished once nothing of it is left."""
         if not (obj.is_over or obj.left or obj.n_tasks) and obj.version is not None:
             obj.is_over = True
-            self._counts.n_done += 1
+            self.counts.n_done += 1
 
     def look_up(self, obj: PrefetchObject, want: Range) -> None:
         """Look up an object by reading `want` of it, and fetch it."""
@@ -135,7 +131,7 @@ class ObjectFetcher:
     def _start(self, obj: PrefetchObject, work: Callable[[], Awaitable[object]], reserved: int = 0) -> None:
         obj.n_tasks += 1
         self.open.add(obj)
-        self._spawn(self._attempt(obj, obj.version, work, reserved))
+        self.spawn(self._attempt(obj, obj.version, work, reserved))
 
     async def _attempt(
         self,
@@ -171,7 +167,7 @@ class ObjectFetcher:
         obj.n_tries += 1
         if isinstance(error, ObjectChanged | ChecksumMismatch) and obj.n_tries < TRIES:
             self._objects.expire(obj.path)
-            self._ask(obj)
+            self.ask(obj)
             return
         obj.is_over = obj.is_failed = True
         self.count_failure(obj.path, error, size=obj.listed_size)
@@ -186,7 +182,7 @@ class ObjectFetcher:
             raise self._objects.offline(obj.path)
         else:
             send = partial(self._read_first, obj, want)
-            await (await self._queue(obj, obj.position, want.size, lambda: self._spawn(send())))
+            await (await self._queue(obj, obj.position, want.size, lambda: self.spawn(send())))
 
     async def _read_first(self, obj: PrefetchObject, want: Range) -> list[Download]:
         """Read the beginning of an object; return the request, if any, once its other blocks were asked for."""
@@ -214,10 +210,10 @@ class ObjectFetcher:
             if obj.bounds is not None:
                 raise objects.is_a_folder(obj.path)
             obj.is_over = True
-            self._enter(obj.path)
+            self.enter(obj.path)
         elif (version := objects.version(entry)) is not None:
             self.begin(obj, version)
-            self._ask(obj)
+            self.ask(obj)
         else:
             raise objects.uncached(obj.path, entry.info)
 
@@ -274,7 +270,7 @@ class ObjectFetcher:
     def _count_sent(self, obj: PrefetchObject, sent: Iterable[Download]) -> list[Download]:
         """Count the requests that are the plan's; return them."""
         ours = [each for each in sent if each.is_speculative and each.version and each not in self.active]
-        self._counts.n_requests += len(ours)
+        self.counts.n_requests += len(ours)
         self.active.update(dict.fromkeys(ours, obj))
         return ours
 
@@ -312,7 +308,7 @@ class ObjectFetcher:
     def _arrived(self, obj: PrefetchObject, run: range) -> None:
         for index in run:
             use = obj.use(index)
-            self._counts.arrived += use.size
+            self.counts.arrived += use.size
             self.uses.arrived(use)
         self.failures.came()
         self._changed()
@@ -321,7 +317,7 @@ class ObjectFetcher:
         """Remove requests whose blocks are stored, or failed to be. Raises CacheError when nothing can be stored."""
         for download, obj in [each for each in self.active.items() if each[0].is_finished]:
             del self.active[download]
-            self._counts.fetched += download.filled - download.start
+            self.counts.fetched += download.filled - download.start
             if download.is_storable or obj.is_failed:
                 continue
             if self._engine.cache.cannot_store is not None:
@@ -331,13 +327,13 @@ class ObjectFetcher:
                 f"{self._objects.url(obj.path)}: some of it came and could not be stored, as the cache could store "
                 "nothing for a while; prefetch it again"
             )
-            self._counts.failed_late(obj.path, error)
+            self.counts.failed_late(obj.path, error)
 
     # Failures.
 
     def count_failure(self, path: str, error: CachedFSError, *, size: int | None = None) -> None:
         """Count a failure; end the plan after too many consecutive ones that are not specific to one object."""
-        self._counts.failed(path, error, size)
+        self.counts.failed(path, error, size)
         is_general = isinstance(error, OriginUnavailable | QuotaExceeded)
         is_general = (
             is_general and not isinstance(error, ChecksumMismatch) and not self._objects.config.offline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from cachedfs.common.types import ObjectInfo
@@ -13,38 +13,31 @@ from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.prefetch.items import PrefetchItems
-from cachedfs.prefetch.progress import PrefetchObject, ProgressCounts, Slice
+from cachedfs.prefetch.object_fetcher import ObjectFetcher
+from cachedfs.prefetch.progress import PrefetchObject, Slice
 
-__all__ = ["Glob", "ObjectStream", "Spawn"]
+__all__ = ["Glob", "ObjectStream"]
 
 Glob = Callable[[str], Awaitable[Mapping[str, Any]]]
-Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class ObjectStream:
     """The objects of a plan in order, with their positions. Event loop thread only.
 
-    `strip` turns a user's path or URL into a path. `glob` expands patterns. `spawn` starts tasks that end with the
-    plan. `wait_for_origin` is awaited with an OriginUnreachable, and returns when the origin may be tried again.
-    `failed` is called with the path of a folder or pattern and the error that its listing raised.
+    `strip` turns a user's path or URL into a path. `glob` expands patterns.
     """
 
     def __init__(
         self,
         reader: Reader,
         items: PrefetchItems,
-        counts: ProgressCounts,
+        fetcher: ObjectFetcher,
         *,
         strip: Callable[[str], str],
         glob: Glob,
-        spawn: Spawn,
-        wait_for_origin: Callable[[OriginUnreachable], Awaitable[None]],
-        failed: Callable[[str, CachedFSError], object],
     ) -> None:
         self._objects, self._lookups = reader.objects, reader.lookups
-        self._items, self._counts = items, counts
-        self._strip, self._glob, self._spawn = strip, glob, spawn
-        self._wait_for_origin, self._failed = wait_for_origin, failed
+        self._items, self._fetcher, self._strip, self._glob = items, fetcher, strip, glob
         self._position = 0  # of the next object
         self._seen: deque[PrefetchObject] = deque()  # returned by `look_ahead`, and not by `take`
         self._children: deque[ObjectInfo] = deque()  # objects of an expanded folder that come next
@@ -102,7 +95,7 @@ class ObjectStream:
         # The objects of a folder come before the next item.
         while not self._folders and (item := self._items.take()) is not None:
             path = self._strip(item.text)
-            self._counts.declared()
+            self._fetcher.counts.declared()
             entry = self._objects.fresh(path)
             if item.range is not None or not _may_be_many(item.text, path, entry):
                 return self._object(path, entry, bounds=item.range)
@@ -124,7 +117,7 @@ class ObjectStream:
 
     def enter(self, path: str) -> None:
         """Expand a folder: its objects come next, after those of folders that are being listed."""
-        self._folders.append((path, self._spawn(self._expand(path))))
+        self._folders.append((path, self._fetcher.spawn(self._expand(path))))
 
     def _enter_listed(self) -> None:
         """Take the objects of the first folders that have been listed."""
@@ -133,9 +126,9 @@ class ObjectStream:
             try:
                 found = task.result()
             except CachedFSError as error:
-                self._failed(path, error)
+                self._fetcher.count_failure(path, error)
                 continue
-            self._counts.expanded([info.size for info in found])
+            self._fetcher.counts.expanded([info.size for info in found])
             self._children.extend(found)
 
     async def _expand(self, path: str) -> list[ObjectInfo]:
@@ -144,7 +137,7 @@ class ObjectStream:
             try:
                 return await (self._matches(path) if is_pattern(path) else self._below(path))
             except OriginUnreachable as error:
-                await self._wait_for_origin(error)
+                await self._fetcher.wait_for_origin(error)
 
     async def _below(self, path: str) -> list[ObjectInfo]:
         found = [info for info in await self._lookups.listings.find(path) if info.kind == "file"]

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from heapq import heappop, heappush
-from itertools import accumulate
 from typing import Any
 
 from cachedfs.common.blocks import beginning
@@ -63,24 +62,9 @@ class PrefetchPlan:
         self._is_cancelled = self._is_ending = False
         self._is_held = False  # the readers have to read before more is requested
         self._items = items(lambda: self._engine.call_soon(self._changed.set))
-        self._fetcher = ObjectFetcher(
-            reader,
-            self.counts,
-            spawn=self._spawn,
-            ask=self._ask_for,
-            enter=lambda path: self._stream.enter(path),
-            changed=self._changed.set,
-        )
-        self._stream = ObjectStream(
-            reader,
-            self._items,
-            self.counts,
-            strip=strip,
-            glob=glob,
-            spawn=self._spawn,
-            wait_for_origin=self._fetcher.wait_for_origin,
-            failed=self._fetcher.count_failure,
-        )
+        self._fetcher = ObjectFetcher(reader, self.counts, self._spawn, self._changed.set)
+        self._stream = ObjectStream(reader, self._items, self._fetcher, strip=strip, glob=glob)
+        self._fetcher.ask, self._fetcher.enter = self._ask_for, self._stream.enter
         self._window = math.inf if window is None else window
         self._uses = self._fetcher.uses = Belady(
             math.inf, has=self._engine.cache.has, is_in_memory=self._fetcher.download
@@ -280,7 +264,7 @@ class PrefetchPlan:
         config, uses = self._objects.config, self._uses
         most = int(min(config.whole_request, uses.most_ahead / config.first_concurrency))
         want = beginning(*(obj.bounds or (None, None)), block_size=config.block_size, most=most)
-        if not n_to_request([want.size], ahead=uses.ahead, limit=uses.most_ahead, most=config.whole_request):
+        if uses.ahead and uses.ahead + want.size > uses.most_ahead:
             return False
         self._fetcher.look_up(obj, want)
         return True
@@ -293,7 +277,7 @@ class PrefetchPlan:
             is_cached = not fetcher.download(version, index) and cache.has(version, index)
             if not (is_cached or self._is_passed(use)):
                 break
-            if uses.ahead and not uses.is_over(use.position) and uses.ahead + use.size > uses.most_ahead:
+            if uses.ahead and use.position > uses.reader and uses.ahead + use.size > uses.most_ahead:
                 return False
             uses.ask(use, is_awaited=True)
             if is_cached:
@@ -314,7 +298,7 @@ class PrefetchPlan:
 
         If all blocks fit, a block that was read and evicted is fetched again, so that all are cached in the end.
         """
-        if not self._uses.is_over(use.position):
+        if use.position > self._uses.reader:
             return False
         is_coming = self._fetcher.is_coming(use.version, use.block)
         return is_coming or self._uses.is_tight or self._uses.has_window
@@ -330,13 +314,17 @@ class PrefetchPlan:
         return run
 
     def _n_to_request(self, uses: list[Use]) -> int:
-        """Return how many of these adjacent blocks to request now; they count as ahead of the readers."""
-        belady = self._uses
-        most = self._objects.config.whole_request
-        sizes = [use.size for use in uses]
-        n = n_to_request(sizes, ahead=belady.ahead, limit=belady.most_ahead, most=most)
-        n = next((i for i, use in enumerate(uses[:n]) if not belady.ask(use)), n)
-        if not n and (belady.is_short or belady.is_over(uses[0].position)):
+        """Return how many of these adjacent blocks to request now; they count as ahead of the readers.
+
+        There is room for all of them, or for a part of the window, so that requests are large. If nothing else is ahead,
+        one block is requested in any case.
+        """
+        belady, n, size = self._uses, 0, sum(use.size for use in uses)
+        room = belady.most_ahead - belady.ahead
+        if room >= min(size, belady.most_ahead / QUARTER):
+            while n < len(uses) and (room := room - uses[n].size) >= 0 and belady.ask(uses[n]):
+                n += 1
+        if not n and (belady.is_short or uses[0].position <= belady.reader):
             belady.ask(uses[0], is_awaited=True)
             n = 1
         return n
@@ -345,20 +333,3 @@ class PrefetchPlan:
         """Return the progress of the plan. From any thread."""
         is_held, coming = self._is_held and self._fetcher.is_idle, self._fetcher.n_coming
         return self.counts.progress(n_left=self._items.n_left, coming=coming, is_held=is_held)
-
-
-def n_to_request(sizes: Sequence[int], *, ahead: int, limit: float, most: int) -> int:
-    """Return how many of these adjacent blocks to request now; 0 while the readers have to read first.
-
-    `sizes` has the bytes of each block, `ahead` the bytes that are ahead of the readers, of at most `limit`. A request
-    brings at most `most` bytes. It is sent when there is room for a full request, or for a quarter of the window if
-    that is less. If nothing else is ahead, one block is requested in any case.
-    """
-    whole = max(1, _n_fitting(sizes, min(most, limit / QUARTER)))
-    now = _n_fitting(sizes, min(most, limit - ahead))
-    return max(1, now) if now >= whole or not ahead else 0
-
-
-def _n_fitting(sizes: Sequence[int], room: float) -> int:
-    """Return how many of the first of these fit into `room`."""
-    return sum(total <= room for total in accumulate(sizes))

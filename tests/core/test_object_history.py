@@ -202,3 +202,13 @@ def test_a_file_and_ranges_continue_each_other(fs, origin):
         file.seek(2 * BLOCK)
         assert file.read(4 * BLOCK) == data[2 * BLOCK : 6 * BLOCK]
         until(lambda: any(want.start >= 6 * BLOCK for want in requested(origin)))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_first_pass_over_a_file_has_no_hits_and_the_second_one_only_hits(fs, origin, is_known):
+    data = put(fs, origin, 96) if is_known else origin.put("b/k", noise(96 * BLOCK))
+    for n_hits in (0, 96):
+        with fs.open("b/k") as file:
+            assert b"".join(iter(lambda file=file: file.read(BLOCK // 2), b"")) == data
+        assert block_received(fs) == len(data)
+        assert fs.stats().hits == n_hits

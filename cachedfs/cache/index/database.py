@@ -16,23 +16,20 @@ import ctypes
 import logging
 import os
 import sqlite3
-import stat
 import threading
 import time
-import urllib.parse
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
 
 from cachedfs.cache import disk
+from cachedfs.cache.index import connection
 from cachedfs.cache.index.block_rows import BlockRows
 from cachedfs.cache.index.metadata_rows import MetadataRows
 from cachedfs.cache.index.quota_rows import QuotaRows
 from cachedfs.cache.index.schema import (
     LOAD_TOTALS,
     SAVE_TOTALS,
-    SCHEMA,
     STORED,
     VERSION,
     Totals,
@@ -42,8 +39,6 @@ from cachedfs.cache.locks import ByteRangeLocks
 __all__ = ["TROUBLE", "CacheIndex", "IndexRows"]
 
 log = logging.getLogger("cachedfs.cache")
-
-T = TypeVar("T")
 
 TROUBLE = (
     sqlite3.Error,
@@ -59,7 +54,6 @@ TROUBLE = (
 
 _REPLACING = 0x0DB5_ADBA_C0DE_0001  # the lock number for replacing the index
 _LOOK_S = 1.0  # interval between a reader's checks that its file is still the one at the path
-_WRITER_WAIT_S = 2.0
 _TRY_S = 0.05  # SQLite backs off when waiting for a lock; retrying after this avoids starvation
 _PAUSE_S = 0.005  # between two attempts
 _READER_WAIT_S = 0.05
@@ -68,7 +62,6 @@ _FORK_WAIT_S = 1.0
 _TURN_WAIT_S = 30.0
 _IDLE_READERS = 4
 _SHORTEN_N = 16  # transactions between two looks at the size of the log
-_STATEMENTS = 128
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
 # A scan of all rows: for audits.
 _SUMS = """SELECT (SELECT count(*) FROM blocks),
@@ -168,7 +161,7 @@ class CacheIndex:
                 try:
                     rows.sqlite.execute("BEGIN IMMEDIATE")
                 except sqlite3.OperationalError as error:
-                    _again(partial(rows.sqlite.execute, "BEGIN IMMEDIATE"), error)
+                    connection.again(partial(rows.sqlite.execute, "BEGIN IMMEDIATE"), error)
                 rows.totals = Totals(*rows.sqlite.execute(LOAD_TOTALS).fetchone())
                 before = STORED(rows.totals)
                 yield rows
@@ -177,7 +170,7 @@ class CacheIndex:
                 try:
                     rows.sqlite.execute("COMMIT")
                 except sqlite3.OperationalError as error:
-                    _again(partial(rows.sqlite.execute, "COMMIT"), error)
+                    connection.again(partial(rows.sqlite.execute, "COMMIT"), error)
                 self._n_writes += 1
                 if self._n_writes % _SHORTEN_N == 0:
                     self._shorten_log(rows)
@@ -280,7 +273,7 @@ class CacheIndex:
         try:
             rows = self._current(rows, _TRY_S)
         except sqlite3.OperationalError as error:
-            rows = _again(partial(self._current, None, _TRY_S), error)
+            rows = connection.again(partial(self._current, None, _TRY_S), error)
         self.look_again()
         self._broken_inode = 0
         rows.root_seen, self._writer = root_seen, rows
@@ -289,16 +282,16 @@ class CacheIndex:
     def _inode(self) -> int:
         """Return the inode of the file at the path; 0 without one, or if it is not ours (SQLite follows symlinks)."""
         status = disk.state(self._path)
-        return status.st_ino if status is not None and _is_ours(status) else 0
+        return status.st_ino if status is not None and connection.is_ours(status) else 0
 
     def _connected(self, inode: int, wait_s: float) -> IndexRows:
         """Open the file at the path and check that it is an index of this version."""
         if inode in (0, self._broken_inode):
             raise sqlite3.OperationalError("there is no index")
         logs = (disk.state(self._path + suffix) for suffix in _LOGS)
-        if not all(_is_ours(status) for status in logs if status is not None):
+        if not all(connection.is_ours(status) for status in logs if status is not None):
             raise sqlite3.DatabaseError("a log of it is not ours")
-        rows = IndexRows(_connect(self._path, wait_s))
+        rows = IndexRows(connection.connect(self._path, wait_s))
         rows.inode = inode
         try:
             self._prepare(rows)
@@ -332,7 +325,7 @@ class CacheIndex:
 
     def _closed_if_damaged(self, rows: IndexRows | None, error: sqlite3.Error) -> IndexRows | None:
         """Return the connection; close it, have the file replaced, and return None if the error says that it is damaged."""
-        if rows is None or not _is_damage(error):
+        if rows is None or not connection.is_damage(error):
             return rows
         log.warning("the index %s is damaged (%s) and will be replaced", self._path, error)
         self._broken_inode = rows.inode
@@ -360,7 +353,7 @@ class CacheIndex:
     def _put_new(self) -> None:
         temp = self._temp()
         try:
-            _make_new(temp)
+            connection.make_new(temp)
             for suffix in ("", *_LOGS):  # kept in `tmp/` for an hour, for inspection
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(self._path + suffix, f"{temp}-old{suffix}")
@@ -369,57 +362,6 @@ class CacheIndex:
             with contextlib.suppress(OSError):  # retries create further files, which would fill a full disk
                 disk.unlink(temp)
             raise
-
-
-def _make_new(path: str) -> None:
-    os.close(disk.create(path))  # SQLite would create it readable by others
-    new = _connect(path, _WRITER_WAIT_S)
-    try:
-        new.executescript(f"PRAGMA synchronous=OFF; BEGIN; {SCHEMA}; PRAGMA user_version={VERSION}; COMMIT")
-    finally:
-        new.close()
-
-
-def _connect(path: str, wait_s: float) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"file:{urllib.parse.quote(path)}?mode=rw",
-        uri=True,
-        timeout=wait_s,
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=_STATEMENTS,
-    )
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-
-
-def _again(act: Callable[[], T], error: sqlite3.OperationalError) -> T:
-    """Do again what failed with `error`; wait for the locks of other processes and threads, up to a limit."""
-    deadline = time.monotonic() + _WRITER_WAIT_S
-    while True:
-        is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-        if not is_busy or time.monotonic() > deadline:
-            raise error
-        time.sleep(_PAUSE_S)  # SQLite does not wait at all where two waiters could deadlock
-        try:
-            return act()
-        except sqlite3.OperationalError as again:
-            error = again
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Return whether the file itself is damaged, rather than busy, full or unreachable."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-    if isinstance(error, sqlite3.OperationalError) and "no such" in str(error):
-        return True
-    if code == sqlite3.SQLITE_IOERR_SHORT_READ:  # truncated while open
-        return True
-    return type(error) is sqlite3.DatabaseError and code & 0xFF in (
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-    )
 
 
 _INDEXES: weakref.WeakSet[CacheIndex] = weakref.WeakSet()
