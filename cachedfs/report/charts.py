@@ -1,28 +1,30 @@
-"""The charts of a report, drawn as SVG.
+"""The charts of a report, drawn as SVG by matplotlib. No other module imports matplotlib.
 
 Charts are accessible: none depends on color alone, and each has a text description.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
-from html import escape
-from typing import NamedTuple
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachedfs.common.text import per_cent, seconds, size
 from cachedfs.report.summary import RunSummary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["BACKGROUND", "COLOURS", "INK", "Chart", "pictures"]
 
 # The colors with enough contrast on white from a palette for color-blind readers (Okabe and Ito, 2008).
 COLOURS = {"bytes": "#0072b2", "hits": "#009e73", "waits": "#d55e00", "others": "#6a3d6f", "idle": "#767676"}
 INK, BACKGROUND = "#1a1a1a", "#ffffff"
-WIDTH, HEIGHT = 442, 240  # as wide as a phone screen, so that text is readable there without scaling
-LEFT, RIGHT, TOP, BOTTOM = 52, 434, 30, 198  # edges of the drawn area
-BELOW = 18  # height of the bars below the axis
-LETTER = 7.4  # average width of a letter; those of Chinese, Japanese and Korean are twice as wide
-LONGEST = 24  # letters of a folder that are shown
+INCHES = 4.6, 2.5  # width of a phone screen, so that text is readable there without scaling
+FONT = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "hatch.linewidth": 0.6}
 
 
 class Chart(NamedTuple):
@@ -31,15 +33,6 @@ class Chart(NamedTuple):
     title: str
     words: str
     svg: str
-
-
-class Series(NamedTuple):
-    """Values over time: stacked bars ("bar", "hatched"), a line ("line", "dotted"), or bars "below" the axis, of up to 1."""
-
-    label: str
-    values: Sequence[float]
-    color: str
-    style: str = "bar"
 
 
 class Bar(NamedTuple):
@@ -51,68 +44,140 @@ class Bar(NamedTuple):
     color: str
 
 
-def pictures(summary: RunSummary, by_folder: Sequence[tuple[str, int]]) -> list[Chart]:
+def pictures(summary: RunSummary, by_folder: Sequence[tuple[str, int]] | None) -> list[Chart]:
     """Return the charts of a report.
 
-    `by_folder`: pairs of folder and cached bytes; without any, that chart is left out.
+    `by_folder`: pairs of folder and cached bytes. None or empty leaves out that chart. Raises ImportError if matplotlib
+    is not installed.
     """
-    total = summary.elapsed_s or 1.0
-    parts = [
-        Bar(name, took_s, f"{seconds(took_s)}, {per_cent(took_s / total)}", COLOURS[color])
-        for name, took_s, color in _parts_of(summary)
-    ]
-    words = ", ".join(f"{name} {seconds(took_s)}" for name, took_s, _ in _parts_of(summary))
-    found = [_requests(summary), _rates(summary), _blocks(summary)]
-    found.append(Chart("Where the time went", words, _bars(parts, "seconds")))
-    if by_folder:
-        held = [Bar(name, n / 1e6, size(n), COLOURS["hits"]) for name, n in by_folder]
-        words = ", ".join(f"{folder} {size(n)}" for folder, n in by_folder)
-        found.append(Chart("In the cache now", words, _bars(held, "MB")))
-    return found
-
-
-def _requests(summary: RunSummary) -> Chart:
-    bins, waited = summary.bins, seconds(summary.waited.all_s)
-    series = [
-        Series("receiving", bins.coming, COLOURS["bytes"]),
-        Series("no answer yet", bins.asking, COLOURS["bytes"], "hatched"),
-        Series("program waits", bins.waited, COLOURS["waits"], "below"),
-    ]
-    top = max(map(sum, zip(bins.asking, bins.coming, strict=True)), default=0.0)
-    requests = f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead"
-    svg = _over_time("requests", "requests", bins.width_s, series, top)
-    return Chart("Active requests", f"{requests}; the program waited {waited}", svg)
-
-
-def _rates(summary: RunSummary) -> Chart:
-    counts, bound, width_s = summary.counts, summary.bound_per_s or 0.0, summary.bins.width_s
-    fetched, served = (
-        [value / 1e6 / (width_s or 1.0) for value in summary.bins.counts[name]]
-        for name in ("bytes_fetched", "bytes_served")
-    )
-    series = [
-        Series("fetched", fetched, COLOURS["bytes"]),
-        Series("read", served, COLOURS["hits"], "line"),
-        Series("speed of the link", [bound / 1e6] * len(fetched) if bound else [], INK, "dotted"),
-    ]
-    top = max([bound / 1e6, *fetched])
-    # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
-    top = min(2 * top or math.inf, max([top, *served]))
+    counts, waited = summary.counts, summary.waited
+    fetched, served, bound = size(counts["bytes_fetched"]), size(counts["bytes_served"]), summary.bound_per_s
     link = f"the link gave up to {size(bound)}/s" if bound else "nothing came over the link"
-    words = f"{size(counts['bytes_fetched'])} fetched, {size(counts['bytes_served'])} read; {link}"
-    return Chart("Bytes a second", words, _over_time("bytes", "MB/s", width_s, series, top))
-
-
-def _blocks(summary: RunSummary) -> Chart:
-    counts, bins = summary.counts, summary.bins.counts
-    series = [
-        Series("fetched", bins["misses"], COLOURS["bytes"]),
-        Series("hits", bins["hits"], COLOURS["hits"], "hatched"),
-        Series("evicted", bins["evictions"], COLOURS["waits"], "dotted"),
+    requests = f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead"
+    blocks = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
+    total, parts = summary.elapsed_s or 1.0, _parts_of(summary)
+    times = [Bar(name, s, f"{seconds(s)}, {per_cent(s / total)}", COLOURS[color]) for name, s, color in parts]
+    held = [Bar(_shortened(name), n / 1e6, size(n), COLOURS["hits"]) for name, n in by_folder or ()]
+    drawn: list[tuple[str, str, str, Callable[[Axes], None]]] = [
+        (
+            "requests",
+            "Active requests",
+            f"{requests}; the program waited {seconds(waited.all_s)}",
+            lambda axes: _requests(axes, summary),
+        ),
+        (
+            "bytes",
+            "Bytes a second",
+            f"{fetched} fetched, {served} read; {link}",
+            lambda axes: _rates(axes, summary),
+        ),
+        ("blocks", "Blocks", blocks, lambda axes: _blocks(axes, summary)),
+        (
+            "time",
+            "Where the time went",
+            ", ".join(f"{name} {seconds(took_s)}" for name, took_s, _ in parts),
+            lambda axes: _bars(axes, times, "seconds"),
+        ),
     ]
-    top = max([*map(sum, zip(bins["misses"], bins["hits"], strict=True)), *bins["evictions"]], default=0.0)
-    words = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
-    return Chart("Blocks", words, _over_time("blocks", "blocks", summary.bins.width_s, series, top))
+    if by_folder:
+        words = ", ".join(f"{folder} {size(n)}" for folder, n in by_folder)
+        drawn.append(("cache", "In the cache now", words, lambda axes: _bars(axes, held, "MB")))
+    return [Chart(title, words, _svg(name, draw)) for name, title, words, draw in drawn]
+
+
+def _svg(name: str, draw: Callable[[Axes], None]) -> str:
+    """Return the SVG of a chart drawn by `draw`.
+
+    `name` makes the ids inside unique among the charts of a page.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('the report is drawn by matplotlib: pip install "cachedfs[report]"') from error
+    with matplotlib.rc_context({**FONT, "svg.hashsalt": name}):
+        figure = Figure(figsize=INCHES, layout="constrained", facecolor=BACKGROUND)
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        draw(axes)
+        out = io.StringIO()
+        with warnings.catch_warnings():
+            # Text stays text in the SVG and uses the browser's fonts, so glyphs missing in this font do not matter.
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
+            figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    svg = out.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", svg)
+
+
+def _requests(axes: Axes, summary: RunSummary) -> None:
+    bins, at, width_s = summary.bins, *_bin_centers(summary)
+    most = (
+        _stacked(axes, summary, bins.coming, bins.asking, "bytes", "////", ("receiving", "no answer yet"))
+        or 1.0
+    )
+    # Bars below the axis. A full bar is a bin in which a caller waited all the time.
+    low = [-0.12 * most * share for share in bins.waited]
+    axes.bar(at, low, width_s, color=COLOURS["waits"], label="program waits")
+    axes.axhline(0, color=INK, linewidth=0.8)
+    _label(axes, "requests", -0.14 * most, 1.35 * most)
+
+
+def _rates(axes: Axes, summary: RunSummary) -> None:
+    at, width_s = _bin_centers(summary)
+    scale = 1e6 * (width_s or 1.0)
+    fetched, served = (
+        [value / scale for value in summary.bins.counts[name]] for name in ("bytes_fetched", "bytes_served")
+    )
+    axes.bar(at, fetched, width_s, color=COLOURS["bytes"], label="fetched")
+    axes.plot(at, served, color=COLOURS["hits"], linewidth=1.5, marker=".", markersize=3, label="read")
+    bound = (summary.bound_per_s or 0.0) / 1e6
+    if bound:
+        axes.axhline(bound, color=INK, linestyle="--", linewidth=1.2, label="speed of the link")
+    top = max([bound, *fetched])
+    # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
+    _label(axes, "MB/s", 0, 1.35 * min(2 * top or math.inf, max([top, *served])))
+
+
+def _blocks(axes: Axes, summary: RunSummary) -> None:
+    counts, (at, _) = summary.bins.counts, _bin_centers(summary)
+    top = _stacked(axes, summary, counts["misses"], counts["hits"], "hits", "....", ("fetched", "hits"))
+    axes.plot(at, counts["evictions"], color=COLOURS["waits"], linestyle=":", linewidth=1.5, label="evicted")
+    _label(axes, "blocks", 0, 1.35 * max([top, *counts["evictions"]]))
+
+
+def _bin_centers(summary: RunSummary) -> tuple[list[float], float]:
+    width_s = summary.bins.width_s
+    return [width_s * (at + 0.5) for at in range(len(summary.bins.asking))], width_s
+
+
+def _stacked(
+    axes: Axes,
+    summary: RunSummary,
+    below: list[float],
+    above: list[float],
+    color: str,
+    hatch: str,
+    labels: tuple[str, str],
+) -> float:
+    """Draw a bar for each bin, with a hatched one on top; return the height of the highest."""
+    at, width_s = _bin_centers(summary)
+    axes.bar(at, below, width_s, color=COLOURS["bytes"], label=labels[0])
+    hatched: dict[str, Any] = {
+        "color": BACKGROUND,
+        "edgecolor": COLOURS[color],
+        "hatch": hatch,
+        "linewidth": 0.5,
+    }
+    axes.bar(at, above, width_s, bottom=below, label=labels[1], **hatched)
+    return max(map(sum, zip(below, above, strict=True)), default=0.0)
+
+
+def _label(axes: Axes, what: str, low: float, high: float) -> None:
+    axes.set_ylim(low, high or 1.0)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel(what)
+    axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.0)
 
 
 def _parts_of(summary: RunSummary) -> list[tuple[str, float, str]]:
@@ -125,107 +190,17 @@ def _parts_of(summary: RunSummary) -> list[tuple[str, float, str]]:
     ]
 
 
-# Drawing
+def _shortened(folder: str) -> str:
+    """Return the end of a long name; "$" is escaped, as matplotlib would render a formula."""
+    return (folder if len(folder) <= 24 else f"…{folder[-23:]}").replace("$", r"\$")
 
 
-def _over_time(name: str, unit: str, width_s: float, series: Sequence[Series], top: float) -> str:
-    """Return a chart of values over time, each for `width_s` seconds; `name` makes its ids unique on the page."""
-    top, n = top or 1.0, len(series[0].values)
-    zero = BOTTOM - BELOW * any(each.style == "below" for each in series)
-    step, scale, base, x = (RIGHT - LEFT) / n, (zero - TOP) / top, [0.0] * n, LEFT + 20.0
-    drawn = [_axis(LEFT, width_s * n, "seconds"), _text(4, TOP - 15, unit, "start")]
-    drawn += [_text(LEFT - 6, zero - scale * tick + 4, f"{tick:,g}", "end") for tick in _ticks(top)]
-    for each in series:
-        if not each.values:
-            continue
-        if each.style in ("line", "dotted"):
-            at = (
-                f"{LEFT + step * (i + 0.5):.1f} {zero - scale * min(v, top):.1f}"
-                for i, v in enumerate(each.values)
-            )
-            drawn += [_line(each, "L".join(at)), _line(each, f"{x:.0f} {TOP - 19}h14")]
-        else:
-            fill = f"url(#{name}-hatch)" if each.style == "hatched" else each.color
-            drawn += [_hatch(name, each.color)] if each.style == "hatched" else []
-            drawn += [_rect(x, TOP - 25, 12, 12, fill, each.color)]
-            drawn += [
-                _rect(LEFT + step * i, zero, step, BELOW * value, fill, each.color)
-                if each.style == "below"
-                else _rect(
-                    LEFT + step * i, zero - scale * (base[i] + value), step, scale * value, fill, each.color
-                )
-                for i, value in enumerate(each.values)
-                if value > 0
-            ]
-            base = [low + value for low, value in zip(base, each.values, strict=True)]
-        drawn.append(_text(x + 18, TOP - 15, each.label, "start"))
-        x += 34 + _width(each.label)
-    return _svg([*drawn, f'<path d="M{LEFT} {TOP}V{BOTTOM}M{LEFT} {zero}H{RIGHT}" stroke="{INK}"/>'])
-
-
-def _bars(rows: Sequence[Bar], unit: str) -> str:
-    """Return a chart of horizontal bars."""
-    names = [each.name if len(each.name) <= LONGEST else f"…{each.name[1 - LONGEST :]}" for each in rows]
-    left, high = 10 + max(map(_width, names)), (BOTTOM - TOP) / len(rows)
-    room = 12 + max(_width(each.text) for each in rows)
-    most = max(each.value for each in rows) or 1.0
-    scale, drawn = (RIGHT - room - left) / most, []
-    for at, each in enumerate(rows):
-        y, width = TOP + high * (at + 0.2), scale * each.value
-        drawn.append(_rect(left, y, width, 0.6 * high, each.color, each.color))
-        drawn.append(_text(left - 6, y + 0.3 * high + 4, names[at], "end"))
-        drawn.append(_text(left + width + 6, y + 0.3 * high + 4, each.text, "start"))
-    end = left + scale * most
-    return _svg(
-        [
-            *drawn,
-            _axis(left, most, unit, end),
-            f'<path d="M{left} {TOP}V{BOTTOM}H{end}" stroke="{INK}" fill="none"/>',
-        ]
-    )
-
-
-def _axis(left: float, most: float, unit: str, right: float = RIGHT) -> str:
-    """Return the numbers below a chart that reaches from 0 to `most`, and their unit."""
-    scale = (right - left) / (most or 1.0)
-    numbers = [_text(left + scale * tick, BOTTOM + 17, f"{tick:,g}") for tick in _ticks(most or 1.0)]
-    return "".join([*numbers, _text((left + right) / 2, BOTTOM + 34, unit)])
-
-
-def _ticks(most: float) -> list[float]:
-    """Return up to six round numbers from 0 to `most`."""
-    power = 10.0 ** math.floor(math.log10(most / 5))
-    step = next(power * k for k in (1, 2, 5, 10) if most / (power * k) <= 5)
-    return [step * at for at in range(int(most / step) + 1)]
-
-
-def _svg(drawn: Sequence[str]) -> str:
-    style = f"font:13px system-ui,sans-serif;fill:{INK}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" style="{style}">'
-    return f"{head}{''.join(drawn)}</svg>"
-
-
-def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _width(text: str) -> float:
-    return LETTER * sum(1 + (letter >= "\u2e80") for letter in text)
-
-
-def _rect(x: float, y: float, width: float, height: float, fill: str, stroke: str) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return f'<rect {place} fill="{fill}" stroke="{stroke}" stroke-width="0.5"/>'
-
-
-def _line(each: Series, points: str) -> str:
-    dash = ' stroke-dasharray="5 3"' if each.style == "dotted" else ""
-    return f'<path d="M{points}" fill="none" stroke="{each.color}" stroke-width="1.5"{dash}/>'
-
-
-def _hatch(name: str, color: str) -> str:
-    size = 'width="5" height="5"'
-    return (
-        f'<pattern id="{name}-hatch" {size} patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        f'<rect {size} fill="{BACKGROUND}"/><path d="M0 0V5" stroke="{color}" stroke-width="2"/></pattern>'
-    )
+def _bars(axes: Axes, rows: Sequence[Bar], unit: str) -> None:
+    """Draw horizontal bars, the first one on top, with a name before and a text behind each."""
+    shown = rows[::-1]
+    values = [each.value for each in shown]
+    bars = axes.barh(range(len(shown)), values, height=0.6, color=[each.color for each in shown])
+    axes.set_yticks(range(len(shown)), [each.name for each in shown])
+    axes.bar_label(bars, [each.text for each in shown], padding=4)
+    axes.set_xlim(0, 1.5 * max(values, default=0.0) or 1.0)
+    axes.set_xlabel(unit)

