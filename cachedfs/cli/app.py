@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from cachedfs.cli import (  # noqa: F401 - each adds its commands
-    cache,
-    doctor,
-    get,
-    login,
-    monitoring,
-    mount,
-    pack,
-    reading,
-    sim,
-    transfer,
-)
+from importlib import import_module
+
 from cachedfs.cli.arguments import app
 
 __all__ = ["app"]
 
-_ORDER = [
-    "ls",
-    "cat",
-    "get",
-    "prefetch",
-    "pack",
-    "mount",
-    "unmount",
-    "stats",
-    "pin",
-    "unpin",
-    "evict",
-    "verify",
-    "export",
-    "import",
-    "report",
-    "login",
-    "logout",
-    "accounts",
-    "doctor",
-    "sim",
-    "demo",
-]
-app.registered_commands.sort(key=lambda command: _ORDER.index(str(command.name)))
+MODULES = "reading get prefetch pack mount stats cache transfer report login doctor sim"
+for _name in MODULES.split():
+    import_module(f"cachedfs.cli.{_name}")  # adds its commands

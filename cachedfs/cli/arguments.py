@@ -25,11 +25,13 @@ from cachedfs.config import FSSPEC_KEYWORDS, Config
 FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # exit statuses; typer exits with 2 on wrong usage
 STATUS = "[bold]Exit status[/bold] 0: success, 1: failure, 2: wrong usage, 130: Ctrl-C"
 PANEL = "Options of all commands"
+OPTION_HELP = "An option of cachedfs (max_age=0) or of the origin (token=anon); repeatable."
 COMMON = ("as_json", "debug", "cache_dir", "options")
 F = TypeVar("F", bound=Callable[..., None])
-# Where a shell splits the start of a Drive path that is not quoted, and what the next words begin with.
-SPLIT = re.compile(r"(?:drive://|/content/g?drive/)(My|Shared)$", re.IGNORECASE)
-NEXT_WORDS: dict[str, list[tuple[str, ...]]] = {"my": [("Drive",)], "shared": [("with", "me"), ("drives",)]}
+# A Drive path that is not quoted, as a shell splits it: one word a line.
+SPLIT = re.compile(
+    r".*(drive://|/content/g?drive/)(My\nDrive|Shared\nwith\nme|Shared\ndrives).*", re.IGNORECASE
+)
 
 app = typer.Typer(
     name="cachedfs",
@@ -45,12 +47,12 @@ def argument(metavar: str, help: str, **settings: Any) -> Any:
     return typer.Argument(metavar=metavar, show_default=False, help=help, **settings)
 
 
-def option(*names: str, metavar: str, help: str, default: bool | str = False, **settings: Any) -> Any:
+def option(metavar: str, help: str, *names: str, default: bool | str = False, **settings: Any) -> Any:
     """Return a typer option. `default` is the text shown as its default, or False to show none."""
     return typer.Option(*names, metavar=metavar, show_default=default, help=help, **settings)
 
 
-def flag(*names: str, help: str, **settings: Any) -> Any:
+def flag(help: str, *names: str, **settings: Any) -> Any:
     """Return a typer option without a value."""
     return typer.Option(*names, metavar="", help=help, **settings)
 
@@ -59,21 +61,10 @@ class QuotedCommand(TyperCommand):
     """A command that says which URL to quote, in place of taking its parts for several arguments."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own
-        if whole := unquoted(args):
-            text = f"the shell split it at its blanks; quote it: {shlex.quote(whole)}"
-            raise typer.BadParameter(text, param_hint="URL")
+        if found := SPLIT.search("\n".join(args)):
+            whole = shlex.quote(found[0].replace("\n", " "))
+            raise typer.BadParameter(f"the shell split it at its blanks; quote it: {whole}", param_hint="URL")
         return super().parse_args(ctx, args)
-
-
-def unquoted(words: Sequence[str]) -> str | None:
-    """Return the beginning of a Drive path that a shell split at its blanks; None where there is none."""
-    for at, word in enumerate(words):
-        begun = SPLIT.search(word)
-        for begins in NEXT_WORDS[begun[1].lower()] if begun else []:
-            rest = words[at + 1 : at + 1 + len(begins)]
-            if len(rest) == len(begins) and all(map(str.startswith, rest, begins)):
-                return " ".join([word, *rest])
-    return None
 
 
 @dataclasses.dataclass
@@ -124,8 +115,9 @@ class CommonOptions:
 
     def arguments(self) -> list[str]:
         """Return these options as arguments of a command line."""
-        given = [*(["--debug"] if self.debug else []), *(f"--option={text}" for text in self.options or ())]
-        return given if self.cache_dir is None else [*given, f"--cache-dir={self.cache_dir}"]
+        cache_dir = [] if self.cache_dir is None else [f"--cache-dir={self.cache_dir}"]
+        debug = ["--debug"] if self.debug else []
+        return [*debug, *(f"--option={text}" for text in self.options or ()), *cache_dir]
 
     def config(self) -> Config:
         """Return the options of cachedfs for all URLs, including those of the fsspec configuration."""
@@ -169,26 +161,17 @@ def show_version(wanted: bool) -> None:
 def before_command(
     ctx: typer.Context,
     version: Annotated[
-        bool, flag("--version", help="Show the version.", is_eager=True, callback=show_version)
+        bool, flag("Show the version.", "--version", is_eager=True, callback=show_version)
     ] = False,
     as_json: Annotated[
-        bool, flag("--json", help="Print one JSON document; errors too.", rich_help_panel=PANEL)
+        bool, flag("Print one JSON document; errors too.", "--json", rich_help_panel=PANEL)
     ] = False,
     debug: Annotated[
-        bool, flag("--debug", help="Show the traceback of an error, and the log.", rich_help_panel=PANEL)
+        bool, flag("Show the traceback of an error, and the log.", "--debug", rich_help_panel=PANEL)
     ] = False,
-    cache_dir: Annotated[
-        str | None, option(metavar="DIR", help="Use the cache in DIR.", rich_help_panel=PANEL)
-    ] = None,
+    cache_dir: Annotated[str | None, option("DIR", "Use the cache in DIR.", rich_help_panel=PANEL)] = None,
     options: Annotated[
-        list[str] | None,
-        option(
-            "--option",
-            "-o",
-            metavar="NAME=VALUE",
-            help="An option of cachedfs (max_age=0) or of the origin (token=anon); repeatable.",
-            rich_help_panel=PANEL,
-        ),
+        list[str] | None, option("NAME=VALUE", OPTION_HELP, "--option", "-o", rich_help_panel=PANEL)
     ] = None,
 ) -> None:
     """Read Google Cloud Storage, Google Drive and other fsspec URLs through a local cache."""

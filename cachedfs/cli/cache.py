@@ -11,15 +11,15 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, command, flag
-from cachedfs.cli.monitoring import cache_of
 from cachedfs.cli.output import busy, print_json, progress, say
+from cachedfs.cli.stats import cache_of
 from cachedfs.cli.urls import Location, Urls, at_each, check_quoted, locate, url_argument
 from cachedfs.common.text import counted
 from cachedfs.errors import CacheError, OriginUnavailable
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_store import BlockStore
-    from cachedfs.common.types import Verified
+    from cachedfs.core.verify import Verified
 
 AT_ONCE = 1000  # pins per transaction, so that other processes can write in between
 
@@ -108,7 +108,7 @@ def parts_of(paths: list[str]) -> Iterator[list[str]]:
 def unpin(
     common: CommonOptions,
     urls: UrlsOrAll = None,
-    everything: Annotated[bool, flag("--all", help="All pins, of all origins.")] = False,
+    everything: Annotated[bool, flag("All pins, of all origins.", "--all")] = False,
 ) -> None:
     """Let blocks of objects be evicted again.
 
@@ -142,8 +142,8 @@ def unpinned(location: Location | None, common: CommonOptions) -> int:
 def evict(
     common: CommonOptions,
     urls: UrlsOrAll = None,
-    everything: Annotated[bool, flag("--all", help="The whole cache, of all origins.")] = False,
-    yes: Annotated[bool, flag("--yes", "-y", help="Do not ask.")] = False,
+    everything: Annotated[bool, flag("The whole cache, of all origins.", "--all")] = False,
+    yes: Annotated[bool, flag("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
     """Drop what is cached of objects, folders or everything.
 

@@ -9,39 +9,40 @@ import os
 import platform
 import re
 import shlex
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.filesize import decimal
 from rich.text import Text
 
+from cachedfs.cli import speed
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.login import text_of_storage
-from cachedfs.cli.monitoring import cache_of, contents, text_of, text_of_use
 from cachedfs.cli.output import (
     busy,
     cell,
     message_of,
-    plain_table,
     print_json,
     print_table,
     print_traceback,
     rate,
+    table_of,
 )
+from cachedfs.cli.speed import median_of_3, timed
+from cachedfs.cli.stats import cache_of, contents, text_of, text_of_use
 from cachedfs.cli.urls import Location, locate, url_argument
-from cachedfs.common.executor import DaemonThreadPool
-from cachedfs.common.text import counted, per_cent
+from cachedfs.common.text import counted
+from cachedfs.config import Config
 from cachedfs.errors import CacheError, SignInRefused
-from cachedfs.report.analysis import RunFigures, analyse
+from cachedfs.report.analysis import analyse
+
+if TYPE_CHECKING:
+    from cachedfs.cache.block_store import BlockStore
 
 WRITTEN = 8 << 20  # bytes written to the cache directory
 SLOW = 30e6  # bytes per second: slower disks are slower than most links
-LARGE, LEAST = 8 << 20, 1 << 20  # bytes of one request, and of the smallest object whose transfer is timed
-AT_ONCE, HALF_S = 8, 0.5  # concurrent requests, and seconds each may take at the speed of a single one
 COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
 NOBODY = "nobody"  # the identity where no sign-in was found
@@ -95,15 +96,15 @@ def doctor(
     if common.as_json:
         print_json([check._asdict() for check in checks])
     else:
-        table = plain_table()
-        for check in checks:
-            text = cell(check.found, overflow="fold")
-            if check.advice:
-                text.append("\n").append(cell(check.advice, style="italic"))
-            table.add_row(Text(check.state, style=COLORS[check.state]), Text(check.name, style="bold"), text)
-        table.columns[0].no_wrap = table.columns[1].no_wrap = True
-        print_table(table)
+        print_table(table_of((), map(row_of, checks)))
     common.has_failed = any(check.state == "fail" for check in checks)
+
+
+def row_of(check: Check) -> tuple[Text, Text, Text]:
+    text = cell(check.found)
+    if check.advice:
+        text.append("\n").append(cell(check.advice, style="italic"))
+    return Text(check.state, style=COLORS[check.state]), Text(check.name, style="bold"), text
 
 
 def with_errors(name: str, checks: Iterator[Check], common: CommonOptions) -> Iterator[Check]:
@@ -171,6 +172,11 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
     took_s = write_seconds(f"{cache.root}/tmp")
     slow = "Slower than most links: set cache_dir to a faster disk" if WRITTEN / took_s < SLOW else ""
     yield Check("write speed", "warn" if slow else "ok", rate(WRITTEN, took_s), slow)
+    yield from index_checks(cache, config)
+
+
+def index_checks(cache: BlockStore, config: Config) -> Iterator[Check]:
+    """Check what the cache holds, whether there is room for more, and how well it is used."""
     found = contents(cache, config)
     if found["may_hold"] is None:  # unknown because the index cannot be written
         to_do = "The directory may be removed: it is only a cache"
@@ -242,17 +248,9 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
     else:
         what = f"is an object of {decimal(info['size'])}"
     yield Check("access", "ok", f"{text} {what}")
-    origin, address = fs.origin_fs, None
-    if is_drive and info["name"] != "Shared with me" and info.get("id"):
-        # By its id, because resolving a name takes several requests.
-        key = info.get("resourceKey")
-        address = f"id:{info['id']}" + (f",resourcekey={key}" if key else "")
+    origin, address = fs.origin_fs, drive_address(info) if is_drive else None
     if address is not None and origin.identity() != NOBODY:
-        can = origin.capabilities(address)
-        may = [word for name, word in RIGHTS.items() if can.get(name)]
-        to_do = "" if "read" in may or "list" in may else "Ask its owner for the right to download"
-        what = f"this account may {', '.join(may) or 'do nothing'}"
-        yield Check("rights", "warn" if to_do else "ok", what, to_do)
+        yield rights_check(origin.capabilities(address))
 
     def ask() -> None:
         origin.invalidate_cache()  # clear the listings cached by the inner filesystem
@@ -263,6 +261,21 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
     )
     if any(each["type"] == "file" and each["size"] for each in found):
         yield from speed_checks(location, found, is_immutable=math.isinf(common.config().max_age))
+
+
+def drive_address(info: dict[str, Any]) -> str | None:
+    """Return the id of an item of Drive as a path; resolving a name would take several requests."""
+    if info["name"] == "Shared with me" or not info.get("id"):
+        return None
+    return f"id:{info['id']}" + (f",resourcekey={key}" if (key := info.get("resourceKey")) else "")
+
+
+def rights_check(can: dict[str, Any]) -> Check:
+    may = [word for name, word in RIGHTS.items() if can.get(name)]
+    to_do = "" if "read" in may or "list" in may else "Ask its owner for the right to download"
+    return Check(
+        "rights", "warn" if to_do else "ok", f"this account may {', '.join(may) or 'do nothing'}", to_do
+    )
 
 
 def account_checks(origin: Any) -> Iterator[Check]:
@@ -299,126 +312,28 @@ def scopes_check(scopes: list[str] | None) -> Check:
     return Check("scopes", "fail" if best is None else "warn", found, to_do)
 
 
-# Measurements
-
-
-def timed(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
-def median_of_3(function: Callable[[], object]) -> float:
-    """Return the median duration of three calls, in seconds."""
-    return statistics.median(timed(function) for _ in range(3))
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms"
-
-
 def speed_checks(location: Location, found: list[dict[str, Any]], *, is_immutable: bool) -> Iterator[Check]:
     """Measure reads of the largest object past the cache; yield what limits reading and which options to change.
 
     `found` has the entries of the folder, or the object alone.
     """
     fs, info = location.fs, max(found, key=lambda each: int(each["size"] or 0))
-    of, path, n = int(info["size"]), str(info["name"]), fs.config.first_concurrency
-    size = min(LARGE, of)
-    # Opened once, so that each read is one request.
-    with fs.origin_fs.open(path, "rb", cache_type="none") as file:
-
-        def read(length: int) -> None:
-            file.seek(0)
-            file.read(length)
-
-        first_s = median_of_3(lambda: read(1))
-        whole_s = timed(lambda: read(size))
-    yield Check("first byte", "ok", f"{milliseconds(first_s)} (median of 3)")
-    yield Check("one request", "ok", f"{decimal(size)} in {milliseconds(whole_s)}: {rate(size, whole_s)}")
-    one_per_s = all_per_s = to_fill = None
-    if size >= LEAST:
-        one_per_s, n_tried = size / whole_s, min(n, AT_ONCE)
-        part = min(size, max(LEAST, int(one_per_s * HALF_S)))
-        took_s = timed(lambda: read_at_once(fs.origin_fs, path, n_tried, part, of))
-        all_per_s = n_tried * part / took_s
-        to_fill = n_to_fill(one_per_s, all_per_s, n_tried)
-        what = f"{n_tried} requests, {decimal(n_tried * part)} in {milliseconds(took_s)}"
-        yield Check("at once", "ok", f"{what}: {rate(all_per_s, 1)}")
-    data = data_of(location, found)
-    is_link_known = to_fill is not None or one_per_s is None  # else more requests would be faster still
-    times = {}
-    if data and is_link_known:
-        times["latency"] = data["n_files"] * first_s / n
-        if all_per_s:
-            times["link"] = data["size"] / all_per_s
-    run = RunFigures(
-        elapsed_s=max(times.values(), default=0.0),
-        times=times,
-        requests=data.get("n_files", 0),
-        latency_s=first_s,
-        bytes_fetched=data.get("size", 0),
-        bytes_per_s=all_per_s,
-        n_at_once=n,
-        n_to_fill=to_fill,
-        is_drive=fs.target_protocol == "drive",
-        is_immutable=is_immutable,
-        **data,
-    )
+    n = fs.config.first_concurrency
+    its = speed.measure(fs.origin_fs, str(info["name"]), int(info["size"]), min(n, speed.AT_ONCE))
+    yield Check("first byte", "ok", f"{milliseconds(its.first_s)} (median of 3)")
+    one = f"{decimal(its.size)} in {milliseconds(its.whole_s)}: {rate(its.size, its.whole_s)}"
+    yield Check("one request", "ok", one)
+    if its.all_per_s:
+        what = f"{its.n_tried} requests, {decimal(its.n_tried * its.part)} in {milliseconds(its.took_s)}"
+        yield Check("at once", "ok", f"{what}: {rate(its.all_per_s, 1)}")
+    data = speed.data_of(location, found)
+    run = speed.forecast(its, n, data, is_drive=fs.target_protocol == "drive", is_immutable=is_immutable)
     analysis = analyse(run)
     unknown = "not known: more requests at a time are faster" if data else "not known: there are subfolders"
-    yield Check("settings", "ok", facts(run, one_per_s))
-    yield Check("limit", "ok", analysis.verdict if times else unknown)
+    yield Check("settings", "ok", speed.facts(run, its.one_per_s))
+    yield Check("limit", "ok", analysis.verdict if run.times else unknown)
     yield Check("to set", "ok", "; ".join(analysis.advice) or "nothing to change")
 
 
-def facts(run: RunFigures, one_per_s: float | None) -> str:
-    """Return how fast reads can be, as sentences."""
-    first_s, n = run.latency_s or 0.0, run.n_at_once or 1
-    at_once = f"as a list by fs.cat, {n} in flight: up to {n / first_s:,.0f} a second."
-    texts = [f"Small objects one by one: {1 / first_s:,.0f} a second; {at_once}"]
-    if run.n_to_fill is not None:
-        fill = f"{counted(run.n_to_fill, 'request')} at a time fill it."
-        texts.append(f"The link gives {rate(run.bytes_per_s or 0.0, 1)}; {fill}")
-    elif one_per_s:
-        needed = max(1, math.ceil(125e6 / one_per_s))
-        texts.append(f"{needed} requests at a time would fill a link of 1 Gbit/s, {10 * needed} one of 10.")
-    if run.size and run.held is not None and run.n_files != 1:
-        then = "that share of each further epoch" if run.held < 1 else "from the second time on all of it"
-        texts.append(f"Of {decimal(run.size)} here the cache holds {per_cent(run.held)}: {then} is hits.")
-    if run.is_drive:
-        texts.append(
-            "Drive serves an account about 200 downloads a second, and 27 if its project was made since May 2026."
-        )
-    return " ".join(texts)
-
-
-def data_of(location: Location, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of the data and of the cache for it; empty for a folder with subfolders, of unknown size."""
-    if any(each["type"] != "file" or each["size"] is None for each in found):
-        return {}
-    size, cache = sum(int(each["size"]) for each in found), contents(location.cache, location.fs.config)
-    figures: dict[str, Any] = {"n_files": len(found), "size": size}
-    if cache["may_hold"] is not None:
-        figures["held"] = min(1.0, cache["may_hold"] / size)
-    if cache["directory"] is not None:
-        figures["could_hold"] = cache["bytes"] + max(0, cache["disk_free"] - cache["keep_free"])
-    return figures
-
-
-def n_to_fill(one_per_s: float, all_per_s: float, n_tried: int) -> int | None:
-    """Return how many requests fill the link; None if the `n_tried` requests were too few to see it."""
-    n = all_per_s / one_per_s
-    return None if n > 0.8 * n_tried else max(1, math.ceil(n))
-
-
-def read_at_once(origin: Any, path: str, n: int, size: int, of: int) -> None:
-    """Read `n` parts of an object of `of` bytes concurrently, one request of `size` bytes each."""
-    starts = [(i * size) % (of - size + 1) for i in range(n)]
-    threads = DaemonThreadPool(n, "cachedfs-doctor")  # daemon threads: Ctrl-C does not wait for them
-    try:
-        # By name: the second parameter of s3fs is a version.
-        for done in [threads.submit(origin.cat_file, path, start=at, end=at + size) for at in starts]:
-            done.result()
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"

@@ -7,7 +7,8 @@ import errno
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
@@ -20,9 +21,9 @@ from cachedfs.cli.urls import OBJECT_ERRORS, Location, UrlsBeforeTarget, before_
 from cachedfs.common.drive_links import is_bare_link, is_drive_link
 from cachedfs.common.text import counted
 
-# Files are copied concurrently in 128 slots of 4 MiB. A file takes as many slots as the filesystem holds of it in
-# memory at once: at least 1, and at most WINDOW.
-SLOT, SLOTS, WINDOW = 4 << 20, 128, 64 << 20
+# Up to MOST files are copied at a time. The filesystem holds up to WINDOW bytes of each in memory, so that fewer of the
+# files above SMALL are.
+MOST, SMALL, WINDOW = 128, 4 << 20, 64 << 20
 NOT_A_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)  # the local disk refuses a name
 
 
@@ -37,7 +38,7 @@ def get(
     urls: UrlsBeforeTarget = None,
     *,
     target: Annotated[str, argument("TARGET", "A local file or directory; the latter for several URLs.")],
-    recursive: Annotated[bool, flag("-r", "--recursive", help="Copy folders too.")] = False,
+    recursive: Annotated[bool, flag("Copy folders too.", "-r", "--recursive")] = False,
 ) -> None:
     """Copy objects and folders to the local disk.
 
@@ -89,6 +90,12 @@ class Copy(NamedTuple):
     def url(self) -> str:
         return self.location.url(self.path)
 
+    @property
+    def n_at_once(self) -> int:
+        """How many files of this size may be in memory at a time."""
+        parts = math.ceil(WINDOW / SMALL if self.size is None else min(WINDOW, self.size) / SMALL)
+        return MOST >> max(0, parts - 1).bit_length()
+
 
 @dataclasses.dataclass
 class CopyCounts:
@@ -119,20 +126,7 @@ def copies_of(
 
     Raises an error if the URL cannot be copied to the target at all.
     """
-    if location.is_pattern:
-        found = [info for info in location.matches() if info["type"] == "file" or recursive]
-    else:
-        found = [location.fs.info(location.path)]
-        if found[0]["type"] == "directory" and not recursive:
-            raise IsADirectoryError(f"{location.text} is a folder: -r copies folders")
-    named: list[tuple[dict[str, Any], str]] = []  # with the name in the target; empty for the target itself
-    for info in found:
-        path = str(info["name"])
-        top = name_of(info, location) if is_into or location.is_pattern else ""
-        named.append((info, top))
-        if info["type"] == "directory":
-            below = location.fs.find(path, withdirs=True, detail=True).values()
-            named += [(each, f"{top}/{rest}") for each in below if (rest := str(each["name"])[len(path) :])]
+    named = list(_named(location, is_into=is_into or location.is_pattern, recursive=recursive))
     copies, folder = [], os.path.abspath(os.path.expanduser(target))
     for info, name in named:
         parts, is_folder = PurePosixPath(name.lstrip("/")).parts, info["type"] == "directory"
@@ -148,6 +142,23 @@ def copies_of(
         else:
             copies.append(each)
     return copies
+
+
+def _named(location: Location, *, is_into: bool, recursive: bool) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield what a URL names and all below, each with its name in the target; that of the target itself is empty."""
+    if location.is_pattern:
+        found = [info for info in location.matches() if info["type"] == "file" or recursive]
+    else:
+        found = [location.fs.info(location.path)]
+        if found[0]["type"] == "directory" and not recursive:
+            raise IsADirectoryError(f"{location.text} is a folder: -r copies folders")
+    for info in found:
+        path, top = str(info["name"]), name_of(info, location) if is_into else ""
+        yield info, top
+        if info["type"] == "directory":
+            for each in location.fs.find(path, withdirs=True, detail=True).values():
+                if rest := str(each["name"])[len(path) :]:
+                    yield each, f"{top}/{rest}"
 
 
 def _why_not_local(name: str, *, is_folder: bool) -> str:
@@ -199,63 +210,68 @@ def without_duplicates(copies: list[Copy]) -> list[Copy]:
 
 
 def copy(copies: list[Copy], done: CopyCounts, common: CommonOptions, *, is_only: bool) -> None:
-    """Create folders and copy files concurrently, within the limit for memory.
+    """Create folders and copy files.
 
     Errors of one of several files are recorded. Other errors are raised; the first one cancels the other copies.
     """
-    import asyncio  # imported here because the help of commands does not need it
-
     if not copies:
         return
     fs, started = copies[0].location.fs, time.perf_counter()
     fetched = fs.stats().bytes_fetched
-    files = [each for each in copies if not each.is_folder]
-    is_only = is_only and len(files) == 1
+    is_only = is_only and sum(not each.is_folder for each in copies) == 1
 
-    async def copy_one(each: Copy) -> None:
+    def record(each: Copy, error: Exception) -> None:
+        common.url = each.location.text
+        if isinstance(error, OSError) and error.errno in NOT_A_NAME:
+            error = no_local_name(each.url, error.strerror)
+        elif not isinstance(error, OBJECT_ERRORS):
+            raise error
+        if is_only:
+            raise error from None
+        done.failed.append(failure(each.url, error))
+
+    files = []
+    for each in copies:
         try:
             os.makedirs(each.local if each.is_folder else os.path.dirname(each.local), exist_ok=True)
-            if not each.is_folder:
-                part = bar.branched(each.path, each.local)
-                await each.location.fs._get_file(each.path, each.local, callback=part)
-                done.files += 1
-                done.bytes += part.value
-                bar.files(done.files, len(files))
-        except Exception as error:  # of any kind: errors of an object are recorded, others raised
-            common.url = each.location.text
-            if isinstance(error, OSError) and error.errno in NOT_A_NAME:
-                error = no_local_name(each.url, error.strerror)
-            elif not isinstance(error, OBJECT_ERRORS):
-                raise
-            if is_only:
-                raise error from None
-            done.failed.append(failure(each.url, error))
-
-    with progress(total=sum(each.size or 0 for each in files), is_quiet=common.as_json) as bar:
-        try:
-            asyncio.run(run_in_slots(copies, copy_one))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        except OSError as error:
+            record(each, error)
+        else:
+            files += [] if each.is_folder else [each]
+    copy_files(files, done, record, is_quiet=common.as_json)
     done.seconds = round(time.perf_counter() - started, 3)
     done.from_cache = max(0, done.bytes - (fs.stats().bytes_fetched - fetched))
 
 
-async def run_in_slots(copies: list[Copy], copy_one: Callable[[Copy], Awaitable[None]]) -> None:
-    """Copy each file in as many slots as it takes, up to SLOTS at a time."""
-    import asyncio
+def copy_files(
+    files: list[Copy], done: CopyCounts, record: Callable[[Copy, Exception], None], *, is_quiet: bool
+) -> None:
+    """Copy files with fsspec, as many at a time as their sizes permit; `record` gets the error of one."""
+    import asyncio  # imported here because the help of commands does not need it
 
-    free = asyncio.Semaphore(SLOTS)
+    from fsspec.callbacks import Callback
 
-    async def run_one(each: Copy, n: int) -> None:
-        try:
-            await copy_one(each)
-        finally:
-            for _ in range(n):
-                free.release()
+    by_local = {each.local: each for each in files}
 
-    async with asyncio.TaskGroup() as group:
-        for each in copies:
-            n = max(1, math.ceil(min(WINDOW, WINDOW if each.size is None else each.size) / SLOT))
-            for _ in range(n):
-                await free.acquire()
-            group.create_task(run_one(each, n))
+    class Copies(Callback):  # type: ignore[misc]  # fsspec has no types
+        def branch_coro(self, get_file: Any) -> Any:
+            async def copy_one(path: str, local: str) -> None:
+                part = bar.branched(path, local)
+                try:
+                    await get_file(path, local, callback=part)
+                except Exception as error:  # of any kind: `record` raises what stops the others
+                    record(by_local[local], error)
+                else:
+                    done.files, done.bytes = done.files + 1, done.bytes + part.value
+                    bar.files(done.files, len(files))
+
+            return copy_one
+
+    def group(each: Copy) -> tuple[str, int]:
+        return each.location.fs.fsid, each.n_at_once
+
+    with progress(total=sum(each.size or 0 for each in files), is_quiet=is_quiet) as bar:
+        for (_, n), some in groupby(sorted(files, key=group), group):
+            locations, paths, local, *_ = zip(*some, strict=True)
+            # Not `get`, whose copies would go on in fsspec's thread after Ctrl-C.
+            asyncio.run(locations[0].fs._get(list(paths), list(local), callback=Copies(), batch_size=n))

@@ -16,7 +16,7 @@ import typer
 from rich.filesize import decimal
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
-from cachedfs.cli.output import cell, message_of, plain_table, print_json, print_table, say
+from cachedfs.cli.output import message_of, print_json, print_table, say, table_of
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.options import DriveOptions
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OUR_OPTIONS = ("as_json", "debug", "options")
 KINDS = {"authorized_user": "user", "service_account": "service account"}
 TRIES = 3
+NO_BROWSER = "Print the address to open, and ask for the one that follows."
 T = TypeVar("T")
 STEPS = """\
 Google wants every user to have an OAuth client. You make yours once, in about
@@ -60,18 +61,14 @@ CONSENT = """\
 def login(
     common: CommonOptions,
     service: Annotated[str, argument("drive", "Where to sign in.")],
-    client: Annotated[
-        str | None, option(metavar="FILE", help="The JSON of your OAuth client (a Desktop app).")
-    ] = None,
+    client: Annotated[str | None, option("FILE", "The JSON of your OAuth client (a Desktop app).")] = None,
     service_account: Annotated[
-        str | None, option(metavar="FILE", help="Sign in with this key of a service account.")
+        str | None, option("FILE", "Sign in with this key of a service account.")
     ] = None,
-    no_browser: Annotated[
-        bool, flag("--no-browser", help="Print the address to open, and ask for the one that follows.")
-    ] = False,
-    read_only: Annotated[bool, flag("--read-only", help="Ask for reading only.")] = False,
+    no_browser: Annotated[bool, flag(NO_BROWSER, "--no-browser")] = False,
+    read_only: Annotated[bool, flag("Ask for reading only.", "--read-only")] = False,
     account: Annotated[
-        str | None, option(metavar="NAME", help="Save the sign-in under NAME.", default="its address")
+        str | None, option("NAME", "Save the sign-in under NAME.", default="its address")
     ] = None,
 ) -> None:
     """Sign in to Google Drive, step by step.
@@ -161,9 +158,7 @@ def logout(
 @command("cachedfs accounts", "cachedfs accounts --default work", common=("as_json", "debug"))
 def accounts(
     common: CommonOptions,
-    default: Annotated[
-        str | None, option(metavar="NAME", help="Use this account where none is named.")
-    ] = None,
+    default: Annotated[str | None, option("NAME", "Use this account where none is named.")] = None,
 ) -> None:
     """List the saved sign-ins to Google Drive."""
     from cachedfs.origins.drive import accounts as saved
@@ -177,11 +172,15 @@ def accounts(
     elif not rows:
         say("No account is saved: `cachedfs login drive` signs in.", err=True)
     else:
-        table = plain_table("account", "address", "kind", "scope", "")
+        heads, cells = ("account", "address", "kind", "scope", ""), []
         for row in rows:
             mark = "default" if row["default"] else ""
-            cells = (row["name"], row["address"] or "", row["kind"] or "damaged", row["scope"] or "", mark)
-            table.add_row(*map(cell, cells))
+            cells.append(
+                (row["name"], row["address"] or "", row["kind"] or "damaged", row["scope"] or "", mark)
+            )
+        table = table_of(heads, cells, left=heads)
+        for column in table.columns:
+            column.no_wrap = False
         print_table(table)
 
 

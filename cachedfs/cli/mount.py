@@ -39,29 +39,20 @@ def mount(
     common: CommonOptions,
     url: Annotated[str, url_argument("URL", "The folder to mount.")],
     folder: Annotated[str, argument("FOLDER", "A local folder that exists.")],
-    write: Annotated[bool, flag("--write", help="Allow changes; a file is sent when it is closed.")] = False,
+    write: Annotated[bool, flag("Allow changes; a file is sent when it is closed.", "--write")] = False,
     daemon: Annotated[
-        bool, flag("--daemon", help="Return once it is mounted, and serve it in the background.")
+        bool, flag("Return once it is mounted, and serve it in the background.", "--daemon")
     ] = False,
-    allow_other: Annotated[bool, flag("--allow-other", help="Let other users in.")] = False,
-    uid: Annotated[
-        int | None, option("--uid", metavar="N", help="Owner of all files.", default="yours")
-    ] = None,
-    gid: Annotated[
-        int | None, option("--gid", metavar="N", help="Group of all files.", default="yours")
-    ] = None,
+    allow_other: Annotated[bool, flag("Let other users in.", "--allow-other")] = False,
+    uid: Annotated[int | None, option("N", "Owner of all files.", default="yours")] = None,
+    gid: Annotated[int | None, option("N", "Group of all files.", default="yours")] = None,
     log: Annotated[
-        str | None,
-        option("--log", metavar="FILE", help="Log of --daemon.", default="in the user's folder of logs"),
+        str | None, option("FILE", "Log of --daemon.", default="in the user's folder of logs")
     ] = None,
     temporary: Annotated[
         str | None,
         option(
-            "--temporary",
-            metavar="DIR",
-            help="Where files are until they are sent.",
-            default="in the cache directory",
-            envvar=TEMPORARY,
+            "DIR", "Where files are until they are sent.", default="in the cache directory", envvar=TEMPORARY
         ),
     ] = None,
 ) -> None:
@@ -82,17 +73,10 @@ def mount(
     check_folder(folder)
     temporary = temporary_folder(temporary, location.cache.root) if write else None
     if daemon:
-        arguments = [
-            *common.arguments(),
-            url,
-            folder,
-            *(["--write"] if write else []),
-            *(["--allow-other"] if allow_other else []),
-            *([f"--temporary={temporary}"] if temporary else []),
-        ]
-        arguments += [
-            f"--{name}={number}" for name, number in (("uid", uid), ("gid", gid)) if number is not None
-        ]
+        flags = [name for name, is_set in (("--write", write), ("--allow-other", allow_other)) if is_set]
+        options = {"temporary": temporary, "uid": uid, "gid": gid}
+        values = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        arguments = [*common.arguments(), url, folder, *flags, *values]
         pid, log = start(arguments, url, folder, log)
         common.print_result({"pid": pid, "log": log}, f"mounted at {given}; log: {log}")
         return

@@ -61,6 +61,12 @@ def rate(size: float, seconds: float) -> str:
     return f"{decimal(int(size / seconds))}/s"
 
 
+def moved(size: int, how: str, seconds: float) -> str:
+    """Return how much was transferred and how fast, as text."""
+    speed = f" in {seconds:.1f} s, {rate(size, seconds)}" if size and seconds else ""
+    return f"{decimal(size)} {how}{speed}"
+
+
 def minute_of(at: datetime.datetime | None) -> str:
     """Format a time in the local time zone; empty if it is None."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else ""
@@ -90,20 +96,20 @@ def is_narrow() -> bool:
     return sys.stdout.isatty() and Console().width < NARROW
 
 
-def plain_table(*columns: str) -> Table:
-    """Return a table without borders; without columns it has no header either."""
-    style = box.SIMPLE_HEAD if columns else None
-    return Table(*columns, box=style, show_header=bool(columns), show_edge=False, pad_edge=False)
+def table_of(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], left: Collection[str] = ()) -> Table:
+    """Return a table without borders: numbers, and a name in the last column. Without heads it has names only.
 
-
-def rows_of(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> Table:
-    """Return a table of numbers, with a name in the last column. Columns in `left` are aligned to the left."""
-    table = plain_table(*heads)
-    for column in table.columns[:-1]:
-        column.no_wrap, column.justify = True, "left" if column.header in left else "right"
-    table.columns[-1].overflow = "fold"
-    for *cells, name in rows:
-        table.add_row(*cells, cell(name))
+    Columns in `left` are aligned to the left.
+    """
+    style = box.SIMPLE_HEAD if heads else None
+    table = Table(*heads, box=style, show_header=bool(heads), show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*(each if isinstance(each, Text) else cell(each) for each in row))
+    for column in table.columns:
+        is_number = bool(column.header) and column.header not in left
+        column.no_wrap, column.justify = True, "right" if is_number else "left"
+    for column in table.columns[-1:]:
+        column.no_wrap, column.justify, column.overflow = False, "left", "fold"
     return table
 
 
@@ -172,8 +178,7 @@ def busy(text: str, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(text, total=None)
-    starter = threading.Timer(MOMENT_S, bar.start)
+    task, starter = bar.add_task(text, total=None), threading.Timer(MOMENT_S, bar.start)
     starter.daemon = True
     starter.start()
     try:

@@ -7,16 +7,21 @@ import dataclasses
 import errno
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import print_json, progress, say
-from cachedfs.cli.urls import cached_url, drive_url, url_argument
+from cachedfs.cli.urls import cached_url, drive_url, options_of, url_argument
 from cachedfs.errors import CachedFSError
 
 __all__ = ["pack"]
+
+KIND_HELP = "Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names."
+DECODE_HELP = "Pack the pixels of image files; raw: without their EXIF orientation."
+COLUMN_HELP = "Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable."
+ON_ERROR_HELP = "Files that cannot be read or decoded: stop after twenty and name them, or leave them out."
 
 
 @command(
@@ -29,49 +34,18 @@ def pack(
     common: CommonOptions,
     source: Annotated[str, url_argument("SOURCE", "A folder, a pattern or a file.")],
     target: Annotated[str, url_argument("TARGET", "Where the Zarr store is to be.")],
-    kind: Annotated[
-        str | None,
-        option(
-            metavar="KIND",
-            help="Kind of SOURCE: files, lines, jsonl, csv, parquet, hdf5 or tar; default: by its file names.",
-        ),
-    ] = None,
-    decode: Annotated[
-        str | None,
-        option(
-            metavar="image|image-raw",
-            help="Pack the pixels of image files; raw: without their EXIF orientation.",
-        ),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        option(
-            "--column",
-            metavar="NAME[=TYPE]",
-            help="Pack this column (name, ending, dataset), as int64, float32[768], 'ragged int64', utf8, bytes or json; repeatable.",
-        ),
-    ] = None,
-    chunk_bytes: Annotated[
-        str | None, option(metavar="SIZE", help="Size of a chunk, such as 256KiB.")
-    ] = None,
-    shard_bytes: Annotated[str | None, option(metavar="SIZE", help="Size of a shard, such as 64MiB.")] = None,
-    codec: Annotated[str | None, option(metavar="CODEC", help="none, lz4 or zstd.")] = None,
+    kind: Annotated[str | None, option("KIND", KIND_HELP)] = None,
+    decode: Annotated[str | None, option("image|image-raw", DECODE_HELP)] = None,
+    columns: Annotated[list[str] | None, option("NAME[=TYPE]", COLUMN_HELP, "--column")] = None,
+    chunk_bytes: Annotated[str | None, option("SIZE", "Size of a chunk, such as 256KiB.")] = None,
+    shard_bytes: Annotated[str | None, option("SIZE", "Size of a shard, such as 64MiB.")] = None,
+    codec: Annotated[str | None, option("CODEC", "none, lz4 or zstd.")] = None,
     n_workers: Annotated[
-        int | None, option("--workers", metavar="N", help="Threads; each has a shard or two in memory.")
+        int | None, option("N", "Threads; each has a shard or two in memory.", "--workers")
     ] = None,
-    dask: Annotated[
-        str | None, option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler.")
-    ] = None,
-    on_error: Annotated[
-        str,
-        option(
-            metavar="raise|skip",
-            help="Files that cannot be read or decoded: stop after twenty and name them, or leave them out.",
-        ),
-    ] = "raise",
-    overwrite: Annotated[
-        bool, flag("--overwrite", help="Remove a Zarr store that is at TARGET first.")
-    ] = False,
+    dask: Annotated[str | None, option("ADDRESS", "Work on the Dask cluster of this scheduler.")] = None,
+    on_error: Annotated[str, option("raise|skip", ON_ERROR_HELP)] = "raise",
+    overwrite: Annotated[bool, flag("Remove a Zarr store that is at TARGET first.", "--overwrite")] = False,
 ) -> None:
     """Pack many samples into one sharded Zarr store.
 
@@ -81,8 +55,14 @@ def pack(
     """
     from cachedfs.packing import Packing
 
-    check_choices(kind=kind, decode=decode, codec=codec, on_error=on_error)
-    check_sizes(chunk_bytes=chunk_bytes, shard_bytes=shard_bytes)
+    check_options(
+        kind=kind,
+        decode=decode,
+        codec=codec,
+        on_error=on_error,
+        chunk_bytes=chunk_bytes,
+        shard_bytes=shard_bytes,
+    )
     if n_workers is not None and n_workers < 1:
         raise typer.BadParameter(f"{n_workers} is not 1 or more", param_hint="--workers")
     common.url = source
@@ -96,8 +76,8 @@ def pack(
         chunk_bytes=chunk_bytes,
         shard_bytes=shard_bytes,
         codec=codec,
-        storage_options=options_of(source, common),
-        target_options=options_of(target, common),
+        storage_options=options_of(url_of(source), common),
+        target_options=options_of(url_of(target), common),
         on_error=on_error,
     )
     if not common.as_json:
@@ -113,26 +93,19 @@ def pack(
         say(str(done), err=True)
 
 
-def check_choices(**values: str | None) -> None:
-    """Raise BadParameter for an option value that is invalid for any SOURCE."""
+def check_options(**values: str | None) -> None:
+    """Raise BadParameter for an option value that is invalid for any SOURCE: of a choice, or no size."""
+    from cachedfs.packing.api import part_size
     from cachedfs.packing.shard_encoder import CODECS
     from cachedfs.packing.sources.detect import DECODE, KINDS
 
     choices = {"kind": KINDS, "decode": DECODE, "codec": CODECS, "on_error": ("raise", "skip")}
     for name, value in values.items():
-        if value is not None and value not in choices[name]:
-            raise typer.BadParameter(
-                f"{value!r} is none of: {', '.join(choices[name])}", param_hint=f"--{name.replace('_', '-')}"
-            )
-
-
-def check_sizes(**sizes: str | None) -> None:
-    """Raise BadParameter for an option value that is no size."""
-    from cachedfs.packing.api import part_size
-
-    for name, size in sizes.items():
         try:
-            part_size(**{name: size})
+            if name not in choices:
+                part_size(**{name: value})
+            elif value is not None and value not in choices[name]:
+                raise ValueError(f"{value!r} is none of: {', '.join(choices[name])}")
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from None
 
@@ -153,17 +126,6 @@ def url_of(text: str) -> str:
     """Return the cachedfs URL. Local paths bypass the cache, since it would not be faster."""
     is_local = "://" not in text and "::" not in text and drive_url(text) is None
     return os.path.abspath(os.path.expanduser(text)) if is_local else cached_url(text)
-
-
-def options_of(text: str, common: CommonOptions) -> dict[str, Any]:
-    """Return the `-o` and `--cache-dir` options as storage options for the filesystem of a URL."""
-    from fsspec.core import split_protocol
-
-    ours, theirs = common.split()
-    url = url_of(text)
-    if url.startswith("cachedfs::"):
-        return {"cachedfs": ours, split_protocol(url.rpartition("::")[2])[0] or "file": theirs}
-    return {} if os.path.isabs(url) else {"target_options": theirs, **ours}
 
 
 def columns_of(texts: list[str] | None) -> dict[str, str | None] | list[str] | None:

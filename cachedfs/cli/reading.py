@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, progress, rows_of, say
+from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, progress, say, table_of
 from cachedfs.cli.urls import Location, Urls, at_each
 from cachedfs.common.types import modified_of
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachedfs.filesystem import CachedFileSystem
 
 PIECE = 8 << 20  # bytes of an object that `cat` holds in memory at once
+RANGE_HELP = "Only these bytes: as Python slices, so -1000: are the last 1000."
 MOST_BLOCKS = 100_000  # `ls -l` omits the cached share for listings with more blocks than this
 
 
@@ -34,8 +35,8 @@ MOST_BLOCKS = 100_000  # `ls -l` omits the cached share for listings with more b
 def ls(
     common: CommonOptions,
     urls: Urls,
-    long: Annotated[bool, flag("-l", "--long", help="Also size, time of change, and cached share.")] = False,
-    recursive: Annotated[bool, flag("-R", "--recursive", help="Everything below folders.")] = False,
+    long: Annotated[bool, flag("Also size, time of change, and cached share.", "-l", "--long")] = False,
+    recursive: Annotated[bool, flag("Everything below folders.", "-R", "--recursive")] = False,
 ) -> None:
     """List folders and objects."""
 
@@ -43,7 +44,7 @@ def ls(
         with busy(f"listing {location.text}", is_quiet=common.as_json):
             found = entries_of(location, recursive=recursive, with_cached=long)
         if long and not common.as_json and sys.stdout.isatty():
-            print_table(table_of(location, found))
+            print_table(listing_of(location, found))
         elif not common.as_json:
             for entry in found:
                 say(entry.line(long=long))
@@ -102,7 +103,7 @@ def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> lis
     return entries
 
 
-def table_of(location: Location, entries: list[ListedEntry]) -> Table:
+def listing_of(location: Location, entries: list[ListedEntry]) -> Table:
     """Return a listing as a table for a terminal, with names relative to the folder."""
     above = "" if location.is_pattern else f"{location.url(location.path).rstrip('/')}/"
     more = () if is_narrow() else ("modified", "cached")
@@ -110,9 +111,8 @@ def table_of(location: Location, entries: list[ListedEntry]) -> Table:
     for entry in entries:
         share = f"{100 * entry.cached // entry.size}%" if entry.cached is not None and entry.size else ""
         size = decimal(entry.size) if entry.size is not None else ""
-        times = (minute_of(entry.modified), share) if more else ()
-        rows.append((size, *times, entry.name.removeprefix(above)))
-    return rows_of(("size", *more, "name"), rows, left=("modified",))
+        rows.append((size, *(minute_of(entry.modified), share)[: len(more)], entry.name.removeprefix(above)))
+    return table_of(("size", *more, "name"), rows, left=("modified",))
 
 
 @command(
@@ -124,14 +124,7 @@ def table_of(location: Location, entries: list[ListedEntry]) -> Table:
 def cat(
     common: CommonOptions,
     urls: Urls,
-    range_: Annotated[
-        str,
-        option(
-            "--range",
-            metavar="START:STOP",
-            help="Only these bytes: as Python slices, so -1000: are the last 1000.",
-        ),
-    ] = ":",
+    range_: Annotated[str, option("START:STOP", RANGE_HELP, "--range")] = ":",
 ) -> None:
     """Write the bytes of objects to standard output."""
     found = re.fullmatch(r"(-?\d+)?:(-?\d+)?", range_)

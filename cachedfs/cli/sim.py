@@ -12,6 +12,8 @@ from cachedfs.cli.arguments import CommonOptions, argument, command, option
 
 __all__ = ["demo", "sim"]
 
+MORE = "Others go to python -m cachedfs.sim: --seed 1, --bucket NAME."
+PROFILE = "Latency profile: off, table, gcs-region, drive-typical..."
 PORTS = {"gcs": 4443, "drive": 4444}
 
 
@@ -25,22 +27,10 @@ PORTS = {"gcs": 4443, "drive": 4444}
 def sim(
     common: CommonOptions,
     cloud: Annotated[str, argument("gcs|drive", "Which cloud.")],
-    more: Annotated[
-        list[str] | None,
-        argument("OPTION", "Others go to python -m cachedfs.sim: --seed 1, --bucket NAME."),
-    ] = None,
-    profile: Annotated[
-        str,
-        option(
-            metavar="NAME", default=True, help="Latency profile: off, table, gcs-region, drive-typical..."
-        ),
-    ] = "off",
-    port: Annotated[
-        int | None, option(metavar="N", help="0 takes a free one.", default="4443, for Drive 4444")
-    ] = None,
-    folder: Annotated[
-        str | None, option(metavar="DIR", help="Serve the files below DIR, not memory.")
-    ] = None,
+    more: Annotated[list[str] | None, argument("OPTION", MORE)] = None,
+    profile: Annotated[str, option("NAME", PROFILE, default=True)] = "off",
+    port: Annotated[int | None, option("N", "0 takes a free one.", default="4443, for Drive 4444")] = None,
+    folder: Annotated[str | None, option("DIR", "Serve the files below DIR, not memory.")] = None,
 ) -> None:
     """Run a simulated cloud on this machine until Ctrl-C."""
     from cachedfs.sim.__main__ import main as run

@@ -32,7 +32,6 @@ PROTOCOLS = ("gs://", "drive://My Drive/", "cgs://", "cdrive://My Drive/", "cach
 MOST = 1000  # completions at most: no shell usefully shows more
 SHELL = "_CACHEDFS_COMPLETE"  # environment variable set by the completing shell: its name, and the action
 BEGUN = "_CACHEDFS_BEGUN"  # environment variable: what bash split off the current word; completions omit it
-BREAKS = ":="  # characters at which bash splits words, besides spaces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,16 +108,25 @@ def locate(text: str, common: CommonOptions, **more: Any) -> Location:
     from cachedfs.common.urls import filesystem_class
 
     common.url = text
+    url = cached_url(text)
+    options = options_of(url, common, **more)
+    if url.startswith("cachedfs::"):
+        filesystem_class(
+            split_protocol(url.rpartition("::")[2])[0] or "file"
+        )  # fsspec's error names no extra
+    fs, path = url_to_fs(url, **options)
+    return Location(text, fs, fs._strip(path))
+
+
+def options_of(url: str, common: CommonOptions, **more: Any) -> dict[str, Any]:
+    """Return the common options, and `more` of cachedfs, as storage options for a URL; a bare path has none."""
+    from fsspec.core import split_protocol
+
     ours, theirs = common.split()
     ours |= more
-    url = cached_url(text)
     if url.startswith("cachedfs::"):
-        target = split_protocol(url.rpartition("::")[2])[0] or "file"
-        filesystem_class(target)  # first, as fsspec's own error does not name the extra
-        fs, path = url_to_fs(url, cachedfs=ours, **{target: theirs})
-    else:
-        fs, path = url_to_fs(url, target_options=theirs, **ours)
-    return Location(text, fs, fs._strip(path))
+        return {"cachedfs": ours, split_protocol(url.rpartition("::")[2])[0] or "file": theirs}
+    return {} if os.path.isabs(url) else {"target_options": theirs, **ours}
 
 
 def at_each(urls: Sequence[str], common: CommonOptions, do: Callable[[Location], T]) -> list[T]:
@@ -214,14 +222,7 @@ def rejoin(environ: MutableMapping[str, str]) -> None:
         return
     at = int(environ.get("COMP_CWORD", 0))
     words = (split(environ.get("COMP_WORDS", "")) + [""] * (at + 1))[: at + 1]
-    found, is_open = words[:1], False
-    for word in words[1:]:
-        is_break = bool(word) and not word.strip(BREAKS)
-        if len(found) > 1 and (is_open or is_break):
-            found[-1] += word
-        else:
-            found.append(word)
-        is_open = is_break
+    found = re.sub(r"\n([:=]+)(\n|$)", r"\1", "\n".join(words)).split("\n")
     environ[BEGUN], found[-1] = found[-1].removesuffix(words[-1]), words[-1]
     environ["COMP_WORDS"], environ["COMP_CWORD"] = shlex.join(found), str(len(found) - 1)
 

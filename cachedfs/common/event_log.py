@@ -18,22 +18,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from cachedfs.common.logging import public_url
 
-__all__ = [
-    "FORMAT",
-    "VARIABLE",
-    "CounterSource",
-    "EventLog",
-    "current",
-    "log_events",
-    "unwatch",
-    "waiting",
-    "watch",
-]
+__all__ = ["FORMAT", "VARIABLE", "CounterSource", "EventLog", "log_events", "unwatch", "waiting", "watch"]
 
 logger = logging.getLogger("cachedfs.events")
 
@@ -76,7 +66,7 @@ class EventLog:
         # Event times are based on the monotonic clock, so that they stay in order when the wall clock is set.
         self._started_at, self._monotonic_start = time.time(), time.monotonic()
         # By source: its number in this file, when its counters were last read, and their values then.
-        self._last_samples: weakref.WeakKeyDictionary[CounterSource, tuple[int, float, Mapping[str, Any]]]
+        self._last_samples: MutableMapping[CounterSource, tuple[int, float, Mapping[str, Any]]]
         self._last_samples = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -85,9 +75,8 @@ class EventLog:
         """Buffer one event, to be written soon; `began` is its start time on the monotonic clock."""
         if self._is_over:
             return
-        self._buffer.append(
-            {"kind": kind, "at": round(self._started_at + began - self._monotonic_start, 6), **fields}
-        )
+        at = round(self._started_at + began - self._monotonic_start, 6)
+        self._buffer.append({"kind": kind, "at": at, **fields})
         if len(self._buffer) >= MAX_BUFFERED:
             self.write()
         elif self._thread is None:
@@ -128,13 +117,12 @@ class EventLog:
     def start(self) -> None:
         """Start the thread that writes the log, unless it runs already."""
         with self._lock:
-            if self._thread is not None or self._is_over:
-                return
-            thread = threading.Thread(target=self._run, name="cachedfs-events", daemon=True)
-            # Without a thread the log is still written when many events are buffered, and at exit.
-            with contextlib.suppress(RuntimeError):
-                thread.start()
-                self._thread = thread
+            if self._thread is None and not self._is_over:
+                thread = threading.Thread(target=self._run, name="cachedfs-events", daemon=True)
+                # Without a thread the log is still written when many events are buffered, and at exit.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
 
     def close(self) -> None:
         """Write the buffered events and end the log."""
@@ -181,12 +169,7 @@ class EventLog:
 # Replaced, never changed, because the writing thread iterates over it.
 _watched: tuple[weakref.ref[CounterSource], ...] = ()
 active: EventLog | None = None
-"""The event log of this process, as `current` returns it."""
-
-
-def current() -> EventLog | None:
-    """Return the event log of this process; None if logging is off."""
-    return active
+"""The event log of this process; None if logging is off."""
 
 
 def log_events(folder: str | os.PathLike[str] | None) -> None:
@@ -254,12 +237,6 @@ def _after_fork() -> None:
         active = active.after_fork()
 
 
-def _begin() -> None:
-    global active
-    if folder := os.environ.get(VARIABLE):
-        active = EventLog(folder)
-
-
 def _at_end() -> None:
     if active is not None:
         active.write()
@@ -268,5 +245,5 @@ def _at_end() -> None:
 atexit.register(_at_end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-if sys.platform != "win32":
-    _begin()
+if sys.platform != "win32" and (_folder := os.environ.get(VARIABLE)):
+    active = EventLog(_folder)

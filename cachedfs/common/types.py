@@ -1,4 +1,4 @@
-"""Immutable value types shared by all packages: ranges, keys, metadata, statistics, results."""
+"""Immutable value types shared by all packages: ranges, keys, metadata, statistics."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ __all__ = [
     "Change",
     "Changes",
     "Counted",
-    "Exported",
     "GOLDEN",
-    "Imported",
     "Kind",
     "MASK64",
     "LinkStats",
@@ -33,7 +31,6 @@ __all__ = [
     "Range",
     "Stats",
     "Suffix",
-    "Verified",
     "modified_of",
 ]
 
@@ -320,61 +317,3 @@ class LinkStats(NamedTuple):
     bytes_per_s: float | None = None
     n_at_once: int = 0
     requests_per_s: float | None = None
-
-
-class Verified(NamedTuple):
-    """Result of `fs.verify` for one object, in the version that the cache knows.
-
-    path: of the object. size: of the object in bytes, None if unknown. blocks: how many cached blocks are intact. bad:
-    indexes of blocks that were not, and were dropped. missing: how many blocks are not cached. whole: True if the
-    complete object is cached and has the checksum that the origin states; False if its checksum differs, and then all
-    blocks count as bad and were dropped; None if there was nothing to compare. reason: the finding in words.
-    """
-
-    path: str
-    blocks: int
-    bad: tuple[int, ...]
-    missing: int
-    size: int | None
-    whole: bool | None
-    reason: str
-
-    @property
-    def ok(self) -> bool:
-        """True if no cached block was wrong."""
-        return not self.bad and self.whole is not False
-
-
-class Exported(NamedTuple):
-    """Result of `fs.export_cache`: the contents of the export.
-
-    objects, blocks: how many were exported. bytes: their total size. sent: bytes uploaded, in bundle files that were
-    not at the target yet. bundles: how many bundle files the export has.
-    """
-
-    objects: int
-    blocks: int
-    bytes: int
-    sent: int
-    bundles: int
-
-
-class Imported(NamedTuple):
-    """Result of `fs.import_cache`.
-
-    blocks, bytes: imported blocks that are now in the cache, and their size. here: blocks that were cached before.
-    facts: imported metadata entries of objects and folders. left: blocks that were not imported, because the cache has
-    no space for them beside pinned blocks. bad: a message for each file of the export that is damaged and was skipped.
-    """
-
-    blocks: int
-    bytes: int
-    here: int
-    facts: int
-    left: int
-    bad: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """True if everything in the export is now in the cache."""
-        return not self.bad and not self.left

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.blocks import block_range
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum, stated_of
-from cachedfs.common.types import ObjectInfo, ObjectKey, Verified
+from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError
 
-__all__ = ["Verifier"]
+__all__ = ["Verifier", "Verified"]
 
 logger = logging.getLogger("cachedfs.core")
+
+
+class Verified(NamedTuple):
+    """Result of `fs.verify` for one object, in the version that the cache knows.
+
+    path: of the object. size: of the object in bytes, None if unknown. blocks: how many cached blocks are intact. bad:
+    indexes of blocks that were not, and were dropped. missing: how many blocks are not cached. whole: True if the
+    complete object is cached and has the checksum that the origin states; False if its checksum differs, and then all
+    blocks count as bad and were dropped; None if there was nothing to compare. reason: the finding in words.
+    """
+
+    path: str
+    blocks: int
+    bad: tuple[int, ...]
+    missing: int
+    size: int | None
+    whole: bool | None
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        """True if no cached block was wrong."""
+        return not self.bad and self.whole is not False
 
 
 class Verifier:

@@ -15,18 +15,20 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.chained import ChainedFileSystem
 
 from cachedfs.common.drive_links import is_drive_link
-from cachedfs.common.types import Exported, Imported, LinkStats, ObjectInfo, Stats, Verified
+from cachedfs.common.types import LinkStats, ObjectInfo, Stats
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import Config
 from cachedfs.core.objects import Objects
 from cachedfs.core.reader import Reader
-from cachedfs.core.verify import Verifier
+from cachedfs.core.verify import Verified, Verifier
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
     from cachedfs.origins.drive.quota import QuotaStats
     from cachedfs.prefetch.handle import Prefetch
+    from cachedfs.snapshot.export import Exported
+    from cachedfs.snapshot.import_ import Imported
 
 __all__ = ["WINDOW", "AnyPath", "CacheMethods"]
 

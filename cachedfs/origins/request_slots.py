@@ -254,7 +254,7 @@ class OpenRequest:
         took_s = time.monotonic() - began
         wait_s = took_s if self.wait_s is None else self.wait_s
         url = public_url(self.url)
-        if (log := event_log.current()) is not None:
+        if (log := event_log.active) is not None:
             log.note(
                 "request",
                 began,

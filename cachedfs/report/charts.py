@@ -35,6 +35,15 @@ class Chart(NamedTuple):
     svg: str
 
 
+class Bar(NamedTuple):
+    """A horizontal bar, with a name before and a text behind it."""
+
+    name: str
+    value: float
+    text: str
+    color: str
+
+
 def pictures(summary: RunSummary, by_folder: Sequence[tuple[str, int]] | None) -> list[Chart]:
     """Return the charts of a report.
 
@@ -42,37 +51,38 @@ def pictures(summary: RunSummary, by_folder: Sequence[tuple[str, int]] | None) -
     is not installed.
     """
     counts, waited = summary.counts, summary.waited
-    fetched, served = size(counts["bytes_fetched"]), size(counts["bytes_served"])
-    bound = (
-        f"the link gave up to {size(summary.bound_per_s)}/s"
-        if summary.bound_per_s
-        else "nothing came over the link"
-    )
+    fetched, served, bound = size(counts["bytes_fetched"]), size(counts["bytes_served"]), summary.bound_per_s
+    link = f"the link gave up to {size(bound)}/s" if bound else "nothing came over the link"
+    requests = f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead"
     blocks = f"{counts['hits']:,} hits, {counts['misses']:,} blocks fetched, {counts['evictions']:,} evicted"
-    found = [
-        Chart(
+    total, parts = summary.elapsed_s or 1.0, _parts_of(summary)
+    times = [Bar(name, s, f"{seconds(s)}, {per_cent(s / total)}", COLOURS[color]) for name, s, color in parts]
+    held = [Bar(_shortened(name), n / 1e6, size(n), COLOURS["hits"]) for name, n in by_folder or ()]
+    drawn: list[tuple[str, str, str, Callable[[Axes], None]]] = [
+        (
+            "requests",
             "Active requests",
-            f"{summary.n_requests:,} requests, {summary.n_ahead:,} of them read ahead; the program waited {seconds(waited.all_s)}",
-            _svg("requests", lambda axes: _requests(axes, summary)),
+            f"{requests}; the program waited {seconds(waited.all_s)}",
+            lambda axes: _requests(axes, summary),
         ),
-        Chart(
+        (
+            "bytes",
             "Bytes a second",
-            f"{fetched} fetched, {served} read; {bound}",
-            _svg("bytes", lambda axes: _rates(axes, summary)),
+            f"{fetched} fetched, {served} read; {link}",
+            lambda axes: _rates(axes, summary),
         ),
-        Chart("Blocks", blocks, _svg("blocks", lambda axes: _blocks(axes, summary))),
-        Chart(
+        ("blocks", "Blocks", blocks, lambda axes: _blocks(axes, summary)),
+        (
+            "time",
             "Where the time went",
-            _parts_in_words(summary),
-            _svg("time", lambda axes: _parts(axes, summary)),
+            ", ".join(f"{name} {seconds(took_s)}" for name, took_s, _ in parts),
+            lambda axes: _bars(axes, times, "seconds"),
         ),
     ]
     if by_folder:
         words = ", ".join(f"{folder} {size(n)}" for folder, n in by_folder)
-        found.append(
-            Chart("In the cache now", words, _svg("cache", lambda axes: _cached_by_folder(axes, by_folder)))
-        )
-    return found
+        drawn.append(("cache", "In the cache now", words, lambda axes: _bars(axes, held, "MB")))
+    return [Chart(title, words, _svg(name, draw)) for name, title, words, draw in drawn]
 
 
 def _svg(name: str, draw: Callable[[Axes], None]) -> str:
@@ -100,113 +110,97 @@ def _svg(name: str, draw: Callable[[Axes], None]) -> str:
     return re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", svg)
 
 
-def _bin_centers(summary: RunSummary) -> tuple[list[float], float]:
-    width_s = summary.bins.width_s
-    return [width_s * (at + 0.5) for at in range(len(summary.bins.asking))], width_s
-
-
 def _requests(axes: Axes, summary: RunSummary) -> None:
-    at, width_s = _bin_centers(summary)
-    bins = summary.bins
-    axes.bar(at, bins.coming, width_s, color=COLOURS["bytes"], label="receiving")
-    axes.bar(
-        at,
-        bins.asking,
-        width_s,
-        bottom=bins.coming,
-        color=BACKGROUND,
-        edgecolor=COLOURS["bytes"],
-        hatch="////",
-        linewidth=0.5,
-        label="no answer yet",
+    bins, at, width_s = summary.bins, *_bin_centers(summary)
+    most = (
+        _stacked(axes, summary, bins.coming, bins.asking, "bytes", "////", ("receiving", "no answer yet"))
+        or 1.0
     )
-    most = max((a + b for a, b in zip(bins.asking, bins.coming, strict=True)), default=0.0) or 1.0
     # Bars below the axis. A full bar is a bin in which a caller waited all the time.
     low = [-0.12 * most * share for share in bins.waited]
     axes.bar(at, low, width_s, color=COLOURS["waits"], label="program waits")
-    axes.set_ylim(-0.14 * most, 1.35 * most)
     axes.axhline(0, color=INK, linewidth=0.8)
-    _label_time(axes, "requests")
+    _label(axes, "requests", -0.14 * most, 1.35 * most)
 
 
 def _rates(axes: Axes, summary: RunSummary) -> None:
     at, width_s = _bin_centers(summary)
     scale = 1e6 * (width_s or 1.0)
-    fetched = [value / scale for value in summary.bins.counts["bytes_fetched"]]
-    served = [value / scale for value in summary.bins.counts["bytes_served"]]
+    fetched, served = (
+        [value / scale for value in summary.bins.counts[name]] for name in ("bytes_fetched", "bytes_served")
+    )
     axes.bar(at, fetched, width_s, color=COLOURS["bytes"], label="fetched")
     axes.plot(at, served, color=COLOURS["hits"], linewidth=1.5, marker=".", markersize=3, label="read")
-    top = max(fetched, default=0.0)
-    if summary.bound_per_s:
-        top = max(top, summary.bound_per_s / 1e6)
-        axes.axhline(
-            summary.bound_per_s / 1e6, color=INK, linestyle="--", linewidth=1.2, label="speed of the link"
-        )
+    bound = (summary.bound_per_s or 0.0) / 1e6
+    if bound:
+        axes.axhline(bound, color=INK, linestyle="--", linewidth=1.2, label="speed of the link")
+    top = max([bound, *fetched])
     # Cut off the curve of reads: the cache is so much faster than the network that nothing else would be visible.
-    axes.set_ylim(0, 1.35 * min(2 * top or math.inf, max([top, *served])) or 1.0)
-    _label_time(axes, "MB/s")
+    _label(axes, "MB/s", 0, 1.35 * min(2 * top or math.inf, max([top, *served])))
 
 
 def _blocks(axes: Axes, summary: RunSummary) -> None:
-    at, width_s = _bin_centers(summary)
-    counts = summary.bins.counts
-    axes.bar(at, counts["misses"], width_s, color=COLOURS["bytes"], label="fetched")
-    axes.bar(
-        at,
-        counts["hits"],
-        width_s,
-        bottom=counts["misses"],
-        color=BACKGROUND,
-        edgecolor=COLOURS["hits"],
-        hatch="....",
-        linewidth=0.5,
-        label="hits",
-    )
+    counts, (at, _) = summary.bins.counts, _bin_centers(summary)
+    top = _stacked(axes, summary, counts["misses"], counts["hits"], "hits", "....", ("fetched", "hits"))
     axes.plot(at, counts["evictions"], color=COLOURS["waits"], linestyle=":", linewidth=1.5, label="evicted")
-    top = max((a + b for a, b in zip(counts["misses"], counts["hits"], strict=True)), default=0.0)
-    axes.set_ylim(0, 1.35 * max([top, *counts["evictions"]]) or 1.0)
-    _label_time(axes, "blocks")
+    _label(axes, "blocks", 0, 1.35 * max([top, *counts["evictions"]]))
 
 
-def _label_time(axes: Axes, what: str) -> None:
+def _bin_centers(summary: RunSummary) -> tuple[list[float], float]:
+    width_s = summary.bins.width_s
+    return [width_s * (at + 0.5) for at in range(len(summary.bins.asking))], width_s
+
+
+def _stacked(
+    axes: Axes,
+    summary: RunSummary,
+    below: list[float],
+    above: list[float],
+    color: str,
+    hatch: str,
+    labels: tuple[str, str],
+) -> float:
+    """Draw a bar for each bin, with a hatched one on top; return the height of the highest."""
+    at, width_s = _bin_centers(summary)
+    axes.bar(at, below, width_s, color=COLOURS["bytes"], label=labels[0])
+    hatched: dict[str, Any] = {
+        "color": BACKGROUND,
+        "edgecolor": COLOURS[color],
+        "hatch": hatch,
+        "linewidth": 0.5,
+    }
+    axes.bar(at, above, width_s, bottom=below, label=labels[1], **hatched)
+    return max(map(sum, zip(below, above, strict=True)), default=0.0)
+
+
+def _label(axes: Axes, what: str, low: float, high: float) -> None:
+    axes.set_ylim(low, high or 1.0)
     axes.set_xlabel("seconds")
     axes.set_ylabel(what)
     axes.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, handlelength=1.4, columnspacing=1.0)
 
 
-def _parts_of(summary: RunSummary) -> list[tuple[str, float, dict[str, Any]]]:
-    waited, plain = summary.waited, {"color": COLOURS["idle"]}
+def _parts_of(summary: RunSummary) -> list[tuple[str, float, str]]:
+    waited = summary.waited
     return [
-        ("not waiting", max(0.0, summary.elapsed_s - waited.all_s), plain),
-        ("waiting for bytes", waited.for_bytes_s, {"color": COLOURS["bytes"]}),
-        ("waiting for answers", waited.for_answers_s, {"color": COLOURS["waits"]}),
-        ("waiting otherwise", waited.for_others_s, {"color": COLOURS["others"]}),
+        ("not waiting", max(0.0, summary.elapsed_s - waited.all_s), "idle"),
+        ("waiting for bytes", waited.for_bytes_s, "bytes"),
+        ("waiting for answers", waited.for_answers_s, "waits"),
+        ("waiting otherwise", waited.for_others_s, "others"),
     ]
 
 
-def _parts_in_words(summary: RunSummary) -> str:
-    return ", ".join(f"{name} {seconds(took_s)}" for name, took_s, _ in _parts_of(summary))
+def _shortened(folder: str) -> str:
+    """Return the end of a long name; "$" is escaped, as matplotlib would render a formula."""
+    return (folder if len(folder) <= 24 else f"…{folder[-23:]}").replace("$", r"\$")
 
 
-def _parts(axes: Axes, summary: RunSummary) -> None:
-    parts = _parts_of(summary)[::-1]
-    bars = axes.barh([name for name, _, _ in parts], [took_s for _, took_s, _ in parts], height=0.6)
-    for bar, (_, _, style) in zip(bars, parts, strict=True):
-        bar.set(**style)
-    total = summary.elapsed_s or 1.0
-    axes.bar_label(
-        bars, [f"{seconds(took_s)}, {per_cent(took_s / total)}" for _, took_s, _ in parts], padding=4
-    )
-    axes.set_xlim(0, 1.5 * max((took_s for _, took_s, _ in parts), default=0.0) or 1.0)
-    axes.set_xlabel("seconds")
-
-
-def _cached_by_folder(axes: Axes, by_folder: Sequence[tuple[str, int]]) -> None:
-    shown = by_folder[::-1]
-    names = [folder if len(folder) <= 24 else f"…{folder[-23:]}" for folder, _ in shown]
-    bars = axes.barh(range(len(shown)), [n / 1e6 for _, n in shown], height=0.6, color=COLOURS["hits"])
-    # Escape "$" in names, which matplotlib would render as a formula.
-    axes.set_yticks(range(len(shown)), [name.replace("$", r"\$") for name in names])
-    axes.bar_label(bars, [size(n) for _, n in shown], padding=4)
-    axes.set_xlim(0, 1.35 * max(n for _, n in shown) / 1e6 or 1.0)
-    axes.set_xlabel("MB")
+def _bars(axes: Axes, rows: Sequence[Bar], unit: str) -> None:
+    """Draw horizontal bars, the first one on top, with a name before and a text behind each."""
+    shown = rows[::-1]
+    values = [each.value for each in shown]
+    bars = axes.barh(range(len(shown)), values, height=0.6, color=[each.color for each in shown])
+    axes.set_yticks(range(len(shown)), [each.name for each in shown])
+    axes.bar_label(bars, [each.text for each in shown], padding=4)
+    axes.set_xlim(0, 1.5 * max(values, default=0.0) or 1.0)
+    axes.set_xlabel(unit)

@@ -15,6 +15,17 @@ MOST = 1e18  # limit for seconds and bytes: beyond any real value, and sums cann
 COUNTS = ("hits", "misses", "requests", "bytes_fetched", "bytes_served", "evictions")
 
 
+NUMBER = (int, float)
+_TIMES: dict[str, tuple[type, ...]] = {"at": NUMBER, "took_s": NUMBER}
+FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of each kind of event, with their types
+    "process": {"format": (int,)},
+    "request": _TIMES
+    | {"wait_s": NUMBER, "bytes": NUMBER, "status": (int, str), "ahead": (bool,), "refused": (bool,)},
+    "wait": _TIMES | {"path": (str,)},
+    "sums": {"of": (int,)} | dict.fromkeys(("at", "over_s", *COUNTS), NUMBER),
+}
+
+
 class RequestEvent(NamedTuple):
     """One request, sent at the Unix time `at`.
 
@@ -24,15 +35,12 @@ class RequestEvent(NamedTuple):
     """
 
     at: float
-    method: str
-    url: str
-    range: str
     status: int | str
     bytes: int
     wait_s: float
     took_s: float
     ahead: bool
-    refused: bool = False
+    refused: bool
 
     @property
     def is_good(self) -> bool:
@@ -76,7 +84,7 @@ class EventRecords(NamedTuple):
 
 
 def read(folder: str | Path) -> EventRecords:
-    """Return the events that all processes wrote to `folder`, sorted by time.
+    """Return the events that all processes wrote to `folder`.
 
     Raises FileNotFoundError if the folder contains no event log, and ValueError for one of another format version.
     """
@@ -89,12 +97,11 @@ def read(folder: str | Path) -> EventRecords:
     for path in paths:
         with path.open(encoding="utf-8", errors="replace") as lines:
             found.append(parsed(lines))
-    measured = [each.bytes_per_s for each in found if each.bytes_per_s]
     return EventRecords(
-        requests=tuple(sorted((r for each in found for r in each.requests), key=lambda r: r.at)),
-        waits=tuple(sorted((w for each in found for w in each.waits), key=lambda w: w.at)),
-        samples=tuple(sorted((s for each in found for s in each.samples), key=lambda s: s.at)),
-        bytes_per_s=max(measured, default=None),
+        requests=tuple(r for each in found for r in each.requests),
+        waits=tuple(w for each in found for w in each.waits),
+        samples=tuple(s for each in found for s in each.samples),
+        bytes_per_s=max((each.bytes_per_s for each in found if each.bytes_per_s), default=None),
         n_processes=len(found),
         n_cut=sum(each.n_cut for each in found),
         n_full=sum(each.n_full for each in found),
@@ -110,52 +117,37 @@ def parsed(lines: Iterable[str]) -> EventRecords:
     last: dict[int, Mapping[str, Any]] = {}
     n_cut = n_full = 0
     for line in lines:
-        try:
-            event = json.loads(line)
-            kind = event["kind"]
-            if kind == "process" and event["format"] != FORMAT:
-                raise _OtherFormat(event["format"])
-            if kind == "request":
-                numbers_in(event, "at", "bytes", "wait_s", "took_s")
-                event.setdefault("refused", event["status"] == 429)  # logs of older releases lack it
-                if type(event["ahead"]) is not bool or type(event["refused"]) is not bool:
-                    raise TypeError("a value that must be a bool is not")
-                requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
-            elif kind == "wait":
-                numbers_in(event, "at", "took_s")
-                if type(event["path"]) is not str:
-                    raise TypeError("a value that must be a name is not")
-                waits.append(WaitEvent(*(event[name] for name in WaitEvent._fields)))
-            elif kind == "sums":
-                numbers_in(event, "at", "over_s", *COUNTS)
-                before, last[event["of"]] = last.get(event["of"]), event
-                if before is not None:  # the first sample only sets the start values
-                    counts = {name: event[name] - before[name] for name in COUNTS}
-                    samples.append(SampleEvent(event["at"], event["over_s"], counts))
-            n_full += kind == "full"
-        except _OtherFormat as error:
+        event = _event_of(line)
+        kind = event.get("kind")
+        n_cut, n_full = n_cut + (kind is None), n_full + (kind == "full")
+        if kind == "process" and event["format"] != FORMAT:
             raise ValueError(
-                f"events of format {error}; this release of cachedfs reads format {FORMAT}"
-            ) from None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            n_cut += 1
-    told = [event.get("bytes_per_s") for event in last.values()]
-    rates = [int(rate) for rate in told if rate is not None and is_number(rate)]
-    return EventRecords(
-        tuple(requests), tuple(waits), tuple(samples), max(rates, default=None), 1, n_cut, n_full
-    )
+                f"events of format {event['format']}; this release of cachedfs reads format {FORMAT}"
+            )
+        if kind == "request":
+            requests.append(RequestEvent(*(event[name] for name in RequestEvent._fields)))
+        elif kind == "wait":
+            waits.append(WaitEvent(*(event[name] for name in WaitEvent._fields)))
+        elif kind == "sums":
+            before, last[event["of"]] = last.get(event["of"]), event
+            if before is not None:  # the first sample only sets the start values
+                counts = {name: event[name] - before[name] for name in COUNTS}
+                samples.append(SampleEvent(event["at"], event["over_s"], counts))
+    rates = [int(event["bytes_per_s"]) for event in last.values() if _is(event.get("bytes_per_s"), NUMBER)]
+    most = max(rates, default=None)
+    return EventRecords(tuple(requests), tuple(waits), tuple(samples), most, 1, n_cut, n_full)
 
 
-def numbers_in(event: Mapping[str, Any], *names: str) -> None:
-    """Raise TypeError unless all of the fields `names` are numbers in the plausible range."""
-    if not all(is_number(event[name]) for name in names):
-        raise TypeError("a value that must be a number is not")
+def _event_of(line: str) -> dict[str, Any]:
+    """Return the event of a log line; empty if it lacks a field or has one of another type."""
+    try:
+        event = json.loads(line)
+        is_sound = all(_is(event[name], types) for name, types in FIELDS.get(event["kind"], {}).items())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return event if is_sound else {}
 
 
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number below `MOST` in magnitude, and not a bool."""
-    return type(value) in (int, float) and -MOST < value < MOST  # type: ignore[operator]  # not so of NaN
-
-
-class _OtherFormat(Exception):
-    pass
+def _is(value: Any, types: tuple[type, ...]) -> bool:
+    """Return whether a value has one of the types; a number is also finite and below `MOST` in magnitude."""
+    return type(value) in types and (isinstance(value, (bool, str)) or -MOST < value < MOST)

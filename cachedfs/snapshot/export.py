@@ -7,12 +7,11 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from cachedfs.cache.block_file import BadBlock, file_size
 from cachedfs.common.blocks import block_range
 from cachedfs.common.clock import clock
-from cachedfs.common.types import Exported
 from cachedfs.core import write_through
 from cachedfs.core.reader import Reader
 from cachedfs.core.version import version_of
@@ -22,11 +21,25 @@ from cachedfs.snapshot.archive import BadBundle, BundleEntry
 from cachedfs.snapshot.exported_metadata import encoded_rows, rows_of
 from cachedfs.snapshot.manifest import ExportFolder, gathered
 
-__all__ = ["Export"]
+__all__ = ["Export", "Exported"]
 
 logger = logging.getLogger("cachedfs.snapshot")
 
 AT_ONCE = 4  # bundles written and sent at a time; each takes a file in the temporary folder
+
+
+class Exported(NamedTuple):
+    """Result of `fs.export_cache`: the contents of the export.
+
+    objects, blocks: how many were exported. bytes: their total size. sent: bytes uploaded, in bundle files that were
+    not at the target yet. bundles: how many bundle files the export has.
+    """
+
+    objects: int
+    blocks: int
+    bytes: int
+    sent: int
+    bundles: int
 
 
 class Export:

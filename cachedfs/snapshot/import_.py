@@ -9,10 +9,10 @@ import logging
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachedfs.cache.block_file import BadBlock, file_size, unpack
-from cachedfs.common.types import BlockKey, Imported, ObjectInfo, ObjectKey, Range
+from cachedfs.common.types import BlockKey, ObjectInfo, ObjectKey, Range
 from cachedfs.core.polling import OVERDUE_S
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, ObjectNotFound, OriginUnavailable
@@ -22,7 +22,7 @@ from cachedfs.snapshot.archive import BadBundle, Bundle, BundleEntry, entries_of
 from cachedfs.snapshot.exported_metadata import MetadataImport, decoded_rows, name_of
 from cachedfs.snapshot.manifest import ExportFolder, Manifest, gathered
 
-__all__ = ["Import"]
+__all__ = ["Import", "Imported"]
 
 logger = logging.getLogger("cachedfs.snapshot")
 
@@ -32,6 +32,27 @@ BATCH = 8 << 20  # bytes of blocks stored in one transaction
 MAX_IN_BATCH = 512  # number of blocks stored in one transaction
 MAX_INDEX_BYTES = 256 << 20  # bytes of indexes in memory; others are read twice
 MAX_IN_MEMORY = 16 << 20  # bytes of a metadata file that needs no temporary file
+
+
+class Imported(NamedTuple):
+    """Result of `fs.import_cache`.
+
+    blocks, bytes: imported blocks that are now in the cache, and their size. here: blocks that were cached before.
+    facts: imported metadata entries of objects and folders. left: blocks that were not imported, because the cache has
+    no space for them beside pinned blocks. bad: a message for each file of the export that is damaged and was skipped.
+    """
+
+    blocks: int
+    bytes: int
+    here: int
+    facts: int
+    left: int
+    bad: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if everything in the export is now in the cache."""
+        return not self.bad and not self.left
 
 
 class Import:

@@ -59,9 +59,7 @@ class Manifest:
             found: dict[str, Any] = json.loads(data)
             if found.pop("kind") != _KIND:
                 raise BadBundle("it is not the manifest of an export")
-            if (version := found.pop("format")) in (1, 2):
-                raise BadBundle("a development version of cachedfs before 0.1.0 made this export")
-            if version != FORMAT:
+            if (version := found.pop("format")) != FORMAT:
                 raise BadBundle(
                     f"it has format {version!r}, not {FORMAT}: another release of cachedfs wrote it"
                 )

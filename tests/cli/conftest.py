@@ -6,6 +6,8 @@ import pytest
 import typer.main
 import typer.testing
 
+import cachedfs.cli.app  # noqa: F401 - before single commands: their order is that of their imports
+
 
 @pytest.fixture(autouse=True, scope="module")
 def commands_read_once():

@@ -41,29 +41,7 @@ from cachedfs.sim import Fault, GCSServer
 from tests.cache.helpers import flip
 from tests.support import ROOT, MiB, forget, noise, until
 
-COMMANDS = [
-    "ls",
-    "cat",
-    "get",
-    "prefetch",
-    "pack",
-    "mount",
-    "unmount",
-    "stats",
-    "pin",
-    "unpin",
-    "evict",
-    "verify",
-    "export",
-    "import",
-    "report",
-    "login",
-    "logout",
-    "accounts",
-    "sim",
-    "demo",
-    "doctor",
-]
+COMMANDS = [command.name for command in app.registered_commands]
 PAGE = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 
 
@@ -290,11 +268,11 @@ def test_cat_ends_quietly_when_its_reader_does(cloud):
 
 
 def test_get_copies_objects_and_folders(cloud, tmp_path):
-    files = {"a/one": noise(10), "a/b/two": noise(3 * MiB), "three": b""}
+    files = {"a/one": noise(10), "a/b/two": noise(5 * MiB), "three": b""}  # not all at a time
     for key, data in files.items():
         cloud.put(key, data)
     result = run("get", "-r", cloud.url(prefix="gs://"), str(tmp_path / "new" / "copy"))
-    assert re.match(r"3 files, 3\.1 MB in .*; 0 bytes of them from the cache", result.stderr)
+    assert re.match(r"3 files, 5\.2 MB in .*; 0 bytes of them from the cache", result.stderr)
     assert {
         str(path.relative_to(tmp_path / "new" / "copy")): path.read_bytes()
         for path in (tmp_path / "new").rglob("*")
@@ -736,17 +714,7 @@ def test_get_copies_the_others_where_one_name_cannot_be_local(cloud, tmp_path):
 
 @pytest.mark.parametrize(("size", "n"), [(1, 128), (5 << 20, 64), (1 << 40, 8), (None, 8)])
 def test_get_bounds_files_and_memory(size, n):
-    active, most = set(), 0
-
-    async def copy_one(each):
-        nonlocal most
-        active.add(each)
-        most = max(most, len(active))
-        await asyncio.sleep(0)
-        active.remove(each)
-
-    asyncio.run(get.run_in_slots([get.Copy(None, str(i), "", size) for i in range(300)], copy_one))
-    assert most <= n
+    assert get.Copy(None, "key", "key", size).n_at_once == n
 
 
 # stats and evict
@@ -910,8 +878,9 @@ def test_verify_names_what_was_wrong_drops_it_and_fails(cloud):
         cloud.put(key, noise(1000))
         run("cat", cloud.url(key, "gs://"))
     url = cloud.url("a", "gs://")
-    said = run("verify", url).stdout
-    assert said == f"{url}: 2 blocks of 2 objects correct; 2 complete and equal to the origin's\n"
+    said = run("verify", url)
+    assert said.stdout == f"{url}: 2 blocks of 2 objects correct; 2 complete and equal to the origin's\n"
+    assert said.stderr == "", "no progress in a pipe"
     forget()
     damage(cloud, "a/two")
     cloud.asked()
@@ -948,16 +917,6 @@ def test_verify_as_json(cloud):
     result = run("verify", "--json", urls[0], status=1)
     [found] = json.loads(result.stdout)
     assert (found["bad"], found["whole"]) == ([0], None)
-
-
-def test_verify_is_quiet_where_nobody_watches(cloud):
-    cloud.put("one", noise(1000))
-    url = cloud.url("one", "gs://")
-    run("cat", url)
-    forget()
-    out, err = finished(cloud, "verify", url)
-    assert out.decode() == f"{url}: 1 block of 1 object correct; 1 complete and equal to the origin's\n"
-    assert err == ""
 
 
 # sim and demo
@@ -1351,12 +1310,22 @@ def test_options_before_and_after_the_command(cloud, tmp_path):
     assert str(tmp_path / "x") in before
 
 
-def test_mistaken_options_are_wrong_usage():
-    assert "did you mean" in run("ls", "-o", "cache_sise=1", "gs://b", status=2).stderr
-    assert "NAME=VALUE" in run("ls", "-o", "max_age", "gs://b", status=2).stderr
-    assert "NAME=VALUE" in run("doctor", "-o", "max_age", status=2).stderr
-    assert "START:STOP" in run("cat", "--range", "10", "gs://b/k", status=2).stderr
-    assert "max_age='lots'" in run("ls", "-o", "max_age=lots", "gs://b", status=2).stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ls -o cache_sise=1 gs://b", "did you mean"),
+        ("ls -o max_age gs://b", "NAME=VALUE"),
+        ("doctor -o max_age", "NAME=VALUE"),
+        ("cat --range 10 gs://b/k", "START:STOP"),
+        ("ls -o max_age=lots gs://b", "max_age='lots'"),
+        ("ls -o max_age=-1 gs://b", "max_age"),
+        ("ls -o concurrency=1.5 gs://b", "concurrency"),
+        ("ls -o block_size=1 gs://b", "block_size"),
+        ("ls -o max_agee=0 gs://b", "max_age"),
+    ],
+)
+def test_mistaken_options_are_wrong_usage(words, said):
+    assert said in run(*words.split(), status=2).stderr
 
 
 def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeypatch):
@@ -1442,12 +1411,6 @@ def test_with_its_output_closed_a_command_does_its_work(cloud, line):
     assert "unexpected" not in done.stderr
 
 
-@pytest.mark.parametrize("option", ["max_age=-1", "concurrency=1.5", "block_size=1", "max_agee=0"])
-def test_an_option_that_cannot_be_is_wrong_usage(option):
-    name, _, _ = option.partition("=")
-    assert name[:7] in run("ls", "-o", option, "gs://b", status=2).stderr
-
-
 @pytest.mark.parametrize("line", ["sim nothing", "sim gcs --profile zzz", "sim drive --quota zzz"])
 def test_a_cloud_that_cannot_be_is_not_announced(line):
     assert "export" not in run(*line.split(), status=2).output
@@ -1456,23 +1419,11 @@ def test_a_cloud_that_cannot_be_is_not_announced(line):
 # Help and page.
 
 
-def test_the_help_has_one_line_for_each_command(monkeypatch):
+def test_the_help_has_one_line_for_each_command_in_the_order_of_the_page(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(re.findall(r"^│ ", run("--help").stdout.partition("Commands")[2], re.MULTILINE)) == len(
-        COMMANDS
-    )
-
-
-def test_the_help_and_the_page_have_the_commands_in_one_order():
     below = run("--help").stdout.partition("Commands")[2]
     on_page = re.findall(r"\[`(\w+)`\]\(#", "".join(re.findall(r"^\|.*?\|", PAGE, re.MULTILINE)))
-    assert re.findall(r"^│ (\w+) ", below, re.MULTILINE) == on_page
-
-
-def test_the_commands_are_these():
-    assert sorted(command.name or command.callback.__name__ for command in app.registered_commands) == sorted(
-        COMMANDS
-    )
+    assert re.findall(r"^│ (\w*) ", below, re.MULTILINE) == on_page == COMMANDS
     assert run("--version").stdout == "cachedfs 0.1.0\n"
 
 

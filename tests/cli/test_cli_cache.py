@@ -21,8 +21,8 @@ import pytest
 
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cli import main, urls
-from cachedfs.cli.doctor import facts, n_to_fill, read_at_once
-from cachedfs.cli.monitoring import folders_of, text_of_use, texts_of
+from cachedfs.cli.speed import Speeds, facts, read_at_once
+from cachedfs.cli.stats import folders_of, text_of_use
 from cachedfs.common.types import Counted
 from cachedfs.report.analysis import RunFigures
 from cachedfs.sim import Fault
@@ -30,13 +30,6 @@ from tests.cli.test_cli import in_terminal, interrupted, json_of, run, start
 from tests.support import MiB, forget, noise
 
 # What all processes counted.
-
-
-def test_one_of_a_thing_is_one():
-    words = texts_of(Counted(hits=1, misses=0, requests=1, evictions=1, since=1.0))
-    assert words["hits"].startswith("1 of 1 block, ")
-    assert words["fetched"].endswith(" in 1 request")
-    assert words["evicted"] == "1 block"
 
 
 def test_what_all_processes_counted_is_added_up(cloud):
@@ -298,7 +291,9 @@ def test_doctor_says_how_fast_reads_can_be():
 
 @pytest.mark.parametrize(("all_per_s", "n"), [(150e6, 3), (50e6, 1), (320e6, 7), (390e6, None)])
 def test_what_fills_the_link_is_known_only_if_more_requests_are_no_faster(all_per_s, n):
-    assert n_to_fill(50e6, all_per_s, 8) == n
+    speeds = Speeds(0.05, size=50, whole_s=1e-6, n_tried=8, part=int(all_per_s / 8), took_s=1.0)
+    assert speeds.n_to_fill == n
+    assert speeds._replace(part=0, took_s=0.0).n_to_fill is None, "too small to tell"
 
 
 def test_a_full_cache_that_gives_up_what_comes_is_named():

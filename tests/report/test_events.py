@@ -36,14 +36,14 @@ def folder(tmp_path, monkeypatch):
 
 
 def lines(folder):
-    event_log.current().write()
+    event_log.active.write()
     return [
         json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()
     ]
 
 
 def test_no_events_are_written_unless_enabled(cloud, tmp_path):
-    assert event_log.current() is None
+    assert event_log.active is None
     cloud.put("key", b"data")
     CachedGCSFileSystem().cat_file(cloud.path("key"))
     assert "cachedfs-events" not in {thread.name for thread in threading.enumerate()}

@@ -14,7 +14,7 @@ from cachedfs.report.summary import both, by_folder, merged, outside, summary_of
 
 
 def request(at, wait_s, took_s, size=0, **given):
-    values = {"method": "GET", "url": "http://h/a", "range": "", "status": 206, "ahead": False} | given
+    values = {"status": 206, "ahead": False, "refused": False} | given
     return RequestEvent(at=at, wait_s=wait_s, took_s=took_s, bytes=size, **values)
 
 
@@ -132,11 +132,9 @@ def test_lines_without_a_required_number_are_counted():
     asked = {
         "kind": "request",
         "at": 1.0,
-        "method": "GET",
-        "url": "u",
-        "range": "",
         "status": "ok",
         "ahead": False,
+        "refused": False,
     }
     asked |= {"bytes": 1, "wait_s": 0.1, "took_s": 0.1}
     lines = [
@@ -156,14 +154,14 @@ def test_lines_without_a_required_number_are_counted():
 @pytest.mark.parametrize("kind", ["request", "wait", "sums"])
 def test_a_damaged_line_does_not_stop_the_report(kind, odd):
     lines = {
-        "request": {"method": "GET", "url": "u", "range": "", "status": 206, "ahead": False, "at": 1.0}
+        "request": {"status": 206, "ahead": False, "refused": False, "at": 1.0}
         | {"bytes": 1, "wait_s": 0.1, "took_s": 0.2},
         "wait": {"at": 1.0, "path": "b/k", "took_s": 0.2},
         "sums": {"of": 1, "at": 2.0, "over_s": 1.0, "bytes_per_s": None} | dict.fromkeys(COUNTS, 1),
     }
     sound = [{"kind": name, **values} for name, values in lines.items()]
     whole = summary_of(parsed(json.dumps(line) for line in sound))
-    for name in lines[kind].keys() - {"method", "url", "range", "status", "of", "bytes_per_s"}:
+    for name in lines[kind].keys() - {"status", "of", "bytes_per_s"}:
         damaged = {"kind": kind, **lines[kind], name: odd}
         if name == "path" and odd == "x":
             continue

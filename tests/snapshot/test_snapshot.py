@@ -340,8 +340,7 @@ def test_a_folder_that_is_not_an_export_is_an_error(cloud, machine, tmp_path, ex
         fs.import_cache(str(tmp_path / "empty"))
     for content, message in [
         (b'{"kind": 3}', "not the manifest of an export"),
-        (b'{"kind": "cachedfs export", "format": 1}', r"version of cachedfs before 0\.1\.0 .*export again"),
-        (b'{"kind": "cachedfs export", "format": 4}', "another release"),
+        (b'{"kind": "cachedfs export", "format": 4}', r"another release.*export again"),
     ]:
         (exported[1] / manifest.NAME).write_bytes(content)
         with pytest.raises(OriginUnavailable, match=message):

@@ -1,4 +1,4 @@
-"""The commands `stats` and `report`: what the cache holds and saved, and what a run did."""
+"""The command `stats`: what the cache holds and saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,20 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
-from cachedfs.cli.output import (
-    busy,
-    cell,
-    is_narrow,
-    minute_of,
-    plain_table,
-    print_json,
-    print_table,
-    rate,
-    rows_of,
-    say,
-)
-from cachedfs.common.event_log import VARIABLE, log_events
+from cachedfs.cli.arguments import CommonOptions, command, flag, option
+from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, rate, say, table_of
 from cachedfs.common.text import counted, per_cent
 from cachedfs.config import Config
 from cachedfs.errors import CacheError
@@ -41,6 +28,9 @@ if TYPE_CHECKING:
 
 FOLDERS = 8  # folders shown; the others are summed up in one line
 FULL = 0.9  # share of the allowance from which on the cache counts as full
+TOO_SMALL = (
+    "It is full, and evicts blocks nearly as fast as they arrive: raise cache_size, or lower keep_free"
+)
 LEAST_S = 0.1  # seconds: shortest interval of `--watch`
 
 
@@ -58,9 +48,9 @@ def cache_of(config: Config) -> BlockStore:
 )
 def stats(
     common: CommonOptions,
-    watch: Annotated[bool, flag("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, flag("Look again and again, until Ctrl-C.", "--watch", "-w")] = False,
     every: Annotated[
-        float, option(metavar="SECONDS", default=True, help="With --watch: how long between two looks.")
+        float, option("SECONDS", "With --watch: how long between two looks.", default=True)
     ] = 1.0,
 ) -> None:
     """Show what the cache holds and what it saved.
@@ -83,22 +73,22 @@ def stats(
         counted_ = counts._asdict() | saved | {"since": time_of(counts.since)}
         print_json(found | counted_ | {"quota": quotas, "folders": folders})
         return
-    print_table(table_of(found, counts))
+    print_table(totals_of(found, counts))
     if quotas:
         rows = []
         for each in quotas:
             units, received = per_cent(each["units_share"]), per_cent(each["bytes_share"])
             rows.append((f"{each['units']:,}", units, decimal(each["bytes"]), received, each["account"]))
         typer.echo("")
-        print_table(rows_of(("units today", "of 400 M", "received", "of 1 TB", "Drive account"), rows))
+        print_table(table_of(("units today", "of 400 M", "received", "of 1 TB", "Drive account"), rows))
     if folders:
         times = {} if is_narrow() else {"first came": "oldest", "last": "newest"}
-        typer.echo("")
         rows = []
         for each in folders:
             came = (minute_of(each[at]) for at in times.values())
             rows.append((decimal(each["bytes"]), f"{each['objects']:,}", *came, each["folder"]))
-        print_table(rows_of(("bytes", "objects", *times, "folder"), rows, left=times))
+        typer.echo("")
+        print_table(table_of(("bytes", "objects", *times, "folder"), rows, left=times))
 
 
 def contents(cache: BlockStore, config: Config) -> dict[str, Any]:
@@ -180,25 +170,22 @@ def text_of_use(counts: Counted, held: int, may_hold: int | None) -> tuple[str, 
         f"saved {text_of_savings(counts)}; {counted(counts.evictions, 'block')} evicted"
     )
     is_full = may_hold is not None and held >= FULL * may_hold
-    if not is_full or counts.evictions <= counts.misses / 2:
-        return text, ""
-    return (
-        text,
-        "It is full, and evicts blocks nearly as fast as they arrive: raise cache_size, or lower keep_free",
-    )
+    is_too_small = is_full and counts.evictions > counts.misses / 2
+    return text, TOO_SMALL if is_too_small else ""
 
 
 def time_of(at_s: float | None) -> datetime.datetime | None:
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC) if at_s else None
 
 
-def table_of(found: dict[str, Any], counts: Counted) -> Table:
+def totals_of(found: dict[str, Any], counts: Counted) -> Table:
     """Return the values of `contents` and the counters, one per row."""
-    table = plain_table()
     texts = {name: text_of(name, value) for name, value in found.items() if name != "cannot_store" or value}
-    for name, text in (texts | texts_of(counts)).items():
-        table.add_row(Text(name.replace("_", " "), style="bold"), cell(text, overflow="fold"))
-    return table
+    rows = (
+        (Text(name.replace("_", " "), style="bold"), text)
+        for name, text in (texts | texts_of(counts)).items()
+    )
+    return table_of((), list(rows))
 
 
 def quotas_of(cache: BlockStore) -> list[dict[str, Any]]:
@@ -228,7 +215,7 @@ def folders_of(held: Iterable[CachedPath]) -> list[dict[str, Any]]:
     names = [name for name, _ in by_folder(((each.path, each.size) for each in held), FOLDERS)]
     found: dict[str, list[CachedPath]] = {name: [] for name in names}
     for each in held:
-        folders = [name for name in names if each.path == name or each.path.startswith(f"{name}/")]
+        folders = [name for name in names if f"{each.path}/".startswith(f"{name}/")]
         found[max(folders, key=len, default=names[-1])].append(each)
     return [folder_of(name, some) for name, some in found.items()]
 
@@ -252,7 +239,7 @@ def print_intervals(cache: BlockStore, every_s: float, *, as_json: bool) -> None
             if live is not None:
                 blocks, size = cache.usage()
                 found = {"directory": cache.root, "blocks": blocks, "bytes": size}
-                live.update(Group(table_of(found, before), Text(f"\n{line}\nCtrl-C ends")), refresh=True)
+                live.update(Group(totals_of(found, before), Text(f"\n{line}\nCtrl-C ends")), refresh=True)
             time.sleep(every_s)
             now, total, (blocks, size) = time.monotonic(), cache.counts.total(), cache.usage()
             at, counts = datetime.datetime.now(datetime.UTC).replace(microsecond=0), total.since_then(before)
@@ -274,44 +261,3 @@ def line_of(counts: Counted, over_s: float) -> str:
     requests = counted(counts.requests, "request")
     evicted = f", {counts.evictions:,} evicted" if counts.evictions else ""
     return f"{counts.hits:,} hits, {counts.misses:,} misses{share}; read {read}, fetched {fetched} in {requests}{evicted}"
-
-
-@command(
-    "cachedfs report",
-    "cachedfs report events -o report.html",
-    "cachedfs report events --json",
-    common=("as_json", "debug", "cache_dir"),
-)
-def report(
-    common: CommonOptions,
-    folder: Annotated[str | None, argument("FOLDER", "Where the event logs are.", envvar=VARIABLE)] = None,
-    output: Annotated[
-        Path | None, option("--output", "-o", metavar="FILE", help="The page.", default="report.html")
-    ] = None,
-) -> None:
-    """Draw what a run asked, read and waited for, as one page.
-
-    The processes of a run write event logs if CACHEDFS_EVENTS names a folder in
-    their environment. The cache content shown is the current one. With --json
-    the numbers are printed, and a page is written only if FILE is given.
-    """
-    from cachedfs.report import by_folder, read, summary_of
-
-    if not folder:
-        raise typer.BadParameter(f"name it, or set {VARIABLE}", param_hint="FOLDER")
-    common.url = folder
-    log_events(None)  # the report itself must not log events
-    summary = summary_of(read(folder))
-    held = by_folder((each.path, each.size) for each in cache_of(common.config()).held())
-    if common.as_json:
-        print_json({**summary.as_dict(), "cache": dict(held)})
-        if output is None:
-            return
-    from cachedfs.report.charts import pictures
-    from cachedfs.report.html_page import page
-
-    path = output or Path("report.html")
-    path.write_text(page(summary, pictures(summary, held)), encoding="utf-8")
-    if not common.as_json:
-        say(summary.sentence)
-        say(f"{path} is the report", err=True)

@@ -1,0 +1,125 @@
+"""The command `prefetch`: fill the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.filesize import decimal
+
+from cachedfs.cli.arguments import CommonOptions, command
+from cachedfs.cli.output import failure, moved, progress, say
+from cachedfs.cli.urls import Location, Urls, locate
+from cachedfs.common.text import counted
+from cachedfs.errors import CachedFSError, CacheError
+
+if TYPE_CHECKING:
+    from cachedfs.prefetch.handle import Prefetch, Progress
+
+EVERY_S = 0.1  # seconds between two checks of the progress
+HELD_S = 1.0  # seconds: if a prefetch waits for a reader longer than this, the cache is full
+
+
+@command(
+    "cachedfs prefetch gs://my-bucket/data",
+    "cachedfs prefetch 'gs://my-bucket/data/*.parquet' gs://my-bucket/train.jsonl",
+    "cachedfs prefetch --json 'drive://My Drive/images'",
+)
+def prefetch(common: CommonOptions, urls: Urls) -> None:
+    """Fetch objects and folders into the cache.
+
+    Later reads then need no request for data. Cached objects are not fetched
+    again: after an interrupt, run it again to continue. It stops when the cache
+    is full of blocks of this origin that have not been read yet. Objects that
+    cannot be fetched are reported, the rest is fetched, and the exit status is 1.
+    """
+    done = PrefetchCounts()
+    # One prefetch per origin: blocks of a finished one are not protected from the next one.
+    by_origin: dict[str, list[Location]] = {}
+    for text in urls:
+        location = locate(text, common)
+        by_origin.setdefault(location.fs.fsid, []).append(location)
+    for locations in by_origin.values():
+        first = locations[0]
+        common.url = first.text
+        # A trailing slash, which `Location.path` lacks, marks a folder.
+        items = [each.path + ("/" if each.text.endswith("/") else "") for each in locations]
+        with first.fs.prefetch(items) as handle:
+            try:
+                is_whole = wait(handle, is_quiet=common.as_json)
+            except KeyboardInterrupt:
+                handle.cancel()
+                done.add(first, handle.progress, [])
+                if not common.as_json:
+                    say(f"{done}; run the same command again to continue", err=True)
+                raise
+            done.add(first, handle.progress, handle.failed)
+            if not is_whole:
+                done.add_full(locations, handle.progress)
+                break
+    common.print_result(dataclasses.asdict(done), str(done), done.failed)
+
+
+@dataclasses.dataclass
+class PrefetchCounts:
+    """Result of `prefetch`. `here` counts the bytes that were already cached.
+
+    `failed` has the first errors; `errors` is the total number of errors.
+    """
+
+    files: int = 0
+    fetched: int = 0
+    here: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+    failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+    def add(self, location: Location, more: Progress, failed: list[tuple[str, CachedFSError]]) -> None:
+        """Add the result of a prefetch. Errors name the URL in the form the user wrote."""
+        self.files += more.items - more.errors
+        self.fetched += more.bytes_fetched
+        self.here += more.bytes_here
+        self.requests += more.requests
+        self.seconds = round(self.seconds + more.seconds, 3)
+        self.errors += more.errors
+        self.failed += [failure(location.url(path), error) for path, error in failed]
+
+    def add_full(self, locations: Sequence[Location], at: Progress) -> None:
+        """Record that not everything fits in the cache."""
+        url = locations[0].text
+        # The number and size of objects in a folder are unknown until the prefetch lists it.
+        of = "" if at.bytes_total is None else f" of {at.items_total:,}"
+        more = f" and {len(locations) - 1:,} more" if len(locations) > 1 else ""
+        why = (
+            f"{url}{more}: {at.items:,}{of} objects are here, and more would drive out what nobody has read yet: "
+            "read them, raise cache_size, or prefetch less"
+        )
+        self.errors += 1
+        self.failed.append(failure(url, CacheError(why)))
+
+    def __str__(self) -> str:
+        failed = f"; {self.errors:,} not fetched" if self.errors else ""
+        fetched = f"{moved(self.fetched, 'fetched', self.seconds)}; " if self.fetched else ""
+        return f"{counted(self.files, 'file')}, {fetched}{decimal(self.here)} were here already{failed}"
+
+
+def wait(handle: Prefetch, *, is_quiet: bool) -> bool:
+    """Show the progress of a prefetch until it ends; return False if it stops because the cache is full."""
+    held_since = None
+    with progress(is_quiet=is_quiet) as bar:
+        while not (now := handle.progress).is_over:
+            bar.set_size(now.bytes_total)
+            bar.absolute_update(now.bytes_fetched + now.bytes_here)
+            bar.files(now.items, now.items_total)
+            held_since = (held_since or time.monotonic()) if now.state == "held" else None
+            if held_since is not None and time.monotonic() - held_since > HELD_S:
+                return False
+            with contextlib.suppress(TimeoutError, CachedFSError):
+                handle.wait(EVERY_S)
+    if now.state == "failed":
+        handle.wait()  # raises its error
+    return True

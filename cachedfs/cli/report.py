@@ -1,0 +1,54 @@
+"""The command `report`: what a run did, as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cachedfs.cli.arguments import CommonOptions, argument, command, option
+from cachedfs.cli.output import print_json, say
+from cachedfs.cli.stats import cache_of
+from cachedfs.common.event_log import VARIABLE, log_events
+
+
+@command(
+    "cachedfs report",
+    "cachedfs report events -o report.html",
+    "cachedfs report events --json",
+    common=("as_json", "debug", "cache_dir"),
+)
+def report(
+    common: CommonOptions,
+    folder: Annotated[str | None, argument("FOLDER", "Where the event logs are.", envvar=VARIABLE)] = None,
+    output: Annotated[
+        Path | None, option("FILE", "The page.", "--output", "-o", default="report.html")
+    ] = None,
+) -> None:
+    """Draw what a run asked, read and waited for, as one page.
+
+    The processes of a run write event logs if CACHEDFS_EVENTS names a folder in
+    their environment. The cache content shown is the current one. With --json
+    the numbers are printed, and a page is written only if FILE is given.
+    """
+    from cachedfs.report import by_folder, read, summary_of
+
+    if not folder:
+        raise typer.BadParameter(f"name it, or set {VARIABLE}", param_hint="FOLDER")
+    common.url = folder
+    log_events(None)  # the report itself must not log events
+    summary = summary_of(read(folder))
+    held = by_folder((each.path, each.size) for each in cache_of(common.config()).held())
+    if common.as_json:
+        print_json({**summary.as_dict(), "cache": dict(held)})
+        if output is None:
+            return
+    from cachedfs.report.charts import pictures
+    from cachedfs.report.html_page import page
+
+    path = output or Path("report.html")
+    path.write_text(page(summary, pictures(summary, held)), encoding="utf-8")
+    if not common.as_json:
+        say(summary.sentence)
+        say(f"{path} is the report", err=True)
