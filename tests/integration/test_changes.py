@@ -410,7 +410,8 @@ def test_many_files_are_read_while_the_origin_is_unreachable(own_cache, clock, c
     def without_waiting(tries, trouble):
         if wait_s := next_wait_s(tries, trouble):
             waited[tries] += wait_s
-            tries._clock = lambda now=tries._clock: now() + wait_s
+            clock_s = tries._policy.clock
+            tries._policy = dataclasses.replace(tries._policy, clock=lambda: clock_s() + wait_s)
         return wait_s and 0.0
 
     monkeypatch.setattr(RetryAttempts, "next_wait_s", without_waiting)
