@@ -258,6 +258,8 @@ class RawFile(io.RawIOBase):
         if (version := self._version) is None:
             return
         history = self._engine.histories.get(version.digest)
+        if history is not None and history.n_to_observe < 0 and not history.requested:
+            history = None  # nothing is read ahead, and nothing to be observed
         was_requested = history is not None and history.take(range(index, index + 1))
         if is_cached and not was_requested:
             self._engine.hits += 1

@@ -105,7 +105,9 @@ class Reader:
             return None
         engine.hits += n_blocks
         engine.bytes_served += len(data)
-        if version.digest in engine.histories or _versions_read.get() is not None:
+        history = engine.histories.get(version.digest)
+        is_watched = history is not None and (history.n_to_observe >= 0 or history.requested)
+        if is_watched or _versions_read.get() is not None:
             self._observe_hit(path, version, start, stop)
         return data
 
