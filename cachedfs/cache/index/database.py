@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import os
 import sqlite3
@@ -109,7 +110,7 @@ class CacheIndex:
         self._turn: dict[str, tuple[int, object]] = {}  # the thread that writes, and its token
         self._broken_inode = 0  # of the file found damaged: the next writer replaces it
         self.wal_pages = 256
-        self._n_writes = 0
+        self._writes = itertools.count(1)
         _INDEXES.add(self)
 
     def __del__(self) -> None:
@@ -171,8 +172,7 @@ class CacheIndex:
                     rows.sqlite.execute("COMMIT")
                 except sqlite3.OperationalError as error:
                     connection.again(partial(rows.sqlite.execute, "COMMIT"), error)
-                self._n_writes += 1
-                if self._n_writes % _SHORTEN_N == 0:
+                if next(self._writes) % _SHORTEN_N == 0:
                     self._shorten_log(rows)
             except BaseException as error:  # an interrupt too: an open transaction would lock out all writers
                 self._undo(rows, error)
