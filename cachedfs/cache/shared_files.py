@@ -84,7 +84,7 @@ class SharedFiles:
             if self._in_memory not in counters.paths:
                 ChangeTable(self._in_memory, self._temp_in_memory())
             for table in failed:
-                table.spoil()
+                table.invalidate()
             self.release_unreadable(counters)
 
     def release_deleted(self) -> None:

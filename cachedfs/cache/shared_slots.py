@@ -108,7 +108,7 @@ class SharedSlots:
         is_there = status is not None and _identity(status) == self._identity and status.st_size == self.size
         return is_there and self._is_ours()
 
-    def spoil(self) -> None:
+    def invalidate(self) -> None:
         """Make the file invalid for all processes, as far as possible: they notice at their next read."""
         if self.is_private or self.path is None:
             return

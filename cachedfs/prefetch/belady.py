@@ -394,7 +394,7 @@ class Belady:
         self._keep(block)
 
     def _update(self, block: _Block) -> None:
-        """Count a block as held or spare, or forget it."""
+        """Count a block as held or spare, or remove it from both."""
         is_held = block.n_waiting > 0 or block.following < NEVER
         if is_held != block.is_held:
             block.is_held = is_held
