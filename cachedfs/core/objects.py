@@ -307,23 +307,19 @@ class Objects:
         counter: int,
         watch: FeedSnapshot | None = None,
         origin_error: str = "",
-        before_storing: Callable[[Entry], object] | None = None,
     ) -> Entry:
         """Keep an answer of the origin: `info`, or None for an absence. Return its entry.
 
         `asked_at` and `counter` are the time and the change counter from before the request. `watch` is the change feed
-        that reports changes of the path. `before_storing` is called with the entry of an answer that came with a read,
-        which has fewer details than a lookup, before other processes can see it.
+        that reports changes of the path.
         """
         identity, old = self.identity, self.entries.get(path)
         known = None if old is None else old.info
-        if before_storing is not None and info is not None and known is not None:
-            info = info if is_whole(identity, info) else with_known_details(info, known)
+        if info is not None and known is not None and not is_whole(identity, info):
+            info = with_known_details(info, known)
         slots = slots_of(identity, path)
         entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
         self._remember(entry)
-        if before_storing is not None:
-            before_storing(entry)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
         self.engine.store_queue.put(records=[record])
