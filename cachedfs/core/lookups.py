@@ -69,7 +69,7 @@ class Lookups:
         if is_whole(self.objects.identity, info):
             return info
         self.objects.known(path, newest=True)  # another process may have looked it up
-        entry = self.objects.existing_whole(path) or await self.ask(path)
+        entry = self.objects.existing(path, whole=True) or await self.ask(path)
         if entry.info is None:
             raise self.objects.not_found(path, entry)
         return entry.info
