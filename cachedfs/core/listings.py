@@ -126,16 +126,9 @@ class Listings:
 
         The metadata of every child is stored too.
         """
-        if not deep:
-            await self._change_feeds.begin(folder)
-        objects = self._objects
-        stored = objects.engine.cache.metadata.listing_size(objects.identity, folder, most=1)
-        return await self._stale_fallback.instead_of(
-            partial(self._ask, folder, deep=deep),
-            folder,
-            partial(self._stale, folder, deep=deep),
-            has_stale=stored is not None,
-        )
+        ask, stale = partial(self._ask, folder, deep=deep), partial(self._stale, folder, deep=deep)
+        is_stored = self._objects.store.listing_size(self._objects.identity, folder, most=1) is not None
+        return await self._stale_fallback.instead_of(ask, folder, stale if is_stored else None)
 
     async def _ask(self, folder: str, *, deep: bool) -> ListingRecord:
         objects, now = self._objects, clock.now()
