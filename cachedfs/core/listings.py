@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 from typing import TypeVar
 
-from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord
+from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord, folder_of
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import without_slash
@@ -277,17 +277,16 @@ def _is_ambiguous(folder: str, found: list[ObjectInfo], listings: Container[str]
 
 def _by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
     """Split a recursive listing of `folder` into the complete listing of each folder."""
-    listings: dict[str, dict[str, ObjectInfo]] = {folder: {}}
+    listings: dict[str, dict[str, ObjectInfo]] = {folder: {}}  # each but `folder` is a child in another one
     for info in found:
         child = info
+        if info.kind == "directory":
+            listings.setdefault(info.path, {})
         while child.path != folder:
-            parent = child.path.rpartition("/")[0]
-            is_known = child.path in listings.get(parent, {})
+            parent = folder_of(child.path)
+            is_known = parent in listings
             listings.setdefault(parent, {}).setdefault(child.path, child)
-            is_listed = child.kind == "directory" and not child.details.get("cycle")
-            if is_listed:
-                listings.setdefault(child.path, {})
-            if is_known or parent == folder or not parent or not parent.startswith(folder):
+            if is_known:
                 break
-            child = ObjectInfo(path=parent, kind="directory", size=0)
+            child = ObjectInfo(parent, "directory", 0)
     return {name: list(children.values()) for name, children in listings.items()}
