@@ -17,7 +17,7 @@ from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.listings import Listings
 from cachedfs.core.objects import Entry, Objects
-from cachedfs.core.offline import StaleFallback
+from cachedfs.core.offline import answer_of, can_stand
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, ObjectNotFound
 from cachedfs.origins.registry import is_whole, lookup_reads_names
@@ -39,8 +39,7 @@ class Lookups:
         self.objects = objects
         self._downloads = downloads
         self._change_feeds = ChangeFeeds(objects)
-        self._stale_fallback = StaleFallback(objects)
-        self.listings = Listings(objects, self._change_feeds, self._stale_fallback, self.info)
+        self.listings = Listings(objects, self._change_feeds, self.info)
 
     async def info(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired.
@@ -120,11 +119,9 @@ class Lookups:
             # A folder of a listing may be an object as well. An expired object is probably unchanged: no need for a body.
             if old is not None and (is_fresh or self._is_cached(old)):
                 return await self._lookup(path, old), None
-            stale = (old, None) if old is not None and self._stale_fallback.can_serve(old) else None
+            stale = (old, None) if old is not None and can_stand(objects, old) else None
             first = partial(self._downloads.first, path, want, demand=demand)
-            return await self._stale_fallback.instead_of(
-                first, path, None if stale is None else lambda: stale
-            )
+            return await answer_of(objects, first, path, None if stale is None else lambda: stale)
         finally:
             if found:  # once other processes can see the entry
                 objects.engine.store_queue.put(then=partial(locks.release, lock))
@@ -135,14 +132,13 @@ class Lookups:
 
     async def _lookup(self, path: str, old: Entry | None) -> Entry:
         """Look `path` up without reading it; `old` is its expired entry."""
-        stale = old if old is not None and self._stale_fallback.can_serve(old) else None
-        if not self.objects.config.offline:
+        objects = self.objects
+        stale = old if old is not None and can_stand(objects, old) else None
+        if not objects.config.offline:
             request = partial(self._newer, path, old, stale)
-            return await self._stale_fallback.instead_of(
-                request, path, None if stale is None else lambda: stale
-            )
+            return await answer_of(objects, request, path, None if stale is None else lambda: stale)
         if stale is None:
-            raise self.objects.offline(path)
+            raise objects.offline(path)
         return stale
 
     async def _newer(self, path: str, old: Entry | None, stale: Entry | None) -> Entry:
@@ -153,9 +149,7 @@ class Lookups:
             # Requests are few until the origin is known to be unreachable: a lookup that waited looks again.
             async with objects.engine.lookup_slots(objects.identity, objects.config.first_concurrency):
                 request = partial(self._request, path)
-                return await self._stale_fallback.instead_of(
-                    request, path, None if stale is None else lambda: stale
-                )
+                return await answer_of(objects, request, path, None if stale is None else lambda: stale)
         # Without a slot, because a lookup waits here for those of its folders.
         return await self._from_listing(path) or await self._request(path)
 
