@@ -16,7 +16,7 @@ from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.store_queue import FetchedBlock
-from cachedfs.core.version import Version
+from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
 from cachedfs.origins.request_slots import LEAST_WINDOW
@@ -126,23 +126,24 @@ class Downloads:
         engine.spawn(self._run(download, info.path, partial(self._read_version, download, info, bytes_)))
         return download
 
-    async def first(
-        self,
-        path: str,
-        want: Range | Suffix,
-        *,
-        demand: int,
-        learned: Callable[[Entry, Download | None], object],
-    ) -> None:
-        """Request `want` of an object whose metadata is unknown, and receive it to its end.
+    async def first(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Entry, Download | None]:
+        """Request `want` of an object whose metadata is unknown; return at the response headers, which have it.
 
-        `learned` is called once the response headers bring its entry; the download is None for an object that does not
-        exist. The request brings at least the bytes below `demand`. Raises the error of a request without such headers.
+        The download is None for an object that does not exist. The request brings at least the bytes below `demand`. It
+        is canceled with its caller. Raises the error of a request without such headers.
         """
         download = Download(demand=demand)
-        await self._run(download, path, partial(self._read_unknown, download, path, want, learned))
-        if download.info is None and not isinstance(download.error, ObjectNotFound):
+        headers: asyncio.Future[tuple[Entry, Download | None]] = asyncio.get_running_loop().create_future()
+        request = partial(self._read_unknown, download, path, want, headers)
+        task = self.objects.engine.spawn(self._run(download, path, request))
+        try:
+            await asyncio.wait((headers, task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not headers.done():
+                task.cancel()  # unless it is done
+        if not headers.done():
             raise download.error or DownloadStopped
+        return headers.result()
 
     def launch_speculative(self, version: Version, wanted: Iterable[range], keep: deque[Download]) -> None:
         """Queue a speculative request for each range of blocks in `wanted`, in this order.
@@ -255,27 +256,23 @@ class Downloads:
         download: Download,
         path: str,
         want: Range | Suffix,
-        learned: Callable[[Entry, Download | None], object],
+        headers: asyncio.Future[tuple[Entry, Download | None]],
     ) -> None:
-        now, counter = clock.now(), self.objects.counter(path)
-
-        def begin(entry: Entry) -> None:
-            # Take the fetch locks before others can see the entry: they would fetch the same blocks.
-            version = self.objects.version(entry)
-            download.begin(reply.info, version, Range(reply.start, reply.stop))
-            if version is not None:
-                self._register(download, version)
-
+        objects, now, counter = self.objects, clock.now(), self.objects.counter(path)
         try:
-            async with self.objects.origin(path).read(path, want, None) as reply:
-                learned(
-                    self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin),
-                    download,
-                )
+            async with objects.origin(path).read(path, want, None) as reply:
+                version = version_of(objects.identity, reply.info, objects.config.block_size)
+                download.begin(reply.info, version, Range(reply.start, reply.stop))
+                # First take the fetch locks: others that see the entry would fetch the same blocks.
+                if version is not None:
+                    self._register(download, version)
+                entry = objects.learn(path, reply.info, asked_at=now, counter=counter)
+                entry.version = version
+                headers.set_result((entry, download))
                 await self._receive(download, reply)
         except ObjectNotFound:
             if download.info is None:
-                learned(self.objects.learn(path, None, asked_at=now, counter=counter), None)
+                headers.set_result((objects.learn(path, None, asked_at=now, counter=counter), None))
             raise
 
     def _register(self, download: Download, version: Version) -> None:
