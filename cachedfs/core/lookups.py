@@ -81,15 +81,19 @@ class Lookups:
             return entry, None
         if objects.config.offline or objects.origin(path).by_parent:  # a read cannot serve as a lookup
             return objects.fresh(path) or await self.ask(path), None
-        resolved: Resolved = await self._share(path, partial(self._read, path, want, demand))
-        return resolved
+        return await self._share(path, partial(self._read, path, want, demand))
 
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
-        entry: Entry = await self._share(path, lambda: self._lookup(path, self.objects.known(path)))
-        return entry
 
-    def _share(self, path: str, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
+        async def look_up() -> Resolved:
+            return await self._lookup(path, self.objects.known(path)), None
+
+        return (await self._share(path, look_up))[0]
+
+    def _share(
+        self, path: str, ask: Callable[[], Coroutine[Any, Any, Resolved]]
+    ) -> Coroutine[Any, Any, Resolved]:
         """Call `ask`, or wait for a running lookup of `path` for the same credentials and options.
 
         A running lookup is not shared if the path was written since it began, and never with `max_age=0`: its answer
@@ -165,10 +169,9 @@ class Lookups:
             parent, info = await self._folder(path)
             info = info or await objects.origin(path).lookup(path, parent)
         except ObjectNotFound as error:
-            if objects.origin(
-                path
-            ).by_parent:  # a folder or a permission may be missing: keep the origin's text
-                origin_error = error.message.partition(": ")[2]  # without the URL in front
+            # A folder or a permission may be missing: keep the origin's text, without the URL in front.
+            if objects.origin(path).by_parent:
+                origin_error = error.message.partition(": ")[2]
         at = objects.not_after_folder(path, now)
         if info is not None and info.kind == "directory" and path != folder:
             # No object has this name, but there is a folder.
@@ -212,7 +215,7 @@ class Lookups:
         size = objects.store.listing_size(objects.identity, folder, most=PAGE + 1)
         if size is None or size > PAGE:
             return None
-        slot, counter = (objects.caller_key, f"{folder}/"), objects.counter(f"{folder}/")
+        slot, counter = (objects.caller_key, f"\0{folder}"), objects.counter(f"{folder}/")
         with contextlib.suppress(ObjectNotFound):  # the folder is gone: the lookup will report it
             await objects.engine.lookups.run(slot, counter, lambda: self.listings.get(folder))
         return objects.fresh(path)
