@@ -16,7 +16,7 @@ from cachedfs.core.objects import Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.version import Version
 from cachedfs.readahead.grid_walk import GridHistory
-from cachedfs.readahead.names import METADATA, ObjectNames, Place, array_folders, arrays_in, numbered
+from cachedfs.readahead.object_names import METADATA, ObjectNames, Place, array_folders, arrays_in, numbered
 
 __all__ = ["ChunkPrefetch"]
 

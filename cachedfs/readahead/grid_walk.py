@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cachedfs.readahead.names import Place
+from cachedfs.readahead.object_names import Place
 
 __all__ = ["GridHistory", "GridWalk"]
 

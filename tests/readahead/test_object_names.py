@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.readahead.names import ObjectNames, arrays_in, numbered
+from cachedfs.readahead.object_names import ObjectNames, arrays_in, numbered
 
 V3 = {
     "zarr_format": 3, "node_type": "array", "shape": [10, 256, 30], "data_type": "float32",
