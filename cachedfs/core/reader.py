@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
 
-from cachedfs.common.blocks import clip, covering
+from cachedfs.common.blocks import beginning, clip, covering
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
-from cachedfs.core.chunk_prefetch import ChunkPrefetch, first_want
+from cachedfs.core.chunk_prefetch import ChunkPrefetch
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
@@ -209,7 +209,10 @@ class Reader:
         # With as many readers, all that may be sent is wanted already.
         if self._reads_ahead and engine.n_reading < MANY_READERS:
             self.chunk_prefetch.observe(path, start, stop)
-        want = first_want(start, stop, self._block_size, self._whole_request)
+        want: Range | Suffix = beginning(start, stop, block_size=self._block_size, most=self._whole_request)
+        if start is not None and start < 0:
+            # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
+            want = Suffix(self._block_size - 1 - start)
         engine.n_reading += 1
         try:
             with waiting(path, start, stop):
