@@ -58,9 +58,9 @@ class StoreQueue:
         self._draining = 0  # number of callers in drain()
         self._thread: threading.Thread | None = None
         self._has_warned = False  # the failure to start the thread was logged
-        # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
-        # loop thread.
-        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
+        # Of each active prefetch plan: returns which of the fetched blocks to store, and those to evict first for them.
+        # Changed on the event loop thread.
+        self.plans: list[Callable[[Sequence[BlockKey]], tuple[Sequence[BlockKey], Iterator[BlockKey]]]] = []
         self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
 
     def put(
@@ -163,9 +163,14 @@ class StoreQueue:
         for function in callbacks:
             self._attempt(function)
         if blocks:
-            pairs, bounds = [(block.key, block.pieces) for block in blocks], blocks[0].bounds
-            keys = [block.key for block in blocks]
-            victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
+            keys: Sequence[BlockKey] = [block.key for block in blocks]
+            bounds = blocks[0].bounds
+            victims: Iterator[BlockKey] = iter(())
+            for plan in tuple(self.plans):
+                keys, more = plan(keys)
+                victims = chain(victims, more)
+            stored = set(keys)
+            pairs = [(block.key, block.pieces) for block in blocks if block.key in stored]
             are_stored = self._attempt(lambda: self._cache.put(pairs, bounds, victims=victims))
             with self._lock:
                 self.queued_bytes -= sum(block.size for block in blocks)
