@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cachedfs.cache.block_file import file_size
 from cachedfs.common.types import BlockKey
@@ -30,6 +30,7 @@ QUARTER = (
 REGAIN = 32  # of the bytes that are read, 1 / REGAIN are added to a limit that was lowered
 RECENT = 4096  # reads of blocks that the plan does not know yet
 
+T = TypeVar("T")
 AWAY, SPARE, AWAITED, STAYS = range(
     4
 )  # not cached; evicted first; fetched and to be read; until its next use
@@ -241,22 +242,24 @@ class Belady:
 
     # What to evict.
 
-    def store(self, fetched: Iterable[BlockKey]) -> tuple[list[BlockKey], Iterator[BlockKey]]:
+    def store(
+        self, fetched: Iterable[tuple[BlockKey, T]]
+    ) -> tuple[list[tuple[BlockKey, T]], Iterator[BlockKey]]:
         """Return which of these blocks to store, and an iterator over those to evict if the cache is full.
 
         What nobody needs any more is not stored if the plan has more than its limit: it would be evicted next.
         """
         with self._lock:
             self._follow()  # what was just read may be what to evict
-            found = [(key, self._blocks.get(key.hash64)) for key in fetched]
+            found = [(pair, self._blocks.get(pair[0].hash64)) for pair in fetched]
             for _, block in found:  # those that a reader fetched count from now on
                 if block is not None:
                     block.is_here = True
                     self._keep(block)
-            stored = [(key, block) for key, block in found if block is None or not self._is_passing(block)]
-            is_again = any(block is not None and block.last is not None for _, block in stored)
-            is_ours = any(block is not None for _, block in stored)
-        return [key for key, _ in stored], self._victims(is_again=is_again) if is_ours else iter(())
+            stored = [(pair, block) for pair, block in found if block is None or not self._is_passing(block)]
+            ours = [block for _, block in stored if block is not None]
+            is_again = any(block.last is not None for block in ours)
+        return [pair for pair, _ in stored], self._victims(is_again=is_again) if ours else iter(())
 
     def _is_passing(self, block: _Block) -> bool:
         """Return whether to evict a block before it is stored; it counts as evicted then."""

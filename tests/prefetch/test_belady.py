@@ -95,7 +95,7 @@ class Reader:
     def fetch(self, block):
         self.fetched.append(block)
         self.here.add(block)
-        stored, victims = self.rule.store([BlockKey(OBJECT, block)])
+        stored, victims = self.rule.store([(BlockKey(OBJECT, block), b"")])
         if not stored:
             self.here.remove(block)
         elif len(self.here) > self.size and (found := next(victims, None)):
@@ -175,8 +175,8 @@ def test_what_was_read_before_it_is_stored_and_is_not_needed_is_not_stored_in_a_
         assert plan.rule.ask([plan.use(position)])
         plan.rule.arrived(plan.use(position))
         plan.look(plan.order[position])
-    stored, victims = plan.rule.store([BlockKey(OBJECT, block) for block in (A, B, C)])
-    assert ([key.index for key in stored], list(victims)) == ([B, C], [])
+    stored, victims = plan.rule.store([(BlockKey(OBJECT, block), b"") for block in (A, B, C)])
+    assert ([key.index for key, _ in stored], list(victims)) == ([B, C], [])
 
 
 # Where the readers are.
@@ -280,7 +280,7 @@ class Sharing(Reader):
     def fetch(self, block):
         self.fetched.append(block)
         self.here[block] = next(TIME)
-        stored, victims = self.rule.store([BlockKey(OBJECT, block)])
+        stored, victims = self.rule.store([(BlockKey(OBJECT, block), b"")])
         if not stored:
             del self.here[block]
         elif sum(len(each.here) for each in self.others) > self.size:
