@@ -13,11 +13,12 @@ import re
 import shutil
 
 from cachedfs.cache import block_file, disk
-from cachedfs.cache.block_file import BadBlock, BlockTrailer
+from cachedfs.cache.block_file import BadBlock
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.local_copies import dead_copies
 from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.common.types import BlockKey
 
 __all__ = ["count_all", "is_leftover", "remove_leftovers", "remove_old_hosts"]
 
@@ -30,7 +31,7 @@ _BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
 def remove_leftovers(directory: CacheDirectory, locks: ByteRangeLocks, now_s: float) -> int:
     """Remove temporary files and local copies of dead processes; return the bytes of the other ones without a row."""
-    dead, uncounted = dead_copies(directory, locks)
+    dead, uncounted = dead_copies(f"{directory.root}/local-copies", locks)
     for path in dead:
         with contextlib.suppress(OSError):
             disk.unlink(path)
@@ -100,25 +101,24 @@ def count_all(rows: IndexRows, directory: CacheDirectory, now_s: float) -> None:
 
 def _adopt(rows: IndexRows, found: disk.FolderEntry, now_s: float) -> None:
     """Add a row for a file without one, as an old block; remove the file if it is not a valid block."""
-    trailer = _trailer(found)
-    if trailer is None:
+    key = _key_of(found.path)
+    if key is None:
         with contextlib.suppress(OSError):
             disk.unlink(found.path)
-    elif rows.block(trailer.key, trailer.index) is None:
-        block = trailer.key.block(trailer.index), found.size
-        rows.add_blocks([block], 0, min(found.modified_s, now_s), 0)
+    elif rows.block(key.object, key.index) is None:
+        rows.add_blocks([(key, found.size)], 0, min(found.modified_s, now_s), 0)
 
 
-def _trailer(found: disk.FolderEntry) -> BlockTrailer | None:
-    """Return the trailer of a file if it matches the file name."""
+def _key_of(path: str) -> BlockKey | None:
+    """Return the key of the block in a file; None if it is no valid block, or has the name of another one."""
     try:
-        block = block_file.open_block(os.open(found.path, disk.READ), found.path)
+        block = block_file.open_block(os.open(path, disk.READ), path)
+        block.close()
+        key = block.trailer.key
     except BadBlock:
         return None
     except OSError as error:
         if error.errno in disk.TOO_MANY_FILES:  # a problem of this process, not of the file
             raise
         return None
-    block.close()
-    place = block_file.place(block.trailer.key.digest, block.trailer.index)
-    return block.trailer if found.path.endswith("/" + place) else None
+    return key if path.endswith("/" + block_file.place(key.object.digest, key.index)) else None

@@ -52,6 +52,7 @@ class WritableDirectory:
         self._shared = shared
         self._warnings = warnings
         self.look_at = 0.0
+        self.n_looks = 0  # how often the shared files were looked at
         self._again_at = time.monotonic() + _AGAIN_S
         self.path: str | None = None
         self.cannot_store: str | None = None
@@ -111,6 +112,7 @@ class WritableDirectory:
         if now < self.look_at:
             return
         self.look_at = now + _LOOK_S
+        self.n_looks += 1
         if now >= self._again_at:
             self._again_at = now + _AGAIN_S
             if self.path is None:
@@ -118,7 +120,6 @@ class WritableDirectory:
             if self.path is not None:
                 self._locks.try_again()
                 self._shared.try_again()
-        self.directory.n_checks += 1
         for check in (self._locks.look_again, self._shared.release_deleted):
             with contextlib.suppress(OSError):  # cannot check: keep the current files
                 check()

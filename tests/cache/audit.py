@@ -68,7 +68,7 @@ def audit(cache):
         tuple(missing),
         tuple(wrong_size),
         tuple(found.path for found in corrupt.values()),
-        (*leftovers, *dead_copies(directory, locks)[0]),
+        (*leftovers, *dead_copies(f"{directory.root}/local-copies", locks)[0]),
         tuple(name for name, value in sums.items() if getattr(totals, name) != value),
     )
 
@@ -90,6 +90,7 @@ def _is_sound(found):
             block.read(0, block.length, verify=True)
         finally:
             block.close()
-        return found.path.endswith("/" + block_file.place(block.trailer.key.digest, block.trailer.index))
+        key = block.trailer.key
+        return found.path.endswith("/" + block_file.place(key.object.digest, key.index))
     except (BadBlock, OSError):
         return not os.path.lexists(found.path)
