@@ -109,7 +109,7 @@ class ChangeFeeds:
         """Call `poll`, or wait until another caller in this or another process has done so."""
         part = _part_of(path)
 
-        async def poll_once(_: object) -> None:
+        async def poll_once() -> None:
             cache = self._objects.engine.cache
             poll_lock = _poll_lock(self._objects.identity, part)
             if not await self._objects.engine.locked(poll_lock, within_s=_WAIT_S):

@@ -215,8 +215,9 @@ class Listings:
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
             folder_counters = {}
-        # Otherwise an older absence in memory would hide a path that was just listed.
-        self._objects.remove_older(counters, now)
+        for path in counters:  # an older absence in memory would hide a path that was just listed
+            if (old := self._objects.entries.get(path)) is not None and old.asked_at < now:
+                self._objects.entries.pop(path, None)
         return folder_counters
 
     def cached(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:

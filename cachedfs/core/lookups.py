@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from cachedfs.cache.index.metadata_records import hash_of
 from cachedfs.common.clock import clock
-from cachedfs.common.types import ObjectInfo, ObjectKey, Range, Suffix
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.core.change_feed import ChangeFeeds, is_covered
 from cachedfs.core.download import Download
@@ -29,7 +29,6 @@ MOST_FOLDERS = 1000  # folders for which these lookups are counted
 PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
 
 Resolved = tuple[Entry, Download | None]
-_Ask = Callable[["asyncio.Future[Resolved]"], Coroutine[Any, Any, Resolved]]
 
 
 class Lookups:
@@ -46,7 +45,6 @@ class Lookups:
         self.listings = Listings(objects, self._change_feeds, self._stale_fallback, self.info)
         # Folder -> (change counter of its listing, single lookups in it since the counter changed).
         self._n_single: dict[str, tuple[int, int]] = {}
-        self._unshared = itertools.count(1)
 
     async def info(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired.
@@ -71,7 +69,7 @@ class Lookups:
         if is_whole(self.objects.identity, info):
             return info
         self.objects.known(path, newest=True)  # another process may have looked it up
-        entry = self.objects.existing_whole(path) or await self.ask(path)
+        entry = self.objects.existing(path, whole=True) or await self.ask(path)
         if entry.info is None:
             raise self.objects.not_found(path, entry)
         return entry.info
@@ -87,24 +85,25 @@ class Lookups:
         entry = objects.fresh(path) if path in objects.entries else None
         if entry is not None and entry.info is not None and entry.info.kind == "file":
             return entry, None
-        if not self._by_parent(path):
-            return await self._shared_lookup(path, partial(self._ask_by_reading, path, want, demand))
-        return objects.fresh(path) or await self.ask(path), None
+        if self._by_parent(path):
+            return objects.fresh(path) or await self.ask(path), None
+        resolved: Resolved = await self._share(path, partial(self._ask_by_reading, path, want, demand))
+        return resolved
 
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
-        entry, _ = await self._shared_lookup(path, lambda _: self._lookup(path, self.objects.known(path)))
+        entry: Entry = await self._share(path, lambda: self._lookup(path, self.objects.known(path)))
         return entry
 
-    async def _shared_lookup(self, path: str, ask: _Ask) -> Resolved:
+    def _share(self, path: str, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
         """Call `ask`, or wait for a running lookup of `path` for the same credentials and options.
 
         A running lookup is not shared if the path was written since it began, and never with `max_age=0`: its answer
         may be older than this call.
         """
         objects = self.objects
-        counter = objects.counter(path) if objects.lifetime_s > 0 else -next(self._unshared)
-        return await objects.engine.lookups.run((objects.caller_key, path), counter, ask)  # type: ignore[no-any-return]  # as `ask` says
+        counter = objects.counter(path) if objects.lifetime_s > 0 else object()  # equals no other
+        return objects.engine.lookups.run((objects.caller_key, path), counter, ask)
 
     def _by_parent(self, path: str) -> bool:
         """Return whether a read cannot serve as a lookup.
@@ -113,29 +112,18 @@ class Lookups:
         """
         return self.objects.config.offline or self.objects.origin(path).by_parent
 
-    async def _ask_by_reading(
-        self, path: str, want: Range | Suffix, demand: int, answer: asyncio.Future[Resolved]
-    ) -> Resolved:
+    async def _ask_by_reading(self, path: str, want: Range | Suffix, demand: int) -> Resolved:
         """Read `want` and take the metadata of the object from the response headers.
 
         One process of the machine asks; the others wait for its metadata entry. Their reads then find the fetch locks
-        of the blocks taken. `answer` is set at the headers; this ends with the body.
+        of the blocks taken.
         """
-        objects, cache = self.objects, self.objects.engine.cache
-        lock = (
-            ObjectKey(objects.identity, path, "what is it?", 0).hash64(0) if objects.lifetime_s > 0 else None
-        )
-        if lock is not None and not cache.locks.take(lock):
-            take = partial(cache.locks.take, lock)
-            known = await poll(lambda: take() or objects.fresh(path), within_s=OVERDUE_S)
-            if isinstance(known, Entry):
-                return known, None
-            lock = lock if known else None
-
-        def release() -> None:
-            if lock is not None:
-                objects.engine.store_queue.put(then=partial(cache.locks.release, lock))
-
+        objects, locks, found = self.objects, self.objects.engine.cache.locks, None
+        lock = hash_of(f"lookups at {objects.identity}", path)
+        if objects.lifetime_s > 0:  # else an answer to others is too old
+            found = await poll(lambda: locks.take(lock) or objects.fresh(path), within_s=OVERDUE_S)
+            if isinstance(found, Entry):
+                return found, None
         try:
             old = objects.known(path)
             is_fresh = old is not None and objects.is_fresh(old)
@@ -143,44 +131,29 @@ class Lookups:
                 return old, None
             # A folder of a listing may be an object as well. An expired object is probably unchanged: no need for a body.
             if old is not None and (is_fresh or self._is_cached(old)):
-                return await self._lookup(path, old)
+                return await self._lookup(path, old), None
             return await self._stale_fallback.instead_of(
-                partial(self._read_first, path, want, demand, answer, release),
+                partial(self._downloads.first, path, want, demand=demand),
                 path,
                 lambda: None if old is None else (old, None),
                 has_stale=old is not None and self._stale_fallback.can_serve(old),
             )
         finally:
-            if not answer.done():
-                release()
-
-    async def _read_first(
-        self,
-        path: str,
-        want: Range | Suffix,
-        demand: int,
-        answer: asyncio.Future[Resolved],
-        release: Callable[[], None],
-    ) -> Resolved:
-        def learned(entry: Entry, download: Download | None) -> None:
-            answer.set_result((entry, download))
-            release()
-
-        await self._downloads.first(path, want, demand=demand, learned=learned)
-        return answer.result()
+            if found:  # once other processes can see the entry
+                objects.engine.store_queue.put(then=partial(locks.release, lock))
 
     def _is_cached(self, entry: Entry) -> bool:
         version = self.objects.version(entry)
         return version is not None and self.objects.engine.cache.has(version, 0)
 
-    async def _lookup(self, path: str, old: Entry | None) -> Resolved:
+    async def _lookup(self, path: str, old: Entry | None) -> Entry:
         has_stale = old is not None and self._stale_fallback.can_serve(old)
         if self.objects.config.offline:
             if old is None or not has_stale:
                 raise self.objects.offline(path)
-            return old, None
+            return old
         request = partial(self._newer, path, old, has_stale)
-        return await self._stale_fallback.instead_of(request, path, lambda: old, has_stale=has_stale), None
+        return await self._stale_fallback.instead_of(request, path, lambda: old, has_stale=has_stale)
 
     async def _newer(self, path: str, old: Entry | None, has_stale: bool) -> Entry:
         entry = await self._from_feed(path, old) or await self._from_listing(path)
@@ -283,7 +256,7 @@ class Lookups:
         """List a folder again, once for all callers."""
         slot, counter = (self.objects.caller_key, f"{folder}/"), self.objects.counter(f"{folder}/")
         await self.objects.engine.lookups.run(
-            slot, counter, lambda _: self.listings.request(folder, deep=False)
+            slot, counter, lambda: self.listings.request(folder, deep=False)
         )
 
     def _is_worth_listing(self, folder: str, listed_counter: int) -> bool:

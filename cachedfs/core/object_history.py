@@ -88,7 +88,7 @@ class ObjectHistory:
         self.n_to_observe = 0  # reads of cached blocks to be observed from now on
         self.files: set[int] = set()  # ids of the open files that are read ahead
         self.n_misses = 0
-        self.n_reads = 0  # since the last miss
+        self.n_reads = 0  # reads of further blocks since the last miss
         self.rest: deque[range] | None = None  # unsent requests, once the rest is worth fetching
         self.n_earned = 0  # blocks of the rest that may be requested now
         self.of_rest: deque[Download] = deque(maxlen=MOST_KEPT)  # the latest requests sent for the rest
@@ -115,13 +115,14 @@ class ObjectHistory:
     def after(self, start: int, stop: int, left: int | None) -> list[deque[Download]]:
         """Record a read (see `ReadHistory.after`); return the requests that are not wanted any more."""
         reads, n_wasted, dropped = self.reads.after(start, stop, left=left), 0, []
+        # A read is reported twice if its block is stored, and released, before the reader takes the bytes.
+        self.n_reads += reads.n_touched > self.reads.n_touched
         for run in reads.dropped:
             requests = self._requests.pop(run.number, deque())
             arriving = {index for download in requests for index in download.blocks_until_stop}
             n_wasted += len(arriving.intersection(chain(*run.unread(reads.block_size))))
             dropped.append(requests)
         self.reads = reads._replace(dropped=(), n_wasted=reads.n_wasted + n_wasted)
-        self.n_reads += 1
         return dropped
 
     def requests_of(self, run: SequentialRun) -> deque[Download]:

@@ -72,7 +72,7 @@ class StaleFallback:
         if old.info is not None:
             return True
         now = clock.now()
-        newest_at = self._objects.newest_version_at(folder_of(old.path))
+        newest_at = self._objects.store.newest_version(self._objects.identity, folder_of(old.path))
         unlisted_at = self._objects.unlisted_at(old.path)
         # A time to come is that of a clock that was wrong, and proves nothing.
         if unlisted_at is not None and newest_at <= unlisted_at <= now:

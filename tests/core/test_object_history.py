@@ -8,6 +8,7 @@ import pytest
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download
+from cachedfs.core.engine import Engine
 from cachedfs.core.object_history import ObjectHistory
 from cachedfs.core.version import Version
 from cachedfs.readahead.sequential import ahead
@@ -101,6 +102,21 @@ def test_random_reads_of_an_object_fetch_the_rest_in_large_requests(fs, origin, 
     assert len(requested(origin)) <= 70
 
 
+@pytest.fixture(params=["at once", "later"])
+def stored(request, monkeypatch):
+    """Blocks are on disk, and no longer in memory, before the reader that waited for them takes them."""
+    run = Engine.run
+
+    def run_and_store(engine, coroutine):
+        result = run(engine, coroutine)
+        engine.drain(120)
+        return result
+
+    if request.param == "at once":
+        monkeypatch.setattr(Engine, "run", run_and_store)
+
+
+@pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize(
     ("how", "n_reads"), [("ranges", 11), ("handles", 11), ("ranges", 12), ("handles", 16)]
 )
