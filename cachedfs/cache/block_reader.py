@@ -59,14 +59,7 @@ class BlockReader:
         self._look_at = 0.0
 
     def read(
-        self,
-        key: ObjectKey,
-        index: int,
-        start: int,
-        stop: int,
-        *,
-        nowait: bool = False,
-        verify: bool = False,
+        self, key: ObjectKey, index: int, start: int, stop: int, *, nowait: bool = False, verify: bool = False
     ) -> bytes | None:
         """Return bytes `[start, stop)` of a block, clipped to its length; None if it is absent or damaged (a miss).
 
@@ -84,8 +77,7 @@ class BlockReader:
             return None
         self._give(key, index, block)
         # As `touch`, without a call.
-        accesses = self._shared.accesses or self._shared.open_accesses()
-        accesses.touch(key.number + index * GOLDEN & MASK64)
+        (self._shared.accesses or self._shared.open_accesses()).touch(key.number + index * GOLDEN & MASK64)
         return data
 
     def read_into(

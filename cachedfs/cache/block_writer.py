@@ -95,9 +95,7 @@ class BlockWriter(BlockReader):
                 waiting = self._put_some(waiting, bounds, victims, "stored" in tried)
             except (CacheError, *TROUBLE) as error:
                 self._recover(error, tried, waiting, bounds)
-        self._own.cannot_store = None
-        if "full" in tried:
-            self._evict_again_at = 0.0
+        self._own.cannot_store, self._evict_again_at = None, 0.0
         if self.rejected:
             for name in new:
                 self.rejected.pop(self.space.path(name), None)
@@ -107,20 +105,23 @@ class BlockWriter(BlockReader):
     def _put_some(
         self, waiting: list[_NewBlock], bounds: CacheBounds, victims: Iterable[BlockKey], is_any_stored: bool
     ) -> list[_NewBlock]:
-        """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
+        """Reserve and write as many blocks as fit at once; return the others: all, after one step of a large eviction.
 
-        If the cache is far over its limit, evict one step, write nothing, and return all blocks. `is_any_stored`: some
-        blocks may have rows already. Otherwise such a row is an IntegrityError.
+        `is_any_stored`: some blocks may have rows already. Otherwise such a row is an IntegrityError.
         """
         now_s, space, batch = time.time(), self.space, waiting
         rest: list[_NewBlock] | None = []
         with self._own.writing("blocks cannot be stored", restores=True) as rows:
             totals = rows.totals
-            marks = totals.last_block >> _MEASURED_BLOCKS, totals.copies
-            prepared = self._own.n_looks, bounds, os.getpid(), marks
-            if self._prepared != prepared or not totals.is_counted:
-                self.allowed = space.prepare(rows, bounds, now_s, stores=True)
-                self._prepared = prepared
+            inputs = (
+                self._own.n_looks,
+                bounds,
+                os.getpid(),
+                totals.last_block >> _MEASURED_BLOCKS,
+                totals.copies,
+            )
+            if self._prepared != inputs or not totals.is_counted:
+                self.allowed, self._prepared = space.prepare(rows, bounds, now_s, stores=True), inputs
             allowed, size = self.allowed or 0, sum([block.size for block in waiting])
             staging = max(2 * STAGING, allowed // 50)  # twice its size, before it is looked at
             if totals.bytes + size > allowed or totals.staged + size > staging or is_any_stored:
@@ -291,9 +292,9 @@ class BlockWriter(BlockReader):
     def _make_room(
         self, rows: IndexRows, wanted: list[_NewBlock], victims: Iterable[BlockKey]
     ) -> tuple[list[_NewBlock], list[_NewBlock] | None]:
-        """Make space for the first blocks that fit together; return these and the rest, None if there is no space.
+        """Make space for the first blocks that fit together; return these and the rest.
 
-        Raises CacheError for a block, or pinned blocks, that can never fit.
+        The rest is None if there is no space. Raises CacheError for a block, or pinned blocks, that can never fit.
         """
         allowed, totals = self.allowed or 0, rows.totals
         free, largest = allowed - totals.pinned, max((block.size for block in wanted), default=0)
