@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 
 from cachedfs.cache import block_file, disk
 from cachedfs.cache.block_file import BadBlock, OpenBlock
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.space import likely_allowance
-from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import GOLDEN, MASK64, CacheBounds, ObjectKey
 
@@ -31,7 +31,6 @@ log = logging.getLogger("cachedfs.cache")
 
 _MOST_OPEN = 256
 _MOST_REJECTED = 4096  # damaged blocks to remember, so that each is logged once
-_LOOK_S = 1.0
 _AGAIN_S = 60.0  # delay before an unreadable block is tried again
 _NO_FILE = errno.ELOOP, errno.EISDIR, errno.ENXIO  # errors of opening a symlink, a folder or a socket
 
@@ -47,16 +46,13 @@ class BlockReader:
 
     allowed: int | None = None  # how many bytes of blocks the cache may hold, as of the last write
 
-    def __init__(self, own: WritableDirectory, shared: SharedFiles, warnings: WarnOnce) -> None:
+    def __init__(self, own: CacheDirectory, shared: SharedFiles, warnings: WarnOnce) -> None:
         self._own = own
         self._shared = shared
         self._warnings = warnings
         self._limit = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self.open_blocks: dict[_Key, OpenBlock] = {}
         self.rejected: dict[str, float] = {}
-        self._on_look: Callable[[], object] = bool
-        self._n_given = 0  # read the clock at every 32nd call only: it costs as much as the rest
-        self._look_at = 0.0
 
     def read(
         self, key: ObjectKey, index: int, start: int, stop: int, *, nowait: bool = False, verify: bool = False
@@ -120,6 +116,8 @@ class BlockReader:
         block = self.open_blocks.pop((key.digest, index), None) or self._open(key, index, nowait=False)
         if block is not None:
             self.touch(key, index)
+        if time.monotonic() >= self._own.look_at:
+            self._own.look()
         return block
 
     def release_block(
@@ -193,8 +191,8 @@ class BlockReader:
         return (self._shared.accesses or self._shared.open_accesses(size=most)).since(clock)
 
     def call_now_and_then(self, function: Callable[[], object]) -> None:
-        """Call `function` about once a second while blocks are read, in the thread of the reader."""
-        self._on_look = function
+        """Call `function` about once a second while the cache is used, in the thread of who uses it."""
+        self._own.on_look.append(lambda again: function())
 
     # Open blocks
 
@@ -228,16 +226,12 @@ class BlockReader:
         """Put an open block back after use."""
         if self.open_blocks.setdefault((key.digest, index), block) is not block:
             block.close()  # another thread had opened the block too
-        self._n_given += 1
-        if self._n_given & 31 == 0 and time.monotonic() >= self._look_at:
-            self.close_deleted()
         if len(self.open_blocks) > self._limit:
             with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes the dict
                 self.close_open(next(iter(self.open_blocks)))
 
     def close_deleted(self) -> None:
         """Close deleted blocks to free their disk space: at most 256 fstat calls, about once a second."""
-        self._look_at = time.monotonic() + _LOOK_S
         for name in list(self.open_blocks):
             block = self.open_blocks.pop(name, None)
             if block is None:
@@ -248,7 +242,6 @@ class BlockReader:
                 is_deleted = True
             if is_deleted or self.open_blocks.setdefault(name, block) is not block:
                 block.close()
-        self._on_look()
 
     def close_open(self, *names: _Key) -> None:
         """Close open blocks that no thread uses, all without `names`."""
@@ -261,7 +254,7 @@ class BlockReader:
 
         Every block that is released from now on is closed, too.
         """
-        self._limit, self._on_look = 0, bool
+        self._limit, self._own.on_look = 0, []
         self.close_open()
 
     # Damaged blocks

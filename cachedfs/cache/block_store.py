@@ -65,8 +65,7 @@ class BlockStore(BlockWriter):
 
         Raises OSError if that cannot be checked.
         """
-        if not self._own.directory.is_as_seen(with_blocks=False):
-            self._own.directory.wait_for_deletion()
+        self._own.wait_for_deletion()
 
     @property
     def evictions(self) -> int:
@@ -135,7 +134,7 @@ class BlockStore(BlockWriter):
                     rows.release_block(block.id)
         except CacheError:
             with contextlib.suppress(OSError, ValueError):
-                self._own.directory.verify()
+                self._own.verify()
                 disk.unlink(path)
 
     def pin(self, identity: str, *paths: str) -> None:
@@ -166,7 +165,7 @@ class BlockStore(BlockWriter):
 
         Its name ends with `suffix`, such as ".csv.gz".
         """
-        copy = LocalCopy(f"{self._own.writable().root}/local-copies", size, suffix, self.locks)
+        copy = LocalCopy(f"{self._own.root}/local-copies", size, suffix, self.locks)
         what = f"a file of {size} bytes cannot be stored"
         try:
             fits: bool | None = None
@@ -180,7 +179,7 @@ class BlockStore(BlockWriter):
                         rows.totals.copies += 1
             if not fits:
                 raise CacheError(
-                    f"{self._own.directory.root} has no room for a local copy of {size} bytes: "
+                    f"{self._own.root} has no room for a local copy of {size} bytes: "
                     "raise cache_size, lower keep_free, or unpin paths"
                 )
             copy.allocate()

@@ -22,13 +22,12 @@ from typing import NamedTuple
 from cachedfs.cache import disk, recovery
 from cachedfs.cache.block_file import encode_trailer
 from cachedfs.cache.block_reader import BlockReader
-from cachedfs.cache.directory import root_in
+from cachedfs.cache.directory import CacheDirectory, root_in
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.cache.space import STAGING, UNWRITTEN_S, CacheSpace
-from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.errors import CacheError
@@ -36,7 +35,6 @@ from cachedfs.errors import CacheError
 __all__ = ["BlockWriter"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FEW_FILES = 16  # removed to make space for the logs of the index
 _HOSTS_S = 3600.0  # between two looks at the folders of other hosts
 _EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
@@ -61,11 +59,16 @@ class BlockWriter(BlockReader):
         warnings = WarnOnce()
         self.locks = ByteRangeLocks(warnings.slower)
         shared = SharedFiles(root_in(cache_dirs[0]), self.locks, warnings)
-        own = WritableDirectory(
-            cache_dirs, explicit=explicit, locks=self.locks, shared=shared, warnings=warnings
+        own = CacheDirectory(
+            cache_dirs, explicit=explicit, locks=self.locks, warnings=warnings, on_open=shared.move_to
         )
         super().__init__(own, shared, warnings)
-        self.space = CacheSpace(own.directory, own.index, self.locks, shared, self.close_open)
+        own.on_look += [
+            lambda again: shared.try_again() if again else None,
+            lambda _: shared.release_deleted(),
+        ]
+        own.on_look.append(lambda _: self.close_deleted())
+        self.space = CacheSpace(own, self.locks, shared, self.close_open)
         self._prepared: object = None  # what `CacheSpace.prepare` depends on, at its last call
         self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
@@ -99,7 +102,7 @@ class BlockWriter(BlockReader):
         if self.rejected:
             for name in new:
                 self.rejected.pop(self.space.path(name), None)
-        if self._own.directory.is_network and time.monotonic() >= self._hosts_at:
+        if self._own.is_network and time.monotonic() >= self._hosts_at:
             self._remove_old_hosts()
 
     def _put_some(
@@ -137,7 +140,7 @@ class BlockWriter(BlockReader):
 
     def _write(self, batch: list[_NewBlock], now_s: float) -> None:
         """Write reserved blocks; after a failure, cancel the reservations of those not written."""
-        root, writer, waiting, temp = self._own.directory.root, self.space.writer, list(batch), ""
+        root, writer, waiting, temp = self._own.root, self.space.writer, list(batch), ""
         deadline = time.monotonic() + _WRITE_WITHIN_S
         try:
             while waiting:
@@ -150,14 +153,14 @@ class BlockWriter(BlockReader):
                 try:
                     os.rename(temp, f"{root}/blocks/{name[0]}/{name}")
                 except (FileNotFoundError, IsADirectoryError):
-                    self._own.directory.move_into_place(temp, self.space.path(name))
+                    self._own.move_into_place(temp, self.space.path(name))
                 self.space.writing.discard(waiting.pop(0).name)
         except BaseException:  # an interrupt too: unwritten blocks must not stay counted
             self._cancel(waiting, temp)
             raise
         # If the index was replaced meanwhile, blocks are uncounted after a crash here, until a repair.
         is_soon = 0 <= time.time() - now_s < _WRITE_WITHIN_S
-        if not (is_soon and self._own.directory.is_as_seen(with_blocks=False)):
+        if not (is_soon and self._own.is_as_seen(with_blocks=False)):
             self._count_again(batch, now_s)
 
     def _cancel(self, reserved: list[_NewBlock], temp: str) -> None:
@@ -166,7 +169,7 @@ class BlockWriter(BlockReader):
         with contextlib.suppress(OSError):
             disk.unlink(temp)
         with contextlib.suppress(OSError, sqlite3.Error):
-            if self._own.directory.is_incomplete():  # it is being deleted: a new index would be in the way
+            if self._own.is_incomplete():  # it is being deleted: a new index would be in the way
                 return
             with self._own.index.writing() as rows:
                 for name, row in rows.find_blocks(block.key for block in reserved).items():
@@ -179,10 +182,10 @@ class BlockWriter(BlockReader):
         This happens if the index was replaced meanwhile, or if this process was suspended for so long that others took it
         for dead. If there is no index now, the next one counts all files.
         """
-        found: Collection[str] = ()
         self._own.index.look_again()
-        with contextlib.suppress(sqlite3.Error), self._own.index.reading() as rows:
-            found = rows.find_blocks(block.key for block in written)
+        found: Collection[str] = self._own.query(
+            lambda rows: rows.find_blocks(block.key for block in written), {}
+        )
         self._own.index.look_again()  # the next reader checks the file again
         if len(found) == len(written):
             return
@@ -204,14 +207,14 @@ class BlockWriter(BlockReader):
             if bounds is not None:
                 self.allowed, self._prepared = self.space.prepare(rows, bounds, time.time()), None
             elif not rows.totals.is_counted:
-                recovery.count_all(rows, self._own.directory, time.time())
+                recovery.count_all(rows, self._own, time.time())
             yield rows
 
     def _remove_old_hosts(self) -> None:
         """Remove a part of the caches of old hosts, again with the next write while there is more."""
         self._hosts_at = time.monotonic() + _HOSTS_S
         with contextlib.suppress(OSError):
-            if recovery.remove_old_hosts(self._own.directory.root, time.time()):
+            if recovery.remove_old_hosts(self._own.root, time.time()):
                 self._hosts_at = 0.0
 
     # Errors
@@ -231,7 +234,7 @@ class BlockWriter(BlockReader):
                 return
         if isinstance(cause, sqlite3.IntegrityError) and "stored" not in tried:
             tried.add("stored")
-        elif "full" not in tried and time.monotonic() >= self._evict_again_at and self._is_full(cause):
+        elif "full" not in tried and time.monotonic() >= self._evict_again_at and _is_full(cause):
             self._evict_again_at = time.monotonic() + _EVICT_AGAIN_S
             tried.add("full")
             self._evict_for([b for b in waiting if not os.path.exists(self.space.path(b.name))], bounds)
@@ -242,35 +245,12 @@ class BlockWriter(BlockReader):
             self._warnings.not_stored(error.message)
             raise error
 
-    def _is_full(self, error: BaseException | None) -> bool:
-        """Return whether an error says that the disk has no space or no inodes."""
-        if isinstance(error, OSError):
-            return error.errno in _FULL
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code != sqlite3.SQLITE_CANTOPEN:
-            return code == sqlite3.SQLITE_FULL
-        return disk.space(self._own.directory.root).inodes <= _FEW_FILES
-
     def _evict_for(self, waiting: list[_NewBlock], bounds: CacheBounds) -> None:
         """Evict as many bytes and files as these blocks need, with a folder for each."""
-        try:
-            with self._writing("blocks cannot be evicted", bounds) as rows:
-                n_blocks, used = rows.totals.blocks, rows.totals.bytes
-                size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
-                self.space.make(rows, size, allowed=used)
-        except CacheError as error:
-            if not isinstance(error.__cause__, sqlite3.Error):
-                return  # storing fails again, and says why
-            # The index needs space itself; rows without files are evicted like others.
-            # Reading needs no space. If that fails too, nothing is removed: any file may be pinned.
-            with contextlib.suppress(sqlite3.Error), self._own.index.reading() as rows:
-                unpinned = (
-                    found
-                    for found in self._own.directory.files()
-                    if not rows.has_pinned_object(found.name.partition("-")[0])
-                )
-                for found in itertools.islice(unpinned, _FEW_FILES):
-                    disk.unlink(found.path)
+        with contextlib.suppress(CacheError), self._writing("blocks cannot be evicted", bounds) as rows:
+            n_blocks, used = rows.totals.blocks, rows.totals.bytes
+            size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
+            self.space.make(rows, size, allowed=used)
 
     # Making room
 
@@ -317,6 +297,13 @@ class BlockWriter(BlockReader):
         return (wanted[:n], wanted[n:]) if fits else ([], wanted if fits is None else None)
 
     def _failure(self, what: str, why: Exception | str) -> CacheError:
-        failure = CacheError(f"{what} in {self._own.directory.root}: {why}")
+        failure = CacheError(f"{what} in {self._own.root}: {why}")
         failure.__cause__ = why if isinstance(why, Exception) else None
         return failure
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Return whether an error says that the disk has no space or no inodes."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL

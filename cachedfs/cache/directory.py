@@ -1,21 +1,32 @@
-"""This user's subdirectory of a cache directory: safety checks, and the paths of the files in it."""
+"""This user's subdirectory of a cache directory: safety checks, paths, the index and its transactions."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 from cachedfs.cache import disk
+from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.common.logging import WarnOnce
 from cachedfs.common.user_folders import is_writable, why_unsafe
+from cachedfs.errors import CacheError
 
-__all__ = ["FORMAT", "CacheDirectory", "layer_roots", "old_roots", "root_in"]
+__all__ = ["FORMAT", "CacheDirectory", "old_roots", "root_in"]
 
+log = logging.getLogger("cachedfs.cache")
+
+T = TypeVar("T")
 
 FORMAT = 4  # part of the directory name: other formats never see these files
+LOOK_S = 1.0  # interval between checks that the shared files are still the ones at their paths
+AGAIN_S = 60.0  # delay before a retry: each one creates new change counters, 2 MB
 DELETION_S = 10.0  # longest wait for the end of a deletion
 PAUSE_S = 0.05  # between two checks whether it has ended
 QUIET_S = 0.5  # from the end of the root until folders above it are gone, too
@@ -26,61 +37,149 @@ _ROOT = re.compile(r"cachedfs-(\d+)-(\d+)")
 
 
 class CacheDirectory:
-    """This user's root in a cache directory: `blocks/`, `local-copies/`, `tmp/`, the index and the shared files.
+    """This user's root in the first of `cache_dirs`: `blocks/`, `local-copies/`, `tmp/`, the index, the shared files.
 
-    On a network filesystem it is a folder per host, because locks and shared files work within one host only.
+    It is open for writing if possible, else for reading; what could not be opened is tried again once a minute. On a
+    network filesystem it is a folder per host, because locks and shared files work within one host only.
+
+    `path` is the root; if nothing can be stored, it is None and `cannot_store` is the reason. `cannot_store` is also set
+    after the last `put` failed. `roots` are where blocks are searched, with their required owner: layers may have any.
+    `on_look` are called once a second, with True once a minute; `on_open` when the directory can be written.
 
     `root_seen` and `blocks_seen` are the states of two folders when all folders were checked. As long as these states
     are the same, no folder in them was replaced, and neither was the index.
     """
 
-    def __init__(self, cache_dir: str) -> None:
-        self._cache_dir = _absolute(cache_dir)
+    def __init__(
+        self,
+        cache_dirs: Sequence[str],
+        *,
+        explicit: bool,
+        locks: ByteRangeLocks,
+        warnings: WarnOnce,
+        on_open: Callable[[CacheDirectory], object],
+    ) -> None:
+        self.cache_dirs = cache_dirs
+        self._cache_dir = _absolute(cache_dirs[0])
         self.is_network = disk.is_network(self._cache_dir)
         root = root_in(self._cache_dir)
         self._chain = [root, f"{root}/host-{os.uname().nodename}"] if self.is_network else [root]
         self.root = root = self._chain[-1]
         self.blocks = f"{root}/blocks"
         self._folders = [*self._chain, self.blocks, f"{root}/local-copies", f"{root}/tmp"]
-        self.index = f"{root}/index.db"
-        self.locks = f"{root}/locks"
+        self.index_path = f"{root}/index.db"
         self.access_records = f"{root}/access-records"
         self.change_counters = f"{root}/change-counters"
-        # The write-ahead log first.
-        logs = [f"{self.index}{log}" for log in ("-wal", "", "-shm", "-journal")]
-        self.bookkeeping = [*logs, self.access_records, self.change_counters]
+        self._layers = [(layer, None) for layer in _layer_roots(cache_dirs[1:])]
+        self._locks, self._warnings, self._on_open = locks, warnings, on_open
+        self.on_look: list[Callable[[bool], object]] = [locks.look]
+        self.look_at = 0.0
+        self.n_looks = 0
+        self._again_at = time.monotonic() + AGAIN_S
+        self.path: str | None = None
+        self.cannot_store: str | None = None
         self.root_seen: object = None  # None: check again
         self.blocks_seen: object = None
-        self.had_index = False  # when the folders were made, or used by this process
+        self._had_index = False  # when the folders were made, or used by this process
         # Until when a deletion that was noticed is waited for (monotonic); None without one.
         self._deletion_over_at: float | None = None
+        has_wal = disk.maps_safely(root)
+        self.index = CacheIndex(self.index_path, has_wal=has_wal, locks=locks, temp=self.temp)
+        self._open(explicit=explicit)
 
-    def open(self, *, explicit: bool) -> str | None:
-        """Create what is missing; return the reason why nothing can be stored, None if all is well.
+    def _open(self, *, explicit: bool) -> None:
+        """Open the directory, for writing if possible, else for reading.
 
         A subdirectory that another user could have prepared (a symlink, another owner, writable by others) raises
         ValueError when the user named `cache_dir` (`explicit`): its content cannot be trusted, and the user can choose
         another one.
         """
+        self.cannot_store, is_readable = None, True
         try:
             self.verify()
-            self.had_index = disk.state(self.index) is not None
+            self._had_index = disk.state(self.index_path) is not None
             if not is_writable(self.root):
                 raise PermissionError(f"{self.root} is read-only")
-        except ValueError as error:
-            if explicit:
+        except (ValueError, OSError) as error:
+            if explicit and isinstance(error, ValueError):
                 raise
-            return str(error)
-        except OSError as error:
-            return f"{self._cache_dir} cannot be written ({error.strerror or error}); give another cache_dir"
-        return None
+            why = str(error)
+            if isinstance(error, OSError):
+                why = error.strerror or why
+                why = f"{self._cache_dir} cannot be written ({why}); give another cache_dir"
+            self.cannot_store, is_readable = why, False
+            with contextlib.suppress(OSError):
+                is_readable = not any(why_unsafe(folder, os.lstat(folder), "") for folder in self._chain)
+        self.path = None if self.cannot_store else self.root
+        self.roots = [*([(self.root, os.geteuid())] if is_readable else []), *self._layers]
+        if self.cannot_store is not None:
+            self._warnings.not_stored(self.cannot_store)
+            return
+        if not self.is_network:
+            self._locks.use(f"{self.root}/locks")
+        self._on_open(self)
 
-    def is_readable(self) -> bool:
-        """Return whether this user owns the root and no other user can write it."""
+    # Transactions
+
+    def query(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
+        """Return the result of a query on the index; `otherwise` if there is no index or it cannot be read."""
+        if self.path is None:
+            return otherwise
         try:
-            return not any(why_unsafe(folder, os.lstat(folder), "") for folder in self._chain)
-        except OSError:
-            return False
+            with self.index.reading() as rows:
+                return question(rows)
+        except TROUBLE as error:
+            log.debug("the index of %s cannot be read: %s", self.path, error)
+            return otherwise
+
+    @contextlib.contextmanager
+    def writing(self, what: str, *, restores: bool = False) -> Iterator[IndexRows]:
+        """Run the block in one index transaction. Raises CacheError whose message begins with `what`.
+
+        With `restores`, a directory that was deleted is made again at once. Otherwise that is an error for some
+        seconds, as the deletion may go on; `wait_for_deletion` waits for its end.
+        """
+        if time.monotonic() >= self.look_at:
+            self.look()
+        if self.path is None:
+            raise CacheError(self.cannot_store or "nothing can be stored")
+        try:
+            if not self.is_as_seen():
+                if not restores and self._is_being_deleted():
+                    raise CacheError(f"{what} in {self.path}: it is being deleted")
+                self.verify()
+            with self.index.writing(self.root_seen) as rows:
+                yield rows
+            self._had_index = True
+        except CacheError:
+            raise
+        except TROUBLE as error:
+            raise CacheError(f"{what} in {self.path}: {error}") from error
+
+    def look(self) -> None:
+        """Once a second, check that the shared files are those that all processes use; call `on_look`.
+
+        Once a minute, try again what failed before. Two threads may do this at the same time without harm.
+        """
+        now = time.monotonic()
+        if now < self.look_at:
+            return
+        self.look_at, is_again = now + LOOK_S, now >= self._again_at
+        self.n_looks += 1
+        if is_again:
+            self._again_at = now + AGAIN_S
+            if self.path is None:
+                self._open(explicit=False)
+        for check in self.on_look:
+            with contextlib.suppress(OSError):  # cannot check: keep the current files
+                check(is_again)
+
+    def look_now(self) -> None:
+        """Do what `look` does, however recent the last time is."""
+        self.look_at = 0.0
+        self.look()
+
+    # Safety
 
     def verify(self) -> None:
         """Create folders that are missing. Raises OSError, or ValueError if a folder is unsafe to use.
@@ -95,7 +194,7 @@ class CacheDirectory:
                 os.makedirs(self._cache_dir, exist_ok=True)
                 disk.make_folder(folder)
                 found.append(os.lstat(folder))
-                self.had_index = False
+                self._had_index = False
             if (reason := why_unsafe(folder, found[-1], "give another cache_dir")) is not None:
                 raise ValueError(reason)
         for entry in disk.scan(self.blocks):
@@ -117,31 +216,33 @@ class CacheDirectory:
         except OSError:
             return False
 
+    def is_incomplete(self) -> bool:
+        """Return whether a folder or the index is missing."""
+        return any(disk.state(path) is None for path in (*self._folders, self.index_path))
+
     def wait_for_deletion(self) -> None:
         """Wait for the end of a deletion of the cache: no file may appear in folders that were just emptied.
 
         A deletion is noticed when a folder or the index is missing, and ends when the root is. The wait takes at most
-        `DELETION_S` seconds, once for each deletion, as only a part may have been deleted.
+        `DELETION_S` seconds, once for each deletion, as only a part may have been deleted. Raises OSError.
         """
-        if self.had_index and self.is_incomplete():
-            self.had_index = False
+        if not self.is_as_seen(with_blocks=False) and self._had_index and self.is_incomplete():
+            self._had_index = False
             deadline = time.monotonic() + DELETION_S
             while disk.state(self.root) is not None and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
             time.sleep(QUIET_S)
 
-    def is_being_deleted(self) -> bool:
+    def _is_being_deleted(self) -> bool:
         """Return whether a deletion of the cache was noticed up to `DELETION_S` seconds ago, and not waited for."""
-        if not (self.had_index and self.is_incomplete()):
+        if not (self._had_index and self.is_incomplete()):
             self._deletion_over_at = None
             return False
         if self._deletion_over_at is None:
             self._deletion_over_at = time.monotonic() + DELETION_S
         return time.monotonic() < self._deletion_over_at
 
-    def is_incomplete(self) -> bool:
-        """Return whether a folder or the index is missing."""
-        return any(disk.state(path) is None for path in (*self._folders, self.index))
+    # Files
 
     def temp(self) -> str:
         """Return a new name for a temporary file."""
@@ -161,7 +262,7 @@ class CacheDirectory:
                 yield from disk.scan(folder.path)
 
 
-def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
+def _layer_roots(cache_dirs: Sequence[str]) -> list[str]:
     """Return the roots, of any owner, in the read-only `cache_dirs`; a missing directory has none."""
     roots = []
     for cache_dir in cache_dirs:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import time
 from types import TracebackType
 
 from cachedfs.cache import disk
@@ -13,10 +11,7 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
 
-__all__ = ["LocalCopy", "dead_copies"]
-
-_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{1,15})(\.\w{1,16}){0,2}", re.ASCII)
-_UNUSED_S = 86400.0  # without locks across processes, a local copy may be removed only after this age
+__all__ = ["LocalCopy"]
 
 
 class LocalCopy:
@@ -87,25 +82,3 @@ class LocalCopy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def dead_copies(folder: str, locks: ByteRangeLocks) -> tuple[list[str], int]:
-    """Return the paths of the local copies of dead processes, and how many bytes the others have reserved.
-
-    A process is dead if its lock is free. Without locks across processes, there must be no process with its id, and the
-    file must be a day old: processes in other containers have ids that cannot be checked here.
-    """
-    dead, reserved, latest = [], 0, time.time() - _UNUSED_S
-    for found in disk.scan(folder):
-        if (name := _NAME.fullmatch(found.name)) is None:
-            continue
-        lock = int(name[1], 16)
-        if locks.works_across_processes:
-            is_used = locks.is_held(lock)
-        else:
-            is_used = found.modified_s > latest or (0 < lock >> 32 < 1 << 31 and disk.is_alive(lock >> 32))
-        if is_used:
-            reserved += int(name[2], 16)
-        else:
-            dead.append(found.path)
-    return dead, reserved

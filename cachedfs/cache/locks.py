@@ -107,16 +107,14 @@ class ByteRangeLocks:
             return os.getpid()
         return None if fd is None else disk.lock_holder(fd, byte)
 
-    def try_again(self) -> None:
-        """Try locking again if the filesystem had no locks before."""
-        self.works_across_processes = self.path is not None
-
-    def look_again(self) -> None:
+    def look(self, again: bool = False) -> None:
         """Switch to the file now at the path if ours was deleted, or if other code closed its descriptor.
 
         Otherwise the old one stays open (see module docstring). A byte that another process locked in the new file first
-        is then held by both.
+        is then held by both. `again`: try locking again if the filesystem had no locks before.
         """
+        if again:
+            self.works_across_processes = self.path is not None
         fd = _DESCRIPTORS.get(self._name)
         if fd is None or self.path is None:
             return

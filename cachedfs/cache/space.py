@@ -17,7 +17,7 @@ from cachedfs.cache.access_stats import AccessStats, BlockAccess, age
 from cachedfs.cache.change_counters import TABLE_SIZE
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.block_rows import BlockRow
-from cachedfs.cache.index.database import CacheIndex, IndexRows
+from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.recovery import count_all, remove_leftovers
@@ -107,13 +107,11 @@ class CacheSpace:
     def __init__(
         self,
         directory: CacheDirectory,
-        index: CacheIndex,
         locks: ByteRangeLocks,
         shared: SharedFiles,
         close_open: Callable[[tuple[str, int]], object],
     ) -> None:
         self._directory = directory
-        self._index = index
         self._close_open = close_open
         self._locks = locks
         self._shared = shared
@@ -144,16 +142,19 @@ class CacheSpace:
             count_all(rows, self._directory, now_s)
         # The limit of the write-ahead log in pages of 4 KiB: 1 MiB, less in a small cache.
         wal_pages = min(256, max(32, bounds.size >> 18)) if isinstance(bounds.size, int) else 256
-        if wal_pages != self._index.wal_pages:
-            self._index.wal_pages = wal_pages
+        directory = self._directory
+        if wal_pages != directory.index.wal_pages:
+            directory.index.wal_pages = wal_pages
             rows.limit_wal(wal_pages)
-        space = disk.space(self._directory.root)
+        space = disk.space(directory.root)
         accesses = self._shared.accesses
         if stores:
             accesses = self.accesses(rows, allowance(bounds, space, rows.totals))
             accesses.fit(rows.totals.blocks)
-        uncounted = remove_leftovers(self._directory, self._locks, now_s)
-        wal, index, *others = map(disk.size_of, self._directory.bookkeeping)
+        uncounted = remove_leftovers(directory.root, self._locks, now_s)
+        logs = [f"{directory.index_path}{log}" for log in ("-wal", "", "-shm", "-journal")]
+        bookkeeping = [*logs, directory.access_records, directory.change_counters]
+        wal, index, *others = map(disk.size_of, bookkeeping)
         least = _SHARED_MEMORY, 0, accesses.size if accesses else 0, TABLE_SIZE
         self.growth = max(0, 2 * 4096 * wal_pages - wal) + _SLACK
         self.overhead = uncounted + sum(map(max, others, least)) + wal + index + self.growth

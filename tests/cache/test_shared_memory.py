@@ -378,7 +378,7 @@ def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
 def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
     cache.metadata.counter(ORIGIN, "b/x")
     os.unlink(f"{cache.root}/change-counters")
-    monkeypatch.setattr(cache.locks, "look_again", not_permitted)
+    monkeypatch.setattr(cache.locks, "look", not_permitted)
     cache._own.look_now()
     assert cache._shared.counters is None
 
@@ -449,7 +449,7 @@ def without_disk(open_cache, tmp_path, n=2):
 
 
 def test_a_process_that_only_reads_notices_that_change_counters_were_replaced(cache, open_cache, monkeypatch):
-    monkeypatch.setattr("cachedfs.cache.writable_directory._LOOK_S", 0.0)
+    monkeypatch.setattr("cachedfs.cache.directory.LOOK_S", 0.0)
     other, slots = open_cache(), slots_of("gs://test", "b/x")
     before = cache.metadata.counter_at(slots)
     os.unlink(f"{cache.root}/change-counters")
