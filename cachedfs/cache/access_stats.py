@@ -55,9 +55,8 @@ class BlockAccess(NamedTuple):
     passes: bool = False
 
 
-_Access = (
-    int | tuple[int, bool]
-)  # an access to a block (hash64), or a miss and whether its object is too large
+# An access to a block (hash64), or a miss and whether its object is too large.
+_Access = int | tuple[int, bool]
 
 
 class AccessStats(SharedSlots):
@@ -149,11 +148,12 @@ class AccessStats(SharedSlots):
         """Return the accesses of a block that was stored at a clock; without a record the block counts as new."""
         self.flush()
         clock, _, _, window = self._numbers()
+        tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
         try:
-            bucket = _BUCKET.unpack(self.read(_BUCKET.size, self._bucket_at(hash64)))
+            bucket = _BUCKET.unpack(self.read(_BUCKET.size, at))
         except OSError:
             return BlockAccess(stored_at)
-        record = bucket[_slot(bucket, tag := hash64 >> 48 or 1, clock)]
+        record = bucket[_slot(bucket, tag, clock)]
         if record >> 48 != tag:
             return BlockAccess(stored_at)
         last, is_new = record & MASK32, not record >> 32 & _CAME_BACK
@@ -180,7 +180,7 @@ class AccessStats(SharedSlots):
         last_at: dict[int, int] = {}  # accesses by their offsets in the header
         for item in pending:
             hash64, passes = (item, None) if isinstance(item, int) else item
-            tag, at = hash64 >> 48 or 1, self._bucket_at(hash64)
+            tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
             bucket = buckets.get(at) or buckets.setdefault(at, [*_BUCKET.unpack(self.read(_BUCKET.size, at))])
             slot = _slot(bucket, tag, clock)
             record = bucket[slot] if bucket[slot] >> 48 == tag else 0
@@ -204,10 +204,6 @@ class AccessStats(SharedSlots):
         pieces = [(at, hash64.to_bytes(8, "little")) for at, hash64 in last_at.items()]
         pieces.append((_CLOCK_AT, _NUMBERS.pack(clock, gap, gap_before, window)))
         self.write(pieces + [(at, _BUCKET.pack(*bucket)) for at, bucket in buckets.items()])
-
-    def _bucket_at(self, hash64: int) -> int:
-        """Return the offset of the four records among which that of a block is."""
-        return HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
 
     def _numbers(self) -> tuple[int, int, int, int]:
         """Return the numbers in the header."""

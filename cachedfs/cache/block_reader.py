@@ -68,10 +68,10 @@ class BlockReader:
         try:
             data = block.read(start, stop, nowait=nowait, verify=verify)
         except BaseException as error:  # an interrupt too: no other code would close the block
-            if not self._is_miss(key, index, block, error):
+            if not self.release_block(key, index, block, error):
                 raise
             return None
-        self._give(key, index, block)
+        self.release_block(key, index, block)
         # As `touch`, without a call.
         (self._shared.accesses or self._shared.open_accesses()).touch(key.number + index * GOLDEN & MASK64)
         return data
@@ -96,10 +96,10 @@ class BlockReader:
         try:
             size = block.read_into(start, buffer, nowait=nowait, verify=verify)
         except BaseException as error:  # an interrupt too: see `read`
-            if not self._is_miss(key, index, block, error):
+            if not self.release_block(key, index, block, error):
                 raise
             return -1
-        self._give(key, index, block)
+        self.release_block(key, index, block)
         self.touch(key, index)
         return size
 
@@ -112,7 +112,7 @@ class BlockReader:
         the same object to release first.
         """
         if instead is not None:
-            self._give(key, *instead)
+            self.release_block(key, *instead)
         block = self.open_blocks.pop((key.digest, index), None) or self._open(key, index, nowait=False)
         if block is not None:
             self.touch(key, index)
@@ -122,16 +122,24 @@ class BlockReader:
 
     def release_block(
         self, key: ObjectKey, index: int, block: OpenBlock, error: BaseException | None = None
-    ) -> None:
-        """Take back a borrowed block.
+    ) -> bool:
+        """Put an open block back after use; return False if `error`, which reading it raised, must be raised again.
 
-        `error` is the exception that reading the block raised. A damaged or unreadable block is removed; other
-        errors are raised again.
+        A damaged or unreadable block is closed and removed: a miss. Raising `error` here would make a reference cycle
+        with this frame and keep the reader's buffers alive until the garbage collector runs.
         """
-        if error is None:
-            self._give(key, index, block)
-        elif not self._is_miss(key, index, block, error):
-            raise error
+        if error is not None and not isinstance(error, BlockingIOError):
+            block.close()
+            if isinstance(error, (BadBlock, OSError)):
+                self._reject(key, index, block.path, error)
+                return True
+            return False
+        if self.open_blocks.setdefault((key.digest, index), block) is not block:
+            block.close()  # another thread had opened the block too
+        if len(self.open_blocks) > self._limit:
+            with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes the dict
+                self.close_open(next(iter(self.open_blocks)))
+        return error is None
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:
         """Return a whole block, with its file reopened and every byte read from disk and checked; None if it is absent.
@@ -222,26 +230,15 @@ class BlockReader:
                     raise BadBlock(str(error)) from error
         return None
 
-    def _give(self, key: ObjectKey, index: int, block: OpenBlock) -> None:
-        """Put an open block back after use."""
-        if self.open_blocks.setdefault((key.digest, index), block) is not block:
-            block.close()  # another thread had opened the block too
-        if len(self.open_blocks) > self._limit:
-            with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes the dict
-                self.close_open(next(iter(self.open_blocks)))
-
     def close_deleted(self) -> None:
         """Close deleted blocks to free their disk space: at most 256 fstat calls, about once a second."""
-        for name in list(self.open_blocks):
-            block = self.open_blocks.pop(name, None)
-            if block is None:
-                continue
+        for name, block in list(self.open_blocks.items()):
             try:
                 is_deleted = os.fstat(block.fd).st_nlink == 0
             except OSError:  # open it again
                 is_deleted = True
-            if is_deleted or self.open_blocks.setdefault(name, block) is not block:
-                block.close()
+            if is_deleted:
+                self.close_open(name)
 
     def close_open(self, *names: _Key) -> None:
         """Close open blocks that no thread uses, all without `names`."""
@@ -258,21 +255,6 @@ class BlockReader:
         self.close_open()
 
     # Damaged blocks
-
-    def _is_miss(self, key: ObjectKey, index: int, block: OpenBlock, error: BaseException) -> bool:
-        """Handle a failed read: return True for a miss, after rejecting the block; else the caller raises `error`.
-
-        Raising `error` here would make a reference cycle with this frame and keep the reader's buffers alive until the
-        garbage collector runs.
-        """
-        if isinstance(error, BlockingIOError):
-            self._give(key, index, block)
-            return False
-        block.close()
-        if isinstance(error, (BadBlock, OSError)):
-            self._reject(key, index, block.path, error)
-            return True
-        return False
 
     def _reject(self, key: ObjectKey, index: int, path: str, error: BadBlock | OSError) -> None:
         """Log a damaged or unreadable block once; remove it if it is damaged and in our own root."""

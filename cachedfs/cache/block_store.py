@@ -38,6 +38,7 @@ class BlockStore(BlockWriter):
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
         super().__init__(cache_dirs, explicit=explicit)
+        self.wait_for_deletion = self._own.wait_for_deletion
         self.metadata = MetadataStore(self._own, self._shared)
         self.quota = QuotaStore(self._own)
         self.counts = SharedCounters(self._shared, self.locks)
@@ -59,13 +60,6 @@ class BlockStore(BlockWriter):
     def old_caches(self) -> tuple[str, ...]:
         """The directories of this user that earlier releases made beside this one, and that nothing uses now."""
         return tuple(old_roots(self._own.cache_dirs[0]))
-
-    def wait_for_deletion(self) -> None:
-        """Wait for the end of a deletion of the cache directory, at most about 10 s; for background threads.
-
-        Raises OSError if that cannot be checked.
-        """
-        self._own.wait_for_deletion()
 
     @property
     def evictions(self) -> int:

@@ -64,15 +64,16 @@ class BlockWriter(BlockReader):
         )
         super().__init__(own, shared, warnings)
         own.on_look += [
+            lambda again: self.locks.look(again),
             lambda again: shared.try_again() if again else None,
-            lambda _: shared.release_deleted(),
+            lambda again: shared.release_deleted(),
+            lambda again: self.close_deleted(),
         ]
-        own.on_look.append(lambda _: self.close_deleted())
         self.space = CacheSpace(own, self.locks, shared, self.close_open)
         self._prepared: object = None  # what `CacheSpace.prepare` depends on, at its last call
         self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
-        self._hosts_at = 0.0  # when to look for folders of old hosts
+        self._hosts_at = 0.0  # when to look for folders of old hosts: there may be more
 
     def put(
         self,
@@ -103,7 +104,10 @@ class BlockWriter(BlockReader):
             for name in new:
                 self.rejected.pop(self.space.path(name), None)
         if self._own.is_network and time.monotonic() >= self._hosts_at:
-            self._remove_old_hosts()
+            self._hosts_at = time.monotonic() + _HOSTS_S
+            with contextlib.suppress(OSError):
+                if recovery.remove_old_hosts(self._own.root, time.time()):
+                    self._hosts_at = 0.0
 
     def _put_some(
         self, waiting: list[_NewBlock], bounds: CacheBounds, victims: Iterable[BlockKey], is_any_stored: bool
@@ -209,13 +213,6 @@ class BlockWriter(BlockReader):
             elif not rows.totals.is_counted:
                 recovery.count_all(rows, self._own, time.time())
             yield rows
-
-    def _remove_old_hosts(self) -> None:
-        """Remove a part of the caches of old hosts, again with the next write while there is more."""
-        self._hosts_at = time.monotonic() + _HOSTS_S
-        with contextlib.suppress(OSError):
-            if recovery.remove_old_hosts(self._own.root, time.time()):
-                self._hosts_at = 0.0
 
     # Errors
 

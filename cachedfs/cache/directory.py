@@ -72,7 +72,7 @@ class CacheDirectory:
         self.change_counters = f"{root}/change-counters"
         self._layers = [(layer, None) for layer in _layer_roots(cache_dirs[1:])]
         self._locks, self._warnings, self._on_open = locks, warnings, on_open
-        self.on_look: list[Callable[[bool], object]] = [locks.look]
+        self.on_look: list[Callable[[bool], object]] = []
         self.look_at = 0.0
         self.n_looks = 0
         self._again_at = time.monotonic() + AGAIN_S

@@ -76,9 +76,9 @@ def remove_old_hosts(root: str, now_s: float) -> bool:
     for host in disk.scan(root.rpartition("/")[0]):
         if not (host.is_folder and host.name.startswith("host-")) or host.path == root:
             continue
-        inside = [each.modified_s for each in disk.scan(host.path) if each.name != "blocks"]
-        if max([host.modified_s, *inside]) < now_s - _UNUSED_HOST_S:
-            with contextlib.suppress(OSError):  # one that cannot be removed must not keep the others
+        with contextlib.suppress(OSError):  # one that cannot be read or removed must not keep the others
+            inside = [each.modified_s for each in disk.scan(host.path) if each.name != "blocks"]
+            if max([host.modified_s, *inside]) < now_s - _UNUSED_HOST_S:
                 _remove(next(disk.scan(f"{host.path}/blocks"), host))
                 return True
     return False

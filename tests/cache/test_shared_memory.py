@@ -378,7 +378,7 @@ def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
 def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
     cache.metadata.counter(ORIGIN, "b/x")
     os.unlink(f"{cache.root}/change-counters")
-    monkeypatch.setattr(cache.locks, "look", not_permitted)
+    monkeypatch.setattr(cache.locks, "look", lambda again: not_permitted())
     cache._own.look_now()
     assert cache._shared.counters is None
 
