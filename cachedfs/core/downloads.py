@@ -45,7 +45,7 @@ class Downloads:
         """
         first, found, engine = indexes[0], self.launch(version, indexes, demand=demand), self.objects.engine
         while first not in found and not engine.cache.has(version, first):
-            is_over = await engine.wait_for_other_process(version, [first])
+            is_over = await engine.wait_for_other_process(version, first)
             missing = [index for index in indexes if index not in found]
             found |= self.launch(version, missing, demand=demand, overdue=() if is_over else missing)
         return found
@@ -298,7 +298,7 @@ class Downloads:
                 # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
                 # A body that ends early cannot be verified: its blocks are stored.
                 if unstored and not reply.is_checked_at_end:
-                    engine.received(unstored)
+                    engine.store_queue.put(unstored)
                     unstored = []
                 is_enough = download.demand <= download.filled < download.stop
                 if is_enough and not await download.wait_for_demand(PATIENCE_S):
@@ -314,7 +314,7 @@ class Downloads:
             raise
         finally:
             if unstored:
-                engine.received(unstored)
+                engine.store_queue.put(unstored)
 
     def _feed(self, download: Download, version: Version, data: bytes) -> list[FetchedBlock]:
         """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""
