@@ -207,7 +207,7 @@ class OpenBlock:
             low, high = first * PAGE, min((last + 1) * PAGE, self.length)
         data = (disk.read_cached if nowait else os.pread)(self.fd, high - low, low)
         if len(data) != high - low:
-            raise _short(nowait)
+            raise BadBlock("it is shorter than it says")
         if is_unchecked:
             self._check(first, memoryview(data))
         return data[start - low : stop - low]
@@ -226,7 +226,7 @@ class OpenBlock:
             return size
         n = disk.read_cached_into(self.fd, buffer, start) if nowait else os.preadv(self.fd, [buffer], start)
         if n != size:
-            raise _short(nowait)
+            raise BadBlock("it is shorter than it says")
         if is_unchecked:
             self._check(first, buffer)
         return size
@@ -238,11 +238,6 @@ class OpenBlock:
         if wrong is not None:
             raise BadBlock(f"its page {page + wrong} is damaged")
         self.unchecked &= ~((1 << n_pages) - 1 << page)
-
-
-def _short(nowait: bool) -> Exception:
-    """Return the error for a short read: the page cache lacks the rest (`nowait`), or the file is too short."""
-    return BlockingIOError("not all of it is in memory") if nowait else BadBlock("it is shorter than it says")
 
 
 def open_block(
@@ -280,7 +275,7 @@ def _read_trailer(fd: int, file_size: int, nowait: bool) -> BlockTrailer:
     if len(end) == size and (size := _size_of_trailer(end, file_size)) > len(end):
         end = read(fd, size, file_size - size)
     if len(end) < size:
-        raise _short(nowait)
+        raise BadBlock("it is shorter than it says")
     trailer = parse_trailer(end[-size:])
     if trailer.length + size != file_size:
         raise BadBlock("it has the wrong size")

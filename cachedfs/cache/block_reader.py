@@ -113,11 +113,11 @@ class BlockReader:
         """
         if instead is not None:
             self.release_block(key, *instead)
+        if time.monotonic() >= self._own.look_at:  # who reads on in one object asks nothing else of the cache
+            self._own.look()
         block = self.open_blocks.pop((key.digest, index), None) or self._open(key, index, nowait=False)
         if block is not None:
             self.touch(key, index)
-        if time.monotonic() >= self._own.look_at:
-            self._own.look()
         return block
 
     def release_block(
