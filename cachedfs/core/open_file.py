@@ -18,7 +18,6 @@ from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry
 from cachedfs.core.reader import Reader
 from cachedfs.core.version import Version
-from cachedfs.errors import ChecksumMismatch
 
 __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawFile"]
 
@@ -180,7 +179,7 @@ class RawFile(io.RawIOBase):
             n = block.copy(position, into)
         elif self.closed:  # by another thread while this one waited for the BufferedReader's lock
             raise ValueError(_CLOSED)
-        elif self._engine.by_block or self._engine.pid != getpid():
+        elif self._download is not None or self._engine.by_block or self._engine.pid != getpid():
             n = 0
         else:
             n = self._from_cache(position, into)
@@ -214,6 +213,7 @@ class RawFile(io.RawIOBase):
                 data = cached
                 self._engine.hits += len(covering(Range(self._position, self.size), self._block_size))
                 self._engine.bytes_served += len(data)
+            self._download_at(self._position)  # raises if the bytes before these were wrong
         self._position = self.size
         return data
 
@@ -305,8 +305,8 @@ class RawFile(io.RawIOBase):
         if self._download is not None:
             if self._download.covers(position):
                 return self._download
-            if isinstance(self._download.error, ChecksumMismatch):
-                raise self._download.error
+            if self._download.mismatch is not None:
+                raise self._download.mismatch
         digest = "" if self._version is None else self._version.digest
         shared = self._engine.by_block.get((digest, position // self._block_size))
         if shared is not None and shared.covers(position):
