@@ -101,10 +101,9 @@ class Objects:
     store: MetadataStore
     """The metadata on disk, of this engine."""
     identity: str
-    """Text that identifies the data, part of every block key.
+    """Text that identifies the data, part of every block key. The first use may ask Drive whose credentials these are.
 
-    The first use may ask Drive whose credentials these are. It changes if nobody had signed in, and somebody does.
-    """
+    It changes if nobody had signed in, and somebody does."""
 
     def __init__(
         self, protocol: str, options: Mapping[str, Any], config: Config, url: Callable[[str], str]
@@ -112,7 +111,7 @@ class Objects:
         self.protocol, self.options, self.config = protocol, options, config
         self.url = url  # returns the full URL of a path, for messages
         check_options(protocol, options)
-        self._identify_at = math.inf  # when to ask again whose data this is
+        self._identify_at = -math.inf  # when to ask again whose data this is
         self._identifying: asyncio.Future[str] | None = None
         self._look_at = -math.inf  # when to look again: identity and shared files may be others
         self._lifetime_s = config.lifetime_s
@@ -154,7 +153,7 @@ class Objects:
 
     async def find_identity(self) -> None:
         """Find the identity in a thread, if it is not known: `identity` may block on a request."""
-        if "identity" in self.__dict__ and time.monotonic() < self._identify_at:
+        if time.monotonic() < self._identify_at:
             return
         finding = self._identifying
         if finding is None or finding.done() or finding.get_loop() is not asyncio.get_running_loop():
@@ -223,8 +222,8 @@ class Objects:
             return entry
         found = self._in_store(path)
         if found is not None and (entry is None or found.asked_at > entry.asked_at):
-            entry = self._remember(found)
-        elif entry is None:
+            return self._remember(found)
+        if entry is None:
             self.entries.pop(path, None)
         return entry
 
@@ -267,8 +266,8 @@ class Objects:
         """
         if entry.info is None and self.config.offline and not math.isinf(self.config.max_age):
             return False
-        absence = entry.info is None and not entry.by_listing
-        return is_fresh(entry.asked_at, clock.now(), lifetime_s=self.lifetime_s, absence=absence)
+        is_404 = entry.info is None and not entry.by_listing
+        return is_fresh(entry.asked_at, clock.now(), lifetime_s=self.lifetime_s, absence=is_404)
 
     # Answers of the origin.
 
@@ -364,8 +363,7 @@ class Objects:
 
         The folder's entry was used to look the path up, if the origin looks names up by folder.
         """
-        folder = folder_of(path)
-        entry = self.known(folder) if folder and self.origin(path).by_parent else None
+        entry = self.known(folder_of(path)) if folder_of(path) and self.origin(path).by_parent else None
         return now if entry is None else min(now, entry.asked_at)
 
     # Errors.
@@ -390,9 +388,8 @@ class Objects:
         return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
 
     def offline(self, path: str) -> OriginUnavailable:
-        return OriginUnavailable(
-            f"{self.url(path)}: not all of it is in the cache, and offline=True forbids asking for it"
-        )
+        reason = "not all of it is in the cache, and offline=True forbids asking for it"
+        return OriginUnavailable(f"{self.url(path)}: {reason}")
 
     def uncached(self, path: str, info: ObjectInfo) -> CachedFSError:
         """Return the error for an object of which nothing is cached."""
