@@ -93,7 +93,7 @@ class Reader:
         self._n_unknown = self._n_unknown + 1 if entry is None else 0
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
-            version = self._version(path, entry)
+            version = None if entry is None else self._version(path, entry)
             if version is None:
                 return None
         start, stop, _ = slice(start, stop).indices(version.size)
@@ -117,11 +117,11 @@ class Reader:
             self._observe_hit(path, version, start, stop)
         return data
 
-    def _version(self, path: str, entry: Entry | None) -> Version | None:
+    def _version(self, path: str, entry: Entry) -> Version | None:
         """Return the version to read; None if the origin must be asked. Raises ObjectNotFound for an absence."""
-        if entry is not None and entry.info is None and path == without_slash(path):
+        if entry.info is None and path == without_slash(path):
             raise self.objects.not_found(path, entry)
-        return None if entry is None else self.objects.version(entry)
+        return self.objects.version(entry)
 
     def _observe_hit(self, path: str, version: Version, start: int, stop: int) -> None:
         """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
