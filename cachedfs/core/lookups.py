@@ -59,9 +59,9 @@ class Lookups:
         info = await self.info(path)
         if is_whole(self.objects.identity, info):
             return info
-        self.objects.known(info.path, newest=True)  # another process may have looked it up
-        entry = self.objects.existing(info.path, whole=True) or await self.ask(info.path)
-        return self._existing(entry)
+        path = path if info.path == path else without_slash(path)
+        self.objects.known(path, newest=True)  # another process may have looked it up
+        return self._existing(self.objects.existing(path, whole=True) or await self.ask(path))
 
     def _existing(self, entry: Entry) -> ObjectInfo:
         if entry.info is None:
