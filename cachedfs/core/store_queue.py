@@ -35,6 +35,9 @@ BATCH_BYTES = (
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 
 
+_Pairs = Sequence[tuple[BlockKey, Sequence[memoryview]]]
+
+
 class FetchedBlock(NamedTuple):
     """One complete block that was received from the origin and is not on disk yet."""
 
@@ -69,9 +72,9 @@ class StoreQueue:
         self._lock = threading.RLock()  # guards the start of the thread, and the counters
         self._thread: threading.Thread | None = None
         self._has_warned = False  # the failure to start the thread was logged
-        # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
-        # loop thread.
-        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
+        # Of each active prefetch plan: returns which of the fetched blocks to store, and those to evict first for them.
+        # Changed on the event loop thread.
+        self.plans: list[Callable[[_Pairs], tuple[_Pairs, Iterator[BlockKey]]]] = []
         self.queued_bytes = 0
         self.n_blocks = 0  # blocks added so far
 
@@ -160,9 +163,11 @@ class StoreQueue:
             self._attempt(self._cache.metadata.keep_records, records)
         for bounds, group in groupby(chain.from_iterable(item.blocks for item in items), BOUNDS):
             blocks = list(group)
-            keys = [block.key for block in blocks]
-            victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
-            pairs = [(block.key, block.pieces) for block in blocks]
+            pairs: _Pairs = [(block.key, block.pieces) for block in blocks]
+            victims: Iterator[BlockKey] = iter(())
+            for plan in tuple(self.plans):
+                pairs, more = plan(pairs)
+                victims = chain(victims, more)
             are_stored = is_possible and self._attempt(self._cache.put, pairs, bounds, victims=victims)
             with self._lock:
                 self.queued_bytes -= sum([block.size for block in blocks])
