@@ -21,6 +21,7 @@ from zlib_ng.zlib_ng import crc32
 from cachedfs.cache import disk
 from cachedfs.cache.disk import Buffer
 from cachedfs.common.types import BlockKey, ObjectKey
+from cachedfs.errors import BadBlock
 
 __all__ = [
     "FORMAT",
@@ -89,10 +90,6 @@ def _behind_a_page() -> list[list[int]]:
             table += [value ^ bit for value in table]
         tables.append(table)
     return tables
-
-
-class BadBlock(Exception):
-    """The file is not the block that its name promises; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,13 +14,15 @@ from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.index.metadata_records import MetadataRecord
-from cachedfs.common.types import BlockKey, CacheBounds
-from cachedfs.core.download import Download
 from cachedfs.errors import CacheError
+
+if TYPE_CHECKING:
+    from cachedfs.cache.block_store import BlockStore
+    from cachedfs.cache.index.metadata_records import MetadataRecord
+    from cachedfs.common.types import BlockKey, CacheBounds
+    from cachedfs.core.download import Download
 
 __all__ = ["StoreQueue", "FetchedBlock"]
 
