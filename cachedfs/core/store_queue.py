@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from cachedfs.common.types import BlockKey, CacheBounds
     from cachedfs.core.download import Download
 
+    _Pairs = Sequence[tuple[BlockKey, Sequence[memoryview]]]
+
 __all__ = ["StoreQueue", "FetchedBlock"]
 
 logger = logging.getLogger("cachedfs.core")
@@ -31,9 +33,7 @@ logger = logging.getLogger("cachedfs.core")
 # A caller that reads small objects one by one can send its next request undisturbed, and waking the thread for each of
 # many small blocks would cost as much as storing them.
 GATHER_S = 0.005
-BATCH_BYTES = (
-    8 << 20
-)  # about as much is stored at once: amortizes a transaction, and lets drain() end in time
+BATCH_BYTES = 8 << 20  # stored at once, about: amortizes a transaction, and lets drain() end in time
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 
 
@@ -71,9 +71,9 @@ class StoreQueue:
         self._lock = threading.RLock()  # guards the start of the thread, and the counters
         self._thread: threading.Thread | None = None
         self._has_warned = False  # the failure to start the thread was logged
-        # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
-        # loop thread.
-        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
+        # Of each active prefetch plan: returns which of the fetched blocks to store, and those to evict first for them.
+        # Changed on the event loop thread.
+        self.plans: list[Callable[[_Pairs], tuple[_Pairs, Iterator[BlockKey]]]] = []
         self.queued_bytes = 0
         self.n_blocks = 0  # blocks added so far
 
@@ -162,10 +162,7 @@ class StoreQueue:
             self._attempt(self._cache.metadata.keep_records, records)
         for bounds, group in groupby(chain.from_iterable(item.blocks for item in items), BOUNDS):
             blocks = list(group)
-            keys = [block.key for block in blocks]
-            victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
-            pairs = [(block.key, block.pieces) for block in blocks]
-            are_stored = is_possible and self._attempt(self._cache.put, pairs, bounds, victims=victims)
+            are_stored = is_possible and self._attempt(self._put, blocks, bounds)
             with self._lock:
                 self.queued_bytes -= sum([block.size for block in blocks])
             self._attempt(self._stored, blocks, are_stored)
@@ -173,13 +170,21 @@ class StoreQueue:
             if item.then is not None:
                 self._attempt(item.then)
 
-    def _attempt(self, act: Callable[..., object], *args: object, **options: object) -> bool:
+    def _put(self, blocks: Sequence[FetchedBlock], bounds: CacheBounds) -> None:
+        pairs: _Pairs = [(block.key, block.pieces) for block in blocks]
+        victims: Iterator[BlockKey] = iter(())
+        for plan in tuple(self.plans):
+            pairs, more = plan(pairs)
+            victims = chain(victims, more)
+        self._cache.put(pairs, bounds, victims=victims)
+
+    def _attempt(self, act: Callable[..., object], *args: object) -> bool:
         """Call `act` and return whether it succeeded; log errors.
 
         This thread must go on, because requests wait for it.
         """
         try:
-            act(*args, **options)
+            act(*args)
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a read never fails because of it
             return False

@@ -10,7 +10,7 @@ import sys
 IMPORTED = {"", ".common", ".common.event_log", ".common.logging", ".errors"}
 CREATED = IMPORTED | {
     ".cache", ".cache.index", ".cache.index.metadata_records",
-    ".common.atomic_files", ".common.checksums", ".common.clock", ".common.drive_links", ".common.optional_imports",
+    ".common.atomic_files", ".common.blocks", ".common.checksums", ".common.clock", ".common.drive_links", ".common.optional_imports",
     ".common.text", ".common.types", ".common.urls", ".common.walk",
     ".config",
     ".core", ".core.objects", ".core.version", ".core.write_through",
