@@ -134,7 +134,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
     def _reader(self) -> Reader:  # type: ignore[override]
         with importing():  # lazily: many programs create filesystems that they do not read
             from cachedfs.core.reader import Reader
-        return Reader(self._objects)
+        reader: Reader = self.__dict__.setdefault("_reader", Reader(self._objects))
+        return reader  # of the first thread, if there are several
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the target and `stats`; sends no request."""
