@@ -10,11 +10,10 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsspec.utils import tokenize
 
-from cachedfs.cache.change_counters import slots_of
 from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
     FeedSnapshot,
@@ -24,13 +23,11 @@ from cachedfs.cache.index.metadata_records import (
     hash_of,
     new_version_at,
 )
-from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.clock import clock
+from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import LinkStats, ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, without_slash
 from cachedfs.config import Config
-from cachedfs.core.engine import Engine
-from cachedfs.core.engines import engine_for
 from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Origin
@@ -42,7 +39,10 @@ from cachedfs.origins.registry import (
     names_a_version,
     with_known_details,
 )
-from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
+
+if TYPE_CHECKING:
+    from cachedfs.cache.metadata_store import MetadataStore
+    from cachedfs.core.engine import Engine
 
 __all__ = ["ABSENCE_S", "Entry", "Objects", "folder_of", "is_fresh"]
 
@@ -126,6 +126,8 @@ class Objects:
             return self._identify()
         if name not in ("engine", "store"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with importing():  # lazily: many programs create filesystems that they do not read
+            from cachedfs.core.engines import engine_for
         engine = engine_for(self.config)
         self.entries = engine.entries(self.identity)
         engine.users.add(self)
@@ -179,6 +181,8 @@ class Objects:
     def link_stats(self) -> LinkStats:
         """Return the measurements of the link to the origin, without a request and without opening it."""
         if self._origin is None:
+            with importing():
+                from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
         return self.engine.speculation.link_stats(self._origin)
 
@@ -273,7 +277,7 @@ class Objects:
 
     def counter(self, path: str) -> int:
         """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
-        return self.store.counter_at(slots_of(self.identity, path))
+        return self.store.counter_at(self.store.slots_of(self.identity, path))
 
     def learn(
         self,
@@ -294,7 +298,9 @@ class Objects:
         known = None if old is None else old.info
         if info is not None and known is not None and not is_whole(identity, info):
             info = with_known_details(info, known)
-        entry = Entry(path, info, asked_at, counter, slots_of(identity, path), origin_error=origin_error)
+        entry = Entry(
+            path, info, asked_at, counter, self.store.slots_of(identity, path), origin_error=origin_error
+        )
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
         self._remember(entry)
@@ -323,7 +329,7 @@ class Objects:
         record, listed = self.store.find(self.identity, path)
         if record is None and listed is None:
             return None
-        slots, entry = slots_of(self.identity, path), None
+        slots, entry = self.store.slots_of(self.identity, path), None
         counter = self.store.counter_at(slots)
         if record is not None and record.counter == counter:
             at = self.confirmed_until(folder_of(path), record.checked_at, record.confirmation)

@@ -7,18 +7,20 @@ import errno
 import io
 from functools import partial
 from os import getpid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cachedfs.cache.block_file import BadBlock, OpenBlock
-from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.objects import Entry
-from cachedfs.core.reader import Reader
 from cachedfs.core.version import Version
-from cachedfs.errors import ChecksumMismatch
+from cachedfs.errors import BadBlock, ChecksumMismatch
+
+if TYPE_CHECKING:
+    from cachedfs.cache.block_file import OpenBlock
+    from cachedfs.cache.block_store import BlockStore
+    from cachedfs.core.objects import Entry
+    from cachedfs.core.reader import Reader
 
 __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawFile"]
 
