@@ -9,18 +9,19 @@ pieces repeat at a constant step. Several readers may share one handle; each of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from cachedfs.common.blocks import merge
 
-__all__ = ["ReadHistory", "Run", "is_rest_worth_it"]
+__all__ = ["ReadHistory", "Run", "is_rest_worth_it", "requests_for"]
 
 MOST_RUNS = 8
 # One window, plus 1/20 of the blocks read, may be wasted. A gap may be 1/20 of its piece.
 WASTE_SHARE = 20
 PATIENCE = 64  # blocks read elsewhere after which a run is over
+ENDLESS = 1 << 62
 ENOUGH = 2  # steps that make a pattern, from block to block or from piece to piece
 GOES_ON = 2  # a reader is assumed to go on for this many times as long as so far
 LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
@@ -36,6 +37,12 @@ def is_rest_worth_it(n_misses: int, n_missing: int, *, per_request: int) -> bool
     if n_requests <= 1:
         return n_requests == 1 and n_misses >= ENOUGH
     return n_misses >= LEAST and GOES_ON * n_misses >= n_requests
+
+
+def requests_for(blocks: Iterable[int], per_request: int) -> list[range]:
+    """Return the ranges to request for blocks in ascending order, each of at most `per_request` blocks."""
+    merged = merge(blocks, 1, size=ENDLESS, request_size=per_request)
+    return [range(request.start, request.stop) for request in merged]
 
 
 @dataclass(eq=False, slots=True)
@@ -199,6 +206,11 @@ class ReadHistory:
                 over.append(other)
         return over
 
+    def end_all(self) -> list[Run]:
+        """Return the runs, which are over, and begin anew."""
+        runs, self.runs, self.unread, self.takes_turns = self.runs, [], {}, False
+        return runs
+
     def end(self, run: Run, arriving: Container[int]) -> None:
         """Record that of the blocks requested ahead of a run, only those in `arriving` still come."""
         self.unread = {at: owner for at, owner in self.unread.items() if owner is not run or at in arriving}
@@ -226,6 +238,5 @@ class ReadHistory:
             at for blocks in (piece, *pieces) for at in blocks if at not in self.unread and is_missing(at)
         }
         self.unread.update(dict.fromkeys(wanted, run))
-        requests = merge(sorted(wanted), 1, size=n_blocks, request_size=per_request)
-        ranges = [range(blocks.start, blocks.stop) for blocks in requests]
+        ranges = requests_for(sorted(wanted), per_request)
         return ranges[::-1] if run.repeats and run.step < 0 else ranges
