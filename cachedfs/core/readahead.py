@@ -105,7 +105,7 @@ class Series:
         # The first range that was read of the latest object: `[start:stop]`.
         self.start: int | None = None
         self.stop: int | None = None
-        self.size: int | None = None  # of the latest object whose size is known
+        self.n_seen = self.n_bytes = 0  # objects whose size is known, and the sum of their sizes
         self.asks_all = False  # that is all of it
         self.is_whole = False  # the object before was read completely, even if `[start:stop]` is less
         self.sent: deque[Download] = deque(maxlen=MOST_KEPT)  # the latest requests for known objects
@@ -263,7 +263,7 @@ class Readahead:
         series.is_whole = series.asks_all
         if version is None:
             return
-        series.size = version.size
+        series.n_seen, series.n_bytes = series.n_seen + 1, series.n_bytes + version.size
 
         def is_coming(index: int) -> bool:
             # The request of an open file may cover more than its reader wants; `demand` is how far it reads.
@@ -341,7 +341,7 @@ class Readahead:
         """Request the objects that the history predicts; return their number."""
         config, engine = self._config, self._objects.engine
         # Nothing is known before the first object is received.
-        size = max(1, config.whole_request if series.size is None else series.size)
+        size = max(1, series.n_bytes // series.n_seen) if series.n_seen else config.whole_request
         exists = series.names.extents[0] is not None
         n = 0
         for place in series.reads.ahead(max(1, engine.window(config) // size)):

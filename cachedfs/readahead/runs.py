@@ -22,8 +22,9 @@ MOST_RUNS = 8
 WASTE_SHARE = 20
 PATIENCE = 64  # blocks read elsewhere after which a run is over
 ENDLESS = 1 << 62
+MAY_STEP, GOES_ON, STEPS = 1, 2, 3  # how a read follows the reads of a run
 ENOUGH = 2  # steps that make a pattern, from block to block or from piece to piece
-GOES_ON = 2  # a reader is assumed to go on for this many times as long as so far
+FUTURE = 2  # a reader is assumed to go on for this many times as long as so far
 LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
 
 
@@ -36,7 +37,7 @@ def is_rest_worth_it(n_misses: int, n_missing: int, *, per_request: int) -> bool
     n_requests = -(-n_missing // per_request)
     if n_requests <= 1:
         return n_requests == 1 and n_misses >= ENOUGH
-    return n_misses >= LEAST and GOES_ON * n_misses >= n_requests
+    return n_misses >= LEAST and FUTURE * n_misses >= n_requests
 
 
 def requests_for(blocks: Iterable[int], per_request: int) -> list[range]:
@@ -78,39 +79,34 @@ class Run:
         return range(max(0, start // self.block_size), max(0, stop))
 
     def follows(self, start: int) -> int:
-        """Return whether a read continues the piece or begins the next one: 2 if surely, 1 if perhaps, else 0."""
-        steps = self._steps_to(start)
-        is_sure = steps and self.repeats >= ENOUGH and start > self.stop
-        return 2 if is_sure or self._goes_on(start) else int(steps)
-
-    def advance(self, start: int, stop: int) -> int:
-        """Record a read that follows; return the number of further blocks."""
-        if (self.repeats >= ENOUGH and start > self.stop and self._steps_to(start)) or not self._goes_on(
-            start
-        ):
-            return self._take_step(start, stop)
-        before, self.stop = self.behind, max(self.stop, stop)
-        self.n_steps += self.behind > before
-        return self.behind - before
-
-    def _goes_on(self, start: int) -> bool:
-        """Return whether a read is at the end of the piece, a little before, or after a small gap."""
+        """Return how a read at `start` follows: STEPS, GOES_ON or MAY_STEP, the surest the highest; else 0."""
+        steps = self.repeats > 0 and abs(start - self.start - self.step) < self.block_size
+        if steps and self.repeats >= ENOUGH and start > self.stop:
+            return STEPS
+        # It goes on at the end of the piece, a little before, or after a small gap.
         first, begin, behind = start // self.block_size, self.start // self.block_size, self.behind
-        return max(begin, behind - 2) <= first and WASTE_SHARE * (first - behind) <= behind - begin
+        if max(begin, behind - 2) <= first and WASTE_SHARE * (first - behind) <= behind - begin:
+            return GOES_ON
+        return MAY_STEP if steps else 0
 
-    def _steps_to(self, start: int) -> bool:
-        return self.repeats > 0 and abs(start - self.start - self.step) < self.block_size
+    def go_on(self, stop: int) -> int:
+        """Record a read that continues the piece; return the number of further blocks."""
+        before, self.stop = self.behind, max(self.stop, stop)
+        n_read = self.behind - before
+        self.n_steps += n_read > 0
+        return n_read
 
-    def is_next_below(self, start: int) -> bool:
-        return start // self.block_size == self.start // self.block_size - 1
-
-    def _take_step(self, start: int, stop: int) -> int:
+    def take_step(self, start: int, stop: int) -> int:
+        """Record the first read of the next piece; return 1, the number of further blocks."""
         self.length = min(self.length, self.stop - self.start)
         if self.is_next_below(start):
             start -= start % self.block_size
         self.start, self.stop, self.n_steps, self.asked = start, stop, 0, 0
         self.repeats, self.n_ahead = self.repeats + 1, max(0, self.n_ahead - 1)
         return 1
+
+    def is_next_below(self, start: int) -> bool:
+        return start // self.block_size == self.start // self.block_size - 1
 
     def rest_of_piece(self, n_blocks: int, per_request: int, room: int) -> range:
         """Return the blocks to request of the current piece, of which `room` may be requested and unread."""
@@ -168,9 +164,10 @@ class ReadHistory:
             and self.runs[0].stop < left <= self.runs[0].behind * self.block_size
         ):
             self.runs[0].stop = left
-        run = max(self.runs, key=lambda each: each.follows(start), default=None)
-        if run is not None and run.follows(start):
-            n_read = run.advance(start, stop)
+        kinds = [run.follows(start) for run in self.runs]
+        if kind := max(kinds, default=0):
+            run = self.runs[kinds.index(kind)]
+            n_read = run.go_on(stop) if kind == GOES_ON else run.take_step(start, stop)
         else:
             run, n_read = self._begin(start, stop), 1
         for index in range(start // self.block_size, -(-stop // self.block_size)):
