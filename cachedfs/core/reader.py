@@ -382,13 +382,14 @@ class Reader:
 
     async def _missing(self, entry: Entry) -> CachedFSError:
         """Return the error for opening an absent object: a second request tells whether it is a folder."""
-        path = entry.path
-        try:
-            folder = await self.lookups.listings.is_folder(path)
-        except CachedFSError as error:
-            logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
-            folder = False
-        return self.objects.is_a_folder(path) if folder else self.objects.not_found(path, entry)
+        objects, path, info = self.objects, without_slash(entry.path), None
+        if not (objects.config.offline or objects.origin(path).by_parent):  # else it was looked up, not read
+            try:
+                info = (await self.lookups.ask(path)).info
+            except CachedFSError as error:
+                logger.debug("not looked up: %s", error)  # keep the first answer: there is no such object
+        is_folder = info is not None and info.kind == "directory"
+        return objects.is_a_folder(entry.path) if is_folder else objects.not_found(entry.path, entry)
 
 
 def _zeros(size: int) -> io.BytesIO:
