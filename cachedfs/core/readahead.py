@@ -106,7 +106,6 @@ class Series:
         self.start: int | None = None
         self.stop: int | None = None
         self.n_seen = self.n_bytes = 0  # objects whose size is known, and the sum of their sizes
-        self.asks_all = False  # that is all of it
         self.is_whole = False  # the object before was read completely, even if `[start:stop]` is less
         self.sent: deque[Download] = deque(maxlen=MOST_KEPT)  # the latest requests for known objects
 
@@ -251,7 +250,7 @@ class Readahead:
             return
         series, place = found
         series.reads.observe(place)
-        series.start, series.stop, series.asks_all = start, stop, not start and stop is None
+        series.start, series.stop = start, stop
         self._look_back(series)
         if not self._look_ahead(series):
             engine.speculation.pump()  # the request for `path` is no longer speculative, so its slot is free
@@ -260,7 +259,7 @@ class Readahead:
         """Record the size of the previous object, and whether all of it is cached or being fetched."""
         engine, before = self._objects.engine, series.reads.before
         version = None if before is None else self._object(series.names.path(before))
-        series.is_whole = series.asks_all
+        series.is_whole = not series.start and series.stop is None
         if version is None:
             return
         series.n_seen, series.n_bytes = series.n_seen + 1, series.n_bytes + version.size
@@ -377,11 +376,12 @@ class Readahead:
         if version is None:
             return () if download is None else (download,)
         per_request = step // version.block_size
+        sent: Iterable[Download] = (download,) if download is not None else ()
+        if download is None:
+            blocks = covering(clip(series.start, series.stop, version.size), version.block_size)
+            sent = self._downloads.launch_missing(version, blocks[:per_request], series.sent)
         if series.is_whole:
             n_blocks = -(-min(version.size, self._objects.engine.window(config)) // version.block_size)
-            blocks = range(per_request if series.asks_all else 0, n_blocks)
-            self._downloads.launch_speculative(version, requests_for(blocks, per_request), series.sent)
-        if download is not None:
-            return (download,)
-        blocks = covering(clip(series.start, series.stop, version.size), version.block_size)
-        return self._downloads.launch_missing(version, blocks[:per_request], series.sent)
+            missing = [index for index in range(n_blocks) if self._is_missing(version, index)]
+            self._downloads.launch_speculative(version, requests_for(missing, per_request), series.sent)
+        return sent
