@@ -171,13 +171,7 @@ class Readahead:
         # A read is reported twice if its block is stored, and released, before the reader takes the bytes.
         if history.n_touched > n_touched:
             history.n_earned += per_request
-        wanted = history.ahead(
-            n_blocks=version.n_blocks,
-            per_request=per_request,
-            most=most,
-            is_missing=partial(self._is_missing, version),
-        )
-        if wanted:
+        if wanted := history.ahead(version.n_blocks, per_request, most, partial(self._is_missing, version)):
             history.requested.update(chain(*wanted))
             self._downloads.launch_speculative(version, wanted, history.unread_requests())
 

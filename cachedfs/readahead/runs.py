@@ -123,13 +123,13 @@ class Run:
             stop -= (stop - start) % min(per_request, max(room, 1))
         return range(start, max(start, stop))
 
-    def next_pieces(self, n_blocks: int, per_request: int, room: int) -> list[range]:
-        """Return the blocks of the next pieces to request, at most `room` in all."""
+    def next_pieces(self, n_blocks: int, per_request: int, share: int, left: int) -> list[range]:
+        """Return the blocks of the next pieces to request: at most `left`, and `share` with those requested before."""
         pieces: list[range] = []
         if self.repeats < ENOUGH:
             return pieces
         size = max(1, len(self.piece(1)))
-        room -= self.n_ahead * size
+        room = min(share - self.n_ahead * size, left)
         # If pieces are adjacent, one request covers several.
         unit = max(1, per_request // size) if abs(self.step) < self.length + self.block_size else 1
         for number in range(self.n_ahead + 1, (unit << min(self.repeats - ENOUGH, 32)) + 1):
@@ -158,12 +158,9 @@ class ReadHistory:
 
         Reads inside the block read last need not be reported; `left` is then the position they reached.
         """
-        if (
-            left is not None
-            and self.runs
-            and self.runs[0].stop < left <= self.runs[0].behind * self.block_size
-        ):
-            self.runs[0].stop = left
+        latest = self.runs[0] if self.runs else None
+        if latest and left is not None and latest.stop < left <= latest.behind * self.block_size:
+            latest.stop = left
         kinds = [run.follows(start) for run in self.runs]
         if kind := max(kinds, default=0):
             run = self.runs[kinds.index(kind)]
@@ -204,8 +201,8 @@ class ReadHistory:
         return over
 
     def end_all(self) -> list[Run]:
-        """Return the runs, which are over, and begin anew."""
-        runs, self.runs, self.unread, self.takes_turns = self.runs, [], {}, False
+        """Return the runs, which are over, and start without any."""
+        runs, self.runs, self.unread, self.n_touched, self.takes_turns = self.runs, [], {}, 0, False
         return runs
 
     def end(self, run: Run, arriving: Container[int]) -> None:
@@ -213,7 +210,7 @@ class ReadHistory:
         self.unread = {at: owner for at, owner in self.unread.items() if owner is not run or at in arriving}
 
     def ahead(
-        self, *, n_blocks: int, per_request: int, most: int, is_missing: Callable[[int], bool]
+        self, n_blocks: int, per_request: int, most: int, is_missing: Callable[[int], bool]
     ) -> list[range]:
         """Return the ranges of blocks to request now, each of at most `per_request` blocks.
 
@@ -229,7 +226,8 @@ class ReadHistory:
         n_asked = max(0, run.asked - run.behind)
         piece = run.rest_of_piece(n_blocks, per_request, min(share, left + n_asked))
         run.asked = max(run.asked, piece.stop)
-        pieces = run.next_pieces(n_blocks, per_request, min(share - n_asked, left) - len(piece))
+        n_new = len(piece)
+        pieces = run.next_pieces(n_blocks, per_request, share - n_asked - n_new, left - n_new)
         run.n_ahead += len(pieces)
         wanted = {
             at for blocks in (piece, *pieces) for at in blocks if at not in self.unread and is_missing(at)
