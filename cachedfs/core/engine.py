@@ -82,7 +82,7 @@ class Engine(event_log.CounterSource):
         self.cache.call_now_and_then(self.publish)
         self._origins: dict[str, Origin] = {}
         self._entries: dict[str, OrderedDict[str, Any]] = {}
-        # By digest of a version: see `ObjectHistories`. The latest is last.
+        # By digest of a version: see `ObjectHistory`. The latest is last.
         self.histories: OrderedDict[str, Any] = OrderedDict()
         self.users: WeakSet[Any] = WeakSet()  # those whose `engine_closed` is called once this one is closed
         self._quota_meters: dict[str, QuotaMeter] = {}
