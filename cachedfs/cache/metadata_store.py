@@ -334,6 +334,8 @@ class MetadataStore:
         if now is not before:
             self.shared.release_unwritable(now, change(now))
 
+    slots_of = staticmethod(slots_of)
+
     def counter_at(self, slots: tuple[int, ...]) -> int:
         """Return the change counter stored in these slots, which `slots_of` returns."""
         try:
