@@ -107,7 +107,9 @@ class CacheIndex:
         self._pid = os.getpid()
         self._idle: list[IndexRows] = []  # connections for reading that no thread uses
         self._writer: IndexRows | None = None
-        self._turn: dict[str, tuple[int, object]] = {}  # the thread that writes, and its token
+        # A token for each caller that writes or is about to, with its thread; the first has the turn. Python notices an
+        # interrupt after a call, so what is released by one call is never left held.
+        self._writing: dict[object, int] = {}
         self._broken_inode = 0  # of the file found damaged: the next writer replaces it
         self.wal_pages = 256
         self._writes = itertools.count(1)
@@ -136,25 +138,27 @@ class CacheIndex:
             rows = self._closed_if_damaged(rows, error)
             raise
         finally:
-            if rows is not None:
-                self._idle.append(rows)
-                self._close_idle(_IDLE_READERS)
-            _IN_USE.pop(token, None)
+            try:
+                if rows is not None:
+                    self._idle.append(rows)
+                    self._close_idle(_IDLE_READERS)
+            finally:
+                _IN_USE.pop(token, None)
 
     @contextlib.contextmanager
     def writing(self, root_seen: object = None) -> Iterator[IndexRows]:
-        """Provide the write connection in one transaction, rolled back on exceptions. Raises sqlite3.Error, OSError.
-
-        `root_seen` is the state of the folder of the index: while it is the same, the index was not replaced.
-        """
-        token = threading.get_ident(), object()
+        """Provide the write connection in one transaction, rolled back on exceptions. Raises sqlite3.Error, OSError."""
+        token, thread = object(), threading.get_ident()
         try:
-            _IN_USE[token] = token[0]
+            _IN_USE[token] = thread
             if _FORKING or self._pid != os.getpid():
                 self._wait_for_fork(token)
-            if self._turn.setdefault("", token) is not token:
+            self._writing[token] = thread
+            if len(self._writing) > 1:
                 self._wait_for_turn(token)
-            rows = self._writer
+            rows = (
+                self._writer
+            )  # while the state of its folder, `root_seen`, is the same, the index was not replaced
             is_sure = root_seen is not None and not self._broken_inode
             if rows is None or not is_sure or rows.root_seen != root_seen or rows.sqlite.in_transaction:
                 rows = self._current_writer(root_seen)
@@ -178,9 +182,10 @@ class CacheIndex:
                 self._undo(rows, error)
                 raise
         finally:
-            if self._turn.get("") is token:
-                del self._turn[""]
-            _IN_USE.pop(token, None)
+            try:
+                self._writing.pop(token, None)
+            finally:
+                _IN_USE.pop(token, None)
 
     def is_damaged(self) -> bool:
         """Return whether the file at the path was found damaged; the next writer replaces it."""
@@ -201,14 +206,14 @@ class CacheIndex:
     def close(self) -> None:
         """Close the connections that are not in use."""
         self._close_idle(0)
-        token = threading.get_ident(), object()
+        token = object()
         try:
-            if self._turn.setdefault("", token) is token and self._writer is not None:
+            self._writing[token] = threading.get_ident()
+            if len(self._writing) == 1 and self._writer is not None:
                 self._writer.sqlite.close()
                 self._writer = None
         finally:
-            if self._turn.get("") is token:
-                del self._turn[""]
+            self._writing.pop(token, None)
 
     def _close_idle(self, n_kept: int) -> None:
         while len(self._idle) > n_kept:
@@ -224,7 +229,7 @@ class CacheIndex:
             if rows is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.sqlite))
         self._idle.clear()
-        self._turn.clear()
+        self._writing.clear()
         self._writer, self._pid = None, os.getpid()
 
     def _wait_for_fork(self, token: object) -> None:
@@ -237,17 +242,21 @@ class CacheIndex:
         if self._pid != os.getpid():
             self.release_inherited()
 
-    def _wait_for_turn(self, token: tuple[int, object]) -> None:
+    def _wait_for_turn(self, token: object) -> None:
         """Wait until no other thread writes. Raises OperationalError where that could take forever.
 
         The garbage collector runs destructors in any thread, between any two lines. A destructor that closes a file may
         use the index, and may wait for other threads. So no thread waits for itself, and others wait for some time only.
         """
-        deadline = time.monotonic() + _TURN_WAIT_S
-        while (holder := self._turn.setdefault("", token)) is not token:
-            if holder[0] == token[0] or time.monotonic() > deadline:
+        me, deadline = threading.get_ident(), time.monotonic() + _TURN_WAIT_S
+        first, *_ = self._writing
+        while first is not token:
+            del self._writing[token]  # in a wait, other callers of this thread may take the turn
+            if self._writing.get(first) == me or time.monotonic() > deadline:
                 raise sqlite3.OperationalError("this process is in the middle of writing the index")
             time.sleep(_PAUSE_S / 5)
+            self._writing[token] = me
+            first, *_ = self._writing
 
     def _current(self, rows: IndexRows | None, wait_s: float) -> IndexRows:
         """Return a connection to the file that is at the path now."""
