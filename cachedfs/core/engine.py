@@ -48,6 +48,7 @@ WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 PUBLISH_S = 1.0  # between two additions to the statistics of all processes
+_EXITING = "the process is exiting: the read was canceled"
 COUNTED = Counted._fields[:-1]
 
 
@@ -90,6 +91,9 @@ class Engine(event_log.CounterSource):
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
         # Tasks that this engine owns until they end, by their coroutines. Event loop thread only.
         self._tasks: dict[Coroutine[Any, Any, Any], asyncio.Task[Any]] = {}
+        # Of each coroutine that another thread or loop waits for: what is called with its task, or with None if the loop
+        # has closed before it ended.
+        self._callers: dict[Coroutine[Any, Any, Any], Callable[[asyncio.Task[Any] | None], object]] = {}
         self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread: threading.Thread | None = (
@@ -113,7 +117,7 @@ class Engine(event_log.CounterSource):
         loop = asyncio.new_event_loop()
         self._workers = DaemonThreadPool(WORKERS, "cachedfs-work")
         loop.set_default_executor(self._workers)
-        self.thread = threading.Thread(target=_run, args=(loop,), name="cachedfs-io", daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(loop,), name="cachedfs-io", daemon=True)
         try:
             self.thread.start()
         except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
@@ -126,26 +130,30 @@ class Engine(event_log.CounterSource):
 
         An interrupt cancels it.
         """
-        ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
+        ended: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()
         try:
             if threading.current_thread() is self.thread:
                 raise RuntimeError(
                     "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
                 )
-            (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended.put)
-            task = None
-            while (
-                task is None
-            ):  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
+            self._callers[coroutine] = ended.put
+            if not ((self._loop or self.loop) and self.call_soon(self.spawn, coroutine, ended.put)):
+                ended.put(None)
+            while True:  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
                 with contextlib.suppress(Empty):
                     task = ended.get(timeout=LOOK_S)
+                    break
+            if task is None:
+                raise OriginUnavailable(_EXITING)
         except BaseException:  # usually KeyboardInterrupt
             self._cancel_soon(coroutine)
             raise
+        finally:
+            self._callers.pop(coroutine, None)
         try:
             return task.result()
         except asyncio.CancelledError:
-            raise OriginUnavailable("the process is exiting: the read was canceled") from None
+            raise OriginUnavailable(_EXITING) from None
         finally:
             del task  # its error refers to this frame
 
@@ -157,18 +165,24 @@ class Engine(event_log.CounterSource):
         caller = asyncio.get_running_loop()
         if caller is self._loop:
             return await coroutine
-        ended: asyncio.Future[asyncio.Task[T]] = caller.create_future()
+        ended: asyncio.Future[asyncio.Task[T] | None] = caller.create_future()
 
-        def answer(task: asyncio.Task[T]) -> None:
+        def answer(task: asyncio.Task[T] | None) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
                 caller.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
 
         try:
-            self.loop.call_soon_threadsafe(self.spawn, coroutine, answer)
+            self._callers[coroutine] = answer
+            if not ((self._loop or self.loop) and self.call_soon(self.spawn, coroutine, answer)):
+                answer(None)
             task = await ended
+            if task is None:
+                raise OriginUnavailable(_EXITING)
         except BaseException:  # usually CancelledError
             self._cancel_soon(coroutine)
             raise
+        finally:
+            self._callers.pop(coroutine, None)
         return task.result()
 
     def spawn(
@@ -422,13 +436,17 @@ class Engine(event_log.CounterSource):
             with contextlib.suppress(Exception):  # the other origins must still be closed
                 await origin.aclose()
 
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the event loop in its thread, then close it, and answer those who still wait.
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop in this thread, then close it.
-
-    `_end_loop` waits only one second for its end, so it cannot close it.
-    """
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+        `_end_loop` waits only one second for its end, so it cannot close it.
+        """
+        with self._loop_lock:  # after an interrupt of its start, it is not used
+            is_used = self._loop is loop
+        try:
+            if is_used:
+                loop.run_forever()
+        finally:
+            loop.close()
+            for answer in list(self._callers.values()) if is_used else ():
+                answer(None)

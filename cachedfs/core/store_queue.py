@@ -95,7 +95,8 @@ class StoreQueue:
             self._queue.put(_Item(blocks, records, then))
             if self._thread is None:
                 self._start()
-        if self._thread is None:
+            is_possible = self._thread is not None
+        if not is_possible:
             self._remove_all()
 
     def drain(self, timeout_s: float = DRAIN_S) -> bool:
@@ -103,7 +104,8 @@ class StoreQueue:
 
         Return False if that takes longer than `timeout_s` seconds.
         """
-        if self._thread is None or not self._thread.is_alive():
+        thread = self._thread
+        if thread is None or not thread.is_alive():
             return True
         stored: SimpleQueue[None] = SimpleQueue()
         self.put(then=partial(stored.put, None))
@@ -138,7 +140,8 @@ class StoreQueue:
         self._store(items, is_possible=False)
 
     def _run(self) -> None:
-        is_open = True
+        with self._lock:  # after an interrupt of its start, another thread is used
+            is_open = is_used = self._thread is threading.current_thread()
         while is_open and (item := self._queue.get()) is not None:
             if item.then is None and self.queued_bytes < BATCH_BYTES:
                 time.sleep(GATHER_S)
@@ -152,6 +155,11 @@ class StoreQueue:
             self._store(items)
             is_open = item is not None
             del item, items  # their bytes would stay in memory until the next ones come
+        if is_used:
+            with self._lock:
+                self._thread = None
+            if not self._queue.empty():  # what was added after `close`
+                self.put()
 
     def _store(self, items: Sequence[_Item], *, is_possible: bool = True) -> None:
         if is_possible:

@@ -3,6 +3,8 @@
 import asyncio
 import contextvars
 import threading
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
@@ -126,10 +128,10 @@ def test_a_call_to_an_engine_that_is_closed_fails_and_leaves_no_coroutine_behind
     async def never():
         raise AssertionError
 
-    assert engine.loop.is_running()
+    engine.run(asyncio.sleep(0))
     engine.close()
     coroutine = never()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(OriginUnavailable, match="exiting"):
         call(coroutine)
     assert coroutine.cr_frame is None
 
@@ -146,3 +148,84 @@ def test_a_thread_that_cannot_start_is_an_error_and_leaves_no_coroutine_behind(e
     with pytest.raises(OriginUnavailable, match="can't start new thread"):
         call(coroutine)
     assert coroutine.cr_frame is None
+
+
+def test_a_call_that_comes_between_the_last_step_of_the_loop_and_its_end_is_an_error(
+    engine, call, monkeypatch
+):
+    loop, found, handed, call_soon = engine.loop, [], threading.Event(), engine.call_soon
+
+    async def never():
+        found.append("it ran")
+
+    def late():
+        with pytest.raises(OriginUnavailable, match="exiting"):
+            call(never())
+        found.append("an error")
+
+    def handing(*args):
+        result = call_soon(*args)
+        if threading.current_thread() is thread:
+            handed.set()
+        return result
+
+    def close():
+        thread.start()
+        assert handed.wait(60)
+        type(loop).close(loop)
+
+    thread = threading.Thread(target=late)
+    monkeypatch.setattr(engine, "call_soon", handing)
+    monkeypatch.setattr(loop, "close", close)
+    engine.close()
+    thread.join(60)
+    assert found == ["an error"]
+
+
+def interrupt_after_start(monkeypatch, name):
+    """Interrupt the next start of a thread of this name, once it runs; return a list that will have the thread."""
+    start, interrupted = threading.Thread.start, []
+
+    def started(thread):
+        start(thread)
+        if thread.name == name:
+            monkeypatch.setattr(threading.Thread, "start", start)
+            interrupted.append(thread)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    return interrupted
+
+
+def test_ctrl_c_in_the_start_of_the_loop_leaves_no_second_one(engine, call, monkeypatch):
+    async def thread():
+        return threading.current_thread()
+
+    interrupted = interrupt_after_start(monkeypatch, "cachedfs-io")
+    with pytest.raises(KeyboardInterrupt):
+        call(thread())
+    assert call(thread()) is engine.thread
+    interrupted[0].join(60)
+    assert not interrupted[0].is_alive()
+
+
+def test_ctrl_c_in_the_start_of_the_writer_leaves_no_second_one(engine, monkeypatch):
+    interrupted, ran = interrupt_after_start(monkeypatch, "cachedfs-write"), []
+    with pytest.raises(KeyboardInterrupt):
+        engine.store_queue.put(then=lambda: ran.append(1))
+    engine.store_queue.put(then=lambda: ran.append(threading.current_thread()))
+    assert engine.drain(60)
+    interrupted[0].join(60)
+    assert not interrupted[0].is_alive()
+    assert ran[0] == 1
+    assert ran[1] is not interrupted[0]
+
+
+def test_what_is_added_to_a_closed_store_queue_is_stored(engine):
+    queue, added = engine.store_queue, SimpleQueue()
+    queue.put(then=lambda: (queue.close(), queue.put(then=partial(added.put, 1))))
+    assert added.get(timeout=60) == 1
+    queue.close()
+    until(lambda: queue._thread is None)
+    queue.put(then=partial(added.put, 2))
+    assert added.get(timeout=60) == 2
