@@ -48,6 +48,7 @@ WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 PUBLISH_S = 1.0  # between two additions to the statistics of all processes
+DEADLOCK = "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
 COUNTED = Counted._fields[:-1]
 
 
@@ -129,9 +130,7 @@ class Engine(event_log.CounterSource):
         ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
             if threading.current_thread() is self.thread:
-                raise RuntimeError(
-                    "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
-                )
+                raise RuntimeError(DEADLOCK)
             (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended.put)
             task = None
             while (
