@@ -19,7 +19,6 @@ from cachedfs.config import parse_size
 from cachedfs.core.engine import Engine
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError
-from cachedfs.prefetch.items import items_of
 from cachedfs.prefetch.plan import PrefetchPlan
 from cachedfs.prefetch.progress import Progress
 
@@ -45,7 +44,7 @@ class Prefetch:
 
     def __init__(self, engine: Engine, plan: PrefetchPlan) -> None:
         self._engine, self._plan, self._pid = engine, plan, os.getpid()
-        finalizer = weakref.finalize(self, _give_up, engine, plan, self._pid)
+        finalizer = weakref.finalize(self, _cancel, engine, plan, self._pid)
         finalizer.atexit = False  # there the engine ends the plan
         # The failure of a plan has the frames of those who waited for it, and they have this handle.
         plan.ended.add_done_callback(lambda _: finalizer.detach())
@@ -198,7 +197,7 @@ def begin(
     _ = engine.loop  # starts the event loop thread
     plan = PrefetchPlan(
         reader,
-        items=lambda changed: items_of(items, changed=changed),
+        items,
         window=_window(window),
         strip=strip,
         glob=glob,
@@ -231,7 +230,7 @@ class _BytesReport:
             self._callback.absolute_update(value)
 
 
-def _give_up(engine: Engine, plan: PrefetchPlan, pid: int) -> None:
+def _cancel(engine: Engine, plan: PrefetchPlan, pid: int) -> None:
     """Cancel the plan of a garbage-collected handle, from any thread; do nothing in a forked child."""
     if pid == os.getpid():
         engine.call_soon(plan.cancel)
