@@ -15,9 +15,8 @@ from cachedfs.common.urls import is_pattern
 from cachedfs.core.reader import Reader
 from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError
-from cachedfs.prefetch.belady import Use
+from cachedfs.prefetch.belady import Belady, Use
 from cachedfs.prefetch.items import PrefetchItems
-from cachedfs.prefetch.progress import ProgressCounts
 from cachedfs.prefetch.requests import PlanRequests, Spawn
 
 __all__ = ["Glob", "ObjectStream", "PrefetchObject"]
@@ -79,7 +78,7 @@ class ObjectStream:
         reader: Reader,
         items: PrefetchItems,
         requests: PlanRequests,
-        counts: ProgressCounts,
+        uses: Belady,
         *,
         spawn: Spawn,
         strip: Callable[[str], str],
@@ -91,9 +90,12 @@ class ObjectStream:
             items,
             requests,
         )
-        self._counts, self._spawn, self._strip, self._glob = counts, spawn, strip, glob
+        self._counts, self._uses, self._spawn = requests.counts, uses, spawn
+        self._strip, self._glob = strip, glob
         self._position = 0  # of the next object
         self.ahead: deque[PrefetchObject] = deque()  # returned by `look_ahead`; the plan takes them from here
+        # Objects to come whose version is not known, by path.
+        self._unknown: dict[str, list[PrefetchObject]] = {}
         self._children: deque[ObjectInfo] = deque()  # objects of an expanded folder that come next
         # Folders being listed, in order; their objects follow `_children`.
         self._folders: deque[tuple[str, asyncio.Task[list[ObjectInfo]]]] = deque()
@@ -118,7 +120,31 @@ class ObjectStream:
                 self.error = error
         if found is not None:
             self.ahead.append(found)
+            self._add(found)
         return found
+
+    def _add(self, obj: PrefetchObject) -> None:
+        """Add the uses of an object, after those of earlier objects that waited for its version; or let it wait."""
+        waiting = self._unknown.pop(obj.path, [])
+        if obj.version is None:
+            self._unknown[obj.path] = [*waiting, obj]
+            return
+        for each in dict.fromkeys([*waiting, obj]):
+            if each.version is None:
+                each.begin(obj.version)
+            self._uses.add(map(each.use, each.wanted))
+
+    def set_version(self, obj: PrefetchObject, version: Version | None) -> None:
+        """Set the current version of an object, and its blocks to fetch. None: it is not known."""
+        if obj.version != version:
+            self._uses.remove(map(obj.use, obj.wanted))
+            obj.version, obj.wanted, obj.left = None, range(0), range(0)
+            if version is not None:
+                obj.begin(version)
+                self._add(obj)
+        if version is not None and obj.listed_size != obj.wanted_size:
+            self._counts.replace([obj.listed_size], [obj.wanted_size])
+            obj.listed_size = obj.wanted_size
 
     def _next(self) -> PrefetchObject | None:
         if self._folders:

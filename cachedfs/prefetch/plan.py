@@ -69,17 +69,16 @@ class PrefetchPlan:
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = self._is_ending = False
         self._is_held = False  # the readers have to read before more is requested
-        self._items = PrefetchItems(items, lambda: self._engine.call_soon(self._changed.set))
-        self._requests = PlanRequests(reader, self.counts, self._spawn, self._changed.set)
-        self._stream = ObjectStream(
-            reader, self._items, self._requests, self.counts, spawn=self._spawn, strip=strip, glob=glob
-        )
         self._window = math.inf if window is None else window
         self._clock, _ = self._engine.cache.reads_since(0, self._objects.config.bounds)
-        self._uses = self._belady(math.inf)
+        self._items = PrefetchItems(items, lambda: self._engine.call_soon(self._changed.set))
+        self._requests = PlanRequests(reader, self.counts, self._spawn, self._changed.set)
+        has, is_in_memory = self._engine.cache.has, self._requests.download
+        self._uses = Belady(window=self._window, reads=self._reads, has=has, is_in_memory=is_in_memory)
+        self._stream = ObjectStream(
+            reader, self._items, self._requests, self._uses, spawn=self._spawn, strip=strip, glob=glob
+        )
         self._open: set[PrefetchObject] = set()  # objects with tasks
-        # Objects to come whose version is not known, by path.
-        self._unknown: dict[str, list[PrefetchObject]] = {}
         # Objects of which not all was asked for, by position: the current one, and those looked up meanwhile.
         self._to_ask: list[tuple[float, PrefetchObject]] = []
 
@@ -121,7 +120,6 @@ class PrefetchPlan:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._requests.cancel()  # now that no task of the plan waits for its requests
         self._end(failure)
 
     async def _begin(self) -> None:
@@ -134,12 +132,8 @@ class PrefetchPlan:
             room = await asyncio.to_thread(cache.room, self._objects.config.bounds)
         if room < self._objects.config.block_size:
             raise cannot_store(cache)
-        self._uses = self._belady(room)
+        self._uses.fit(room)
         self._engine.store_queue.plans.append(self._uses.store)
-
-    def _belady(self, capacity: float) -> Belady:
-        has, is_in_memory = self._engine.cache.has, self._requests.download
-        return Belady(capacity, window=self._window, reads=self._reads, has=has, is_in_memory=is_in_memory)
 
     def _reads(self) -> Sequence[int]:
         """Return the blocks that any process read since the last call."""
@@ -155,7 +149,7 @@ class PrefetchPlan:
                 failure = OriginUnavailable("the process is exiting: the prefetch was canceled")
         self.failure = failure
         self._items.close()
-        self._requests.close()
+        self._requests.cancel()  # now that no task of the plan waits for its requests
         self._open.clear()
         self.counts.end(state)
         self.ended.set_result(None)
@@ -220,23 +214,9 @@ class PrefetchPlan:
         for _ in range(AHEAD_AT_ONCE):
             if uses.room <= 0 or (len(stream.ahead) >= NEAR and not uses.is_tight):
                 return
-            if (obj := stream.look_ahead()) is None:
-                return
-            self._add(obj)
-            if obj.version is None:
+            if (obj := stream.look_ahead()) is None or obj.version is None:
                 return  # not more than one lookup in the cache in vain before other tasks run
         self._changed.set()
-
-    def _add(self, obj: PrefetchObject) -> None:
-        """Add the uses of an object, after those of earlier objects that waited for its version; or let it wait."""
-        waiting = self._unknown.pop(obj.path, [])
-        if obj.version is None:
-            self._unknown[obj.path] = [*waiting, obj]
-            return
-        for each in dict.fromkeys([*waiting, obj]):
-            if each.version is None:
-                each.begin(obj.version)
-            self._uses.add(map(each.use, each.wanted))
 
     # Ask for blocks.
 
@@ -266,7 +246,7 @@ class PrefetchPlan:
             return False
         obj = ahead.popleft()
         entry = self._objects.fresh(obj.path)
-        self._set_version(obj, None if entry is None else self._objects.version(entry))
+        self._stream.set_version(obj, None if entry is None else self._objects.version(entry))
         heappush(self._to_ask, (obj.position, obj))
         return True
 
@@ -298,7 +278,7 @@ class PrefetchPlan:
             obj.left = obj.left[1:]
         else:
             return True
-        run = self._next_run(obj)
+        run = self._requests.next_run(version, obj.left)
         n = uses.ask([obj.use(index) for index in run])
         obj.left = obj.left[n:]
         if n:
@@ -314,16 +294,6 @@ class PrefetchPlan:
             return False
         is_coming = self._requests.is_coming(use.version, use.block)
         return is_coming or self._uses.is_tight or self._window < math.inf
-
-    def _next_run(self, obj: PrefetchObject) -> range:
-        """Return the next blocks that one request brings: an active one, or one to be sent."""
-        most = max(1, self._objects.config.whole_request // obj.begun.block_size)
-        run, download = obj.left[:most], self._requests.download(obj.begun, obj.left[0])
-        for n, index in enumerate(run[1:], start=1):
-            is_other = self._requests.download(obj.begun, index) is not download
-            if is_other or self._engine.cache.has(obj.begun, index):
-                return run[:n]
-        return run
 
     # One object.
 
@@ -384,22 +354,10 @@ class PrefetchPlan:
             obj.is_over = True
             self._stream.enter(obj.path)
         elif (version := objects.version(entry)) is not None:
-            self._set_version(obj, version)
+            self._stream.set_version(obj, version)
             self._ask_again(obj)
         else:
             raise objects.uncached(obj.path, entry.info)
-
-    def _set_version(self, obj: PrefetchObject, version: Version | None) -> None:
-        """Set the current version of an object, and its blocks to fetch. None: it is not known."""
-        if obj.version != version:
-            self._uses.remove(map(obj.use, obj.wanted))
-            obj.version, obj.wanted, obj.left = None, range(0), range(0)
-            if version is not None:
-                obj.begin(version)
-                self._add(obj)
-        if version is not None and obj.listed_size != obj.wanted_size:
-            self.counts.replace([obj.listed_size], [obj.wanted_size])
-            obj.listed_size = obj.wanted_size
 
     def _ask_again(self, obj: PrefetchObject) -> None:
         """Ask for the blocks of an object, before those of later ones."""
@@ -409,7 +367,7 @@ class PrefetchPlan:
 
     def _failed(self, obj: PrefetchObject, error: CachedFSError) -> None:
         """Look an object up again if it was replaced, or count it as failed."""
-        self._set_version(obj, None)
+        self._stream.set_version(obj, None)
         obj.n_tries += 1
         if isinstance(error, ObjectChanged | ChecksumMismatch) and obj.n_tries < TRIES:
             self._objects.expire(obj.path)

@@ -51,7 +51,9 @@ class PlanRequests:
         self, reader: Reader, counts: ProgressCounts, spawn: Spawn, changed: Callable[[], object]
     ) -> None:
         self._reader, self._objects, self._engine = reader, reader.objects, reader.objects.engine
-        self._counts, self._spawn, self._changed = counts, spawn, changed
+        self.counts, self._spawn, self._changed = counts, spawn, changed
+        config = reader.objects.config
+        self._per_request = max(1, config.whole_request // config.block_size)  # blocks
         self.error: Exception | None = None
         self.queued: set[float] = set()  # positions of requests to be sent
         # The plan's requests until their blocks are stored, oldest first, each with its path.
@@ -71,9 +73,7 @@ class PlanRequests:
         for download in self.active:
             if not download.done and download.version is not None:
                 download.cancel()
-
-    def close(self) -> None:
-        self._counts.fetched += self.n_coming
+        self.counts.fetched += self.n_coming
         self.active = {}
 
     # Look objects up, and have blocks cached.
@@ -113,6 +113,14 @@ class PlanRequests:
         """Return whether a block is cached, or a request brings it. From any thread."""
         return bool(self.download(version, index)) or self._engine.cache.has(version, index)
 
+    def next_run(self, version: Version, left: range) -> range:
+        """Return the first of these blocks that one request brings: an active one, or one to be sent."""
+        run, download = left[: self._per_request], self.download(version, left[0])
+        for n, index in enumerate(run[1:], start=1):
+            if self.download(version, index) is not download or self._engine.cache.has(version, index):
+                return run[:n]
+        return run
+
     async def bring(self, version: Version, run: range, position: float) -> int:
         """Wait for adjacent blocks, or request them if nothing brings the first; return how many have arrived."""
         stops = [block_range(index, version.block_size, version.size).stop for index in run]
@@ -148,7 +156,7 @@ class PlanRequests:
     def _count_sent(self, path: str, sent: Iterable[Download]) -> list[Download]:
         """Count the requests that are the plan's; return them."""
         ours = [each for each in sent if each.is_speculative and each.version and each not in self.active]
-        self._counts.n_requests += len(ours)
+        self.counts.n_requests += len(ours)
         self.active.update(dict.fromkeys(ours, path))
         return ours
 
@@ -181,7 +189,7 @@ class PlanRequests:
         """Remove requests whose blocks are stored, or failed to be. Raises CacheError when nothing can be stored."""
         for download, path in [each for each in self.active.items() if each[0].is_finished]:
             del self.active[download]
-            self._counts.fetched += download.filled - download.start
+            self.counts.fetched += download.filled - download.start
             if download.is_storable or path in self._unstored:
                 continue
             if self._engine.cache.cannot_store is not None:
@@ -191,7 +199,7 @@ class PlanRequests:
                 f"{self._objects.url(path)}: some of it came and could not be stored, as the cache could store "
                 "nothing for a while; prefetch it again"
             )
-            self._counts.failed(path, error)
+            self.counts.failed(path, error)
 
     # Failures.
 
@@ -210,7 +218,7 @@ class PlanRequests:
 
     def failed(self, path: str, error: CachedFSError) -> None:
         """Count a failure; end the plan after too many consecutive ones that are not specific to one object."""
-        self._counts.failed(path, error)
+        self.counts.failed(path, error)
         is_general = isinstance(error, OriginUnavailable | QuotaExceeded) and not self._objects.config.offline
         self._n_in_a_row += is_general and not isinstance(error, ChecksumMismatch)
         if self._n_in_a_row >= MOST_IN_A_ROW:
