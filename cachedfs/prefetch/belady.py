@@ -195,11 +195,10 @@ class Belady:
     def look(self) -> bool:
         """Follow the readers; return whether they came further."""
         with self._lock:
-            before = self.reader
-            self._follow()
-            return self.reader > before
+            return self._follow()
 
-    def _follow(self) -> None:
+    def _follow(self) -> bool:
+        before = self.reader
         for number in self._reads():
             if (block := self._blocks.get(number)) is None:
                 self._early = self._early if len(self._early) < RECENT else set()
@@ -208,6 +207,7 @@ class Belady:
                 if block.uses[0] > self.reader:
                     self._early.clear()
                 self._read(block, block.uses[0])
+        return self.reader > before
 
     def _is_next_use(self, block: _Block) -> bool:
         """Return whether a read is the next use of a block, and not another read of its last one.
@@ -278,25 +278,24 @@ class Belady:
         First what nobody needs, then what stays for the furthest use, as long as the plan has more than its limit. To
         store a block again, the plan evicts its own blocks in any case, and has no more than these from then on.
         """
-        while True:
-            with self._lock:
-                victim = self._next_victim(is_again=is_again)
-            if victim is None:
-                return
+        while (victim := self._next_victim(is_again=is_again)) is not None:
             yield victim.version.block(victim.index)
 
     def _next_victim(self, *, is_again: bool) -> _Block | None:
-        while (is_over := self._used > self._limit) or is_again:
-            by_order = chain(self._spare, (block for _, block in reversed(self._staying)))
-            idle = (
-                each for each in by_order if not (each.n_asked or self._in_memory(each.version, each.index))
-            )
-            if (block := next(idle, None)) is None:
-                return None
-            was_held, is_cached = block.place == STAYS, self._has(block.version, block.index)
-            self._evicted(block, is_lower=not is_over or (was_held and not is_cached))
-            if is_cached:
-                return block
+        with self._lock:
+            while (is_over := self._used > self._limit) or is_again:
+                by_order = chain(self._spare, (block for _, block in reversed(self._staying)))
+                idle = (
+                    each
+                    for each in by_order
+                    if not (each.n_asked or self._in_memory(each.version, each.index))
+                )
+                if (block := next(idle, None)) is None:
+                    break
+                was_held, is_cached = block.place == STAYS, self._has(block.version, block.index)
+                self._evicted(block, is_lower=not is_over or (was_held and not is_cached))
+                if is_cached:
+                    return block
         return None
 
     def _evicted(self, block: _Block, *, is_lower: bool = True) -> None:

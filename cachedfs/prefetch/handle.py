@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -195,14 +196,8 @@ def begin(
     """Start a prefetch plan and return its handle. `fs.prefetch` documents the parameters."""
     engine = reader.objects.engine
     _ = engine.loop  # starts the event loop thread
-    plan = PrefetchPlan(
-        reader,
-        items,
-        window=_window(window),
-        strip=strip,
-        glob=glob,
-        report=_BytesReport(callback),
-    )
+    report = partial(_report, callback)
+    plan = PrefetchPlan(reader, items, window=_window(window), strip=strip, glob=glob, report=report)
     engine.call_soon(plan.start)
     return Prefetch(engine, plan)
 
@@ -214,20 +209,12 @@ def _window(value: Any) -> int | None:
     return size
 
 
-class _BytesReport:
+def _report(callback: Any, value: int, size: int | None) -> None:
     """Report bytes to an fsspec callback, as `get` does."""
-
-    def __init__(self, callback: Any) -> None:
-        self._callback, self._value = callback, 0
-        self._size: int | None = None
-
-    def __call__(self, value: int, size: int | None) -> None:
-        if size != self._size:
-            self._size = size
-            self._callback.set_size(size)
-        if value != self._value:
-            self._value = value
-            self._callback.absolute_update(value)
+    if size != callback.size:
+        callback.set_size(size)
+    if value != callback.value:
+        callback.absolute_update(value)
 
 
 def _cancel(engine: Engine, plan: PrefetchPlan, pid: int) -> None:
