@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
     FeedPosition,
@@ -22,7 +23,6 @@ from cachedfs.cache.index.metadata_records import (
 from cachedfs.cache.index.metadata_rows import Sweep
 from cachedfs.cache.index.schema import Totals
 from cachedfs.cache.shared_files import SharedFiles
-from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.clock import boot_number, clock
 from cachedfs.common.types import Change, Changes, ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
@@ -87,7 +87,7 @@ class MetadataStore:
     A query returns None if the index cannot be read. A failed store raises CacheError.
     """
 
-    def __init__(self, own: WritableDirectory, shared: SharedFiles) -> None:
+    def __init__(self, own: CacheDirectory, shared: SharedFiles) -> None:
         self._own = own
         self.shared = shared
         self._sweep = Sweep()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cachedfs.cache.writable_directory import WritableDirectory
+from cachedfs.cache.directory import CacheDirectory
 
 __all__ = ["QuotaStore"]
 
@@ -12,7 +12,7 @@ __all__ = ["QuotaStore"]
 class QuotaStore:
     """Units and bytes by the identity of an account and by day ("2026-11-25"), in the SQLite index."""
 
-    def __init__(self, own: WritableDirectory) -> None:
+    def __init__(self, own: CacheDirectory) -> None:
         self._own = own
 
     def add(self, identity: str, day: str, units: int, n_bytes: int) -> tuple[int, int]:

@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
 
-from cachedfs.common.blocks import clip, covering
+from cachedfs.common.blocks import beginning, clip, covering
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
-from cachedfs.core.chunk_prefetch import ChunkPrefetch, first_want
+from cachedfs.core.chunk_prefetch import ChunkPrefetch
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
@@ -30,7 +30,9 @@ __all__ = ["TRIES", "Reader", "versions_read"]
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
-MISSING_IN_A_ROW = 16  # objects of one call, until the others are not looked for one by one
+UNKNOWN_IN_A_ROW = (
+    16  # objects that the store did not know: then the lookup itself asks it, in the loop's thread
+)
 MANY_READERS = FIRST_AT_ONCE  # as many as requests in flight at first
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
@@ -71,6 +73,7 @@ class Reader:
         self._awaited = self.chunk_prefetch.awaited
         self._block_size, self._verifies = objects.config.block_size, objects.config.verify_always
         self._reads_ahead, self._whole_request = objects.config.read_ahead > 0, objects.config.whole_request
+        self._n_unknown = 0  # latest reads, in a row, of objects that neither memory nor the store knew
 
     # Cached reads: any thread, no event loop, no request.
 
@@ -84,7 +87,10 @@ class Reader:
             self.chunk_prefetch.reached(path, start, stop)
             if path not in self.objects.entries:  # its answer has not come
                 return None
+        elif self._n_unknown >= UNKNOWN_IN_A_ROW and path not in self.objects.entries:
+            return None
         entry = self.objects.fresh(path)
+        self._n_unknown = self._n_unknown + 1 if entry is None else 0
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
             version = self._version(path, entry)
@@ -203,12 +209,17 @@ class Reader:
         # With as many readers, all that may be sent is wanted already.
         if self._reads_ahead and engine.n_reading < MANY_READERS:
             self.chunk_prefetch.observe(path, start, stop)
-        want = first_want(start, stop, self._block_size, self._whole_request)
+        want: Range | Suffix = beginning(start, stop, block_size=self._block_size, most=self._whole_request)
+        if start is not None and start < 0:
+            # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
+            want = Suffix(self._block_size - 1 - start)
         engine.n_reading += 1
         try:
             with waiting(path, start, stop):
                 for tries_left in reversed(range(TRIES)):
                     entry, download = await self.lookups.resolve(path, want, demand=ALL)
+                    if download is None:
+                        self._n_unknown = 0  # the store may know the next ones too
                     try:
                         # After a change, the bytes of any one version do.
                         is_pinned = tries_left == TRIES - 1
@@ -229,17 +240,11 @@ class Reader:
         `batch_size` are fetched at a time. It blocks: not for the event loop thread.
         """
         found: list[bytes | BaseException | None] = []
-        n_missing = 0  # in a row
         for each in wanted:
-            # Of many new objects, the first is requested before all are looked for: the reads below do that too.
-            if n_missing >= MISSING_IN_A_ROW and each[0] not in self.objects.entries:
-                found.append(None)
-                continue
             try:
                 found.append(self.cached(*each))
             except OSError as error:
                 found.append(error)
-            n_missing = n_missing + 1 if found[-1] is None else 0
 
         async def fetch(number: int) -> None:
             try:
@@ -379,13 +384,14 @@ class Reader:
 
     async def _missing(self, entry: Entry) -> CachedFSError:
         """Return the error for opening an absent object: a second request tells whether it is a folder."""
-        path = entry.path
-        try:
-            folder = await self.lookups.listings.is_folder(path)
-        except CachedFSError as error:
-            logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
-            folder = False
-        return self.objects.is_a_folder(path) if folder else self.objects.not_found(path, entry)
+        objects, path, info = self.objects, without_slash(entry.path), None
+        if not (objects.config.offline or objects.origin(path).by_parent):  # else it was looked up, not read
+            try:
+                info = (await self.lookups.ask(path)).info
+            except CachedFSError as error:
+                logger.debug("not looked up: %s", error)  # keep the first answer: there is no such object
+        is_folder = info is not None and info.kind == "directory"
+        return objects.is_a_folder(entry.path) if is_folder else objects.not_found(entry.path, entry)
 
 
 def _zeros(size: int) -> io.BytesIO:
