@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from cachedfs.cache import disk, recovery
@@ -110,16 +111,15 @@ class WritableDirectory:
         now = time.monotonic()
         if now < self.look_at:
             return
-        self.look_at = now + _LOOK_S
-        if now >= self._again_at:
+        self.look_at, again = now + _LOOK_S, now >= self._again_at
+        if again:
             self._again_at = now + _AGAIN_S
             if self.path is None:
                 self._open(explicit=False)
             if self.path is not None:
                 self._locks.try_again()
-                self._shared.try_again()
         self.directory.n_checks += 1
-        for check in (self._locks.look_again, self._shared.release_deleted):
+        for check in (self._locks.look_again, partial(self._shared.look, again=again)):
             with contextlib.suppress(OSError):  # cannot check: keep the current files
                 check()
 

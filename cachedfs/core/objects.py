@@ -205,14 +205,14 @@ class Objects:
         if time.monotonic() >= self._look_at:
             self._look()
         # The usual case, without further calls: an object or folder in memory that did not change.
-        entry, counters = self.entries.get(path), self._shared.counters
-        if entry is not None and entry.info is not None and counters is not None and not counters.is_private:
-            try:
-                is_valid = counters.at(entry.slots) == entry.counter
-            except OSError:  # they cannot be read
-                is_valid = False
-            if is_valid and 0 <= clock.now() - entry.asked_at < self._lifetime_s:
-                return entry
+        entry = self.entries.get(path)
+        if (
+            entry is not None
+            and entry.info is not None
+            and self._counters.at(entry.slots) == entry.counter
+            and 0 <= clock.now() - entry.asked_at < self._lifetime_s
+        ):
+            return entry
         entry = self.known(path)
         return entry if entry is not None and self.is_fresh(entry) else None
 
@@ -221,7 +221,7 @@ class Objects:
         if time.monotonic() >= self._identify_at:
             self._identify()
         store = self.store
-        self._shared = store.shared
+        self._counters = store.counters
         look_at = store.look()
         is_final = math.isinf(self.config.lifetime_s)
         # If changes by other processes cannot be noticed, nothing is fresh.
