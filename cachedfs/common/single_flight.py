@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 __all__ = ["SingleFlight"]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Lookup:
-    def __init__(self, counter: int) -> None:
-        self.counter = counter
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.n_waiting = 0
-        self.task: asyncio.Task[Any]
+    counter: object
+    task: asyncio.Task[Any]
+    n_waiting: int = 0
 
 
 class SingleFlight:
@@ -27,57 +26,32 @@ class SingleFlight:
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
         self._spawn = spawn
-        # Invariant: contains a lookup only while it has no answer and a caller waits for it.
         self._running: dict[tuple[str, str], _Lookup] = {}
 
     async def run(
-        self,
-        slot: tuple[str, str],
-        counter: int,
-        lookup: Callable[[asyncio.Future[Any]], Coroutine[Any, Any, Any]],
+        self, slot: tuple[str, str], counter: object, lookup: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Any:
         """Return the result of the running lookup in `slot`, or start one with `lookup`.
 
-        A running lookup is used only if its change counter is the same. `lookup` is called with the future of its
-        result: it may set it before it ends.
+        A running lookup is used only if its change counter is the same.
         """
         running = self._running.get(slot)
-        if running is None or running.counter != counter:
-            running = self._running[slot] = _Lookup(counter)
-            running.answer.add_done_callback(partial(self._remove, slot, running))
-            running.task = self._spawn(_answer(running.answer, lookup))
+        if running is None or running.counter != counter or running.task.done():
+            running = self._running[slot] = _Lookup(counter, self._spawn(lookup()))
         running.n_waiting += 1
         try:
-            return await asyncio.shield(running.answer)
+            return await asyncio.shield(running.task)
         finally:
             running.n_waiting -= 1
-            if not running.n_waiting and not running.answer.done():
-                self._remove(slot, running)  # later callers start a new lookup
-                running.task.cancel()
+            if not running.n_waiting:
+                running.task.cancel()  # unless it is done
+                if self._running.get(slot) is running:  # later callers start a new lookup
+                    del self._running[slot]
 
-    def answer_of(self, slot: tuple[str, str]) -> asyncio.Future[Any] | None:
-        """Return the future of the running lookup in `slot`, or None.
+    def task_of(self, slot: tuple[str, str]) -> asyncio.Task[Any] | None:
+        """Return the task of the running lookup in `slot`, or None.
 
-        Only check whether it is done; do not await it.
+        Only wait for its end; another caller may cancel it.
         """
         running = self._running.get(slot)
-        return None if running is None else running.answer
-
-    def _remove(self, slot: tuple[str, str], running: _Lookup, _: object = None) -> None:
-        if self._running.get(slot) is running:
-            del self._running[slot]
-
-
-async def _answer(
-    answer: asyncio.Future[Any], lookup: Callable[[asyncio.Future[Any]], Coroutine[Any, Any, Any]]
-) -> None:
-    try:
-        result = await lookup(answer)
-        if not answer.done():
-            answer.set_result(result)
-    except Exception as error:  # of any kind: the callers raise it
-        if answer.done():
-            raise
-        answer.set_exception(error)
-    finally:
-        answer.cancel()  # of a task that was canceled
+        return None if running is None or running.task.done() else running.task

@@ -41,16 +41,11 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive block in
 MASK64 = (1 << 64) - 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """A half-open range of bytes, `[start, stop)`."""
 
     start: int
     stop: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.stop:
-            raise ValueError(f"not a range: [{self.start}, {self.stop})")
 
     @property
     def size(self) -> int:

@@ -9,11 +9,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
 
-from cachedfs.cache.index.metadata_records import FeedPosition, FeedSnapshot
+from cachedfs.cache.index.metadata_records import FeedPosition, FeedSnapshot, hash_of
 from cachedfs.common.clock import clock
-from cachedfs.common.types import ObjectInfo, ObjectKey
+from cachedfs.common.types import ObjectInfo
 from cachedfs.core.objects import Objects, folder_of, is_fresh
 from cachedfs.errors import CachedFSError, OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
@@ -38,24 +37,16 @@ class ChangeFeeds:
         # Parts without a feed, or with a failed one -> monotonic time of the next try.
         self._not_before: dict[str, float] = {}
 
-    async def begin(self, path: str) -> None:
-        """Start the feed for `path` if there is none yet.
+    async def catch_up(self, path: str) -> bool:
+        """Poll the feed for `path` if the last poll is older than `max_age`, or start it; return whether a poll was due.
 
         It covers requests made *after* this call.
         """
-        if self._may_follow(path) and self._feed(path) is None:
-            await self._once(path, lambda feed: feed is not None, self._begin)
-
-    async def catch_up(self, path: str) -> bool:
-        """Poll the feed for `path` if the last poll is older than `max_age`.
-
-        Return whether a poll was due.
-        """
-        feed = self._feed(path) if self._may_follow(path) else None
-        if feed is None or self._is_fresh(feed):
+        if not self._may_follow(path) or self._is_fresh(feed := self._feed(path)):
             return False
-        await self._once(path, lambda feed: feed is None or self._is_fresh(feed), self._poll)
-        return True
+        slot = self._objects.identity, f"\0{_part_of(path)}"
+        await self._objects.engine.lookups.run(slot, 0, lambda: self._advance(_part_of(path)))
+        return feed is not None
 
     def position(self, path: str) -> FeedPosition | None:
         """Return the feed position to store with later answers about `path`, or None.
@@ -95,64 +86,43 @@ class ChangeFeeds:
         )
 
     def _feed(self, path: str) -> FeedPosition | None:
-        return self._objects.engine.cache.metadata.feed(self._objects.identity, _part_of(path))
+        return self._objects.store.feed(self._objects.identity, _part_of(path))
 
-    def _is_fresh(self, feed: FeedPosition) -> bool:
-        return is_fresh(feed.checked_at, clock.now(), lifetime_s=self._objects.lifetime_s)
+    def _is_fresh(self, feed: FeedPosition | None) -> bool:
+        lifetime_s = self._objects.lifetime_s
+        return feed is not None and is_fresh(feed.checked_at, clock.now(), lifetime_s=lifetime_s)
 
-    async def _once(
-        self,
-        path: str,
-        is_done: Callable[[FeedPosition | None], bool],
-        poll: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """Call `poll`, or wait until another caller in this or another process has done so."""
-        part = _part_of(path)
+    async def _advance(self, part: str) -> None:
+        """Poll or start a feed, unless another process has done so meanwhile."""
+        objects, engine = self._objects, self._objects.engine
+        lock = hash_of(f"change feeds at {objects.identity}", part)
+        if not await engine.locked(lock, within_s=_WAIT_S):
+            return  # asking the origin directly is cheaper than waiting longer
+        try:
+            if not self._is_fresh(feed := self._feed(part)):
+                await self._ask(part, feed)
+        except OriginUnreachable:  # what is cached is served without asking again
+            engine.mark_unreachable(objects.identity)
+        except CachedFSError as error:  # a feed only saves requests: go on without it
+            logger.info("%s: the change feed failed: %s", objects.url(part), error)
+            self._not_before[part] = time.monotonic() + max(_PAUSE_S, objects.lifetime_s)
+        finally:
+            engine.cache.locks.release(lock)
 
-        async def poll_once(_: object) -> None:
-            cache = self._objects.engine.cache
-            poll_lock = _poll_lock(self._objects.identity, part)
-            if not await self._objects.engine.locked(poll_lock, within_s=_WAIT_S):
-                return  # asking the origin directly is cheaper than waiting longer
-            try:
-                if not is_done(self._feed(path)):
-                    await poll(part)
-            except OriginUnreachable:  # what is cached is served without asking again
-                self._objects.engine.mark_unreachable(self._objects.identity)
-            except CachedFSError as error:  # a feed only saves requests: go on without it
-                logger.info("%s: the change feed failed: %s", self._objects.url(part), error)
-                self._not_before[part] = time.monotonic() + max(_PAUSE_S, self._objects.lifetime_s)
-            finally:
-                cache.locks.release(poll_lock)
-
-        await self._objects.engine.lookups.run((self._objects.identity, f"\0{part}"), 0, poll_once)
-
-    async def _begin(self, part: str) -> None:
+    async def _ask(self, part: str, feed: FeedPosition | None) -> None:
+        """Ask for the changes since `feed`; start again without one, or if it cannot continue."""
         objects, now = self._objects, clock.now()
-        first = await objects.origin(part).changes(part, None)
-        if first is not None:
-            shared, identity = objects.engine.cache.metadata, objects.identity
-            await asyncio.to_thread(shared.begin_feed, identity, part, first.token, now)
+        store, identity, ask = objects.store, objects.identity, objects.origin(part).changes
+        if feed is not None:
+            has_stale_answer.set(objects.config.stale_if_error)  # in this task only
+            if (changes := await ask(part, feed.token)) is not None:
+                await asyncio.to_thread(store.follow_feed, identity, feed, changes, checked_at=now)
+                return
+            await asyncio.to_thread(store.drop_feed, feed)
+        if (first := await ask(part, None)) is not None:
+            await asyncio.to_thread(store.begin_feed, identity, part, first.token, now)
         if first is None or self._feed(part) is None:
             self._not_before[part] = math.inf
-
-    async def _poll(self, part: str) -> None:
-        objects, now = self._objects, clock.now()
-        shared, identity = objects.engine.cache.metadata, objects.identity
-        feed = shared.feed(identity, part)
-        if feed is None:
-            return
-        has_stale_answer.set(objects.config.stale_if_error)  # in this task only
-        changes = await objects.origin(part).changes(part, feed.token)
-        if changes is None:
-            await asyncio.to_thread(shared.drop_feed, feed)
-            return
-        await asyncio.to_thread(shared.follow_feed, identity, feed, changes, checked_at=now)
-
-
-def _poll_lock(identity: str, part: str) -> int:
-    """Return the hash of the lock to hold while polling or moving the feed of a part."""
-    return ObjectKey(identity, part, "what changed?", 0).hash64(0)
 
 
 def is_covered(info: ObjectInfo) -> bool:

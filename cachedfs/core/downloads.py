@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from cachedfs.common.blocks import covering, merge
+from cachedfs.common.blocks import covering
 from cachedfs.common.clock import clock
 from cachedfs.common.types import BlockKey, ObjectInfo, Range, Suffix
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.store_queue import FetchedBlock
-from cachedfs.core.version import Version
+from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged, ObjectNotFound
 from cachedfs.origins.base import Reply
 from cachedfs.origins.request_slots import LEAST_WINDOW
@@ -32,6 +32,7 @@ class Downloads:
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self._least_window = min(LEAST_WINDOW, objects.config.concurrency)
+        self._per_request = max(1, objects.config.request_size // objects.config.block_size)  # blocks
         self._bounds = objects.config.bounds
 
     async def get(
@@ -44,7 +45,7 @@ class Downloads:
         """
         first, found, engine = indexes[0], self.launch(version, indexes, demand=demand), self.objects.engine
         while first not in found and not engine.cache.has(version, first):
-            is_over = await engine.wait_for_other_process(version, [first])
+            is_over = await engine.wait_for_other_process(version, first)
             missing = [index for index in indexes if index not in found]
             found |= self.launch(version, missing, demand=demand, overdue=() if is_over else missing)
         return found
@@ -79,33 +80,33 @@ class Downloads:
                     raise self.objects.offline(version.info.path)
             else:
                 missing.append(index)
-        if missing and (to_fetch := self._lock(version, missing, overdue)):
-            for bytes_ in merge(
-                to_fetch, version.block_size, size=version.size, request_size=config.request_size
-            ):
-                download = self._send(version.info, version, bytes_, demand=demand)
-                found.update(dict.fromkeys(covering(bytes_, version.block_size), download))
+        for run in self._locked(version, missing, overdue) if missing else ():
+            start, stop = run.start * version.block_size, min(run.stop * version.block_size, version.size)
+            download = self._send(version.info, version, Range(start, stop), demand)
+            for index in run:
+                found[index] = by_block[version.digest, index] = download
         return found
 
-    def _lock(self, version: Version, missing: Sequence[int], overdue: Container[int]) -> list[int]:
-        """Take the fetch locks of blocks; return the blocks to fetch."""
-        cache, to_fetch, at = self.objects.engine.cache, list[int](), 0
+    def _locked(self, version: Version, missing: Sequence[int], overdue: Container[int]) -> Iterator[range]:
+        """Take the fetch locks of blocks; yield each run of blocks to request."""
+        cache, most, at = self.objects.engine.cache, self._per_request, 0
         while at < len(missing):
-            end = at + 1
-            while end < len(missing) and missing[end] == missing[end - 1] + 1:
+            start, end = missing[at], at + 1
+            while end < min(len(missing), at + most) and missing[end] == missing[end - 1] + 1:
                 end += 1
-            n_locked = cache.locks.take(version.number + missing[at], end - at)
-            for index in missing[at : at + n_locked]:
+            n = cache.locks.take(version.number + start, end - at)
+            # Without the lock of an overdue block: at worst, each process that waits fetches it once.
+            stop = start + (n or (start in overdue))
+            for index in range(start, stop):
                 if cache.has(version, index):  # stored before the lock was taken
-                    cache.locks.release(version.number + index)
-                else:
-                    to_fetch.append(index)
-            at += n_locked
-            if at < end:  # another process has the next one
-                if missing[at] in overdue and not cache.has(version, missing[at]):
-                    to_fetch.append(missing[at])  # without the lock: at worst once by each process that waits
-                at += 1
-        return to_fetch
+                    if n:
+                        cache.locks.release(version.number + index)
+                    if start < index:
+                        yield range(start, index)
+                    start = index + 1
+            if start < stop:
+                yield range(start, stop)
+            at += n or 1  # another process has the block without a lock
 
     def launch_uncached(self, info: ObjectInfo, position: int) -> Download:
         """Request the bytes from `position` on of an object that cannot be cached, as it has no fingerprint.
@@ -114,39 +115,35 @@ class Downloads:
         """
         assert info.size is not None
         bytes_ = Range(position, min(info.size, position + self.objects.config.whole_request))
-        return self._send(info, None, bytes_)
+        return self._send(info, None, bytes_, None)
 
-    def _send(
-        self, info: ObjectInfo, version: Version | None, bytes_: Range, *, demand: int | None = None
-    ) -> Download:
+    def _send(self, info: ObjectInfo, version: Version | None, bytes_: Range, demand: int | None) -> Download:
         """Start a download of bytes of one version."""
         engine = self.objects.engine
         download = Download(demand=bytes_.stop if demand is None else min(demand, bytes_.stop))
         download.begin(info, version, bytes_)
-        if version is not None:
-            for index in covering(bytes_, version.block_size):
-                engine.by_block[version.digest, index] = download
         engine.active_requests.add(download)
         engine.spawn(self._run(download, info.path, partial(self._read_version, download, info, bytes_)))
         return download
 
-    async def first(
-        self,
-        path: str,
-        want: Range | Suffix,
-        *,
-        demand: int,
-        learned: Callable[[Entry, Download | None], object],
-    ) -> None:
-        """Request `want` of an object whose metadata is unknown, and receive it to its end.
+    async def first(self, path: str, want: Range | Suffix, *, demand: int) -> tuple[Entry, Download | None]:
+        """Request `want` of an object whose metadata is unknown; return at the response headers, which have it.
 
-        `learned` is called once the response headers bring its entry; the download is None for an object that does not
-        exist. The request brings at least the bytes below `demand`. Raises the error of a request without such headers.
+        The download is None for an object that does not exist. The request brings at least the bytes below `demand`. It
+        is canceled with its caller. Raises the error of a request without such headers.
         """
         download = Download(demand=demand)
-        await self._run(download, path, partial(self._read_unknown, download, path, want, learned))
-        if download.info is None and not isinstance(download.error, ObjectNotFound):
+        headers: asyncio.Future[tuple[Entry, Download | None]] = asyncio.get_running_loop().create_future()
+        request = partial(self._read_unknown, download, path, want, headers)
+        task = self.objects.engine.spawn(self._run(download, path, request))
+        try:
+            await asyncio.wait((headers, task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not headers.done():
+                task.cancel()  # unless it is done
+        if not headers.done():
             raise download.error or DownloadStopped
+        return headers.result()
 
     def launch_speculative(self, version: Version, wanted: Iterable[range], keep: deque[Download]) -> None:
         """Queue a speculative request for each range of blocks in `wanted`, in this order.
@@ -259,27 +256,23 @@ class Downloads:
         download: Download,
         path: str,
         want: Range | Suffix,
-        learned: Callable[[Entry, Download | None], object],
+        headers: asyncio.Future[tuple[Entry, Download | None]],
     ) -> None:
-        now, counter = clock.now(), self.objects.counter(path)
-
-        def begin(entry: Entry) -> None:
-            # Take the fetch locks before others can see the entry: they would fetch the same blocks.
-            version = self.objects.version(entry)
-            download.begin(reply.info, version, Range(reply.start, reply.stop))
-            if version is not None:
-                self._register(download, version)
-
+        objects, now, counter = self.objects, clock.now(), self.objects.counter(path)
         try:
-            async with self.objects.origin(path).read(path, want, None) as reply:
-                learned(
-                    self.objects.learn(path, reply.info, asked_at=now, counter=counter, before_storing=begin),
-                    download,
-                )
+            async with objects.origin(path).read(path, want, None) as reply:
+                version = version_of(objects.identity, reply.info, objects.config.block_size)
+                download.begin(reply.info, version, Range(reply.start, reply.stop))
+                # First take the fetch locks: others that see the entry would fetch the same blocks.
+                if version is not None:
+                    self._register(download, version)
+                entry = objects.learn(path, reply.info, asked_at=now, counter=counter)
+                entry.version = version
+                headers.set_result((entry, download))
                 await self._receive(download, reply)
         except ObjectNotFound:
             if download.info is None:
-                learned(self.objects.learn(path, None, asked_at=now, counter=counter), None)
+                headers.set_result((objects.learn(path, None, asked_at=now, counter=counter), None))
             raise
 
     def _register(self, download: Download, version: Version) -> None:
@@ -305,7 +298,7 @@ class Downloads:
                 # With is_checked_at_end, blocks are kept back until the checksum of the whole body is verified.
                 # A body that ends early cannot be verified: its blocks are stored.
                 if unstored and not reply.is_checked_at_end:
-                    engine.received(unstored)
+                    engine.store_queue.put(unstored)
                     unstored = []
                 is_enough = download.demand <= download.filled < download.stop
                 if is_enough and not await download.wait_for_demand(PATIENCE_S):
@@ -321,7 +314,7 @@ class Downloads:
             raise
         finally:
             if unstored:
-                engine.received(unstored)
+                engine.store_queue.put(unstored)
 
     def _feed(self, download: Download, version: Version, data: bytes) -> list[FetchedBlock]:
         """Pass received bytes to readers; return the blocks that are complete now, without those of other downloads."""

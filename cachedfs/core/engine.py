@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 from fsspec.utils import tokenize
 
@@ -21,14 +22,12 @@ from cachedfs.cache.block_store import BlockStore
 from cachedfs.common import event_log
 from cachedfs.common.executor import DaemonThreadPool
 from cachedfs.common.single_flight import SingleFlight
-from cachedfs.common.types import ObjectKey, Stats
+from cachedfs.common.types import Counted, ObjectKey, Stats
 from cachedfs.config import Config
 from cachedfs.core.download import Download
-from cachedfs.core.loop_bridge import LoopBridge
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
-from cachedfs.core.statistics import StatisticsPublisher
 from cachedfs.core.store_queue import FetchedBlock, StoreQueue
 from cachedfs.errors import CacheError, OriginUnavailable
 from cachedfs.origins.base import Origin
@@ -42,19 +41,14 @@ logger = logging.getLogger("cachedfs.core")
 T = TypeVar("T")
 
 LOOK_S = 1.0  # a waiting thread looks for an interrupt
-CHECK_S = 0.05  # while that limit is exceeded: seconds between checks whether a caller waits by now
-DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
+DRAIN_S = 5.0  # longest wait for requests to end at exit
 WORKERS = 64  # threads for sync origins and for copying many cached blocks; started on demand
 MOST_IN_MEMORY = 64 << 20  # bytes of a readahead window of which nothing can be stored
 WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
-
-
-class EngineUser(Protocol):
-    """Whoever keeps an engine, and gets another one once it is closed."""
-
-    def engine_closed(self) -> None: ...
+PUBLISH_S = 1.0  # between two additions to the statistics of all processes
+COUNTED = Counted._fields[:-1]
 
 
 class Engine(event_log.CounterSource):
@@ -70,6 +64,7 @@ class Engine(event_log.CounterSource):
         self.pid = os.getpid()
         self.cache = BlockStore(directories, explicit=explicit)
         self.store_queue = StoreQueue(self.cache, self._stored)
+        self.drain = self.store_queue.drain
         # By digest and index. Invariant: holds a block from the creation of its request until the block is on disk,
         # or its request failed. Changed on the event loop thread and, for stored blocks, in the writer thread.
         self.by_block: dict[tuple[str, int], Download] = {}
@@ -78,26 +73,28 @@ class Engine(event_log.CounterSource):
         self.speculation = SpeculativeQueue()
         self.lookups = SingleFlight(self.spawn)
         self.path_locks = PathLocks(self.cache)
-        self.n_reading = (
-            0  # reads that wait for requests, without those of open files; event loop thread only
-        )
-        self.hits = self.misses = self.requests = self.bytes_fetched = self.bytes_served = 0
-        self._statistics = StatisticsPublisher(self, self.cache.counts)
-        self.cache.call_now_and_then(self._statistics.publish_now_and_then)
+        # Reads that wait for requests, without those of open files. Event loop thread only.
+        self.n_reading = 0
+        self.hits = self.requests = self.bytes_fetched = self.bytes_served = 0
+        self._published: Mapping[str, Any] = {}  # the counters that are in the statistics of all processes
+        self._publish_at = 0.0
+        self._publishing = threading.RLock()
+        self.cache.call_now_and_then(self.publish)
         self._origins: dict[str, Origin] = {}
         self._entries: dict[str, OrderedDict[str, Any]] = {}
         # By digest of a version: see `ObjectHistories`. The latest is last.
         self.histories: OrderedDict[str, Any] = OrderedDict()
-        self.users: WeakSet[EngineUser] = WeakSet()
+        self.users: WeakSet[Any] = WeakSet()  # those whose `engine_closed` is called once this one is closed
         self._quota_meters: dict[str, QuotaMeter] = {}
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
-        self._space_freed = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._bridges: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge] = WeakKeyDictionary()
+        # Tasks that this engine owns until they end, by their coroutines. Event loop thread only.
+        self._tasks: dict[Coroutine[Any, Any, Any], asyncio.Task[Any]] = {}
         self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = (
+            None  # of the event loop: a blocking call would wait for itself there
+        )
         self._workers: DaemonThreadPool
         event_log.watch(self)
 
@@ -116,9 +113,9 @@ class Engine(event_log.CounterSource):
         loop = asyncio.new_event_loop()
         self._workers = DaemonThreadPool(WORKERS, "cachedfs-work")
         loop.set_default_executor(self._workers)
-        self._thread = threading.Thread(target=_run, args=(loop,), name="cachedfs-io", daemon=True)
+        self.thread = threading.Thread(target=_run, args=(loop,), name="cachedfs-io", daemon=True)
         try:
-            self._thread.start()
+            self.thread.start()
         except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
             loop.close()
             raise OriginUnavailable(f"nothing can be fetched: {error}") from error
@@ -129,65 +126,88 @@ class Engine(event_log.CounterSource):
 
         An interrupt cancels it.
         """
-        if threading.current_thread() is self._thread:
-            coroutine.close()
-            raise RuntimeError(
-                "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
-            )
+        ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
-            loop = self._loop or self.loop
-        except BaseException:  # a coroutine that is never run would cause a warning
-            coroutine.close()
+            if threading.current_thread() is self.thread:
+                raise RuntimeError(
+                    "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
+                )
+            (self._loop or self.loop).call_soon_threadsafe(self._start, coroutine, ended.put)
+            task = None
+            while (
+                task is None
+            ):  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
+                with contextlib.suppress(Empty):
+                    task = ended.get(timeout=LOOK_S)
+        except BaseException:  # usually KeyboardInterrupt
+            self._cancel_soon(coroutine)
             raise
-        future = None
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-            while True:  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
-                try:
-                    return future.result(LOOK_S)
-                except TimeoutError:
-                    if future.done():
-                        return future.result()  # which may be a TimeoutError of its own
-        except concurrent.futures.CancelledError:
+            return task.result()
+        except asyncio.CancelledError:
             raise OriginUnavailable("the process is exiting: the read was canceled") from None
-        except BaseException:  # usually KeyboardInterrupt: cancel the work on the loop
-            if future is not None:
-                future.cancel()
-            else:
-                _end(coroutine, loop)
-            raise
+        finally:
+            del task  # its error refers to this frame
 
     async def await_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the engine's event loop, and await it from the caller's event loop."""
+        """Run `coroutine` on the engine's event loop, and await it from the caller's event loop.
+
+        With `asyncio.run_coroutine_threadsafe` this would take twice as long.
+        """
         caller = asyncio.get_running_loop()
         if caller is self._loop:
             return await coroutine
-        if (bridge := self._bridges.get(caller)) is None:
-            bridge = self._bridges[caller] = LoopBridge(caller, self.loop)
-        return await bridge.run(coroutine)
+        ended: asyncio.Future[asyncio.Task[T]] = caller.create_future()
 
-    def is_loop_thread(self, thread: threading.Thread) -> bool:
-        """Return whether `thread` is the event loop thread.
+        def answer(task: asyncio.Task[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
+                caller.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
 
-        A blocking call would wait for itself there.
-        """
-        return thread is self._thread
-
-    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Schedule `function` on the event loop from any thread; do nothing once the engine is closed."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                self._loop.call_soon_threadsafe(function, *args)
+        try:
+            self.loop.call_soon_threadsafe(self._start, coroutine, answer)
+            task = await ended
+        except BaseException:  # usually CancelledError
+            self._cancel_soon(coroutine)
+            raise
+        return task.result()
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that the engine owns until it ends. Event loop thread only."""
         if self.pid == 0:
             coroutine.close()
             raise OriginUnavailable("the process is exiting: cachedfs fetches nothing any more")
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return self._start(coroutine)
+
+    def _start(
+        self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], object] | None = None
+    ) -> asyncio.Task[T]:
+        task = self._tasks[coroutine] = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(partial(self._tasks.pop, coroutine))
+        if ended is not None:
+            task.add_done_callback(ended)
         return task
+
+    def _cancel_soon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Cancel a coroutine that the loop may have or not: an interrupt leaves that unknown."""
+
+        def cancel() -> None:
+            if (task := self._tasks.get(coroutine)) is None:
+                coroutine.close()
+            else:
+                task.cancel()
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+        if not self.call_soon(cancel):  # runs after `_start`, if that was scheduled
+            coroutine.close()
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> bool:
+        """Schedule `function` on the event loop from any thread; return False, and do nothing, without a loop."""
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(function, *args)
+            return self._loop is not None
+        except RuntimeError:  # the loop has just been closed
+            return False
 
     # Shared by the filesystem instances.
 
@@ -212,24 +232,23 @@ class Engine(event_log.CounterSource):
         """Take a fetch lock, waiting until it is free; return False after `within_s` seconds."""
         return await poll(lambda: self.cache.locks.take(hash64) == 1, within_s=within_s)
 
-    async def wait_for_other_process(self, key: ObjectKey, indexes: Iterable[int]) -> bool:
-        """Wait while another process fetches all of these blocks.
+    async def wait_for_other_process(self, key: ObjectKey, index: int) -> bool:
+        """Wait while another process fetches a block.
 
-        Return True once one of them is on disk, in flight in this process, or free to be fetched. Return False after
-        OVERDUE_S seconds: the other process may be stopped, so fetch them here as `overdue`.
+        Return True once it is on disk, in flight in this process, or free to be fetched. Return False after OVERDUE_S
+        seconds: the other process may be stopped, so fetch it here as `overdue`.
         """
-        blocks = [(index, key.number + index) for index in indexes]
+        fetch_lock = key.number + index
 
         def is_over() -> bool:
-            for index, fetch_lock in blocks:
-                download = self.by_block.get((key.digest, index))
-                if self.cache.has(key, index) or (download and download.covers(index * key.block_size)):
-                    return True
-                # A request that does not cover it any more is about to be unregistered.
-                if download is None and self.cache.locks.take(fetch_lock):
-                    self.cache.locks.release(fetch_lock)
-                    return True
-            return False
+            download = self.by_block.get((key.digest, index))
+            if self.cache.has(key, index) or (download and download.covers(index * key.block_size)):
+                return True
+            # A request that does not cover it any more is about to be unregistered.
+            is_free = download is None and self.cache.locks.take(fetch_lock) == 1
+            if is_free:
+                self.cache.locks.release(fetch_lock)
+            return is_free
 
         return await poll(is_over, within_s=OVERDUE_S)
 
@@ -266,16 +285,11 @@ class Engine(event_log.CounterSource):
         self._unreachable[identity] = time.monotonic() + UNREACHABLE_S
 
     def stats(self) -> Stats:
-        blocks, size = self.cache.usage()
+        sums, (blocks, size) = self.sums(), self.cache.usage()
         return Stats(
-            hits=self.hits,
-            misses=self.misses,
-            requests=self.requests,
-            bytes_fetched=self.bytes_fetched,
-            bytes_served=self.bytes_served,
+            **{name: sums[name] for name in COUNTED},
             blocks=blocks,
             bytes_cached=size,
-            evictions=self.cache.evictions,
             cache_dir=self.cache.root or "",
             cannot_store=self.cache.cannot_store,
             old_caches=self.cache.old_caches,
@@ -285,13 +299,23 @@ class Engine(event_log.CounterSource):
         """Return the counters of `stats` that need no disk access, and the measured speed of the link."""
         return {
             "hits": self.hits,
-            "misses": self.misses,
+            "misses": self.store_queue.n_blocks,
             "requests": self.requests,
             "bytes_fetched": self.bytes_fetched,
             "bytes_served": self.bytes_served,
             "evictions": self.cache.evictions,
             "bytes_per_s": self.speculation.bytes_per_s,
         }
+
+    def publish(self) -> None:
+        """Add what was counted since the last time to the statistics of all processes, at most once a second."""
+        if time.monotonic() < self._publish_at:
+            return
+        with self._publishing:
+            self._publish_at = time.monotonic() + PUBLISH_S
+            before, self._published = self._published, self.sums()
+            # A counter may decrease if its owner was recreated.
+            self.cache.counts.add([max(0, self._published[name] - before.get(name, 0)) for name in COUNTED])
 
     def _count_request(self) -> None:
         self.requests += 1
@@ -324,45 +348,27 @@ class Engine(event_log.CounterSource):
 
     # Storing blocks.
 
-    def received(self, blocks: Sequence[FetchedBlock]) -> None:
-        """Queue complete blocks for storing; their downloads serve them until then."""
-        self.misses += len(blocks)
-        for block in blocks:
-            block.download.n_received += 1
-        self.store_queue.put(blocks)
-
     async def wait_for_space(self, download: Download) -> None:
-        """Wait until few enough bytes are waiting to be stored to read more of this request's body."""
-        while self._is_behind(download):
-            self._space_freed.clear()
-            if self._is_behind(download):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CHECK_S):  # a caller may wait by now: see _is_behind
-                        await self._space_freed.wait()
-
-    def _is_behind(self, download: Download) -> bool:
-        """Return whether too many bytes wait to be stored to receive more of this download.
+        """Wait until few enough bytes are waiting to be stored to read more of this request's body.
 
         Speculative requests get half. With a disk slower than the link, they would otherwise delay the reads that
         callers wait for.
         """
-        is_ahead = download.is_speculative and not download.is_wanted
-        return self.store_queue.queued_bytes > (self.max_queued // 2 if is_ahead else self.max_queued)
+
+        def has_space() -> bool:  # looks again: a caller may wait by now
+            is_ahead = download.is_speculative and not download.is_wanted
+            return self.store_queue.queued_bytes <= (self.max_queued // 2 if is_ahead else self.max_queued)
+
+        await poll(has_space)
 
     def _stored(self, blocks: Sequence[FetchedBlock], are_stored: bool) -> None:
-        try:
-            for block in blocks:
-                block.download.stored(are_stored)
-                # The name may belong to a newer request by now.
-                if self.by_block.get((block.key.object.digest, block.key.index)) is block.download:
-                    self.release_block(block.key.object, block.key.index)
-        finally:
-            self.call_soon(self._after_storing)
-            self._statistics.publish_now_and_then()
-
-    def _after_storing(self) -> None:
-        self._space_freed.set()
-        self.speculation.pump()
+        for block in blocks:
+            block.download.stored(are_stored)
+            # The name may belong to a newer request by now.
+            if self.by_block.get((block.key.object.digest, block.key.index)) is block.download:
+                self.release_block(block.key.object, block.key.index)
+        self.call_soon(self.speculation.pump)
+        self.publish()
 
     def release_block(self, key: ObjectKey, index: int) -> None:
         """Release a block that is on disk or no longer fetched: its download, and its fetch lock."""
@@ -377,34 +383,28 @@ class Engine(event_log.CounterSource):
         for user in list(self.users):
             user.engine_closed()
 
-    def drain(self, timeout_s: float = DRAIN_S) -> bool:
-        """Wait until all received blocks are on disk.
-
-        Return False if that takes longer than `timeout_s` seconds.
-        """
-        return self.store_queue.drain(timeout_s)
-
     def close(self) -> None:
         """Store received blocks, close the origins' sessions and end both threads.
 
         Called when the process exits.
         """
         self.disconnect()
-        if self._loop is not None:
-            # Canceled tasks have no reader left: keep asyncio from reporting them.
-            self._loop.set_exception_handler(lambda loop, context: None)
+        if self._loop is not None and self.thread is not None and self.thread.is_alive():
+            self._end_loop(self._loop, self.thread)
         self.drain()
         self.store_queue.close()
-        if self._loop is not None and self._thread is not None and self._thread.is_alive():
-            self._end_loop(self._loop, self._thread)
         event_log.unwatch(self)
-        self._statistics.close()
+        self._publish_at = 0.0
+        self.publish()
+        self._publish_at = math.inf
         for meter in self._quota_meters.values():
             with contextlib.suppress(CacheError):
                 meter.store()
         self.cache.close()
 
     def _end_loop(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        # Canceled tasks have no reader left: keep asyncio from reporting them.
+        loop.set_exception_handler(lambda loop, context: None)
         try:
             asyncio.run_coroutine_threadsafe(self._shut_down(), loop).result(DRAIN_S)
         except Exception as error:  # the remaining steps must run whatever fails here
@@ -437,22 +437,3 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
-
-
-def _end(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel a coroutine if an interrupt left it unknown whether the loop has it.
-
-    Done on the loop, because the coroutine may be running.
-    """
-
-    def end() -> None:
-        task = next((task for task in asyncio.all_tasks() if task.get_coro() is coroutine), None)
-        if task is not None:
-            task.cancel()
-        else:
-            coroutine.close()
-
-    try:
-        loop.call_soon_threadsafe(end)  # runs after the call that submitted the coroutine, if any
-    except RuntimeError:  # the loop is closed: it never got the coroutine
-        coroutine.close()

@@ -6,6 +6,7 @@ They are closed at exit and not used after a fork.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -25,7 +26,6 @@ logger = logging.getLogger("cachedfs.core")
 _engines: dict[tuple[str, ...], Engine] = {}
 _engines_lock = threading.RLock()  # reentrant: a destructor may need a engine
 _inherited: list[Engine] = []
-_warned = False
 
 
 def engine_for(config: Config) -> Engine:
@@ -49,12 +49,12 @@ def _default_directory() -> str:
 
     directory = found_folder(platformdirs.user_cache_dir)
     if directory is None:
-        problem: str | None = "this user has no home folder"
+        problem = "this user has no home folder"
     elif is_network(directory):
         problem = f"{directory} is on a network file system"
-    elif problem := why_unwritable(directory):
-        problem = f"{directory} cannot be written ({problem})"
-    if directory is not None and problem is None:
+    elif reason := why_unwritable(directory):
+        problem = f"{directory} cannot be written ({reason})"
+    else:
         return directory
     try:
         scratch = tempfile.gettempdir()
@@ -64,13 +64,9 @@ def _default_directory() -> str:
     return scratch
 
 
-def _warn(problem: str | None, scratch: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning(
-            "%s, so cachedfs caches in %s; set cache_dir= to choose another folder", problem, scratch
-        )
+@functools.cache
+def _warn(problem: str, scratch: str) -> None:
+    logger.warning("%s, so cachedfs caches in %s; set cache_dir= to choose another folder", problem, scratch)
 
 
 def drain_all() -> None:
@@ -83,29 +79,13 @@ def drain_all() -> None:
 
 
 def _close_all() -> None:
-    global _closing_in
-    _closing_in = None  # a engine created after this is closed as well
     for engine in list(_engines.values()):
         engine.close()
     _engines.clear()
 
 
-_closing_in: int | None = None  # id of the process that has registered _close_all
-_at_exit = False
-
-
 def _close_with_process() -> None:
-    """Close the engines when this process ends.
-
-    Workers of multiprocessing skip atexit and need a finalizer.
-    """
-    global _closing_in, _at_exit
-    if _closing_in == os.getpid():
-        return
-    if not _at_exit:
-        _at_exit = True
-        atexit.register(_close_all)
-    _closing_in = os.getpid()
+    """Close the engines when this process ends, if it is a worker of multiprocessing: these skip atexit."""
     if "multiprocessing.process" in sys.modules:
         from multiprocessing import process, util
 
@@ -125,5 +105,6 @@ def _after_fork() -> None:
     _engines.clear()
 
 
+atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -9,8 +9,9 @@ import math
 import operator
 from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
+from typing import TypeVar
 
-from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord
+from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord, folder_of
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import without_slash
@@ -27,6 +28,8 @@ logger = logging.getLogger("cachedfs.core")
 
 AT_ONCE = 8  # folders listed in parallel; a Drive listing costs 100 of 325,000 quota units a minute
 
+T = TypeVar("T")
+_Ids = frozenset[str | None]  # of a folder and those above it, to stop at cycles
 _by_path = operator.attrgetter("path")
 
 
@@ -51,108 +54,89 @@ class Listings:
 
         Raises ObjectNotFound.
         """
-        # In a thread: a long listing would block the event loop.
-        here = await asyncio.to_thread(self.cached, folder)
-        if here is not None:
-            return here
-        if self._objects.config.offline:
-            raise self._objects.offline(folder)
-        if await self._change_feeds.catch_up(folder):
-            here = await asyncio.to_thread(self.cached, folder)
-            if here is not None:
-                return here
+        listing = await self._after_poll(self.cached, folder)
+        if listing is not None:
+            return listing
         entry = self._objects.fresh(folder)
         if entry is not None and entry.info is not None and entry.info.kind == "file":
             return _for_once([entry.info])
-        listing = await self.request(folder, deep=False)
-        if not listing.infos:
-            info = await self._info(folder)
-            return _for_once([info]) if info.kind == "file" else listing
-        return listing
+        listing = await self._request(folder, deep=False)
+        if listing.infos or (info := await self._info(folder)).kind != "file":
+            return listing
+        return _for_once([info])
 
     async def find(self, folder: str) -> list[ObjectInfo]:
         """Return all objects and folders below `folder`, sorted by path."""
-        here = await asyncio.to_thread(self._below, folder)
-        if here is not None:
-            return here
-        if not self._objects.origin(folder).by_parent:
-            return (await self.request(folder, deep=True)).infos
-        if await self._change_feeds.catch_up(folder):
-            here = await asyncio.to_thread(self._below, folder)
-        return here if here is not None else await self._walk(folder)
+        listing = await self._after_poll(self._below, folder)
+        if listing is not None:
+            return listing.infos
+        if self._objects.origin(folder).by_parent:
+            return await self._walk(folder)
+        try:
+            return (await self._request(folder, deep=True)).infos
+        except NoSuchBucket:  # a misspelled bucket is not an empty folder
+            raise
+        except ObjectNotFound:
+            return []
+
+    async def _after_poll(self, cached: Callable[[str], T | None], folder: str) -> T | None:
+        """Return what is cached of `folder`; if that is expired, poll the change feed and look again."""
+        # In a thread: a long listing would block the event loop.
+        found = await asyncio.to_thread(cached, folder)
+        if found is None and await self._change_feeds.catch_up(folder):
+            found = await asyncio.to_thread(cached, folder)
+        return found
 
     async def _walk(self, folder: str) -> list[ObjectInfo]:
         """Return all objects and folders below `folder`, from cached listings where possible.
 
         Sends up to AT_ONCE list requests in parallel.
         """
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate, origin = asyncio.Semaphore(AT_ONCE), self._objects.origin(folder)
         found: list[ObjectInfo] = []
 
-        async def visit(here: str, above: frozenset[str | None]) -> None:
+        async def visit(here: str, ids: _Ids) -> None:
             async with gate:
                 listing = await asyncio.to_thread(self.cached, here)
-                if listing is None:
-                    await self._wait_for_spare_rate(here)
-                    # A folder that is missing, or was removed during the walk, counts as empty.
-                    with contextlib.suppress(ObjectNotFound):
-                        listing = await self.request(here, deep=False)
-            children = [] if listing is None else listing.infos
-            entry = self._objects.known(here)
-            above |= {entry.info.id} if entry is not None and entry.info is not None else set()
-            found.extend(children)
-            async with asyncio.TaskGroup() as group:
-                for child in children:
-                    if child.kind == "directory" and (child.id is None or child.id not in above):
-                        group.create_task(visit(child.path, above))
+                if listing is None and is_speculative():  # no caller waits: delay no other request
+                    await poll(lambda: not origin.spare_s())
+                # A folder that is missing, or was removed during the walk, counts as empty.
+                with contextlib.suppress(ObjectNotFound):
+                    listing = listing or await self._request(here, deep=False)
+            if listing is not None:
+                found.extend(listing.infos)
+                for child in _folders(listing.infos, ids):
+                    group.create_task(visit(*child))
 
         try:
-            await visit(folder, frozenset())
-        except* Exception as group:  # raise one error as it is, not a group
-            failure: BaseException = group
-            while isinstance(failure, BaseExceptionGroup):
-                failure = failure.exceptions[0]
-            raise failure from None
+            async with asyncio.TaskGroup() as group:
+                group.create_task(visit(folder, self._ids(folder)))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         return sorted(found, key=_by_path)
 
-    async def _wait_for_spare_rate(self, folder: str) -> None:
-        """Wait until a request that no caller waits for delays no other."""
-        if is_speculative():
-            origin = self._objects.origin(folder)
-            await poll(lambda: not origin.spare_s())
+    def _ids(self, folder: str) -> _Ids:
+        entry = self._objects.known(folder)
+        return frozenset() if entry is None or entry.info is None else frozenset([entry.info.id])
 
-    async def request(self, folder: str, *, deep: bool) -> ListingRecord:
+    async def _request(self, folder: str, *, deep: bool) -> ListingRecord:
         """Request a listing of one level, or of all levels if `deep`, and store it.
 
         The metadata of every child is stored too.
         """
-        if not deep:
-            await self._change_feeds.begin(folder)
-        objects = self._objects
-        stored = objects.engine.cache.metadata.listing_size(objects.identity, folder, most=1)
-        return await self._stale_fallback.instead_of(
-            partial(self._ask, folder, deep=deep),
-            folder,
-            partial(self._stale, folder, deep=deep),
-            has_stale=stored is not None,
-        )
+        ask, stale = partial(self._ask, folder, deep=deep), partial(self._stale, folder, deep=deep)
+        is_stored = self._objects.store.listing_size(self._objects.identity, folder, most=1) is not None
+        return await self._stale_fallback.instead_of(ask, folder, stale if is_stored else None)
 
     async def _ask(self, folder: str, *, deep: bool) -> ListingRecord:
-        objects, now = self._objects, clock.now()
+        objects, origin, now = self._objects, self._objects.origin(folder), clock.now()
         position = self._change_feeds.position(folder)
-        epoch, counter = objects.engine.cache.metadata.epoch(objects.identity), objects.counter(folder)
-        found: list[ObjectInfo] = []
-        origin, here = objects.origin(folder), None
-        try:
-            if origin.by_parent and folder:
-                here = await self._info(folder)
-                now = objects.not_after_folder(f"{folder}/", now)
-            async for info in origin.list(folder, here, deep=deep):
-                found.append(info)
-        except ObjectNotFound as error:
-            if deep and not isinstance(error, NoSuchBucket):  # a misspelled bucket is not an empty folder
-                return _for_once([])
-            raise
+        epoch, counter = objects.store.epoch(objects.identity), objects.counter(folder)
+        here = None
+        if origin.by_parent and folder:
+            here = await self._info(folder)
+            now = objects.not_after_folder(f"{folder}/", now)
+        found = [info async for info in origin.list(folder, here, deep=deep)]
         listings = _by_folder(folder, found) if deep else {folder: found}
         is_folder = here is not None and here.kind == "directory"
         kept: dict[str, int] = {}
@@ -165,22 +149,13 @@ class Listings:
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
             if origin.lists_all(folder):  # a stored listing proves that other names are absent
                 kept = await asyncio.to_thread(self._store, listings, now, epoch, watch)
-        named = (
-            child
-            for here, children in listings.items()
-            for child in children
-            if not _is_nameless(child, here)
-        )
-        children = sorted(named, key=_by_path)
-        return ListingRecord(children, now, kept[folder]) if folder in kept else _for_once(children)
+        children = [child for at, infos in listings.items() for child in infos if not _is_nameless(child, at)]
+        return ListingRecord(sorted(children, key=_by_path), now, kept.get(folder, -1))
 
     def _stale(self, folder: str, *, deep: bool) -> ListingRecord | None:
         """Return what the store has of a listing, of any age."""
-        if not deep:
-            listing = self.cached(folder, math.inf)
-            return listing and _for_once(listing.infos)
-        below = self._below(folder, math.inf)
-        return None if below is None else _for_once(below)
+        listing = (self._below if deep else self.cached)(folder, math.inf)
+        return listing and _for_once(listing.infos)
 
     def _store(
         self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
@@ -191,20 +166,17 @@ class Listings:
         it has a child without a name, or an object and a folder of the same name: the store keeps one entry per name,
         which would hide the other.
         """
+        store, identity, entries = self._objects.store, self._objects.identity, self._objects.entries
         listings = {
             folder: found for folder, found in listings.items() if not _is_ambiguous(folder, found, listings)
         }
-        shared, identity = self._objects.engine.cache.metadata, self._objects.identity
-        counters = {
-            info.path: shared.counter(identity, info.path)
-            for children in listings.values()
-            for info in children
-        }
-        folder_counters = {folder: shared.listing_counter(identity, folder) for folder in listings}
-        if shared.epoch(identity) != epoch:
+        paths = [info.path for found in listings.values() for info in found]
+        counters = {path: store.counter(identity, path) for path in paths}
+        folder_counters = {folder: store.listing_counter(identity, folder) for folder in listings}
+        if store.epoch(identity) != epoch:
             return {}  # a write happened during the request: return the listing, but do not cache it
         try:
-            shared.keep_listings(
+            store.keep_listings(
                 identity,
                 listings,
                 checked_at=now,
@@ -215,8 +187,9 @@ class Listings:
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a listing never fails because of it
             folder_counters = {}
-        # Otherwise an older absence in memory would hide a path that was just listed.
-        self._objects.remove_older(counters, now)
+        for path in paths:  # an older absence in memory would hide a path that was just listed
+            if (old := entries.get(path)) is not None and old.asked_at < now:
+                entries.pop(path, None)
         return folder_counters
 
     def cached(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:
@@ -224,7 +197,7 @@ class Listings:
 
         It expires after `lifetime_s`, or after `max_age`.
         """
-        listing = self._objects.engine.cache.metadata.listing(self._objects.identity, folder)
+        listing = self._objects.store.listing(self._objects.identity, folder)
         if listing is None:
             return None
         at = self._objects.confirmed_until(folder, listing.checked_at, listing.confirmation)
@@ -237,26 +210,21 @@ class Listings:
     def is_current(self, folder: str, listing: ListingRecord, lifetime_s: float | None = None) -> bool:
         """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""
         lifetime_s = self._objects.lifetime_s if lifetime_s is None else lifetime_s
-        counter = self._objects.engine.cache.metadata.listing_counter(self._objects.identity, folder)
+        counter = self._objects.store.listing_counter(self._objects.identity, folder)
         return counter == listing.counter and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
 
-    def _below(
-        self, folder: str, lifetime_s: float | None = None, above: frozenset[str | None] = frozenset()
-    ) -> list[ObjectInfo] | None:
-        """Return all objects and folders below `folder`, if every listing is cached; else None.
-
-        `above` has the ids of the parent folders, to stop at cycles.
-        """
-        entry = self._objects.known(folder)
-        above |= {entry.info.id} if entry is not None and entry.info is not None else set()
-        listing = self.cached(folder, lifetime_s)
-        found = listing and listing.infos
-        for child in found or []:
-            is_cycle = child.id is not None and child.id in above
-            if found is not None and child.kind == "directory" and not is_cycle:
-                below = self._below(child.path, lifetime_s, above | {child.id})
-                found = None if below is None else found + below
-        return None if found is None else sorted(found, key=_by_path)
+    def _below(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:
+        """Return all objects and folders below `folder`, if every listing is cached; else None."""
+        found: list[ObjectInfo] = []
+        pending = [(folder, self._ids(folder))]
+        while pending:
+            here, ids = pending.pop()
+            listing = self.cached(here, lifetime_s)
+            if listing is None:
+                return None
+            found += listing.infos
+            pending += _folders(listing.infos, ids)
+        return _for_once(sorted(found, key=_by_path))
 
     async def is_folder(self, path: str) -> bool:
         """Return whether `path`, which is not an object, is a folder.
@@ -277,6 +245,15 @@ class Listings:
 def _for_once(infos: list[ObjectInfo]) -> ListingRecord:
     """Return a listing that is never current: no change counter is negative."""
     return ListingRecord(infos, 0.0, -1)
+
+
+def _folders(infos: Iterable[ObjectInfo], ids: _Ids) -> list[tuple[str, _Ids]]:
+    """Return the folders of a listing, each with its ids; without those that the listing is in."""
+    return [
+        (info.path, ids | {info.id})
+        for info in infos
+        if info.kind == "directory" and (info.id is None or info.id not in ids)
+    ]
 
 
 def _is_nameless(info: ObjectInfo, folder: str) -> bool:
@@ -300,17 +277,16 @@ def _is_ambiguous(folder: str, found: list[ObjectInfo], listings: Container[str]
 
 def _by_folder(folder: str, found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
     """Split a recursive listing of `folder` into the complete listing of each folder."""
-    listings: dict[str, dict[str, ObjectInfo]] = {folder: {}}
+    listings: dict[str, dict[str, ObjectInfo]] = {folder: {}}  # each but `folder` is a child in another one
     for info in found:
         child = info
+        if info.kind == "directory":
+            listings.setdefault(info.path, {})
         while child.path != folder:
-            parent = child.path.rpartition("/")[0]
-            is_known = child.path in listings.get(parent, {})
+            parent = folder_of(child.path)
+            is_known = parent in listings
             listings.setdefault(parent, {}).setdefault(child.path, child)
-            is_listed = child.kind == "directory" and not child.details.get("cycle")
-            if is_listed:
-                listings.setdefault(child.path, {})
-            if is_known or parent == folder or not parent or not parent.startswith(folder):
+            if is_known:
                 break
-            child = ObjectInfo(path=parent, kind="directory", size=0)
+            child = ObjectInfo(parent, "directory", 0)
     return {name: list(children.values()) for name, children in listings.items()}

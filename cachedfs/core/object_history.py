@@ -1,65 +1,32 @@
-"""Readahead within one object, and when to fetch the rest of it.
-
-A read that misses waits for one request. The rest of the object takes full-size requests, at the speed of the whole
-link. It is worth fetching when going on as before would take more requests and more time. How long a reader goes on is
-unknown; the assumption is GOES_ON times as long as so far.
-"""
+"""Readahead within one object: observe the reads of it, and request what comes next, or the rest of it."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import chain
 
 from cachedfs.common.blocks import covering, merge
+from cachedfs.common.types import Range
 from cachedfs.config import Config
 from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.objects import Objects
-from cachedfs.core.speculation import LinkEstimate
 from cachedfs.core.version import Version
-from cachedfs.readahead.sequential import ReadHistory, SequentialRun, ahead
+from cachedfs.readahead.runs import ReadHistory, is_rest_worth_it
 
-__all__ = ["GOES_ON", "LEAST", "ObjectHistories", "ObjectHistory", "as_declared", "is_rest_worth_it"]
+__all__ = ["ObjectHistories", "ObjectHistory", "as_declared"]
 
-
-GOES_ON = 2
-LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
 MOST = 1000  # objects remembered
 MOST_KEPT = 64
 # An object counts as cached after this many reads of cached blocks that were not requested ahead.
 CACHED_AFTER = 64
 FEW = 64  # objects with more blocks are checked block by block only if an estimate favors fetching the rest
-# Momentary figures of the link would make the decision depend on chance.
-TYPICAL_LINK = LinkEstimate()
 
 _is_declared = ContextVar("cachedfs_is_declared", default=False)
-
-
-def is_rest_worth_it(
-    n_misses: int,
-    n_missing: int,
-    *,
-    block_size: int,
-    blocks_per_request: int,
-    link: LinkEstimate = TYPICAL_LINK,
-) -> bool:
-    """Return whether to fetch the `n_missing` blocks of an object after `n_misses` reads had to wait.
-
-    If they fit into one request, the second read that waits is enough, and its request takes them along.
-    """
-    if n_misses < 2 or not n_missing:
-        return False
-    n_requests = -(-n_missing // blocks_per_request)
-    if n_requests == 1:
-        return True
-    n_more = GOES_ON * n_misses
-    going_on_s = n_more * (link.wait_s + block_size / link.best_per_s)
-    rest_s = link.wait_s + n_missing * block_size / link.total_per_s
-    return n_misses >= LEAST and n_more >= n_requests and going_on_s >= rest_s
 
 
 @contextmanager
@@ -88,12 +55,9 @@ class ObjectHistory:
         self.n_to_observe = 0  # reads of cached blocks to be observed from now on
         self.files: set[int] = set()  # ids of the open files that are read ahead
         self.n_misses = 0
-        self.n_reads = 0  # since the last miss
         self.rest: deque[range] | None = None  # unsent requests, once the rest is worth fetching
         self.n_earned = 0  # blocks of the rest that may be requested now
         self.of_rest: deque[Download] = deque(maxlen=MOST_KEPT)  # the latest requests sent for the rest
-        # By run: the requests that it has not passed. If nothing can be stored, their bytes are only in memory.
-        self._requests: dict[int, deque[Download]] = {}
 
     def take(self, blocks: range) -> bool:
         """Return whether some of these blocks were requested and not read yet. They are read now. From any thread."""
@@ -106,39 +70,8 @@ class ObjectHistory:
 
     def download_at(self, position: int) -> Download | None:
         """Return a request that brings the byte at `position`. From any thread."""
-        for requests in list(self._requests.values()):
-            for download in list(requests):
-                if download.covers(position):
-                    return download
-        return None
-
-    def after(self, start: int, stop: int, left: int | None) -> list[deque[Download]]:
-        """Record a read (see `ReadHistory.after`); return the requests that are not wanted any more."""
-        reads, n_wasted, dropped = self.reads.after(start, stop, left=left), 0, []
-        for run in reads.dropped:
-            requests = self._requests.pop(run.number, deque())
-            arriving = {index for download in requests for index in download.blocks_until_stop}
-            n_wasted += len(arriving.intersection(chain(*run.unread(reads.block_size))))
-            dropped.append(requests)
-        self.reads = reads._replace(dropped=(), n_wasted=reads.n_wasted + n_wasted)
-        self.n_reads += 1
-        return dropped
-
-    def requests_of(self, run: SequentialRun) -> deque[Download]:
-        """Return the requests ahead of a run, without those it has passed. They may be in any order."""
-        requests = self._requests.setdefault(run.number, deque())
-        is_backwards = run.repeats > 0 and run.start < run.origin
-        for _ in range(len(requests)):
-            download = requests.popleft()
-            if download.start < run.stop if is_backwards else download.stop > run.start:
-                requests.append(download)
-        return requests
-
-    def stop(self) -> list[deque[Download]]:
-        """Return all requests, which are not wanted any more."""
-        requests, self._requests = list(self._requests.values()), {}
-        self.reads = ReadHistory(self.reads.block_size)
-        return requests
+        sent = (download for run in self.reads.runs for download in list(run.requests))
+        return next((download for download in sent if download.covers(position)), None)
 
 
 class ObjectHistories:
@@ -160,27 +93,43 @@ class ObjectHistories:
         history, objects = self.history(version), self._objects
         if file is not None:
             history.files.add(file)
-        for requests in history.after(start, stop, left):
-            self._downloads.cancel_speculative(requests)
+        reads, n_touched = history.reads, history.reads.n_touched
+        for run in reads.observe(start, stop, left=left):
+            reads.end(run, {index for download in run.requests for index in download.blocks_until_stop})
+            self._downloads.cancel_speculative(run.requests)
         window = objects.engine.window(objects.config)
-        history.reads, wanted = ahead(
-            history.reads,
+        per_request = _per_request(objects.config, window)
+        # A read is reported twice if its block is stored, and released, before the reader takes the bytes.
+        if reads.n_touched > n_touched:
+            history.n_earned += per_request
+        wanted = reads.ahead(
             n_blocks=version.n_blocks,
-            blocks_per_request=_per_request(objects.config, window),
+            per_request=per_request,
             most=window // version.block_size,
+            is_missing=partial(self._is_missing, version),
         )
         if wanted:
-            history.requested.update(self._missing(version, chain(*wanted)))
-            keep = history.requests_of(history.reads.runs[0])
-            self._downloads.launch_speculative(version, wanted, keep)
+            history.requested.update(chain(*wanted))
+            requests = reads.runs[0].requests
+            for _ in range(
+                len(requests)
+            ):  # If nothing can be stored, the bytes are only there until they are read.
+                download = requests.popleft()
+                if not reads.unread.keys().isdisjoint(
+                    covering(Range(download.start, download.stop), version.block_size)
+                ):
+                    requests.append(download)
+            self._downloads.launch_speculative(version, wanted, requests)
 
     def close_file(self, version: Version, file: int) -> None:
         """Cancel what was requested ahead once the last open file of an object is closed."""
         history = self._objects.engine.histories.get(version.digest)
         if history is not None and file in history.files:
             history.files.remove(file)
-            for requests in () if history.files else history.stop():
-                self._downloads.cancel_speculative(requests)
+            if not history.files:
+                for run in history.reads.runs:
+                    self._downloads.cancel_speculative(run.requests)
+                history.reads = ReadHistory(version.block_size)
 
     def observe_miss(self, version: Version, blocks: range, *, is_first: bool = False) -> None:
         """Record that a reader may have to wait for `blocks`, and request more of the object if that pays off.
@@ -197,9 +146,7 @@ class ObjectHistories:
             return
         per_request = _per_request(self._objects.config, window)
         history.n_misses += 1
-        if history.rest is not None:
-            history.n_earned += max(1, history.n_reads) * per_request
-        elif missing := self._rest(version, history.n_misses, per_request):
+        if history.rest is None and (missing := self._rest(version, history.n_misses, per_request)):
             if len(missing) <= per_request:
                 self._downloads.launch(version, [index for index in missing if index >= free[0]])
             others = [index for index in missing if index not in blocks]
@@ -207,7 +154,6 @@ class ObjectHistories:
             parts = merge(others, version.block_size, size=size, request_size=request_size)
             history.rest = deque(covering(part, version.block_size) for part in parts)
             history.n_earned = window // version.block_size
-        history.n_reads = 0
         requests = []
         while history.rest and history.n_earned > 0:
             requests.append(history.rest.popleft())
@@ -216,24 +162,20 @@ class ObjectHistories:
 
     def _rest(self, version: Version, n_misses: int, per_request: int) -> list[int]:
         """Return the missing blocks of an object if they are worth fetching, else an empty list."""
-        objects, size, n_blocks = self._objects, version.block_size, version.n_blocks
-        if (
-            n_misses < 2
-            or not objects.config.read_ahead
-            or not objects.engine.fits(objects.config, n_blocks * size)
-        ):
-            return []
-        is_worth_it = partial(is_rest_worth_it, n_misses, block_size=size, blocks_per_request=per_request)
-        if n_blocks > FEW and not is_worth_it(n_blocks - n_misses):
+        config, engine, n_blocks = self._objects.config, self._objects.engine, version.n_blocks
+        is_worth_it = partial(is_rest_worth_it, n_misses, per_request=per_request)
+        may_be = is_worth_it(n_blocks - n_misses if n_blocks > FEW else 1) and config.read_ahead > 0
+        if not may_be or not engine.fits(config, n_blocks * version.block_size):
             return []
         missing = self._missing(version, range(n_blocks))
         return missing if is_worth_it(len(missing)) else []
 
-    def _missing(self, version: Version, blocks: Iterable[int]) -> list[int]:
-        download, has = self._objects.engine.by_block, self._objects.engine.cache.has
-        return [
-            index for index in blocks if (version.digest, index) not in download and not has(version, index)
-        ]
+    def _missing(self, version: Version, blocks: range) -> list[int]:
+        return [index for index in blocks if self._is_missing(version, index)]
+
+    def _is_missing(self, version: Version, index: int) -> bool:
+        engine = self._objects.engine
+        return (version.digest, index) not in engine.by_block and not engine.cache.has(version, index)
 
     def history(self, version: Version) -> ObjectHistory:
         """Return the history of an object, a new one if there is none."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fsspec.utils import tokenize
@@ -50,6 +51,7 @@ ABSENCE_S = 10.0
 MOST = 50_000  # entries in memory, at most 3 kB each with all GCS metadata; a query for another takes 15 us
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Entry:
     """The metadata of one path as of `asked_at`, in seconds since the epoch.
 
@@ -58,22 +60,14 @@ class Entry:
     the origin's text, if it reported the absence to this process.
     """
 
-    __slots__ = ("asked_at", "by_listing", "counter", "info", "origin_error", "path", "slots", "version")
-
-    def __init__(
-        self,
-        path: str,
-        info: ObjectInfo | None,
-        asked_at: float,
-        counter: int,
-        slots: tuple[int, ...],
-        *,
-        by_listing: bool = False,
-        origin_error: str = "",
-    ) -> None:
-        self.path, self.info, self.asked_at, self.counter, self.slots = path, info, asked_at, counter, slots
-        self.by_listing, self.origin_error = by_listing, origin_error
-        self.version: Version | None = None  # made by `Objects.version`
+    path: str
+    info: ObjectInfo | None
+    asked_at: float
+    counter: int
+    slots: tuple[int, ...]
+    by_listing: bool = False
+    origin_error: str = ""
+    version: Version | None = None  # made by `Objects.version`
 
     @property
     def object(self) -> ObjectInfo:
@@ -90,8 +84,7 @@ def is_fresh(asked_at: float, now: float, *, lifetime_s: float, absence: bool = 
     """
     if math.isinf(lifetime_s):
         return True
-    age = now - asked_at
-    return 0 <= age < (min(lifetime_s, ABSENCE_S) if absence else lifetime_s)
+    return 0 <= now - asked_at < (min(lifetime_s, ABSENCE_S) if absence else lifetime_s)
 
 
 class Objects:
@@ -103,13 +96,22 @@ class Objects:
     after a fork.
     """
 
+    engine: Engine
+    """The engine of this process: made at the first use, and again after a fork or once it was closed."""
+    store: MetadataStore
+    """The metadata on disk, of this engine."""
+    identity: str
+    """Text that identifies the data, part of every block key.
+
+    The first use may ask Drive whose credentials these are. It changes if nobody had signed in, and somebody does.
+    """
+
     def __init__(
         self, protocol: str, options: Mapping[str, Any], config: Config, url: Callable[[str], str]
     ) -> None:
         self.protocol, self.options, self.config = protocol, options, config
         self.url = url  # returns the full URL of a path, for messages
         check_options(protocol, options)
-        self._identity: str | None = None
         self._identify_at = math.inf  # when to ask again whose data this is
         self._identifying: asyncio.Future[str] | None = None
         self._look_at = -math.inf  # when to look again: identity and shared files may be others
@@ -119,12 +121,9 @@ class Objects:
 
     # The engine, the identity and the origin.
 
-    engine: Engine
-    """The engine of this process: made at the first use, and again after a fork or once it was closed."""
-    store: MetadataStore
-    """The metadata on disk, of this engine."""
-
     def __getattr__(self, name: str) -> Any:
+        if name == "identity":
+            return self._identify()
         if name not in ("engine", "store"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         engine = engine_for(self.config)
@@ -142,29 +141,19 @@ class Objects:
         self.__dict__.pop("store", None)
         self._look_at, self._origin, self.entries = -math.inf, None, OrderedDict()
 
-    @property
-    def identity(self) -> str:
-        """Text that identifies the data, part of every block key.
-
-        The first use may ask Drive whose credentials these are. It changes if nobody had signed in, and somebody does.
-        """
-        return self._identity or self._identify()
-
     def _identify(self) -> str:
-        known, found = (
-            self._identity,
-            identity_of(self.protocol, self.options, may_ask=not self.config.offline),
-        )
+        known = self.__dict__.get("identity")
+        found = identity_of(self.protocol, self.options, may_ask=not self.config.offline)
         self._identify_at = time.monotonic() + identity_lasts_s(found)
         if found != known:
-            self._identity, self._origin = found, None
+            self.identity, self._origin = found, None
             if known is not None:
                 self.entries = self.engine.entries(found)
         return found
 
     async def find_identity(self) -> None:
         """Find the identity in a thread, if it is not known: `identity` may block on a request."""
-        if self._identity is not None and time.monotonic() < self._identify_at:
+        if "identity" in self.__dict__ and time.monotonic() < self._identify_at:
             return
         finding = self._identifying
         if finding is None or finding.done() or finding.get_loop() is not asyncio.get_running_loop():
@@ -185,7 +174,7 @@ class Objects:
         """Return the origin; raises OriginUnavailable, naming `path`, if `offline` is set."""
         if self.config.offline:
             raise self.offline(path)
-        identity, origin = self.identity, self._origin
+        identity, origin = self.identity, self._origin  # the identity first: a new one has another origin
         if origin is None:
             origin = self._origin = self.engine.origin(
                 self.protocol, self.options, identity=identity, concurrency=self.config.concurrency
@@ -205,11 +194,11 @@ class Objects:
         if time.monotonic() >= self._look_at:
             self._look()
         # The usual case, without further calls: an object or folder in memory that did not change.
-        entry = self.entries.get(path)
+        counters, entry = self.store.counters, self.entries.get(path)
         if (
             entry is not None
             and entry.info is not None
-            and self._counters.at(entry.slots) == entry.counter
+            and counters.at(entry.slots) == entry.counter
             and 0 <= clock.now() - entry.asked_at < self._lifetime_s
         ):
             return entry
@@ -220,12 +209,10 @@ class Objects:
         """Once a second, look whether others replaced the shared files, or the identity is another now."""
         if time.monotonic() >= self._identify_at:
             self._identify()
-        store = self.store
-        self._counters = store.counters
-        look_at = store.look()
+        look_at = self.store.look()
         is_final = math.isinf(self.config.lifetime_s)
         # If changes by other processes cannot be noticed, nothing is fresh.
-        self._lifetime_s = self.config.lifetime_s if is_final or store.sees_other_processes else 0.0
+        self._lifetime_s = self.config.lifetime_s if is_final or self.store.sees_other_processes else 0.0
         self._look_at = min(look_at, self._identify_at)
 
     def known(self, path: str, *, newest: bool = False) -> Entry | None:
@@ -233,41 +220,36 @@ class Objects:
 
         With `newest`, the store is asked in any case: another process may know more.
         """
-        entry = self.in_memory(path)
+        store, entry = self.store, self.entries.get(path)  # the store first: it has entries of this process
+        if entry is not None and store.counter_at(entry.slots) != entry.counter:
+            entry = None
         if entry is not None and not newest and self.is_fresh(entry):
             return entry
         found = self._in_store(path)
         if found is not None and (entry is None or found.asked_at > entry.asked_at):
-            self._remember(found)
-            return found
-        if entry is None:
+            entry = self._remember(found)
+        elif entry is None:
             self.entries.pop(path, None)
         return entry
 
-    def in_memory(self, path: str) -> Entry | None:
-        """Return the valid entry of `path`, of any age, from this process's memory only."""
-        store, entry = (
-            self.store,
-            self.entries.get(path),
-        )  # the store first: it makes `entries` those of this process
-        return entry if entry is not None and store.counter_at(entry.slots) == entry.counter else None
+    def _remember(self, entry: Entry) -> Entry:
+        self.entries[entry.path] = entry
+        while len(self.entries) > MOST:
+            with contextlib.suppress(KeyError):  # another thread removes entries too
+                self.entries.popitem(last=False)
+        return entry
 
-    def existing(self, path: str) -> Entry | None:
-        """Return the fresh entry of `path`, or None.
+    def existing(self, path: str, *, whole: bool = False) -> Entry | None:
+        """Return the fresh entry of `path`, or None; with `whole`, only one that has all details of a lookup.
 
         Raises ObjectNotFound if the path is known to be absent, without or with the slash that it ends in.
         """
         entry = self.fresh(path)
-        if entry is not None and entry.info is None:
-            if path != without_slash(path):
-                return None
+        if entry is None or (entry.info is None and path != without_slash(path)):
+            return None
+        if entry.info is None:
             raise self.not_found(path, entry)
-        return entry
-
-    def existing_whole(self, path: str) -> Entry | None:
-        """Return the fresh entry of `path` if it has all the details of a lookup, else None; raises like `existing`."""
-        entry = self.existing(path)
-        return entry if entry is not None and is_whole(self.identity, entry.object) else None
+        return None if whole and not is_whole(self.identity, entry.info) else entry
 
     def version(self, entry: Entry) -> Version | None:
         """Return the version that an entry is about; None for an absence, a folder, and what cannot be cached."""
@@ -307,31 +289,26 @@ class Objects:
         counter: int,
         watch: FeedSnapshot | None = None,
         origin_error: str = "",
-        before_storing: Callable[[Entry], object] | None = None,
     ) -> Entry:
         """Keep an answer of the origin: `info`, or None for an absence. Return its entry.
 
         `asked_at` and `counter` are the time and the change counter from before the request. `watch` is the change feed
-        that reports changes of the path. `before_storing` is called with the entry of an answer that came with a read,
-        which has fewer details than a lookup, before other processes can see it.
+        that reports changes of the path.
         """
         identity, old = self.identity, self.entries.get(path)
         known = None if old is None else old.info
-        if before_storing is not None and info is not None and known is not None:
-            info = info if is_whole(identity, info) else with_known_details(info, known)
-        slots = slots_of(identity, path)
-        entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
-        self._remember(entry)
-        if before_storing is not None:
-            before_storing(entry)
+        if info is not None and known is not None and not is_whole(identity, info):
+            info = with_known_details(info, known)
+        entry = Entry(path, info, asked_at, counter, slots_of(identity, path), origin_error=origin_error)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
+        self._remember(entry)
         self.engine.store_queue.put(records=[record])
         return entry
 
     def expire(self, path: str) -> None:
         """Expire the metadata of `path` and its folder's listing, for all processes of the machine."""
-        store = self.store  # first: makes `_entries` those of this process
+        store = self.store  # first: it makes `entries` those of this process
         self.entries.pop(path, None)
         store.changed(self.identity, [path])
 
@@ -341,19 +318,6 @@ class Objects:
         if known is not None and known.info is not None and known.info.fingerprint == info.fingerprint:
             self.expire(info.path)
 
-    def remove_older(self, paths: Iterable[str], asked_at: float) -> None:
-        """Remove entries of `paths` older than `asked_at` from memory: the store has newer ones."""
-        for path in paths:
-            old = self.entries.get(path)
-            if old is not None and old.asked_at < asked_at:
-                self.entries.pop(path, None)
-
-    def _remember(self, entry: Entry) -> None:
-        self.entries[entry.path] = entry
-        while len(self.entries) > MOST:
-            with contextlib.suppress(KeyError):  # another thread removes entries too
-                self.entries.popitem(last=False)
-
     # The store.
 
     def _in_store(self, path: str) -> Entry | None:
@@ -361,36 +325,27 @@ class Objects:
 
         It is an absence if a valid, complete listing of the folder lacks the path.
         """
-        store, identity = self.store, self.identity
-        record, listed = store.find(identity, path)
+        record, listed = self.store.find(self.identity, path)
         if record is None and listed is None:
             return None
-        slots, entry = slots_of(identity, path), None
-        counter = store.counter_at(slots)
+        slots, entry = slots_of(self.identity, path), None
+        counter = self.store.counter_at(slots)
         if record is not None and record.counter == counter:
             at = self.confirmed_until(folder_of(path), record.checked_at, record.confirmation)
             entry = Entry(path, record.info, at, counter, slots)
-        absent_at = None if listed is None else self._absent_at(path, listed)
+        absent_at = self.unlisted_at(path, listed) if listed is not None else None
         if absent_at is None or (entry is not None and entry.asked_at >= absent_at):
             return entry
         return Entry(path, None, absent_at, counter, slots, by_listing=True)
 
-    def unlisted_at(self, path: str) -> float | None:
+    def unlisted_at(self, path: str, listed: ListedName | None = None) -> float | None:
         """Return the time of the valid, complete listing of the folder of `path` that lacks it; None without one."""
-        listed = self.store.find(self.identity, path)[1]
-        return None if listed is None else self._absent_at(path, listed)
-
-    def _absent_at(self, path: str, listed: ListedName) -> float | None:
-        folder = folder_of(path)
-        if not folder or listed.is_present or names_a_version(self.identity, path):
+        folder, listed = folder_of(path), listed or self.store.find(self.identity, path)[1]
+        if listed is None or listed.is_present or not folder or names_a_version(self.identity, path):
             return None
         if listed.counter != self.store.listing_counter(self.identity, folder):
             return None
         return self.confirmed_until(folder, listed.checked_at, listed.confirmation)
-
-    def newest_version_at(self, folder: str) -> float:
-        """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed."""
-        return self.store.newest_version(self.identity, folder)
 
     def confirmed_until(self, folder: str, asked_at: float, confirmation: FeedConfirmation | None) -> float:
         """Return the time up to which an answer from `asked_at` about a path in `folder` is confirmed.
@@ -402,13 +357,9 @@ class Objects:
             return asked_at
         if not folder:
             return confirmation.at
-        entry = self.in_memory(folder)
-        if entry is None or entry.asked_at < confirmation.at:
-            entry = self._in_store(folder)
-            if entry is None or entry.asked_at < confirmation.at:
-                return asked_at
-            self._remember(entry)
-        id = None if entry.info is None else entry.info.id
+        here = self.entries.get(folder)
+        here = self.known(folder, newest=here is None or here.asked_at < confirmation.at)
+        id = None if here is None or here.asked_at < confirmation.at or here.info is None else here.info.id
         is_same = id is not None and hash_of(self.identity, id) == confirmation.folder
         return confirmation.at if is_same else asked_at
 

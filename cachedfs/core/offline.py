@@ -32,35 +32,36 @@ class StaleFallback:
         self._warned = False
 
     async def instead_of(
-        self,
-        request: Callable[[], Awaitable[T]],
-        path: str,
-        stale: Callable[[], T | None],
-        *,
-        has_stale: bool,
+        self, request: Callable[[], Awaitable[T]], path: str, stale: Callable[[], T | None] | None
     ) -> T:
         """Return the answer of `request`, or `stale()` if the origin cannot be reached.
 
-        With a stale answer, requests connect within seconds, and none is sent if the origin was unreachable a moment
-        ago. Raises OriginUnreachable if there is none, or `stale_if_error` is not set.
+        Where there may be a stale answer (`stale` is not None), requests connect within seconds, and none is sent if the
+        origin was unreachable a moment ago. Raises OriginUnreachable without one, or without `stale_if_error`.
         """
         objects = self._objects
-        has_stale = has_stale and objects.config.stale_if_error
-        if has_stale and objects.engine.is_unreachable(objects.identity) and (old := stale()) is not None:
-            self._warn(f"{objects.url(path)}: the origin could not be reached a moment ago")
-            return old
-        token = has_stale_answer.set(has_stale)
+        stale = stale if objects.config.stale_if_error else None
+        is_unreachable = stale is not None and objects.engine.is_unreachable(objects.identity)
+        if stale is not None and is_unreachable and (old := stale()) is not None:
+            return self._served(old, f"{objects.url(path)}: the origin could not be reached a moment ago")
+        token = has_stale_answer.set(stale is not None)
         try:
             return await request()
         except OriginUnreachable as error:
             objects.engine.mark_unreachable(objects.identity)
-            old = stale() if has_stale else None
-            if old is None:
+            if stale is None or (old := stale()) is None:
                 raise
-            self._warn(str(error))
-            return old
+            return self._served(old, str(error))
         finally:
             has_stale_answer.reset(token)
+
+    def _served(self, old: T, reason: str) -> T:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
+            )
+        return old
 
     def can_serve(self, old: Entry) -> bool:
         """Return whether a stale entry can stand for the origin's answer.
@@ -71,9 +72,9 @@ class StaleFallback:
         """
         if old.info is not None:
             return True
-        now = clock.now()
-        newest_at = self._objects.newest_version_at(folder_of(old.path))
-        unlisted_at = self._objects.unlisted_at(old.path)
+        objects, now = self._objects, clock.now()
+        newest_at = objects.store.newest_version(objects.identity, folder_of(old.path))
+        unlisted_at = objects.unlisted_at(old.path)
         # A time to come is that of a clock that was wrong, and proves nothing.
         if unlisted_at is not None and newest_at <= unlisted_at <= now:
             return True
@@ -88,10 +89,3 @@ class StaleFallback:
             return False
         known = (self._objects.known(f"{folder}/{other}") for other in ZARR_METADATA if other != name)
         return any(entry is not None and entry.info is not None for entry in known)
-
-    def _warn(self, reason: str) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
-            )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.common.types import ObjectKey
+from cachedfs.cache.index.metadata_records import hash_of
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import CachedFSError
 
@@ -42,12 +42,12 @@ class PathLocks:
 
         Raises CachedFSError if the holder has had no heartbeat for 10 minutes.
         """
-        lock = ObjectKey(identity, path, "who changes it?", 0).hash64(0)
-        heartbeats = f"heartbeats at {identity}"
-        await self._take(lock, heartbeats, path, url)
+        lock, heartbeats = hash_of(f"changes at {identity}", path), f"heartbeats at {identity}"
+        await self._take(lock, url, lambda: self._cache.metadata.counter(heartbeats, path))
         try:
-            self._beat(heartbeats, path)
-            beating = asyncio.create_task(self._keep_beating(heartbeats, path))
+            beat = partial(self._cache.metadata.overtaken, heartbeats, [path], ())
+            beat()
+            beating = asyncio.create_task(_repeat(beat))
             try:
                 yield
             finally:
@@ -55,40 +55,36 @@ class PathLocks:
         finally:
             self._cache.locks.release(lock)
 
-    async def _keep_beating(self, heartbeats: str, path: str) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            self._beat(heartbeats, path)
-
-    def _beat(self, heartbeats: str, path: str) -> None:
-        self._cache.metadata.overtaken(heartbeats, [path], ())
-
-    async def _take(self, lock: int, heartbeats: str, path: str, url: str) -> None:
+    async def _take(self, lock: int, url: str, last_beat: Callable[[], int]) -> None:
         """Wait for a lock; warn once after OVERDUE_S seconds."""
-        warn_at = time.monotonic() + OVERDUE_S
+        locks = self._cache.locks
 
         def is_ours() -> bool:
-            nonlocal warn_at
-            if self._cache.locks.take(lock):
+            if locks.take(lock):
                 return True
             # A new holder may not have sent a heartbeat yet, so its process id counts too.
-            now, holder = time.monotonic(), self._cache.locks.holder(lock)
-            beat = holder, self._cache.metadata.counter(heartbeats, path)
+            now, beat = time.monotonic(), (locks.holder(lock), last_beat())
             if self._seen.setdefault(lock, (beat, now))[0] != beat:
                 self._seen[lock] = beat, now
             if now - self._seen[lock][1] >= STUCK_S:
-                raise CachedFSError(_text_if_stuck(url, holder))
-            if now >= warn_at:
-                logger.warning("%s: waiting for %s, which is changing it", url, _name(holder))
-                warn_at = math.inf
+                raise CachedFSError(_text_if_stuck(url, beat[0]))
             return False
 
         try:
-            await poll(is_ours)
+            if not await poll(is_ours, within_s=OVERDUE_S):
+                holder = _name(locks.holder(lock))
+                logger.warning("%s: waiting for %s, which is changing it", url, holder)
+                await poll(is_ours)
         except asyncio.CancelledError:
             self._seen.pop(lock, None)
             raise
         self._seen.pop(lock, None)
+
+
+async def _repeat(beat: Callable[[], object]) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        beat()
 
 
 def _name(pid: int | None) -> str:

@@ -30,7 +30,9 @@ __all__ = ["TRIES", "Reader", "versions_read"]
 logger = logging.getLogger("cachedfs.core")
 
 TRIES = 3  # attempts of one read: cached metadata may be stale, and the next version may be replaced too
-MISSING_IN_A_ROW = 16  # objects of one call, until the others are not looked for one by one
+UNKNOWN_IN_A_ROW = (
+    16  # objects that the store did not know: then the lookup itself asks it, in the loop's thread
+)
 MANY_READERS = FIRST_AT_ONCE  # as many as requests in flight at first
 HITS_INLINE = 4  # more cached blocks than this are copied in a thread, to keep the event loop free
 
@@ -71,6 +73,7 @@ class Reader:
         self._awaited = self.chunk_prefetch.awaited
         self._block_size, self._verifies = objects.config.block_size, objects.config.verify_always
         self._reads_ahead, self._whole_request = objects.config.read_ahead > 0, objects.config.whole_request
+        self._n_unknown = 0  # latest reads, in a row, of objects that neither memory nor the store knew
 
     # Cached reads: any thread, no event loop, no request.
 
@@ -84,7 +87,10 @@ class Reader:
             self.chunk_prefetch.reached(path, start, stop)
             if path not in self.objects.entries:  # its answer has not come
                 return None
+        elif self._n_unknown >= UNKNOWN_IN_A_ROW and path not in self.objects.entries:
+            return None
         entry = self.objects.fresh(path)
+        self._n_unknown = self._n_unknown + 1 if entry is None else 0
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
             version = self._version(path, entry)
@@ -209,6 +215,8 @@ class Reader:
             with waiting(path, start, stop):
                 for tries_left in reversed(range(TRIES)):
                     entry, download = await self.lookups.resolve(path, want, demand=ALL)
+                    if download is None:
+                        self._n_unknown = 0  # the store may know the next ones too
                     try:
                         # After a change, the bytes of any one version do.
                         is_pinned = tries_left == TRIES - 1
@@ -229,17 +237,11 @@ class Reader:
         `batch_size` are fetched at a time. It blocks: not for the event loop thread.
         """
         found: list[bytes | BaseException | None] = []
-        n_missing = 0  # in a row
         for each in wanted:
-            # Of many new objects, the first is requested before all are looked for: the reads below do that too.
-            if n_missing >= MISSING_IN_A_ROW and each[0] not in self.objects.entries:
-                found.append(None)
-                continue
             try:
                 found.append(self.cached(*each))
             except OSError as error:
                 found.append(error)
-            n_missing = n_missing + 1 if found[-1] is None else 0
 
         async def fetch(number: int) -> None:
             try:

@@ -8,8 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from functools import partial
+from itertools import chain, groupby
+from operator import attrgetter
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from cachedfs.cache.block_store import BlockStore
@@ -22,8 +26,13 @@ __all__ = ["StoreQueue", "FetchedBlock"]
 
 logger = logging.getLogger("cachedfs.core")
 
-GATHER_S = 0.005  # everything added within this time is stored in one transaction
-BATCH_BYTES = 8 << 20  # per transaction: amortizes its cost, and still lets drain() end in time
+# A caller that reads small objects one by one can send its next request undisturbed, and waking the thread for each of
+# many small blocks would cost as much as storing them.
+GATHER_S = 0.005
+BATCH_BYTES = (
+    8 << 20
+)  # about as much is stored at once: amortizes a transaction, and lets drain() end in time
+DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 
 
 class FetchedBlock(NamedTuple):
@@ -36,6 +45,12 @@ class FetchedBlock(NamedTuple):
     bounds: CacheBounds
 
 
+class _Item(NamedTuple):
+    blocks: Sequence[FetchedBlock]
+    records: Sequence[MetadataRecord]
+    then: Callable[[], object] | None
+
+
 class StoreQueue:
     """One thread that stores blocks and metadata records, oldest first. The first addition starts it.
 
@@ -45,23 +60,17 @@ class StoreQueue:
 
     def __init__(self, cache: BlockStore, stored: Callable[[Sequence[FetchedBlock], bool], None]) -> None:
         self._cache = cache
-        self._stored = stored  # called for each batch with True if all its blocks were stored
-        # Always entered directly: an interrupt inside `with self._changed` would leave the lock held.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._blocks: list[FetchedBlock] = []
-        self._records: list[MetadataRecord] = []
-        self._callbacks: list[Callable[[], object]] = []
-        self._idle = False  # the thread waits for a first item, not for more items of a batch
-        self._busy = False
-        self._closed = False
-        self._draining = 0  # number of callers in drain()
+        self._stored = stored  # called with blocks, and with True if all of them were stored
+        # Written in C: an interrupt leaves no lock held, as it may in `threading.Condition`. None ends the thread.
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._lock = threading.RLock()  # guards the start of the thread, and the counters
         self._thread: threading.Thread | None = None
         self._has_warned = False  # the failure to start the thread was logged
         # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
         # loop thread.
         self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
-        self.queued_bytes = 0  # Invariant: bytes in _blocks and in the batch that is being written
+        self.queued_bytes = 0
+        self.n_blocks = 0  # blocks added so far
 
     def put(
         self,
@@ -71,125 +80,102 @@ class StoreQueue:
     ) -> None:
         """Queue blocks and metadata records for storing.
 
-        `then` is called in the writer thread once the records added so far are stored.
+        `then` is called in the writer thread once all that was added so far is stored.
         """
         with self._lock:
-            self._blocks += blocks
-            self._records += records
-            if then is not None:
-                self._callbacks.append(then)
-            self.queued_bytes += sum([block.size for block in blocks])
-            is_running = self._thread is not None or self._start()
-            # Waking the thread for each of many small blocks would cost as much as storing them.
-            if self._idle or self.queued_bytes >= BATCH_BYTES:
-                self._idle = False  # it wakes once
-                self._changed.notify_all()
-        if not is_running:
+            for block in blocks:
+                block.download.n_received += 1
+                self.queued_bytes += block.size
+            self.n_blocks += len(blocks)
+            self._queue.put(_Item(blocks, records, then))
+            if self._thread is None:
+                self._start()
+        if self._thread is None:
             self._remove_all()
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until the queue is empty and stored.
+    def drain(self, timeout_s: float = DRAIN_S) -> bool:
+        """Wait until all that was added so far is stored.
 
         Return False if that takes longer than `timeout_s` seconds.
         """
-        with self._lock:
-            self._draining += 1
-            self._changed.notify_all()
-            try:
-                return self._changed.wait_for(
-                    lambda: not (self._blocks or self._records or self._callbacks or self._busy), timeout_s
-                )
-            finally:
-                self._draining -= 1
+        if self._thread is None or not self._thread.is_alive():
+            return True
+        stored: SimpleQueue[None] = SimpleQueue()
+        self.put(then=partial(stored.put, None))
+        with contextlib.suppress(Empty):
+            stored.get(timeout=timeout_s)
+            return True
+        return False
 
     def close(self) -> None:
-        """End the thread once the queue is empty."""
-        with self._lock:
-            self._closed = True
-            self._changed.notify_all()
+        """End the thread once all that was added so far is stored."""
+        self._queue.put(None)
 
-    def _start(self) -> bool:
-        """Start the thread; return False if it cannot be started."""
+    def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="cachedfs-write", daemon=True)
         try:
             thread.start()
+            self._thread = thread
         except RuntimeError as error:  # too many threads, or (Python 3.12) the main thread has ended
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning("blocks are not cached while no thread can be started: %s", error)
-            return False
-        self._thread = thread
-        return True
 
     def _remove_all(self) -> None:
         """Empty the queue because no thread can store it.
 
         Otherwise requests would wait for space forever. The next addition tries again to start the thread.
         """
-        with self._lock:
-            blocks, callbacks = self._blocks, self._callbacks
-            self._blocks, self._records, self._callbacks = [], [], []
-            self.queued_bytes -= sum(block.size for block in blocks)
-        for function in callbacks:
-            self._attempt(function)
-        if blocks:
-            self._attempt(lambda: self._stored(blocks, False))
+        with contextlib.suppress(Empty):
+            while item := self._queue.get_nowait():
+                self._finish(item.blocks, False)
+                if item.then is not None:
+                    self._attempt(item.then)
 
     def _run(self) -> None:
-        while self._store_next():
-            pass
+        while (item := self._queue.get()) is not None:
+            if item.then is None and self.queued_bytes < BATCH_BYTES:
+                time.sleep(GATHER_S)
+            items, size = [], 0
+            while item is not None:
+                items.append(item)
+                size += sum([block.size for block in item.blocks])
+                if size >= BATCH_BYTES or self._queue.empty():
+                    break
+                item = self._queue.get()
+            self._store(items)
+            if item is None:
+                return
 
-    def _store_next(self) -> bool:
-        """Wait for items and store one batch; return False when the thread should end."""
-        with self._lock:
-            self._busy = False
-            self._changed.notify_all()  # for `drain`
-            while not (self._blocks or self._records or self._callbacks):
-                if self._closed:
-                    return False
-                self._idle = True
-                self._changed.wait()
-            self._idle = False
-            # Wait a moment: a caller that reads small objects one by one can send its next request undisturbed.
-            if not (self._closed or self._draining or self.queued_bytes >= BATCH_BYTES):
-                self._changed.wait(GATHER_S)
-            blocks, records, callbacks = self._batch(), self._records, self._callbacks
-            self._records, self._callbacks, self._busy = [], [], True
+    def _store(self, items: Sequence[_Item]) -> None:
         with contextlib.suppress(OSError):  # a broken directory: storing says why
             self._cache.wait_for_deletion()
         # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
-        if records:
-            self._attempt(lambda: self._cache.metadata.keep_records(records))
-        for function in callbacks:
-            self._attempt(function)
-        if blocks:
-            pairs, bounds = [(block.key, block.pieces) for block in blocks], blocks[0].bounds
-            keys = [block.key for block in blocks]
+        if records := [record for item in items for record in item.records]:
+            self._attempt(self._cache.metadata.keep_records, records)
+        blocks = [block for item in items for block in item.blocks]
+        for bounds, group in groupby(blocks, attrgetter("bounds")):
+            some = list(group)
+            keys = [block.key for block in some]
             victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
-            are_stored = self._attempt(lambda: self._cache.put(pairs, bounds, victims=victims))
-            with self._lock:
-                self.queued_bytes -= sum(block.size for block in blocks)
-            self._attempt(lambda: self._stored(blocks, are_stored))
-        return True
+            pairs = [(block.key, block.pieces) for block in some]
+            self._finish(some, self._attempt(self._cache.put, pairs, bounds, victims=victims))
+        for item in items:
+            if item.then is not None:
+                self._attempt(item.then)
 
-    def _batch(self) -> list[FetchedBlock]:
-        """Take the oldest blocks that share cache bounds, up to one batch."""
-        size = n = 0
-        for block in self._blocks:
-            size += block.size
-            if n and (size > BATCH_BYTES or block.bounds != self._blocks[0].bounds):
-                break
-            n += 1
-        batch, self._blocks = self._blocks[:n], self._blocks[n:]
-        return batch
+    def _finish(self, blocks: Sequence[FetchedBlock], are_stored: bool) -> None:
+        with self._lock:
+            self.queued_bytes -= sum([block.size for block in blocks])
+        self._attempt(self._stored, blocks, are_stored)
 
-    def _attempt(self, act: Callable[[], object]) -> bool:
+    def _attempt(self, act: Callable[..., object], *args: object, **options: object) -> bool:
         """Call `act` and return whether it succeeded; log errors.
 
         This thread must go on, because requests wait for it.
         """
         try:
-            act()
+            act(*args, **options)
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a read never fails because of it
             return False

@@ -225,7 +225,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         path = self._strip_object(path)
-        entry = self._objects.existing_whole(path)
+        entry = self._objects.existing(path, whole=True)
         if entry is not None:
             return entry.object.as_info()
         return (await self._hop(self._reader.lookups.describe(path))).as_info()
@@ -565,7 +565,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     def _described(self, path: Any) -> ObjectInfo:
         path = self._strip_object(path)
-        entry = self._objects.existing_whole(path)
+        entry = self._objects.existing(path, whole=True)
         return entry.object if entry is not None else self._run(self._reader.lookups.describe(path))
 
     def sign(self, path: Any, expiration: int = 100, **kwargs: Any) -> Any:

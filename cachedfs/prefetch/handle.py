@@ -128,7 +128,7 @@ class Prefetch:
         if self._pid != os.getpid():
             return
         self._engine.call_soon(self._plan.cancel)
-        if not self._engine.is_loop_thread(threading.current_thread()):
+        if threading.current_thread() is not self._engine.thread:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._plan.ended.result(END_S)
 

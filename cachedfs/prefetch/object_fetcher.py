@@ -250,7 +250,7 @@ class ObjectFetcher:
         if self._objects.config.offline:
             raise self._objects.offline(obj.path)
         slot = self._objects.caller_key, obj.path
-        while (lookup := self._engine.lookups.answer_of(slot)) is not None:
+        while (lookup := self._engine.lookups.task_of(slot)) is not None:
             await asyncio.wait([lookup])  # another caller's lookup: it may bring the first bytes
         downloads, use = self._reader.downloads, obj.use(run[0])
 

@@ -140,11 +140,11 @@ def lend(cache, bounds):
 
 def write_behind(cache, bounds):
     writer = StoreQueue(cache, lambda blocks, are_kept: None)
-    with writer._changed:  # so that all is one batch, every time
-        writer.put(records=[_record(cache, NEW.path)])
-        for index in range(2):
-            data = memoryview(content(NEW, index))
-            writer.put([FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds)])
+    blocks = []
+    for index in range(2):
+        data = memoryview(content(NEW, index))
+        blocks.append(FetchedBlock(NEW.block(index), [data], len(data), Download(demand=BLOCK), bounds))
+    writer.put(blocks, [_record(cache, NEW.path)])
     assert writer.drain(120)
 
 

@@ -13,8 +13,8 @@ NAMED_OPTION = "set cache_dir= to choose another folder"
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch):
-    monkeypatch.setattr(engines, "_warned", False)
+def nothing_said():
+    engines._warn.cache_clear()
 
 
 def root_of_default():

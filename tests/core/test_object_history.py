@@ -1,16 +1,14 @@
 """Access patterns: what reads of one object cost, with blocks of 64 KiB, requests of 8 blocks and windows of 64."""
 
+import asyncio
+import contextlib
 import random
-from collections import deque
 
 import fsspec
 import pytest
 
-from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.core.download import Download
-from cachedfs.core.object_history import ObjectHistory
-from cachedfs.core.version import Version
-from cachedfs.readahead.sequential import ahead
+from cachedfs.common.types import Range
+from cachedfs.core.engine import Engine
 from tests.support import KiB, forget, noise, until
 
 BLOCK, REQUEST, WINDOW = 64 * KiB, 512 * KiB, 4096 * KiB
@@ -101,6 +99,21 @@ def test_random_reads_of_an_object_fetch_the_rest_in_large_requests(fs, origin, 
     assert len(requested(origin)) <= 70
 
 
+@pytest.fixture(params=["at once", "later"])
+def stored(request, monkeypatch):
+    """Blocks are on disk, and no longer in memory, before the reader that waited for them takes them."""
+    run = Engine.run
+
+    def run_and_store(engine, coroutine):
+        result = run(engine, coroutine)
+        engine.drain(120)
+        return result
+
+    if request.param == "at once":
+        monkeypatch.setattr(Engine, "run", run_and_store)
+
+
+@pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize(
     ("how", "n_reads"), [("ranges", 11), ("handles", 11), ("ranges", 12), ("handles", 16)]
 )
@@ -132,24 +145,22 @@ def test_consecutive_ranges_are_read_ahead(fs, origin, step):
     assert len(requested(origin)) <= n / 8 + 10
 
 
-def test_blocks_that_were_not_received_do_not_count_as_wasted():
-    info, history = ObjectInfo("b/k", size=1000 * BLOCK, fingerprint="1"), ObjectHistory(BLOCK)
-    for index in range(8):
-        assert history.after(index * BLOCK, (index + 1) * BLOCK, None) == []
-        history.reads, _ = ahead(history.reads, n_blocks=1000, blocks_per_request=8, most=64)
-    assert history.reads.runs[0].n_unread(BLOCK) > 16
-    sent = [Download(demand=8 * BLOCK), Download(demand=8 * BLOCK)]
-    for download, start in zip(sent, (8, 16), strict=True):
-        download.begin(info, Version("gs", info, BLOCK), Range(start * BLOCK, (start + 8) * BLOCK))
-        history.requests_of(history.reads.runs[0]).append(download)
-    sent[0].feed(bytes(2 * BLOCK + 1))
-    assert history.download_at(17 * BLOCK) is sent[1]
-    unwanted = [
-        each for index in range(500, 503) for each in history.after(index * BLOCK, index * BLOCK + 1, None)
-    ]
-    assert unwanted == [deque(sent)]
-    assert history.reads.n_wasted == 3, "those of which something came"
-    assert history.download_at(17 * BLOCK) is None
+def test_requests_that_end_before_they_bring_anything_do_not_count_as_wasted(fs, origin, monkeypatch):
+    read = origin.read
+
+    @contextlib.asynccontextmanager
+    async def stuck(path, want, pinned):
+        if 16 * BLOCK <= want.start < 200 * BLOCK:
+            await asyncio.Event().wait()
+        async with read(path, want, pinned) as reply:
+            yield reply
+
+    monkeypatch.setattr(origin, "read", stuck)
+    data = put(fs, origin, 400)
+    for index in (*range(12), *range(300, 320)):
+        start, stop = index * BLOCK, (index + 1) * BLOCK
+        assert fs.cat_file("b/k", start, stop) == data[start:stop]
+    until(lambda: any(want.start >= 340 * BLOCK for want in requested(origin)))
 
 
 def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):

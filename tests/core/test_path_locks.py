@@ -7,12 +7,12 @@ import types
 import pytest
 
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.common.types import ObjectKey
+from cachedfs.cache.index.metadata_records import hash_of
 from cachedfs.core import path_locks, polling
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.errors import CachedFSError
 
-LOCK = ObjectKey("drive|x", "d/a", "who changes it?", 0).hash64(0)
+LOCK = hash_of("changes at drive|x", "d/a")
 PATH = ("drive|x", "d/a", "drive://d/a")
 
 

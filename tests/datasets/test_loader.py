@@ -95,7 +95,7 @@ def our_threads():
 
 def plans(fs):
     """Return the tasks of prefetch plans, and whether threads take their items."""
-    tasks = [task.get_coro().__qualname__ for task in list(fs._objects.engine._tasks)]
+    tasks = [coroutine.__qualname__ for coroutine in list(fs._objects.engine._tasks)]
     at_work = [
         name for name in tasks if name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream."))
     ]

@@ -33,7 +33,7 @@ def left(fs):
 COMMON = f"""
 import asyncio, functools, gc, json, os, signal, sys, threading, time
 import fsspec
-from cachedfs.core import engine, engines
+from cachedfs.core import engine, engines, store_queue
 from cachedfs.origins import retry
 from cachedfs.origins.gcs import origin
 import tests.long_timeouts
@@ -222,7 +222,7 @@ ENDS = {
             stuck.set()
             threading.Event().wait()
         disk.write_file = never
-        engine.Engine.drain.__defaults__ = (0.2,)
+        store_queue.StoreQueue.drain.__defaults__ = (0.2,)
         assert len(fs.cat_file(f"{bucket}/long")) == 24 * MiB
         assert stuck.wait(120)
         """,

@@ -267,12 +267,12 @@ def test_a_slow_fetch_of_another_process_is_waited_for_while_it_makes_progress(c
 STOPPED = """
 import sys
 import fsspec
-from cachedfs.common.types import ObjectKey
+from cachedfs.cache.index.metadata_records import hash_of
 fs = fsspec.filesystem("cachedfs", target_protocol="gs")
 sys.stdin.readline()
 hashes = []
 for path in sys.argv[1:]:
-    hashes.append(ObjectKey(fs._objects.identity, path, "what is it?", 0).hash64(0))
+    hashes.append(hash_of(f"lookups at {fs._objects.identity}", path))
     if known := fs._objects.known(path):
         hashes += [fs._objects.version(known).number + index for index in range(2)]
 print(len(hashes), all([fs._objects.engine.cache.locks.take(hash64) for hash64 in hashes]), flush=True)

@@ -63,7 +63,7 @@ def reads(origin):
 def is_idle(fs):
     """Return whether no request is in flight or queued and no plan runs."""
     engine = fs._objects.engine
-    names = {task.get_coro().__qualname__ for task in list(engine._tasks)}
+    names = {coroutine.__qualname__ for coroutine in list(engine._tasks)}
     is_working = any(
         name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream.", "Downloads.")) for name in names
     )

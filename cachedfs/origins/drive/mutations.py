@@ -34,6 +34,8 @@ __all__ = ["DriveWriter"]
 
 logger = logging.getLogger("cachedfs.origins")
 
+CHECKED_S = 5.0  # for so long, one check that a folder is where it was counts for all files written into it
+
 
 class DriveWriter:
     """Changes by path. Changes of the same path run one after another: else Drive would create an item twice.
@@ -63,7 +65,7 @@ class DriveWriter:
         """
         async with self._alone(path):
             try:
-                folder, items = await self._items(path)
+                folder, items = await self._items(path, checked_s=CHECKED_S)
             except _NoFolder:
                 folder = await self.make_folder(folder_of(path), exist_ok=True)
                 items = await self._tree.named(path, folder)
@@ -326,11 +328,16 @@ class DriveWriter:
                 await change(source, target)
 
     # Items of a path
-    async def _items(self, path: str, *, is_write: bool = True) -> tuple[ObjectInfo, list[dict[str, Any]]]:
-        """Return the folder of `path` and the items of that name in it, to write there or to remove or move one."""
+    async def _items(
+        self, path: str, *, is_write: bool = True, checked_s: float = 0.0
+    ) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+        """Return the folder of `path` and the items of that name in it, to write there or to remove or move one.
+
+        `checked_s`: as in `PathResolver.at`.
+        """
         if place_of(path).names:
             try:
-                folder, items = await self._tree.at(path, sure=True)
+                folder, items = await self._tree.at(path, sure=True, checked_s=checked_s)
             except ObjectNotFound as error:
                 raise _NoFolder(str(error)) from error
             _must_be_real(path, folder, is_write=is_write)

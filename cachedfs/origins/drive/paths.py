@@ -124,6 +124,7 @@ class PathResolver:
         self._created: dict[
             str, tuple[str, float]
         ] = {}  # ids by path, with when they were created, oldest first
+        self._checks: dict[str, tuple[asyncio.Task[bool], float]] = {}  # by folder: the latest, and its start
         self._my_drive: ObjectInfo | None = None  # always the same folder
         self.partly_listed: set[str] = set()  # folders whose listing may lack names
         self._warned: set[str] = set()
@@ -240,23 +241,33 @@ class PathResolver:
                 "again; if that stays, ask its owner to share it anew with the account that signs in"
             ) from error
 
-    async def at(self, path: str, *, sure: bool = False) -> tuple[ObjectInfo, list[dict[str, Any]]]:
+    async def at(
+        self, path: str, *, sure: bool = False, checked_s: float = 0.0
+    ) -> tuple[ObjectInfo, list[dict[str, Any]]]:
         """Return the folder of `path` and the items of that name in it.
 
         Remembered folders that are gone are looked up again. `sure` checks concurrently that the remembered folders are
-        where they were: a write must not follow a renamed folder.
+        where they were, unless that was checked within `checked_s` seconds: a write must not follow a renamed folder.
         """
         parent = folder_of(path)
         if (folder := self.remembered(parent)) is not None:
             with suppress(ObjectNotFound):
                 asked: list[Coroutine[Any, Any, Any]] = [self.named(path, folder)]
-                asked += [self._stands(parent)] if sure else []
+                asked += [self._stands_still(parent, checked_s)] if sure else []
                 items, *stands = await side_by_side(asked)
                 if all(stands):
                     return folder, items
             self.expire_way(parent)
         folder = await self.folder(parent)
         return folder, await self.named(path, folder)
+
+    async def _stands_still(self, path: str, within_s: float) -> bool:
+        """Return the result of `_stands`, or of a check by any caller that began within the last `within_s` seconds."""
+        check, began = self._checks.get(path, (None, -math.inf))
+        if check is None or self._clock() >= began + within_s:
+            check = asyncio.ensure_future(self._stands(path))
+            self._checks[path] = check, self._clock()
+        return await asyncio.shield(check)
 
     async def _stands(self, path: str) -> bool:
         """Return whether the remembered folder at `path`, and those above it, are where they were and can be listed."""
@@ -304,14 +315,16 @@ class PathResolver:
     def expire(self, path: str) -> None:
         """Expire what was created at `path`, the folder there, and those below it."""
         self._created.pop(path, None)
-        for name in [name for name in self._folders if name == path or name.startswith(f"{path}/")]:
-            del self._folders[name]
+        for known in (self._folders, self._checks):
+            for name in [name for name in known if name == path or name.startswith(f"{path}/")]:
+                del known[name]
 
     def expire_way(self, path: str) -> None:
         """Expire a folder, those below it and those above it."""
         self.expire(path)
         while path:
             self._folders.pop(path, None)
+            self._checks.pop(path, None)
             path = folder_of(path)
 
     # Listings

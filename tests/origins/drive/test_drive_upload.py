@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import hashlib
 import io
@@ -23,7 +24,7 @@ from cachedfs.errors import (
     ObjectNotFound,
     OriginUnavailable,
 )
-from cachedfs.origins.drive import api
+from cachedfs.origins.drive import api, mutations
 from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.origin import DriveOrigin
@@ -659,6 +660,21 @@ async def test_cached_parent_folders_are_confirmed_in_parallel_with_the_lookup(
     await write(writer, f"{root}/sub/deep/second", b"")
     kinds = sorted(request.kind for request in server.requests)
     assert kinds == ["get", "get", "get", "list", "upload"]  # three parent folders, the name, the file
+
+
+async def test_one_check_of_a_folder_counts_for_all_files_written_into_it_soon_after(
+    writer: DriveWriter, server: DriveServer, folder: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(writer, f"{root}/sub/first", b"")
+    server.reset()
+    await asyncio.gather(*(write(writer, f"{root}/sub/{name}", b"") for name in "abcd"))
+    await write(writer, f"{root}/sub/e", b"")
+    counts = collections.Counter(request.kind for request in server.requests)
+    assert counts == {"get": 2, "list": 5, "upload": 5}
+    monkeypatch.setattr(mutations, "CHECKED_S", 0.0)  # as after 5 s
+    server.edit(server.folder(f"{folder}/sub"), name="elsewhere")
+    await write(writer, f"{root}/sub/f", b"data")
+    assert server.get(f"{folder}/sub/f") == b"data"
 
 
 # Removing

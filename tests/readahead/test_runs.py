@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.readahead.sequential import MOST_RUNS, ReadHistory, ahead
+from cachedfs.readahead.runs import LEAST, MOST_RUNS, ReadHistory, Run, is_rest_worth_it
 
 B = 1 << 20
 REQUEST, WINDOW = 8, 64  # blocks
@@ -28,28 +28,33 @@ class Reader:
     asked: list[range] = dataclasses.field(default_factory=list)
     known: set[int] = dataclasses.field(default_factory=set)  # blocks that were requested
     read: set[int] = dataclasses.field(default_factory=set)
-    coming: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # which run requested which block
+    coming: list[tuple[Run, int]] = dataclasses.field(default_factory=list)  # which run requested which block
     n_waits: int = 0  # blocks that had to be read without being requested
     position: int = 0
+    last: int = -1  # the block of the last read
+    n_over: int = 0  # runs whose requests were canceled
 
     def take(self, start, stop):
         """Read the bytes `[start, stop)`, given in blocks."""
         at, end = int(start * B), min(int(stop * B), self.n_blocks * B)
         while at < end:
             index, next_at = at // B, min(end, (at // B + 1) * B)
-            if index != self.history.last:
+            if index != self.last:
+                self.last = index
                 self.observe(at, next_at, left=self.position)
             self.position = at = next_at
 
     def observe(self, start, stop, left=None):
         blocks = set(range(start // B, -(-stop // B)))
-        self.history = self.history.after(start, stop, left=left)
-        self.give_up()
+        self.end(self.history.observe(start, stop, left=left))
         self.n_waits += len(blocks - self.known - self.read)
         self.read |= blocks
         del self.coming[: self.pace]
-        self.history, wanted = ahead(
-            self.history, n_blocks=self.n_blocks, blocks_per_request=REQUEST, most=self.most
+        wanted = self.history.ahead(
+            n_blocks=self.n_blocks,
+            per_request=REQUEST,
+            most=self.most,
+            is_missing=lambda block: block not in self.read,
         )
         for request in wanted:
             assert 0 <= request.start < request.stop <= self.n_blocks, "never past the end"
@@ -57,17 +62,15 @@ class Reader:
         self.asked += wanted
         new = [block for request in wanted for block in request if block not in self.known]
         self.known.update(new)
-        self.coming += [(self.history.runs[0].number, block) for block in new]
+        self.coming += [(self.history.runs[0], block) for block in new]
 
-    def give_up(self):
-        for run in self.history.dropped:
-            unread = {block for blocks in run.unread(B) for block in blocks}
-            never = {block for owner, block in self.coming if owner == run.number}
-            self.coming = [(owner, block) for owner, block in self.coming if owner != run.number]
+    def end(self, over):
+        self.n_over += len(over)
+        for run in over:
+            never = {block for owner, block in self.coming if owner is run}
+            self.coming = [(owner, block) for owner, block in self.coming if owner is not run]
             self.known -= never
-            n_wasted = self.history.n_wasted + len(unread & self.known)
-            self.history = self.history._replace(n_wasted=n_wasted)
-        self.history = self.history._replace(dropped=())
+            self.history.end(run, self.known)
 
     @property
     def n_wasted(self):
@@ -181,10 +184,8 @@ def test_any_pattern_wastes_less_than_a_window_and_a_twentieth(seed, n_blocks, m
     reader = Reader(n_blocks, most, pace)
     for start, stop in patterns(random.Random(seed), n_blocks):
         reader.take(start, stop)
-        unread = sum(run.n_unread(B) for run in reader.history.runs)
-        assert unread <= 2 * most, "while readers begin to take turns, and a window otherwise"
-        assert reader.n_wasted <= reader.history.n_wasted + unread, "none is forgotten"
-    assert reader.n_wasted <= most + reader.history.n_touched / 20
+        assert reader.n_wasted <= len(reader.history.unread), "each is counted"
+        assert reader.n_wasted <= most + reader.history.n_touched / 20
 
 
 def test_a_window_of_zero_reads_nothing_ahead():
@@ -193,15 +194,33 @@ def test_a_window_of_zero_reads_nothing_ahead():
     assert reader.asked == []
 
 
-def test_requests_of_a_reader_that_left_are_given_up_once_it_reads_elsewhere():
+def test_requests_of_a_reader_that_left_are_canceled_once_it_reads_elsewhere():
     reader = Reader(1000)
     reader.take(0, 20)
-    left = reader.history.runs[0].number
     reader.take(500, 502)
-    assert left in {run.number for run in reader.history.runs}, "he may have looked something up"
+    assert reader.n_over == 0, "the reader may have looked something up"
     reader.take(502, 503)
-    assert left not in {run.number for run in reader.history.runs}
+    assert reader.n_over == 1
     reader.take(20, 21)
     waits = reader.n_waits
     reader.take(503, 540)
-    assert reader.n_waits <= waits + 2, "he came back: now both are read ahead"
+    assert reader.n_waits <= waits + 2, "both are read ahead"
+
+
+def worth(n_misses, n_missing):
+    return is_rest_worth_it(n_misses, n_missing, per_request=REQUEST)
+
+
+@given(st.integers(0, 500), st.integers(0, 5000))
+def test_the_rest_stays_worth_it_with_more_misses_and_with_less_to_fetch(n_misses, n_missing):
+    if worth(n_misses, n_missing):
+        assert worth(n_misses + 1, n_missing)
+        assert n_missing == 1 or worth(n_misses, n_missing - 1)
+
+
+def test_larger_rests_need_more_misses():
+    assert [worth(n, REQUEST) for n in range(4)] == [False, False, True, True]
+    assert not worth(LEAST - 1, REQUEST + 1)
+    assert worth(LEAST, REQUEST + 1)
+    assert next(n for n in range(100) if worth(n, 180)) == 12
+    assert not worth(1000, 0)

@@ -1,0 +1,231 @@
+"""Predict the next blocks of an open file, or of an object read by ranges. No I/O.
+
+A reader reads pieces; a piece is a contiguous byte range. A file read from start to end is one long piece.
+One column of a table, or a part of an image, is many pieces of one length at one distance. A file read
+backward is many pieces, each before the previous one. So two patterns are recognized: a piece continues, and
+pieces repeat at a constant step. Several readers may share one handle; each of them is a run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachedfs.common.blocks import merge
+
+__all__ = ["ReadHistory", "Run", "is_rest_worth_it"]
+
+MOST_RUNS = 8
+# One window, plus 1/20 of the blocks read, may be wasted. A gap may be 1/20 of its piece.
+WASTE_SHARE = 20
+PATIENCE = 64  # blocks read elsewhere after which a run is over
+ENOUGH = 2  # steps that make a pattern, from block to block or from piece to piece
+GOES_ON = 2  # a reader is assumed to go on for this many times as long as so far
+LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
+
+
+def is_rest_worth_it(n_misses: int, n_missing: int, *, per_request: int) -> bool:
+    """Return whether to fetch the `n_missing` blocks of an object after `n_misses` reads had to wait.
+
+    It is if going on as before would take more requests. If they fit into one request, the second read that waits is
+    enough, and its request takes them along.
+    """
+    n_requests = -(-n_missing // per_request)
+    if n_requests <= 1:
+        return n_requests == 1 and n_misses >= ENOUGH
+    return n_misses >= LEAST and GOES_ON * n_misses >= n_requests
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One reader: its current piece, and the pattern of the pieces before. Positions and lengths are in bytes."""
+
+    block_size: int
+    start: int  # of the current piece
+    stop: int  # end of what was read of it
+    n_steps: int = 0  # reads that continued into another block
+    asked: int = 0  # all blocks of the piece below this index were requested
+    origin: int = 0  # start of the first piece in the current sequence of evenly spaced pieces
+    repeats: int = 0  # pieces in that sequence after the first
+    length: int = 0  # of the shortest earlier piece
+    n_ahead: int = 0  # pieces after this one that were requested
+    at: int = 0  # `ReadHistory.n_touched` when this run was last read
+    requests: deque[Any] = field(default_factory=deque)  # the caller's, for what was requested ahead of it
+
+    @property
+    def behind(self) -> int:
+        """Index after the last block that was read of the piece."""
+        return -(-self.stop // self.block_size)
+
+    @property
+    def step(self) -> float:
+        """Mean bytes from the start of one piece to the start of the next. Requires an earlier piece."""
+        return (self.start - self.origin) / self.repeats
+
+    def piece(self, number: int) -> range:
+        """Return the blocks of the piece `number` steps ahead; empty before the start of the object."""
+        start = self.start + round(number * self.step)
+        stop = -(-(start + self.length) // self.block_size)
+        return range(max(0, start // self.block_size), max(0, stop))
+
+    def follows(self, start: int) -> int:
+        """Return whether a read continues the piece or begins the next one: 2 if surely, 1 if perhaps, else 0."""
+        steps = self._steps_to(start)
+        is_sure = steps and self.repeats >= ENOUGH and start > self.stop
+        return 2 if is_sure or self._goes_on(start) else int(steps)
+
+    def advance(self, start: int, stop: int) -> int:
+        """Record a read that follows; return the number of further blocks."""
+        if (self.repeats >= ENOUGH and start > self.stop and self._steps_to(start)) or not self._goes_on(
+            start
+        ):
+            return self._take_step(start, stop)
+        before, self.stop = self.behind, max(self.stop, stop)
+        self.n_steps += self.behind > before
+        return self.behind - before
+
+    def _goes_on(self, start: int) -> bool:
+        """Return whether a read is at the end of the piece, a little before, or after a small gap."""
+        first, begin, behind = start // self.block_size, self.start // self.block_size, self.behind
+        return max(begin, behind - 2) <= first and WASTE_SHARE * (first - behind) <= behind - begin
+
+    def _steps_to(self, start: int) -> bool:
+        return self.repeats > 0 and abs(start - self.start - self.step) < self.block_size
+
+    def is_next_below(self, start: int) -> bool:
+        return start // self.block_size == self.start // self.block_size - 1
+
+    def _take_step(self, start: int, stop: int) -> int:
+        self.length = min(self.length, self.stop - self.start)
+        if self.is_next_below(start):
+            start -= start % self.block_size
+        self.start, self.stop, self.n_steps, self.asked = start, stop, 0, 0
+        self.repeats, self.n_ahead = self.repeats + 1, max(0, self.n_ahead - 1)
+        return 1
+
+    def rest_of_piece(self, n_blocks: int, per_request: int, room: int) -> range:
+        """Return the blocks to request of the current piece, of which `room` may be requested and unread."""
+        behind, limit, doublings = self.behind, n_blocks, self.n_steps - ENOUGH
+        # the end if this piece is as long as the earlier ones
+        end = -(-(self.start + self.length) // self.block_size) if self.repeats else 0
+        if behind <= end:
+            limit, doublings = min(n_blocks, end), max(doublings, self.repeats - ENOUGH)
+        start = max(self.asked, behind)
+        if doublings < 0 or start >= limit:
+            return range(0)
+        stop = min(limit, behind + min(room, per_request << min(doublings, 32)))
+        if stop < limit:
+            stop -= (stop - start) % min(per_request, max(room, 1))
+        return range(start, max(start, stop))
+
+    def next_pieces(self, n_blocks: int, per_request: int, room: int) -> list[range]:
+        """Return the blocks of the next pieces to request, at most `room` in all."""
+        pieces: list[range] = []
+        if self.repeats < ENOUGH:
+            return pieces
+        size = max(1, len(self.piece(1)))
+        room -= self.n_ahead * size
+        # If pieces are adjacent, one request covers several.
+        unit = max(1, per_request // size) if abs(self.step) < self.length + self.block_size else 1
+        for number in range(self.n_ahead + 1, (unit << min(self.repeats - ENOUGH, 32)) + 1):
+            blocks = self.piece(number)
+            if not blocks or blocks.stop > n_blocks:
+                return pieces
+            room -= len(blocks)
+            if room < 0:
+                break
+            pieces.append(blocks)
+        return pieces[: len(pieces) - len(pieces) % unit]
+
+
+class ReadHistory:
+    """The reads of one object as runs, and the blocks that were requested ahead of them."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.runs: list[Run] = []  # most recently read first
+        self.unread: dict[int, Run] = {}  # blocks requested ahead of a run, and not read yet
+        self.n_touched = 0  # blocks read
+        self.takes_turns = False  # a run continued after another was read: both are active
+
+    def observe(self, start: int, stop: int, *, left: int | None = None) -> list[Run]:
+        """Record a read of the bytes `[start, stop)`; return the runs that are over. Call `end` for each.
+
+        Reads inside the block read last need not be reported; `left` is then the position they reached.
+        """
+        if (
+            left is not None
+            and self.runs
+            and self.runs[0].stop < left <= self.runs[0].behind * self.block_size
+        ):
+            self.runs[0].stop = left
+        run = max(self.runs, key=lambda each: each.follows(start), default=None)
+        if run is not None and run.follows(start):
+            n_read = run.advance(start, stop)
+        else:
+            run, n_read = self._begin(start, stop), 1
+        for index in range(start // self.block_size, -(-stop // self.block_size)):
+            self.unread.pop(index, None)
+        return self._moved(run, n_read)
+
+    def _begin(self, start: int, stop: int) -> Run:
+        """Return a run for a read that no run predicts; it may start the second of several pieces."""
+        size = self.block_size
+        if not self.runs:
+            return Run(size, start, stop)
+        before = self.runs[0]
+        origin, length = before.start, before.stop - before.start
+        if before.is_next_below(start):  # backward, at any step: rounded to whole blocks
+            start, origin, length = start - start % size, origin - origin % size, size
+        # What was requested is still wanted after a jump into it.
+        run = before if self.unread.get(start // size) is before else Run(size, start, stop)
+        run.start, run.stop, run.n_steps, run.n_ahead = start, stop, 0, 0
+        run.origin, run.repeats, run.length = origin, 1, length
+        return run
+
+    def _moved(self, run: Run, n_read: int) -> list[Run]:
+        others = [other for other in self.runs if other is not run]
+        self.takes_turns |= run in self.runs[1:]
+        self.n_touched += n_read
+        run.at = self.n_touched
+        self.runs, over = [run, *others[: MOST_RUNS - 1]], others[MOST_RUNS - 1 :]
+        for other in others[: MOST_RUNS - 1]:
+            n_elsewhere = self.n_touched - other.at
+            is_over = n_elsewhere > PATIENCE if self.takes_turns else run.n_steps >= ENOUGH
+            if is_over and (other.asked or other.n_ahead):
+                other.asked = other.n_ahead = 0
+                over.append(other)
+        return over
+
+    def end(self, run: Run, arriving: Container[int]) -> None:
+        """Record that of the blocks requested ahead of a run, only those in `arriving` still come."""
+        self.unread = {at: owner for at, owner in self.unread.items() if owner is not run or at in arriving}
+
+    def ahead(
+        self, *, n_blocks: int, per_request: int, most: int, is_missing: Callable[[int], bool]
+    ) -> list[range]:
+        """Return the ranges of blocks to request now, each of at most `per_request` blocks.
+
+        The window starts at one request and doubles with every step, up to `most` blocks; runs that take turns
+        share it. It is refilled one request at a time, so that requests overlap. Readahead never passes the end
+        of the object. It wastes at most one window plus a twentieth of the blocks read.
+        """
+        if not self.runs or most <= 0:
+            return []
+        run, others = self.runs[0], self.runs[1:] if self.takes_turns else []
+        share = most // (1 + sum(max(each.n_steps, each.repeats) >= ENOUGH for each in others))
+        left = most + self.n_touched // WASTE_SHARE - len(self.unread)
+        n_asked = max(0, run.asked - run.behind)
+        piece = run.rest_of_piece(n_blocks, per_request, min(share, left + n_asked))
+        run.asked = max(run.asked, piece.stop)
+        pieces = run.next_pieces(n_blocks, per_request, min(share - n_asked, left) - len(piece))
+        run.n_ahead += len(pieces)
+        wanted = {
+            at for blocks in (piece, *pieces) for at in blocks if at not in self.unread and is_missing(at)
+        }
+        self.unread.update(dict.fromkeys(wanted, run))
+        requests = merge(sorted(wanted), 1, size=n_blocks, request_size=per_request)
+        ranges = [range(blocks.start, blocks.stop) for blocks in requests]
+        return ranges[::-1] if run.repeats and run.step < 0 else ranges
