@@ -15,7 +15,6 @@ GROWING = {
 }  # fmt: skip
 WHOLE = {
     "SELECT clock FROM blocks ORDER BY id DESC LIMIT 1": "the last row",
-    "SELECT listing FROM removed_listings LIMIT 1": "the first row",
     "SELECT identity, path FROM pins ORDER BY identity, path": "asked for by who lists them",
     "SELECT path, sum(size), count(*), min(nullif(stored_at, 0)), max(nullif(stored_at, 0)) FROM blocks"
     " JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path": "asked for by who has it listed or drawn",

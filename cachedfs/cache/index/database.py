@@ -31,8 +31,6 @@ from typing import TypeVar
 
 from cachedfs.cache import disk
 from cachedfs.cache.index.block_rows import BlockRows
-from cachedfs.cache.index.metadata_rows import MetadataRows
-from cachedfs.cache.index.quota_rows import QuotaRows
 from cachedfs.cache.index.schema import LOAD_TOTALS, SAVE_TOTALS, SCHEMA, STORED, VERSION, Totals
 from cachedfs.cache.locks import ByteRangeLocks
 
@@ -72,7 +70,7 @@ _SUMS = """SELECT (SELECT count(*) FROM blocks),
     (SELECT count(*) FROM metadata) + (SELECT count(*) FROM children), (SELECT count(*) FROM pins)"""
 
 
-class IndexRows(BlockRows, MetadataRows, QuotaRows):
+class IndexRows(BlockRows):
     """A connection to the index file `inode`, with all statements. Methods that change rows need `writing`."""
 
     inode = 0  # 0: it is closed, or must be
@@ -125,7 +123,13 @@ class CacheIndex:
                 self._wait_for_fork(token)
             with contextlib.suppress(IndexError):
                 rows = self._idle.pop()
-            rows = self._current(rows, writes, root_seen)
+            if writes:
+                is_sure = root_seen is not None and not self._broken_inode
+                is_current = is_sure and rows is not None and rows.root_seen == root_seen
+            else:
+                is_current = rows is not None and time.monotonic() < rows.looked_s + _LOOK_S
+            if rows is None or not is_current:
+                rows = self._current(rows, writes, root_seen)
             yield rows
         except BaseException as error:  # an interrupt too: an open transaction would lock out all writers
             self._undo(rows, error)
@@ -200,10 +204,6 @@ class CacheIndex:
 
     def _current(self, rows: IndexRows | None, writes: bool, root_seen: object) -> IndexRows:
         """Return a connection to the file that is at the path now; `writes` makes it if it is missing or damaged."""
-        if rows is not None:
-            is_sure = rows.root_seen == root_seen and root_seen is not None and not self._broken_inode
-            if is_sure if writes else time.monotonic() < rows.looked_s + _LOOK_S:
-                return rows
         inode = self._inode()
         if rows is not None and (rows.inode != inode or inode == self._broken_inode):
             rows.sqlite.close()
