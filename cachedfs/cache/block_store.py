@@ -12,14 +12,15 @@ import functools
 from collections.abc import Sequence
 
 from cachedfs.cache import disk
-from cachedfs.cache.block_writer import REMOVED_AT_ONCE, BlockWriter
+from cachedfs.cache.block_writer import BlockWriter
 from cachedfs.cache.counters import SharedCounters
 from cachedfs.cache.directory import old_roots
 from cachedfs.cache.index.block_rows import CachedPath
 from cachedfs.cache.index.schema import Totals
-from cachedfs.cache.local_copies import LocalCopy, new_name
+from cachedfs.cache.local_copies import LocalCopy
 from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.cache.quota_store import QuotaStore
+from cachedfs.cache.space import REMOVED_AT_ONCE
 from cachedfs.common.types import CacheBounds, ObjectKey
 from cachedfs.common.urls import stored_path
 from cachedfs.errors import CacheError
@@ -37,6 +38,7 @@ class BlockStore(BlockWriter):
 
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
         super().__init__(cache_dirs, explicit=explicit)
+        self.wait_for_deletion = self._own.wait_for_deletion
         self.metadata = MetadataStore(self._own, self._shared.counters)
         self.quota = QuotaStore(self._own)
         self.counts = SharedCounters(self._shared.counters, self.locks)
@@ -58,15 +60,6 @@ class BlockStore(BlockWriter):
     def old_caches(self) -> tuple[str, ...]:
         """The directories of this user that earlier releases made beside this one, and that nothing uses now."""
         return tuple(old_roots(self._own.cache_dirs[0]))
-
-    def wait_for_deletion(self) -> None:
-        """Wait for the end of a deletion of the cache directory, at most about 10 s; for background threads.
-
-        Raises OSError if that cannot be checked.
-        """
-        directory = self._own.directory
-        if directory is not None and not directory.is_as_seen(with_blocks=False):
-            directory.wait_for_deletion()
 
     @property
     def evictions(self) -> int:
@@ -135,7 +128,7 @@ class BlockStore(BlockWriter):
                     rows.release_block(block.id)
         except CacheError:
             with contextlib.suppress(OSError, ValueError):
-                self._own.directory.verify()
+                self._own.verify()
                 disk.unlink(path)
 
     def pin(self, identity: str, *paths: str) -> None:
@@ -166,34 +159,27 @@ class BlockStore(BlockWriter):
 
         Its name ends with `suffix`, such as ".csv.gz".
         """
-        path = self._own.writable().local_copy(new_name(size, suffix))
-        copy = LocalCopy(path, size, self.locks)
+        copy = LocalCopy(f"{self._own.root}/local-copies", size, suffix, self.locks)
+        what = f"a file of {size} bytes cannot be stored"
         try:
-            while not self._reserve(copy, bounds):
-                pass
+            fits: bool | None = None
+            while fits is None:  # the cache was far over its limit
+                with self._writing(what, bounds) as rows:
+                    allowed = self.allowed or 0
+                    fits = size <= allowed - rows.totals.pinned
+                    fits = fits and self.space.make(rows, size, allowed=allowed, is_staged=False)
+                    if fits:
+                        copy.reserve()
+                        rows.totals.copies += 1
+            if not fits:
+                raise CacheError(
+                    f"{self._own.root} has no room for a local copy of {size} bytes: "
+                    "raise cache_size, lower keep_free, or unpin paths"
+                )
             copy.allocate()
         except BaseException as error:  # an interrupt too: the caller has no object to close yet
             copy.close()
             if isinstance(error, OSError) and not isinstance(error, CacheError):
-                raise self._failure(f"a file of {size} bytes cannot be stored", error) from error
+                raise self._failure(what, error) from error
             raise
         return copy
-
-    def _reserve(self, copy: LocalCopy, bounds: CacheBounds) -> bool:
-        """Make space for a local copy; return False, to be called again, if the cache is far over its limit."""
-        size = copy.size
-        with self._writing(f"a file of {size} bytes cannot be stored", bounds) as rows:
-            allowed = self.allowed or 0
-            if self._evict_one_step(rows, allowed):
-                return False
-            fits = size <= allowed - rows.totals.pinned
-            fits = fits and self.space.make(rows, size, allowed=allowed, is_staged=False)
-            if fits:
-                copy.reserve()
-                rows.totals.copies += 1
-        if not fits:
-            raise CacheError(
-                f"{self._own.directory.root} has no room for a local copy of {size} bytes: "
-                "raise cache_size, lower keep_free, or unpin paths"
-            )
-        return True

@@ -19,26 +19,22 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from cachedfs.cache import admission, disk, recovery
-from cachedfs.cache.block_file import encode_trailer, place
+from cachedfs.cache import disk, recovery
+from cachedfs.cache.block_file import encode_trailer
 from cachedfs.cache.block_reader import BlockReader
-from cachedfs.cache.directory import root_in
+from cachedfs.cache.directory import CacheDirectory, root_in
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
-from cachedfs.cache.space import UNWRITTEN_S, CacheSpace
-from cachedfs.cache.writable_directory import WritableDirectory
+from cachedfs.cache.space import STAGING, UNWRITTEN_S, CacheSpace
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.errors import CacheError
 
-__all__ = ["REMOVED_AT_ONCE", "BlockWriter"]
+__all__ = ["BlockWriter"]
 
-# Rows deleted per transaction: other processes can write in between, and finished work survives an exit.
-REMOVED_AT_ONCE = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FEW_FILES = 16  # removed to make space for the logs of the index
 _HOSTS_S = 3600.0  # between two looks at the folders of other hosts
 _EVICT_AGAIN_S = 60.0  # after an eviction for a full disk that did not help
 _WRITE_WITHIN_S = UNWRITTEN_S / 2  # later, other processes may take the reservation for a leftover of a crash
@@ -53,6 +49,7 @@ class _NewBlock(NamedTuple):
     key: BlockKey
     pieces: Sequence[Buffer]
     size: int
+    name: str
 
 
 class BlockWriter(BlockReader):
@@ -62,16 +59,20 @@ class BlockWriter(BlockReader):
         warnings = WarnOnce()
         self.locks = ByteRangeLocks(warnings.slower)
         shared = SharedFiles(root_in(cache_dirs[0]), self.locks, warnings)
-        own = WritableDirectory(
-            cache_dirs, explicit=explicit, locks=self.locks, shared=shared, warnings=warnings
+        own = CacheDirectory(
+            cache_dirs, explicit=explicit, locks=self.locks, warnings=warnings, on_open=shared.move_to
         )
         super().__init__(own, shared, warnings)
-        self.space = CacheSpace(own.directory, own.index, self.locks, shared, self.close_removed)
-        # The checks of the folders, the bounds and the process at the last `CacheSpace.prepare`.
-        self._prepared: object = None
+        own.on_look += [
+            lambda again: self.locks.look(again),
+            shared.look,
+            lambda again: self.close_deleted(),
+        ]
+        self.space = CacheSpace(own, self.locks, shared, self.close_open)
+        self._prepared: object = None  # what `CacheSpace.prepare` depends on, at its last call
         self._file_numbers = itertools.count()
         self._evict_again_at = 0.0
-        self._hosts_at = 0.0  # when to look for folders of old hosts
+        self._hosts_at = 0.0  # when to look for folders of old hosts: there may be more
 
     def put(
         self,
@@ -87,59 +88,66 @@ class BlockWriter(BlockReader):
         """
         new: dict[str, _NewBlock] = {}
         for key, data in blocks:
-            pieces = [data] if isinstance(data, Buffer) else data
+            pieces, name = [data] if isinstance(data, Buffer) else data, key.name
             trailer = encode_trailer(key.object, key.index, *pieces)
-            size = sum(memoryview(piece).nbytes for piece in pieces) + len(trailer)
-            new[key.name] = _NewBlock(key, [*pieces, trailer], size)
+            size = sum([memoryview(piece).nbytes for piece in pieces]) + len(trailer)
+            new[name] = _NewBlock(key, [*pieces, trailer], size, name)
         waiting, tried = list(new.values()), set[str]()
         while waiting:
             try:
                 waiting = self._put_some(waiting, bounds, victims, "stored" in tried)
             except (CacheError, *TROUBLE) as error:
                 self._recover(error, tried, waiting, bounds)
-        self._own.cannot_store = None
-        if tried or self.rejected or self._own.directory.is_network:
-            self._finish(new.values(), tried)
+        self._own.cannot_store, self._evict_again_at = None, 0.0
+        if self.rejected:
+            for name in new:
+                self.rejected.pop(self.space.path(name), None)
+        if self._own.is_network and time.monotonic() >= self._hosts_at:
+            self._hosts_at = time.monotonic() + _HOSTS_S
+            with contextlib.suppress(OSError):
+                if recovery.remove_old_hosts(self._own.root, time.time()):
+                    self._hosts_at = 0.0
 
     def _put_some(
         self, waiting: list[_NewBlock], bounds: CacheBounds, victims: Iterable[BlockKey], is_any_stored: bool
     ) -> list[_NewBlock]:
-        """Reserve and write as many blocks as fit the cache at once; return the blocks still to be stored.
+        """Reserve and write as many blocks as fit at once; return the others: all, after one step of a large eviction.
 
-        If the cache is far over its limit, evict one step, write nothing, and return all blocks. `is_any_stored`: some
-        blocks may have rows already. Otherwise such a row is an IntegrityError.
+        `is_any_stored`: some blocks may have rows already. Otherwise such a row is an IntegrityError.
         """
-        now_s = time.time()
+        now_s, space, batch = time.time(), self.space, waiting
+        rest: list[_NewBlock] | None = []
         with self._own.writing("blocks cannot be stored", restores=True) as rows:
-            totals, space = rows.totals, self.space
-            marks = totals.last_block >> _MEASURED_BLOCKS, totals.copies
-            prepared = self._own.directory.n_checks, bounds, os.getpid(), marks
-            if self._prepared != prepared or not totals.is_counted:
-                self.allowed = space.prepare(rows, bounds, now_s, stores=True)
-                self._prepared = prepared
-            allowed, size = self.allowed or 0, sum(block.size for block in waiting)
-            staging = max(2 * admission.STAGING, allowed // 50)  # twice its size, before it is looked at
-            batch, rest, has_room = waiting, list[_NewBlock](), True
-            is_full = totals.bytes + size > allowed or totals.staged + size > staging
-            if is_full or is_any_stored:
-                batch = self._ours_to_write(rows, waiting)
-                batch, rest, has_room = self._make_room(rows, batch, victims)
+            totals = rows.totals
+            inputs = (
+                self._own.n_looks,
+                bounds,
+                os.getpid(),
+                totals.last_block >> _MEASURED_BLOCKS,
+                totals.copies,
+            )
+            if self._prepared != inputs or not totals.is_counted:
+                self.allowed, self._prepared = space.prepare(rows, bounds, now_s, stores=True), inputs
+            allowed, size = self.allowed or 0, sum([block.size for block in waiting])
+            staging = max(2 * STAGING, allowed // 50)  # twice its size, before it is looked at
+            if totals.bytes + size > allowed or totals.staged + size > staging or is_any_stored:
+                batch, rest = self._make_room(rows, self._ours_to_write(rows, waiting), victims)
             clock = (self._shared.accesses or space.accesses(rows, allowed)).now
             rows.add_blocks([block[::2] for block in batch], clock, now_s, space.writer)
-            space.writing.update(block.key.name for block in batch)
+            space.writing.update([block.name for block in batch])
         # After a crash here, rows without files count until they are evicted.
-        if not has_room:
+        if rest is None:
             raise self._failure("blocks cannot be stored", "other processes are writing blocks that fill it")
         self._write(batch, now_s)
         return rest
 
     def _write(self, batch: list[_NewBlock], now_s: float) -> None:
         """Write reserved blocks; after a failure, cancel the reservations of those not written."""
-        root, writer, waiting, temp = self._own.directory.root, self.space.writer, list(batch), ""
+        root, writer, waiting, temp = self._own.root, self.space.writer, list(batch), ""
         deadline = time.monotonic() + _WRITE_WITHIN_S
         try:
             while waiting:
-                name = waiting[0].key.name
+                name = waiting[0].name
                 temp = f"{root}/tmp/{writer:016x}-{next(self._file_numbers):016x}"
                 disk.write_file(temp, waiting[0].pieces, waiting[0].size)
                 # After a crash here there is a row without a file, and a temporary file that the next writer removes.
@@ -148,27 +156,28 @@ class BlockWriter(BlockReader):
                 try:
                     os.rename(temp, f"{root}/blocks/{name[0]}/{name}")
                 except (FileNotFoundError, IsADirectoryError):
-                    self._own.directory.move_into_place(temp, self.space.path(name))
-                self.space.writing.discard(waiting.pop(0).key.name)
+                    self._own.move_into_place(temp, self.space.path(name))
+                self.space.writing.discard(waiting.pop(0).name)
         except BaseException:  # an interrupt too: unwritten blocks must not stay counted
             self._cancel(waiting, temp)
             raise
         # If the index was replaced meanwhile, blocks are uncounted after a crash here, until a repair.
         is_soon = 0 <= time.time() - now_s < _WRITE_WITHIN_S
-        if not (is_soon and self._own.directory.is_as_seen(with_blocks=False)):
+        if not (is_soon and self._own.is_as_seen(with_blocks=False)):
             self._count_again(batch, now_s)
 
     def _cancel(self, reserved: list[_NewBlock], temp: str) -> None:
         """Remove the rows of blocks that could not be written, and the temporary file of the first."""
-        self.space.writing.difference_update(block.key.name for block in reserved)
+        self.space.writing.difference_update(block.name for block in reserved)
         with contextlib.suppress(OSError):
             disk.unlink(temp)
-        if self._own.directory.is_incomplete():  # it is being deleted: a new index would be in the way
-            return
-        with contextlib.suppress(OSError, sqlite3.Error), self._own.index.writing() as rows:
-            for name, row in rows.find_blocks(block.key for block in reserved).items():
-                if not os.path.exists(self.space.path(name)):
-                    rows.remove_block(row)
+        with contextlib.suppress(OSError, sqlite3.Error):
+            if self._own.is_incomplete():  # it is being deleted: a new index would be in the way
+                return
+            with self._own.index.writing() as rows:
+                for name, row in rows.find_blocks(block.key for block in reserved).items():
+                    if not os.path.exists(self.space.path(name)):
+                        rows.remove_block(row)
 
     def _count_again(self, written: list[_NewBlock], now_s: float) -> None:
         """Add rows again for blocks whose rows were removed while they were written.
@@ -176,10 +185,10 @@ class BlockWriter(BlockReader):
         This happens if the index was replaced meanwhile, or if this process was suspended for so long that others took it
         for dead. If there is no index now, the next one counts all files.
         """
-        found: Collection[str] = ()
         self._own.index.look_again()
-        with contextlib.suppress(sqlite3.Error), self._own.index.reading() as rows:
-            found = rows.find_blocks(block.key for block in written)
+        found: Collection[str] = self._own.query(
+            lambda rows: rows.find_blocks(block.key for block in written), {}
+        )
         self._own.index.look_again()  # the next reader checks the file again
         if len(found) == len(written):
             return
@@ -188,7 +197,7 @@ class BlockWriter(BlockReader):
             uncounted = [
                 (block.key, block.size)
                 for block in written
-                if block.key.name not in found and os.path.exists(self.space.path(block.key.name))
+                if block.name not in found and os.path.exists(self.space.path(block.name))
             ]
             rows.add_blocks(uncounted, self.space.accesses(rows, self.allowed).now, now_s, 0)
 
@@ -199,22 +208,10 @@ class BlockWriter(BlockReader):
         """Run the block in a write transaction of an index that counts all files."""
         with self._own.writing(what, restores=True) as rows:
             if bounds is not None:
-                self.allowed = self.space.prepare(rows, bounds, time.time())
+                self.allowed, self._prepared = self.space.prepare(rows, bounds, time.time()), None
             elif not rows.totals.is_counted:
-                recovery.count_all(rows, self._own.directory, time.time())
+                recovery.count_all(rows, self._own, time.time())
             yield rows
-
-    def _finish(self, stored: Collection[_NewBlock], tried: Collection[str]) -> None:
-        """Remember what was stored in place of rejected files, or after an eviction; remove caches of old hosts."""
-        if "full" in tried:
-            self._evict_again_at = 0.0
-        for block in stored:
-            self.rejected.pop(f"{self._own.path}/{place(block.key.object.digest, block.key.index)}", None)
-        if self._own.directory.is_network and time.monotonic() >= self._hosts_at:
-            self._hosts_at = time.monotonic() + _HOSTS_S
-            with contextlib.suppress(OSError):
-                if recovery.remove_old_hosts(self._own.directory.root, time.time()):
-                    self._hosts_at = 0.0
 
     # Errors
 
@@ -233,10 +230,10 @@ class BlockWriter(BlockReader):
                 return
         if isinstance(cause, sqlite3.IntegrityError) and "stored" not in tried:
             tried.add("stored")
-        elif "full" not in tried and time.monotonic() >= self._evict_again_at and self._is_full(cause):
+        elif "full" not in tried and time.monotonic() >= self._evict_again_at and _is_full(cause):
             self._evict_again_at = time.monotonic() + _EVICT_AGAIN_S
             tried.add("full")
-            self._evict_for([b for b in waiting if not os.path.exists(self.space.path(b.key.name))], bounds)
+            self._evict_for([b for b in waiting if not os.path.exists(self.space.path(b.name))], bounds)
         else:
             if not isinstance(error, CacheError):
                 error = self._failure("blocks cannot be stored", error)
@@ -244,35 +241,12 @@ class BlockWriter(BlockReader):
             self._warnings.not_stored(error.message)
             raise error
 
-    def _is_full(self, error: BaseException | None) -> bool:
-        """Return whether an error says that the disk has no space or no inodes."""
-        if isinstance(error, OSError):
-            return error.errno in _FULL
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code != sqlite3.SQLITE_CANTOPEN:
-            return code == sqlite3.SQLITE_FULL
-        return disk.space(self._own.directory.root).inodes <= _FEW_FILES
-
     def _evict_for(self, waiting: list[_NewBlock], bounds: CacheBounds) -> None:
         """Evict as many bytes and files as these blocks need, with a folder for each."""
-        try:
-            with self._writing("blocks cannot be evicted", bounds) as rows:
-                n_blocks, used = rows.totals.blocks, rows.totals.bytes
-                size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
-                self.space.make(rows, size, allowed=used)
-        except CacheError as error:
-            if not isinstance(error.__cause__, sqlite3.Error):
-                return  # storing fails again, and says why
-            # The index needs space itself; rows without files are evicted like others.
-            # Reading needs no space. If that fails too, nothing is removed: any file may be pinned.
-            with contextlib.suppress(sqlite3.Error), self._own.index.reading() as rows:
-                unpinned = (
-                    found
-                    for found in self._own.directory.files()
-                    if not rows.has_pinned_object(found.name.partition("-")[0])
-                )
-                for found in itertools.islice(unpinned, _FEW_FILES):
-                    disk.unlink(found.path)
+        with contextlib.suppress(CacheError), self._writing("blocks cannot be evicted", bounds) as rows:
+            n_blocks, used = rows.totals.blocks, rows.totals.bytes
+            size = max(sum(block.size for block in waiting), 2 * len(waiting) * used // max(n_blocks, 1))
+            self.space.make(rows, size, allowed=used)
 
     # Making room
 
@@ -280,7 +254,7 @@ class BlockWriter(BlockReader):
         """Return the blocks that are neither cached nor being written by another process; remove old rows of these."""
         ours, found = [], rows.find_blocks(block.key for block in waiting)
         for block in waiting:
-            row, path = found.get(block.key.name), self.space.path(block.key.name)
+            row, path = found.get(block.name), self.space.path(block.name)
             if row is not None:
                 is_there = os.path.exists(path)
                 if (is_there and path not in self.rejected) or (
@@ -293,54 +267,39 @@ class BlockWriter(BlockReader):
 
     def _make_room(
         self, rows: IndexRows, wanted: list[_NewBlock], victims: Iterable[BlockKey]
-    ) -> tuple[list[_NewBlock], list[_NewBlock], bool]:
-        """Make space for the first blocks that fit together; return these, the rest, and whether there is space.
+    ) -> tuple[list[_NewBlock], list[_NewBlock] | None]:
+        """Make space for the first blocks that fit together; return these and the rest.
 
-        Raises CacheError for a block that can never fit.
+        The rest is None if there is no space. Raises CacheError for a block, or pinned blocks, that can never fit.
         """
-        allowed = self.allowed or 0
-        free = allowed - rows.totals.pinned
-        self._check_fit(rows, wanted, allowed, free)
-        sums = list(itertools.accumulate(block.size for block in wanted))
-        n = sum(each <= free for each in sums)
-        batch, rest = wanted[:n], wanted[n:]
-        if not batch:
-            return batch, rest, True
-        if self._evict_one_step(rows, allowed):
-            return [], wanted, True
-        fits = self.space.make(rows, sums[n - 1], allowed=allowed, victims=victims)
-        return batch if fits else [], rest, fits
-
-    def _check_fit(self, rows: IndexRows, wanted: list[_NewBlock], allowed: int, free: int) -> None:
-        """Raise CacheError if a block, or all pinned blocks together, can never fit."""
-        largest = max((block.size for block in wanted), default=0)
+        allowed, totals = self.allowed or 0, rows.totals
+        free, largest = allowed - totals.pinned, max((block.size for block in wanted), default=0)
         if largest > allowed:
             raise CacheError(
                 f"a block of {largest} bytes does not fit the cache, which may hold {allowed} bytes now: "
                 "raise cache_size, lower keep_free, or free space on the disk"
             )
-        pinned = 0
-        if rows.totals.pins:
-            objects = ((block.key.object, block.size) for block in wanted)
-            pinned = sum(size for key, size in objects if rows.is_pinned(key.identity, key.path))
+        is_pinned = rows.is_pinned if totals.pins else lambda identity, path: False
+        objects = ((block.key.object, block.size) for block in wanted)
+        pinned = sum(size for key, size in objects if is_pinned(key.identity, key.path))
         if max(largest, pinned) > free:
             raise CacheError(
                 f"{allowed - free} of the {allowed} bytes that the cache may hold now are pinned: "
                 "unpin paths, raise cache_size, or close local copies"
             )
-
-    def _evict_one_step(self, rows: IndexRows, allowed: int) -> bool:
-        """Evict about REMOVED_AT_ONCE blocks if the cache is over its limit by more than that.
-
-        This happens after `cache_size` was lowered. Return whether it did: the caller then commits and calls again.
-        """
-        used = rows.totals.bytes
-        step = REMOVED_AT_ONCE * used // max(rows.totals.blocks, 1)
-        if used - allowed <= step:
-            return False
-        return self.space.make(rows, 0, allowed=used - step)
+        sums = list(itertools.accumulate(block.size for block in wanted))
+        n = sum(each <= free for each in sums)
+        fits = not n or self.space.make(rows, sums[n - 1], allowed=allowed, victims=victims)
+        return (wanted[:n], wanted[n:]) if fits else ([], wanted if fits is None else None)
 
     def _failure(self, what: str, why: Exception | str) -> CacheError:
-        failure = CacheError(f"{what} in {self._own.directory.root}: {why}")
+        failure = CacheError(f"{what} in {self._own.root}: {why}")
         failure.__cause__ = why if isinstance(why, Exception) else None
         return failure
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Return whether an error says that the disk has no space or no inodes."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL

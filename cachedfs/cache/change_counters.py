@@ -194,7 +194,7 @@ class ChangeCounters:
                 table.invalidate()
             self._release(tables)
 
-    def look(self, *, again: bool = False) -> None:
+    def look(self, again: bool = False) -> None:
         """Release tables that were deleted or replaced, so that all processes use the same ones.
 
         Use one that others made in memory meanwhile; with `again`, also one that could not be opened before. Raises

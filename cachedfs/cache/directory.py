@@ -1,117 +1,213 @@
-"""This user's subdirectory of a cache directory: safety checks, and the paths of the files in it."""
+"""This user's subdirectory of a cache directory: safety checks, paths, the index and its transactions."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 from cachedfs.cache import disk
+from cachedfs.cache.index.database import TROUBLE, CacheIndex, IndexRows
+from cachedfs.cache.locks import ByteRangeLocks
+from cachedfs.common.logging import WarnOnce
 from cachedfs.common.user_folders import is_writable, why_unsafe
+from cachedfs.errors import CacheError
 
-__all__ = ["FORMAT", "CacheDirectory", "layer_roots", "old_roots", "root_in"]
+__all__ = ["FORMAT", "CacheDirectory", "old_roots", "root_in"]
 
+log = logging.getLogger("cachedfs.cache")
+
+T = TypeVar("T")
 
 FORMAT = 4  # part of the directory name: other formats never see these files
+LOOK_S = 1.0  # interval between checks that the shared files are still the ones at their paths
+AGAIN_S = 60.0  # delay before a retry: each one creates new change counters, 2 MB
 DELETION_S = 10.0  # longest wait for the end of a deletion
 PAUSE_S = 0.05  # between two checks whether it has ended
 QUIET_S = 0.5  # from the end of the root until folders above it are gone, too
 RECENT_S = 0.1  # a folder that changed so short a time ago may change again without another time of change,
 COARSE_S = 2.0  # or this time, on a file system that stores whole seconds
 STATE = attrgetter("st_dev", "st_ino", "st_ctime_ns")
-_FOLDERS = ("blocks", "local-copies", "tmp")
 _ROOT = re.compile(r"cachedfs-(\d+)-(\d+)")
 
 
 class CacheDirectory:
-    """This user's root in a cache directory: `blocks/`, `local-copies/`, `tmp/`, the index and the shared files.
+    """This user's root in the first of `cache_dirs`: `blocks/`, `local-copies/`, `tmp/`, the index, the shared files.
 
-    On a network filesystem it is a folder per host, because locks and shared files work within one host only.
+    It is open for writing if possible, else for reading; what could not be opened is tried again once a minute. On a
+    network filesystem it is a folder per host, because locks and shared files work within one host only.
+
+    `path` is the root; if nothing can be stored, it is None and `cannot_store` is the reason. `cannot_store` is also set
+    after the last `put` failed. `roots` are where blocks are searched, with their required owner: layers may have any.
+    `on_look` are called once a second, with True once a minute; `on_open` when the directory can be written.
 
     `root_seen` and `blocks_seen` are the states of two folders when all folders were checked. As long as these states
     are the same, no folder in them was replaced, and neither was the index.
     """
 
-    def __init__(self, cache_dir: str) -> None:
-        self._cache_dir = _absolute(cache_dir)
+    def __init__(
+        self,
+        cache_dirs: Sequence[str],
+        *,
+        explicit: bool,
+        locks: ByteRangeLocks,
+        warnings: WarnOnce,
+        on_open: Callable[[CacheDirectory], object],
+    ) -> None:
+        self.cache_dirs = cache_dirs
+        self._cache_dir = _absolute(cache_dirs[0])
         self.is_network = disk.is_network(self._cache_dir)
         root = root_in(self._cache_dir)
-        self.root = root = f"{root}/host-{os.uname().nodename}" if self.is_network else root
+        self._chain = [root, f"{root}/host-{os.uname().nodename}"] if self.is_network else [root]
+        self.root = root = self._chain[-1]
         self.blocks = f"{root}/blocks"
-        self.index = f"{root}/index.db"
-        self.locks = f"{root}/locks"
+        self._folders = [*self._chain, self.blocks, f"{root}/local-copies", f"{root}/tmp"]
+        self.index_path = f"{root}/index.db"
         self.access_records = f"{root}/access-records"
         self.change_counters = f"{root}/change-counters"
-        self.bookkeeping = [*self.logs, self.access_records, self.change_counters]
+        self._layers = [(layer, None) for layer in _layer_roots(cache_dirs[1:])]
+        self._locks, self._warnings, self._on_open = locks, warnings, on_open
+        self.on_look: list[Callable[[bool], object]] = [lambda again: self.index.look()]
+        self.look_at = 0.0
+        self.n_looks = 0
+        self._again_at = time.monotonic() + AGAIN_S
+        self.path: str | None = None
+        self.cannot_store: str | None = None
         self.root_seen: object = None  # None: check again
         self.blocks_seen: object = None
-        self.n_checks = 0  # how often the folders were checked, or are due to be
-        self.had_index = False  # when it was opened, or used by this process
+        self._had_index = False  # when the folders were made, or used by this process
         # Until when a deletion that was noticed is waited for (monotonic); None without one.
         self._deletion_over_at: float | None = None
+        has_wal = disk.maps_safely(root)
+        self.index = CacheIndex(self.index_path, has_wal=has_wal, locks=locks, temp=self.temp)
+        self._open(explicit=explicit)
 
-    @property
-    def logs(self) -> list[str]:
-        """The index and the files that SQLite keeps beside it, the write-ahead log first."""
-        return [f"{self.index}{log}" for log in ("-wal", "", "-shm", "-journal")]
-
-    def open(self, *, explicit: bool) -> str | None:
-        """Create what is missing; return the reason why nothing can be stored, None if all is well.
+    def _open(self, *, explicit: bool) -> None:
+        """Open the directory, for writing if possible, else for reading.
 
         A subdirectory that another user could have prepared (a symlink, another owner, writable by others) raises
         ValueError when the user named `cache_dir` (`explicit`): its content cannot be trusted, and the user can choose
         another one.
         """
+        self.cannot_store, is_readable = None, True
         try:
-            os.makedirs(self._cache_dir, exist_ok=True)
-            self.make()
+            self.verify()
+            self._had_index = disk.state(self.index_path) is not None
             if not is_writable(self.root):
                 raise PermissionError(f"{self.root} is read-only")
-        except ValueError as error:
-            if explicit:
+        except (ValueError, OSError) as error:
+            if explicit and isinstance(error, ValueError):
                 raise
-            return str(error)
-        except OSError as error:
-            return f"{self._cache_dir} cannot be written ({error.strerror or error}); give another cache_dir"
-        return None
+            why = str(error)
+            if isinstance(error, OSError):
+                why = error.strerror or why
+                why = f"{self._cache_dir} cannot be written ({why}); give another cache_dir"
+            self.cannot_store, is_readable = why, False
+            with contextlib.suppress(OSError):
+                is_readable = not any(why_unsafe(folder, os.lstat(folder), "") for folder in self._chain)
+        self.path = None if self.cannot_store else self.root
+        self.roots = [*([(self.root, os.geteuid())] if is_readable else []), *self._layers]
+        if self.cannot_store is not None:
+            self._warnings.not_stored(self.cannot_store)
+            return
+        if not self.is_network:
+            self._locks.use(f"{self.root}/locks")
+        self._on_open(self)
 
-    def is_readable(self) -> bool:
-        """Return whether this user owns the root and no other user can write it."""
+    # Transactions
+
+    def query(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
+        """Return the result of a query on the index; `otherwise` if there is no index or it cannot be read."""
+        if time.monotonic() >= self.look_at:
+            self.look()
+        if self.path is None:
+            return otherwise
         try:
-            return all(_verify(folder) for folder in _chain(self.root))
-        except (ValueError, OSError):
-            return False
+            with self.index.reading() as rows:
+                return question(rows)
+        except TROUBLE as error:
+            log.debug("the index of %s cannot be read: %s", self.path, error)
+            return otherwise
 
-    def make(self) -> None:
-        """Create the root and its folders where missing. Raises OSError, or ValueError if the root is unsafe to use."""
-        for folder in self._all():
-            disk.make_folder(folder)
-            _verify(folder)
-        self.had_index = disk.state(self.index) is not None
+    @contextlib.contextmanager
+    def writing(self, what: str, *, restores: bool = False) -> Iterator[IndexRows]:
+        """Run the block in one index transaction. Raises CacheError whose message begins with `what`.
+
+        With `restores`, a directory that was deleted is made again at once. Otherwise that is an error for some
+        seconds, as the deletion may go on; `wait_for_deletion` waits for its end.
+        """
+        if time.monotonic() >= self.look_at:
+            self.look()
+        if self.path is None:
+            raise CacheError(self.cannot_store or "nothing can be stored")
+        try:
+            if not self.is_as_seen():
+                if not restores and self._is_being_deleted():
+                    raise CacheError(f"{what} in {self.path}: it is being deleted")
+                self.verify()
+            with self.index.writing(self.root_seen) as rows:
+                yield rows
+            self._had_index = True
+        except CacheError:
+            raise
+        except TROUBLE as error:
+            raise CacheError(f"{what} in {self.path}: {error}") from error
+
+    def look(self) -> None:
+        """Once a second, check that the shared files are those that all processes use; call `on_look`.
+
+        Once a minute, try again what failed before. Two threads may do this at the same time without harm.
+        """
+        now = time.monotonic()
+        if now < self.look_at:
+            return
+        self.look_at, is_again = now + LOOK_S, now >= self._again_at
+        self.n_looks += 1
+        if is_again:
+            self._again_at = now + AGAIN_S
+            if self.path is None:
+                self._open(explicit=False)
+        for check in self.on_look:
+            with contextlib.suppress(OSError):  # cannot check: keep the current files
+                check(is_again)
+
+    def look_now(self) -> None:
+        """Do what `look` does, however recent the last time is."""
+        self.look_at = 0.0
+        self.look()
+
+    # Safety
 
     def verify(self) -> None:
-        """Raise ValueError if a folder is unsafe to use; create folders that are missing.
+        """Create folders that are missing. Raises OSError, or ValueError if a folder is unsafe to use.
 
         What is no folder in place of one with blocks is moved to `tmp/`.
         """
-        try:
-            root, blocks, *_ = [_verify(folder) for folder in self._all()][-1 - len(_FOLDERS) :]
-        except FileNotFoundError:
-            os.makedirs(_chain(self.root)[0].rpartition("/")[0], exist_ok=True)
-            self.make()
-            root, blocks = _verify(self.root), _verify(self.blocks)
-        for found in disk.scan(self.blocks):
-            if not found.is_folder:
-                os.rename(found.path, self.temp())
+        found = []
+        for folder in self._folders:
+            try:
+                found.append(os.lstat(folder))
+            except FileNotFoundError:
+                os.makedirs(self._cache_dir, exist_ok=True)
+                disk.make_folder(folder)
+                found.append(os.lstat(folder))
+                self._had_index = False
+            if (reason := why_unsafe(folder, found[-1], "give another cache_dir")) is not None:
+                raise ValueError(reason)
+        for entry in disk.scan(self.blocks):
+            if not entry.is_folder:
+                os.rename(entry.path, self.temp())
+        root, blocks = found[-4:-2]
         changed_ns = max(root.st_ctime_ns, blocks.st_ctime_ns)
         recent_s = RECENT_S if changed_ns % 1_000_000_000 else COARSE_S
         # The times of network and FUSE filesystems may be cached or made up.
         is_sure = changed_ns / 1e9 < time.time() - recent_s and not self.is_network
         self.root_seen, self.blocks_seen = (STATE(root), STATE(blocks)) if is_sure else (None, None)
-        self.n_checks += 1
 
     def is_as_seen(self, *, with_blocks: bool = True) -> bool:
         """Return whether no file or folder in the root, and no folder with blocks, was replaced since the last check."""
@@ -122,44 +218,37 @@ class CacheDirectory:
         except OSError:
             return False
 
+    def is_incomplete(self) -> bool:
+        """Return whether a folder or the index is missing."""
+        return any(disk.state(path) is None for path in (*self._folders, self.index_path))
+
     def wait_for_deletion(self) -> None:
         """Wait for the end of a deletion of the cache: no file may appear in folders that were just emptied.
 
         A deletion is noticed when a folder or the index is missing, and ends when the root is. The wait takes at most
-        `DELETION_S` seconds, once for each deletion, as only a part may have been deleted.
+        `DELETION_S` seconds, once for each deletion, as only a part may have been deleted. Raises OSError.
         """
-        if self.had_index and self.is_incomplete():
-            self.had_index = False
+        if not self.is_as_seen(with_blocks=False) and self._had_index and self.is_incomplete():
+            self._had_index = False
             deadline = time.monotonic() + DELETION_S
             while disk.state(self.root) is not None and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
             time.sleep(QUIET_S)
 
-    def is_being_deleted(self) -> bool:
+    def _is_being_deleted(self) -> bool:
         """Return whether a deletion of the cache was noticed up to `DELETION_S` seconds ago, and not waited for."""
-        if not (self.had_index and self.is_incomplete()):
+        if not (self._had_index and self.is_incomplete()):
             self._deletion_over_at = None
             return False
         if self._deletion_over_at is None:
             self._deletion_over_at = time.monotonic() + DELETION_S
         return time.monotonic() < self._deletion_over_at
 
-    def is_incomplete(self) -> bool:
-        """Return whether a folder or the index is missing."""
-        return not self.is_as_seen(with_blocks=False) and any(
-            disk.state(path) is None for path in (*self._all(), self.index)
-        )
-
-    def _all(self) -> list[str]:
-        """Return the root and its folders, parents first; folders of blocks are created when needed."""
-        return [*_chain(self.root), *(f"{self.root}/{name}" for name in _FOLDERS)]
+    # Files
 
     def temp(self) -> str:
         """Return a new name for a temporary file."""
         return f"{self.root}/tmp/{os.urandom(8).hex()}"
-
-    def local_copy(self, name: str) -> str:
-        return f"{self.root}/local-copies/{name}"
 
     def move_into_place(self, temp: str, path: str) -> None:
         """Rename `temp` to the block at `path`; create its folder, or move a folder in place of the block to `tmp/`."""
@@ -175,32 +264,31 @@ class CacheDirectory:
                 yield from disk.scan(folder.path)
 
 
-def layer_roots(cache_dirs: Sequence[str]) -> list[str]:
+def _layer_roots(cache_dirs: Sequence[str]) -> list[str]:
     """Return the roots, of any owner, in the read-only `cache_dirs`; a missing directory has none."""
     roots = []
     for cache_dir in cache_dirs:
-        for name, path in _roots_in(cache_dir):
-            if int(name[1]) == FORMAT:
-                roots += [
-                    path,
-                    *sorted(each.path for each in disk.scan(path) if each.name.startswith("host-")),
-                ]
+        for path in [path for path, version, _ in _roots_in(cache_dir) if version == FORMAT]:
+            hosts = (each.path for each in disk.scan(path) if each.name.startswith("host-"))
+            roots += [path, *sorted(hosts)]
     return roots
 
 
 def old_roots(cache_dir: str) -> list[str]:
     """Return this user's roots of other formats in `cache_dir`, which nothing uses any more."""
     found = _roots_in(cache_dir)
-    return [path for name, path in found if int(name[1]) < FORMAT and int(name[2]) == os.geteuid()]
+    return [path for path, version, user in found if version < FORMAT and user == os.geteuid()]
 
 
-def _roots_in(cache_dir: str) -> list[tuple[re.Match[str], str]]:
-    """Return the folders in `cache_dir` with the names of roots, sorted."""
+def _roots_in(cache_dir: str) -> list[tuple[str, int, int]]:
+    """Return path, format and user of the folders in `cache_dir` with the names of roots, sorted."""
     with contextlib.suppress(OSError):
-        found = sorted(disk.scan(_absolute(cache_dir)))
-        return [
-            (name, each.path) for each in found if each.is_folder and (name := _ROOT.fullmatch(each.name))
+        found = [
+            (each.path, _ROOT.fullmatch(each.name))
+            for each in disk.scan(_absolute(cache_dir))
+            if each.is_folder
         ]
+        return sorted((path, int(name[1]), int(name[2])) for path, name in found if name)
     return []
 
 
@@ -211,19 +299,3 @@ def _absolute(path: str) -> str:
 def root_in(cache_dir: str) -> str:
     """Return the path of this user's subdirectory of `cache_dir`, which need not exist."""
     return f"{_absolute(cache_dir)}/cachedfs-{FORMAT}-{os.geteuid()}"
-
-
-def _chain(root: str) -> list[str]:
-    """Return the folders from the outermost to `root`: two on a network filesystem, else one."""
-    above, _, name = root.rpartition("/")
-    return [above, root] if name.startswith("host-") else [root]
-
-
-def _verify(folder: str) -> os.stat_result:
-    """Return the status of `folder`. Raises ValueError if it is unsafe to use, FileNotFoundError if it is missing."""
-    status = disk.state(folder)
-    if status is None:
-        raise FileNotFoundError(f"{folder} is missing")
-    if (reason := why_unsafe(folder, status, "give another cache_dir")) is not None:
-        raise ValueError(reason)
-    return status

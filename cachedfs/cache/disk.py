@@ -85,15 +85,16 @@ class FolderEntry(NamedTuple):
 
 
 def open_to_update(path: str) -> int:
-    return _without_readahead(os.open(path, _UPDATE))
+    """Open a file of records, for random access: readahead around one, megabytes on some systems, takes milliseconds."""
+    fd = os.open(path, _UPDATE)
+    _advise(fd, "POSIX_FADV_RANDOM")
+    return fd
 
 
-def _without_readahead(fd: int) -> int:
-    """Tell the system that access is random: readahead around a record, megabytes on some, takes milliseconds."""
+def _advise(fd: int, advice: str) -> None:
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):  # a filesystem without support for the advice
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    return fd
+            os.posix_fadvise(fd, 0, 0, getattr(os, advice))
 
 
 def open_lockable(path: str) -> int:
@@ -116,33 +117,30 @@ def _ours_alone(fd: int) -> int:
 
 def forget_cached(fd: int) -> None:
     """Remove the file's clean pages from the page cache, so that the next reads come from disk, where supported."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # a filesystem without support for the advice
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    _advise(fd, "POSIX_FADV_DONTNEED")
 
 
 def read_cached_into(fd: int, buffer: bytearray | memoryview, offset: int) -> int:
-    """Like `os.preadv`, but from the page cache only. Raises BlockingIOError if the bytes are not all there."""
-    if _NOWAIT is None:
-        raise BlockingIOError(errno.EAGAIN, "this system cannot read from the page cache alone")
-    try:
-        return os.preadv(fd, [buffer], offset, _NOWAIT)
-    except OSError as error:
-        if error.errno in _NO_NOWAIT:
-            raise BlockingIOError(
-                errno.EAGAIN, "this file system cannot read from the page cache alone"
-            ) from error
-        raise
+    """Fill `buffer` from the page cache only. Raises BlockingIOError if the bytes are not all there."""
+    n = -1
+    if _NOWAIT is not None:
+        try:
+            n = os.preadv(fd, [buffer], offset, _NOWAIT)
+        except OSError as error:
+            if error.errno not in _NO_NOWAIT:
+                raise
+    if n != len(buffer):
+        raise BlockingIOError(errno.EAGAIN, "not all of it can be read from the page cache")
+    return n
 
 
 def read_cached(fd: int, size: int, offset: int) -> bytes:
-    """Like `os.pread`, but from the page cache only; see `read_cached_into`."""
+    """Return bytes from the page cache only. Raises BlockingIOError if they are not all there."""
     # BytesIO returns its buffer without a copy: copying a block would double its memory.
     filled = io.BytesIO(bytes(size))
     with filled.getbuffer() as buffer:
-        n = read_cached_into(fd, buffer, offset)
-    data = filled.getvalue()
-    return data if n == size else data[:n]
+        read_cached_into(fd, buffer, offset)
+    return filled.getvalue()
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> None:

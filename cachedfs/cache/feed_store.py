@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cachedfs.cache.change_counters import ChangeCounters
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
@@ -17,7 +18,6 @@ from cachedfs.cache.index.metadata_records import (
     unsealed,
 )
 from cachedfs.cache.index.schema import blob_of, origin_of, text_of
-from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.types import Change, Changes, ObjectInfo
 
 __all__ = ["STORED", "FeedStore", "overtaken"]
@@ -59,7 +59,7 @@ def _is_same(info: ObjectInfo | None, now: ObjectInfo | None, path: str) -> bool
 class FeedStore:
     """The change feeds of all origins, and what is watched by them. Methods that write raise CacheError."""
 
-    def __init__(self, own: WritableDirectory, counters: ChangeCounters) -> None:
+    def __init__(self, own: CacheDirectory, counters: ChangeCounters) -> None:
         self._own, self.counters = own, counters
         # Without a further call: these are used at every read.
         self.counter, self.listing_counter = counters.counter, counters.listing_counter

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import time
 from types import TracebackType
 
 from cachedfs.cache import disk
-from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.disk import Buffer
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.errors import CacheError
 
-__all__ = ["LocalCopy", "dead_copies", "new_name"]
-
-_NAME = re.compile(r"[0-9a-f]{16}-([0-9a-f]{1,15})(\.\w{1,16}){0,2}", re.ASCII)
-_UNUSED_S = 86400.0  # without locks across processes, a local copy may be removed only after this age
+__all__ = ["LocalCopy"]
 
 
 class LocalCopy:
     """A file of fixed size at `path`: reserved, allocated, written, sealed (then read-only) and removed by `close`.
 
-    Its name has its size, so it is counted from its creation on. Only the process that created it removes it: in a
-    forked child `close` does nothing to the file.
+    Its name has the number of the lock that its process holds, and its size, so it is counted from its creation on.
+    Only the process that created it removes it: in a forked child `close` does nothing to the file.
     """
 
-    def __init__(self, path: str, size: int, locks: ByteRangeLocks) -> None:
-        self.path = path
-        self.size = size
-        self._lock, self._locks = lock_of(path.rpartition("/")[2]), locks
+    def __init__(self, folder: str, size: int, suffix: str, locks: ByteRangeLocks) -> None:
         self._pid = os.getpid()
+        self._lock, self._locks = self._pid << 32 | int.from_bytes(os.urandom(4), "little"), locks
+        self.path = f"{folder}/{self._lock:016x}-{size:x}{suffix}"
+        self.size = size
         locks.take(self._lock)
         self._fd: int | None = None
 
@@ -88,36 +82,3 @@ class LocalCopy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def new_name(size: int, suffix: str) -> str:
-    """Return a name for a local copy of `size` bytes: process id, random digits and size in hex, and the suffix."""
-    return f"{os.getpid():08x}{os.urandom(4).hex()}-{size:x}{suffix}"
-
-
-def lock_of(name: str) -> int:
-    """Return the number of the lock that the process of a local copy holds."""
-    return int(name[:16], 16)
-
-
-def dead_copies(directory: CacheDirectory, locks: ByteRangeLocks) -> tuple[list[str], int]:
-    """Return the paths of the local copies of dead processes, and how many bytes the others have reserved.
-
-    A process is dead if its lock is free. Without locks across processes, there must be no process with its id, and the
-    file must be a day old: processes in other containers have ids that cannot be checked here.
-    """
-    dead, reserved, latest = [], 0, time.time() - _UNUSED_S
-    for found in disk.scan(directory.local_copy("")):
-        name = _NAME.fullmatch(found.name)
-        if name is None:
-            continue
-        pid = lock_of(found.name) >> 32
-        if locks.works_across_processes:
-            is_used = locks.is_held(lock_of(found.name))
-        else:
-            is_used = found.modified_s > latest or (0 < pid < 1 << 31 and disk.is_alive(pid))
-        if is_used:
-            reserved += int(name[1], 16)
-        else:
-            dead.append(found.path)
-    return dead, reserved

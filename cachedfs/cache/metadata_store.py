@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from cachedfs.cache.change_counters import ChangeCounters
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.feed_store import STORED, FeedStore
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
@@ -24,7 +25,6 @@ from cachedfs.cache.index.metadata_records import (
     unsealed,
 )
 from cachedfs.cache.index.schema import Totals, blob_of, origin_of, text_of
-from cachedfs.cache.writable_directory import WritableDirectory
 from cachedfs.common.clock import boot_number, clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
@@ -100,7 +100,7 @@ class MetadataStore(FeedStore):
     A query returns None if the index cannot be read. A failed store raises CacheError.
     """
 
-    def __init__(self, own: WritableDirectory, counters: ChangeCounters) -> None:
+    def __init__(self, own: CacheDirectory, counters: ChangeCounters) -> None:
         super().__init__(own, counters)
         self._has_clock = False
         # What the table `versions` would hold, had it been stored: by (identity, folder).

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.schema import blob_of, text_of
-from cachedfs.cache.writable_directory import WritableDirectory
 
 __all__ = ["QuotaStore"]
 
@@ -16,7 +16,7 @@ _ADD = """INSERT INTO quota VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
 class QuotaStore:
     """Units and bytes by the identity of an account and by day ("2026-11-25"), in the SQLite index."""
 
-    def __init__(self, own: WritableDirectory) -> None:
+    def __init__(self, own: CacheDirectory) -> None:
         self._own = own
 
     def add(self, identity: str, day: str, units: int, n_bytes: int) -> tuple[int, int]:

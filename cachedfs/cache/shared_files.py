@@ -47,7 +47,7 @@ class SharedFiles:
             log.info("%s", self.accesses.trouble)
         return self.accesses
 
-    def look(self, *, again: bool = False) -> None:
+    def look(self, again: bool = False) -> None:
         """Release files that were deleted or replaced, so that all processes use the same ones.
 
         With `again`, release also those that could not be shared: their next use tries again. Raises OSError if that
@@ -56,4 +56,4 @@ class SharedFiles:
         accesses = self.accesses
         if accesses is not None and ((again and accesses.trouble) or not accesses.is_current()):
             self.accesses = None
-        self.counters.look(again=again)
+        self.counters.look(again)

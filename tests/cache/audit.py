@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from cachedfs.cache import block_file, disk, recovery
 from cachedfs.cache.block_file import BadBlock
-from cachedfs.cache.local_copies import dead_copies
 
 __all__ = ["Report", "audit", "recount"]
 
@@ -34,7 +33,7 @@ def audit(cache):
     The order is files, then rows, then whether each file still exists, so that blocks stored or evicted by other
     processes meanwhile are no problem.
     """
-    directory, locks, space = cache._own.directory, cache.locks, cache.space
+    directory, locks, space = cache._own, cache.locks, cache.space
     with cache._writing("the cache cannot be checked"):
         pass  # a new index counts all files first
     files = {found.name: found for found in directory.files()}
@@ -56,11 +55,7 @@ def audit(cache):
     orphans = [
         found.path for name, found in files.items() if name not in corrupt and os.path.exists(found.path)
     ]
-    leftovers = [
-        found.path
-        for found in disk.scan(f"{directory.root}/tmp")
-        if recovery.is_leftover(found, locks, time.time())
-    ]
+    dead, _ = recovery.leftovers(directory.root, locks, time.time())
     return Report(
         sums["blocks"],
         sums["bytes"],
@@ -68,7 +63,7 @@ def audit(cache):
         tuple(missing),
         tuple(wrong_size),
         tuple(found.path for found in corrupt.values()),
-        (*leftovers, *dead_copies(directory, locks)[0]),
+        tuple(found.path for found in dead),
         tuple(name for name, value in sums.items() if getattr(totals, name) != value),
     )
 
@@ -90,6 +85,7 @@ def _is_sound(found):
             block.read(0, block.length, verify=True)
         finally:
             block.close()
-        return found.path.endswith("/" + block_file.place(block.trailer.key.digest, block.trailer.index))
+        key = block.trailer.key
+        return found.path.endswith("/" + block_file.place(key.object.digest, key.index))
     except (BadBlock, OSError):
         return not os.path.lexists(found.path)

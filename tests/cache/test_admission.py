@@ -6,9 +6,8 @@ import random
 import fsspec
 import pytest
 
-from cachedfs.cache import admission
-from cachedfs.cache.access_stats import AccessStats
-from cachedfs.cache.admission import AccessHistory
+from cachedfs.cache.access_stats import AccessStats, age
+from cachedfs.cache.space import admits
 from tests.support import noise
 
 BLOCKS = 1000  # of the data set
@@ -37,7 +36,7 @@ class Ours:
         self.size, self.staging = size - staging, staging
         self.blocks, self.staged = collections.OrderedDict(), collections.OrderedDict()
         self.accesses = AccessStats(None, "", 1 << 17)
-        self.accesses.fit(window=admission.window_of(size), aging=admission.aging_of(size))
+        self.accesses.fit(size)
 
     def touch(self, block):
         if block in self.blocks or block in self.staged:
@@ -54,16 +53,13 @@ class Ours:
 
     def settle(self, block):
         if len(self.blocks) >= self.size:
-            old = next(iter(self.blocks))
-            gap = self.accesses.longest_gap
-            if not admission.admits(self.claimant(block), self.claimant(old), longest_gap=gap):
+            old, accesses = next(iter(self.blocks)), self.accesses
+            access, last = accesses.of(hash_of(block)), accesses.of(hash_of(old))
+            idle = age(last.clock, accesses.now)
+            if not admits(access, last, idle=idle, longest_gap=accesses.longest_gap):
                 return
             del self.blocks[old]
         self.blocks[block] = True
-
-    def claimant(self, block):
-        use = self.accesses.use_of(hash_of(block))
-        return AccessHistory(self.accesses.age(use.clock), use.uses, use.is_new)
 
 
 def hash_of(block, known={}):  # noqa: B006  # remembered on purpose: hashing is most of the simulation

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cachedfs.cache import block_writer, disk
+from cachedfs.cache import disk, space
 from cachedfs.cache.index import database
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
@@ -34,6 +34,7 @@ def test_space_is_kept_free_on_a_disk_that_others_fill(open_cache, small_disk):
     put(cache, key, *range(200), bounds=bounds)
     with open(small_disk / "of others", "wb") as others:
         for step in range(11):
+            cache._own.look_at = 0.0  # a second later
             put(cache, key_of(f"b/{step}"), 0, 1, bounds=bounds)
             assert whole(cache, key_of(f"b/{step}"), 1) == content(key_of(f"b/{step}"), 1)
             assert disk.space(str(small_disk)).free >= keep
@@ -59,6 +60,7 @@ def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_com
     other = open_cache(small_disk / "c")
     assert whole(other, key, 0) in (None, content(key, 0))
     (small_disk / "of others").unlink()
+    cache._own.look_at = 0.0  # a second later
     put(cache, key, *range(20), bounds=bounds)
     assert [whole(cache, key, index) for index in range(20)] == [content(key, index) for index in range(20)]
     assert audit(cache).ok
@@ -67,7 +69,7 @@ def test_on_a_disk_that_is_full_to_the_last_byte_reads_are_right_and_storing_com
 @pytest.mark.parametrize("how", ["put", "lease"])
 def test_who_ends_while_a_cache_comes_down_to_a_lowered_bound_leaves_the_less_to_do(cache, monkeypatch, how):
     """One transaction for all would be undone, and done again by the next: short programs would never store anything."""
-    monkeypatch.setattr(block_writer, "REMOVED_AT_ONCE", 20)
+    monkeypatch.setattr(space, "REMOVED_AT_ONCE", 20)
     bounds, key, unlink, n_unlinked = room_for(cache, 2), key_of("b/many"), disk.unlink, 0
     put(cache, key, *range(200))
 

@@ -193,6 +193,8 @@ def day(directory):
     leave_remnants(cache)
     again = BlockStore([str(directory)], explicit=True)
     assert is_right(whole(again, OTHER, 22), OTHER, 22)
+    with tried():
+        again.allowance(SMALL)
     again.close()
     return cache
 

@@ -111,7 +111,7 @@ def test_what_another_user_puts_in_place_of_our_folder_is_neither_believed_nor_w
             with pytest.raises(ValueError, match=f"belongs to user {THEM}"):
                 open_cache(shared / "ours")
             continue
-        reader._own.look_at = reader._look_at = 0.0
+        reader._own.look_at = 0.0
         reader._own.index.look_again()
         assert whole(reader, key, 0) is None
         assert whole(reader, other, 0) is None

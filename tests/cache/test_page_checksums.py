@@ -1,11 +1,10 @@
-"""The checksums of pages, alone and joined."""
+"""The checksums of pages."""
 
 import random
-import zlib
 
 import pytest
 
-from cachedfs.cache.block_file import PAGE, encode_trailer, joined, parse_trailer, wrong_page
+from cachedfs.cache.block_file import PAGE, encode_trailer, parse_trailer, wrong_page
 from tests.cache.helpers import key_of
 
 DATA = random.Random(5).randbytes(16 * PAGE + 777)
@@ -13,12 +12,6 @@ DATA = random.Random(5).randbytes(16 * PAGE + 777)
 
 def checksums_of(data):
     return list(parse_trailer(encode_trailer(key_of(), 0, data)).checksums)
-
-
-@pytest.mark.parametrize("n_pages", [0, 1, 2, 3, 16])
-def test_checksums_of_whole_pages_join_to_that_of_all(n_pages):
-    data = DATA[: n_pages * PAGE]
-    assert joined(checksums_of(data)) == zlib.crc32(data)
 
 
 @pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 3 * PAGE + 17])

@@ -81,14 +81,6 @@ def test_blocks_are_evicted_in_exact_lru_order(cache):
         assert sum(cache.has(key, each) for each in range(32)) == 32 - n
 
 
-def test_reads_that_do_not_touch_do_not_keep_a_block(cache):
-    bounds, key = room_for(cache, 3), key_of()
-    put(cache, key, 0, 1, 2, bounds=bounds)
-    whole(cache, key, 0, touch=False)
-    put(cache, key, 3, bounds=bounds)
-    assert [cache.has(key, index) for index in range(4)] == [False, True, True, True]
-
-
 def test_a_batch_larger_than_the_cache_leaves_its_last_blocks(cache):
     bounds, key = room_for(cache, 4), key_of()
     put(cache, key, *range(10), bounds=bounds)
@@ -132,9 +124,11 @@ def test_space_is_kept_free_even_at_the_cost_of_blocks(cache, monkeypatch):
     put(cache, key, 16, bounds=bounds)
     assert cache.usage() == (16, before)
     monkeypatch.setattr(disk, "space", space(-4 * BLOCK))
+    cache._own.look_at = 0.0  # a second later
     put(cache, key, 17, bounds=bounds)
     assert cache.usage()[0] in (11, 12)
     monkeypatch.setattr(disk, "space", lambda path: disk.DiskSpace(total=100 * MIB, free=0))
+    cache._own.look_at = 0.0
     with pytest.raises(CacheError):
         put(cache, key, 18, bounds=bounds)
 
@@ -274,6 +268,7 @@ def test_the_lease_of_a_killed_process_makes_room(cache):
     process.kill()
     process.communicate()
     assert audit(cache).leftovers == (path,)
+    cache._own.look_at = 0.0  # a second later
     put(cache, key_of(), 3, 4, bounds=bounds)
     assert not os.path.exists(path)
 
@@ -368,52 +363,6 @@ def test_a_disk_without_inodes_evicts_the_oldest_blocks_for_new_ones(cache, inod
     assert [cache.has(old, index) for index in range(7)] == [False] * 6 + [True]
     assert cache.cannot_store is None
     assert audit(cache).ok
-
-
-@pytest.fixture
-def index_without_inodes(cache, inodes, monkeypatch):
-    """Let the index be written only while two inodes are free, for its logs."""
-    writing = cache._own.index.writing
-
-    def without_inodes(*args):
-        if inodes.n < 2:
-            error = sqlite3.OperationalError("unable to open database file")
-            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-            raise error
-        return writing(*args)
-
-    monkeypatch.setattr(cache._own.index, "writing", without_inodes)
-    space = disk.space(cache.root)
-    monkeypatch.setattr(disk, "space", lambda path: space._replace(inodes=inodes.n))
-    return cache._own.index
-
-
-def test_an_index_without_inodes_for_its_logs_makes_room_for_them(cache, inodes, index_without_inodes):
-    put(cache, key_of("old"), *range(20))
-    inodes.n = 0
-    put(cache, key_of("new"), 0)
-    assert cache.has(key_of("new"), 0)
-    assert sum(cache.has(key_of("old"), index) for index in range(20)) == 4
-    assert len(audit(cache).missing) == 16
-
-
-def test_pinned_blocks_stay_where_the_index_has_no_inodes_for_its_logs(cache, inodes, index_without_inodes):
-    cache.pin("gs://test", "pinned")
-    put(cache, key_of("pinned"), *range(20))
-    put(cache, key_of("old"), *range(2))
-    inodes.n = 0
-    put(cache, key_of("new"), 0)
-    assert all(cache.has(key_of("pinned"), index) for index in range(20))
-    assert not any(cache.has(key_of("old"), index) for index in range(2))
-
-
-def test_nothing_is_removed_where_the_pins_cannot_be_read(cache, inodes, index_without_inodes, monkeypatch):
-    put(cache, key_of("old"), *range(20))
-    inodes.n = 0
-    monkeypatch.setattr(index_without_inodes, "reading", index_without_inodes.writing)
-    with pytest.raises(CacheError, match="unable to open"):
-        put(cache, key_of("new"), 0)
-    assert all(cache.has(key_of("old"), index) for index in range(20))
 
 
 def test_a_full_disk_that_eviction_does_not_help_keeps_the_other_blocks(cache, monkeypatch):
@@ -577,7 +526,7 @@ def test_metadata_is_not_stored_while_the_cache_is_being_deleted(cache, monkeypa
     replace_call(monkeypatch, "time.monotonic", lambda: now + directory.DELETION_S)  # only a part was deleted
     cache.metadata.begin_feed("gs://test", "b", "token", time.time())
     assert cache.metadata.feed("gs://test", "b") is not None
-    assert not cache._own.directory.is_being_deleted()
+    assert not cache._own._is_being_deleted()
 
 
 def test_a_part_of_the_cache_that_stays_deleted_is_waited_for_once(cache, monkeypatch):
@@ -597,14 +546,14 @@ def test_a_failed_write_makes_no_index_in_a_cache_that_is_being_deleted(cache, m
     put(cache, key_of(), 0)
 
     def deleted(*args):
-        Path(cache._own.directory.index).unlink()
+        Path(cache._own.index_path).unlink()
         full()
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write_file", deleted)
         with pytest.raises(CacheError):
             put(cache, key_of(), 1)
-    assert not os.path.exists(cache._own.directory.index)
+    assert not os.path.exists(cache._own.index_path)
     put(cache, key_of(), 1)
     assert audit(cache).ok
 

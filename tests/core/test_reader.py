@@ -275,13 +275,13 @@ def test_an_interrupted_read_does_not_return_a_block_twice_to_the_pool(fs, origi
     fs._objects.engine.drain(120)
     file = fs.open("b/k")
     file.read(10)
-    give, idle = BlockReader._give, fs._objects.engine.cache.open_blocks
+    give, idle = BlockReader.release_block, fs._objects.engine.cache.open_blocks
 
     def interrupted(self, *args):
         give(self, *args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(BlockReader, "_give", interrupted)
+    monkeypatch.setattr(BlockReader, "release_block", interrupted)
     file.seek(2 * MiB)
     with pytest.raises(KeyboardInterrupt):
         file.read(10)

@@ -38,7 +38,9 @@ def rewrite(path, change):
     handle = block_file.open_block(os.open(path, os.O_RDONLY), str(path))
     handle.close()
     data = change(path.read_bytes()[: handle.length])
-    path.write_bytes(data + block_file.encode_trailer(handle.trailer.key, handle.trailer.index, data))
+    path.write_bytes(
+        data + block_file.encode_trailer(handle.trailer.key.object, handle.trailer.key.index, data)
+    )
 
 
 def alter(path):

@@ -26,7 +26,7 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from typing import TypeVar
 
 from cachedfs.cache import disk
@@ -53,13 +53,11 @@ TROUBLE = (
 """Errors of the index. All but the first two come from damaged rows: SQLite columns hold values of any type."""
 
 _REPLACING = 0x0DB5_ADBA_C0DE_0001  # the lock number for replacing the index
-_LOOK_S = 1.0  # interval between a reader's checks that its file is still the one at the path
 _TRY_S = 0.05  # SQLite backs off when waiting for a lock; retrying after this avoids starvation
 _PAUSE_S = 0.005  # between two attempts
 _WRITER_WAIT_S = 2.0
 _FORK_WAIT_S = 1.0
 _MOST_IDLE = 4
-_SHORTEN_N = 16  # transactions between two looks at the size of the log
 _LOGS = "-wal", "-shm", "-journal"  # files that SQLite keeps beside the database
 _STATEMENTS = 128
 # A scan of all rows: for audits.
@@ -74,8 +72,8 @@ class IndexRows(BlockRows):
     """A connection to the index file `inode`, with all statements. Methods that change rows need `writing`."""
 
     inode = 0  # 0: it is closed, or must be
-    looked_s = 0.0  # when the file was last seen at its path
-    root_seen: object = None  # the state of the folder when the writing connection was found to be current
+    # The state of its folder, or True, if the file was found to be the one at the path; None: check again.
+    seen: object = None
 
     def limit_wal(self, pages: int) -> None:
         """Limit the write-ahead log to about `pages` pages of 4 KiB."""
@@ -105,7 +103,6 @@ class CacheIndex:
         self._idle: list[IndexRows] = []  # connections that no thread uses, the last one used at the end
         self._broken_inode = 0  # of the file found damaged: the next writer replaces it
         self.wal_pages = 256
-        self._n_writes = 0
         _INDEXES.add(self)
 
     def __del__(self) -> None:
@@ -114,7 +111,7 @@ class CacheIndex:
             self.close()
 
     @contextlib.contextmanager
-    def reading(self, *, writes: bool = False, root_seen: object = None) -> Iterator[IndexRows]:
+    def reading(self, root_seen: object = None, *, writes: bool = False) -> Iterator[IndexRows]:
         """Provide a connection that no other thread uses. Raises sqlite3.Error, also if there is no index yet."""
         token, rows = object(), None
         try:
@@ -123,64 +120,66 @@ class CacheIndex:
                 self._wait_for_fork(token)
             with contextlib.suppress(IndexError):
                 rows = self._idle.pop()
-            if writes:
-                is_sure = root_seen is not None and not self._broken_inode
-                is_current = is_sure and rows is not None and rows.root_seen == root_seen
-            else:
-                is_current = rows is not None and time.monotonic() < rows.looked_s + _LOOK_S
-            if rows is None or not is_current:
+            if rows is None or rows.seen is None or (writes and rows.seen != root_seen):
                 rows = self._current(rows, writes, root_seen)
+            if writes:
+                try:
+                    rows.run("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    insist(partial(rows.run, "BEGIN IMMEDIATE"))
+                rows.totals = Totals(*rows.run(LOAD_TOTALS).fetchone())
+                before = STORED(rows.totals)
             yield rows
+            if writes:
+                if (now := STORED(rows.totals)) != before:
+                    rows.run(SAVE_TOTALS, now)
+                commit = partial(rows.run, "COMMIT")
+                commit() if self._has_wal else insist(commit)  # readers hold up the rollback journal alone
         except BaseException as error:  # an interrupt too: an open transaction would lock out all writers
             self._undo(rows, error)
             raise
         finally:
-            if rows is not None:
-                is_sound = rows.inode and not rows.sqlite.in_transaction
-                if is_sound and len(self._idle) < _MOST_IDLE:
-                    self._idle.append(rows)
-                else:
-                    rows.sqlite.close()
+            if rows is not None and rows.inode and not rows.sqlite.in_transaction:
+                self._idle.append(rows)
+            elif rows is not None:
+                rows.sqlite.close()
             _IN_USE.pop(token, None)
 
-    @contextlib.contextmanager
-    def writing(self, root_seen: object = None) -> Iterator[IndexRows]:
-        """Provide a connection in a write transaction, rolled back on exceptions. Raises sqlite3.Error, OSError.
+    writing = partialmethod(reading, writes=True)
+    """Provide a connection in a write transaction, rolled back on exceptions. Raises sqlite3.Error, OSError.
 
-        `root_seen` is the state of the folder of the index: while it is the same, the index was not replaced.
-        """
-        with self.reading(writes=True, root_seen=root_seen) as rows:
-            try:
-                rows.run("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                insist(partial(rows.run, "BEGIN IMMEDIATE"))
-            rows.totals = Totals(*rows.run(LOAD_TOTALS).fetchone())
-            before = STORED(rows.totals)
-            yield rows
-            if (now := STORED(rows.totals)) != before:
-                rows.run(SAVE_TOTALS, now)
-            try:
-                rows.run("COMMIT")
-            except sqlite3.OperationalError:
-                insist(partial(rows.run, "COMMIT"))
-            self._n_writes += 1
-            if self._n_writes % _SHORTEN_N == 0:
-                self._shorten_log(rows)
+    Make the index if it is missing or damaged. `root_seen` is the state of its folder: while it is the same, the index
+    was not replaced.
+    """
 
     def is_damaged(self) -> bool:
         """Return whether the file at the path was found damaged; the next writer replaces it."""
         return self._broken_inode != 0 and self._inode() == self._broken_inode
 
     def look_again(self) -> None:
-        """Make the next reader check whether the file at the path is still the one it has open."""
+        """Have each connection check at its next use whether its file is still the one at the path."""
         for rows in list(self._idle):
-            rows.looked_s = 0.0
+            rows.seen = None
+
+    def look(self) -> None:
+        """Do what is done once a second: look again, close surplus connections, and truncate an overgrown log.
+
+        Active readers may prevent the last.
+        """
+        self.look_again()
+        self._close_idle(_MOST_IDLE)
+        if self._has_wal and disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
+            with contextlib.suppress(sqlite3.Error), self.reading() as rows:
+                rows.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        while self._idle:
+        self._close_idle(0)
+
+    def _close_idle(self, n_kept: int) -> None:
+        while len(self._idle) > n_kept:
             with contextlib.suppress(IndexError):  # another thread was first
-                self._idle.pop().sqlite.close()
+                self._idle.pop(0).sqlite.close()
 
     def release_inherited(self) -> None:
         """Release inherited connections, in a forked child, without closing them: that would act on the parent's locks.
@@ -216,7 +215,7 @@ class CacheIndex:
         if rows is None:
             connected = partial(self._connected, inode)
             rows = insist(connected) if writes else connected()
-        rows.looked_s, rows.root_seen = time.monotonic(), root_seen if writes else rows.root_seen
+        rows.seen = root_seen or True
         return rows
 
     def _inode(self) -> int:
@@ -261,12 +260,7 @@ class CacheIndex:
         if isinstance(error, sqlite3.Error) and _is_damage(error):
             log.warning("the index %s is damaged (%s) and will be replaced", self._path, error)
             self._broken_inode, rows.inode = rows.inode, 0
-
-    def _shorten_log(self, rows: IndexRows) -> None:
-        """Truncate an overgrown write-ahead log. Active readers may prevent it: a later writer tries again."""
-        if self._has_wal and disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
-            with contextlib.suppress(sqlite3.Error):
-                rows.run("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.look_again()
 
     def _replace(self) -> None:
         """Put a new index in place unless another process just did. The first writer then counts the files.
