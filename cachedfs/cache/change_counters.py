@@ -152,7 +152,7 @@ class ChangeCounters:
             while path:
                 path = path.rpartition("/")[0]
                 names |= {path, f"{path}/"}
-        trees = [_tree_slot(identity, path) for path in paths if tree]
+        trees = [_HALF + _slot(identity, path) for path in paths if tree]
         self._change([_epoch_slot(identity), *trees, *(_slot(identity, name) for name in names)])
 
     def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
@@ -161,7 +161,7 @@ class ChangeCounters:
         For changes that the origin reports: there, a changed file does not change the folders above it.
         """
         names = [name for path in paths for name in (path, path.rpartition("/")[0] + "/")]
-        trees = [_tree_slot(identity, folder) for folder in folders]
+        trees = [_HALF + _slot(identity, folder) for folder in folders]
         self._change([_epoch_slot(identity), *(_slot(identity, name) for name in names), *trees])
 
     def _change(self, slots: Sequence[int]) -> None:
@@ -252,7 +252,7 @@ def slots_of(identity: str, path: str) -> tuple[int, ...]:
     slots = [_slot(identity, path)]
     while path:
         path = path.rpartition("/")[0]
-        slots.append(_tree_slot(identity, path))
+        slots.append(_HALF + _slot(identity, path))
     return tuple(slots)
 
 
@@ -260,9 +260,5 @@ def _slot(identity: str, name: str) -> int:
     return zlib.crc32(f"{identity}\0{name}".encode("utf-8", "surrogatepass")) % _HALF
 
 
-def _tree_slot(identity: str, folder: str) -> int:
-    return _HALF + _slot(identity, folder)
-
-
 def _epoch_slot(identity: str) -> int:
-    return _tree_slot(identity, "\0epoch")
+    return _HALF + _slot(identity, "\0epoch")

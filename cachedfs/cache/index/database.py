@@ -167,7 +167,8 @@ class CacheIndex:
         Active readers may prevent the last.
         """
         self.look_again()
-        self._close_idle(_MOST_IDLE)
+        if len(self._idle) > _MOST_IDLE:
+            self._close_idle(_MOST_IDLE)
         if self._has_wal and disk.size_of(f"{self._path}-wal") > 2 * self.wal_pages * 4096:
             with contextlib.suppress(sqlite3.Error), self.reading() as rows:
                 rows.run("PRAGMA wal_checkpoint(TRUNCATE)")
