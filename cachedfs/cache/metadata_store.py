@@ -12,7 +12,7 @@ from typing import Any
 from cachedfs.cache.change_counters import ChangeCounters
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.feed_store import STORED, FeedStore
-from cachedfs.cache.index.database import IndexRows
+from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.index.metadata_records import (
     FeedSnapshot,
     ListedName,
@@ -49,6 +49,7 @@ _LISTING = (
 )
 _LISTING_SIZE = """SELECT (SELECT count(*) FROM (SELECT 1 FROM children WHERE listing = listings.id LIMIT ?))
     FROM listings WHERE origin = ? AND folder = ?"""
+_CHILDREN = "SELECT path, info, change_counter FROM children WHERE listing = ? ORDER BY path"
 _ADD_LISTING = """INSERT INTO listings (origin, folder, checked_at, change_counter, feed, folder_hash)
     VALUES (?, ?, ?, ?, ?, ?)"""
 _ADD_CHILD = "INSERT INTO children (listing, path, info, change_counter, item_hash) VALUES (?, ?, ?, ?, ?)"
@@ -142,7 +143,7 @@ class MetadataStore(FeedStore):
                 if counter is not None and (newest is None or newest.checked_at < at):
                     info = unsealed(text, path, identity, stored, at, counter, *watch)
                     newest = MetadataRecord(identity, path, info, at, counter, confirmation=confirmed)
-        except (ValueError, TypeError):  # a row is damaged
+        except TROUBLE:  # a row is damaged
             return None, None
         return newest, listed
 
@@ -197,21 +198,11 @@ class MetadataStore(FeedStore):
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
         """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
-        return self._own.query(lambda rows: self._listing(rows, identity, folder), None)
-
-    def _listing(self, rows: IndexRows, identity: str, folder: str) -> ListingRecord | None:
-        found = rows.run(_LISTING, (origin_of(identity), blob_of(folder))).fetchone()
+        found = self._own.query(lambda rows: _listing(rows, identity, folder), None)
         if found is None:
             return None
-        id, checked_at, counter, *watch = found
-        infos = []
-        for name, text, own in rows.run(
-            "SELECT path, info, change_counter FROM children WHERE listing = ? ORDER BY path", (id,)
-        ):
-            path = text_of(name)
-            infos.append(unsealed(text, path, identity, path, checked_at, own, *watch))
-        confirmed = self._confirmed(identity, *watch)
-        return ListingRecord([info for info in infos if info is not None], checked_at, counter, confirmed)
+        infos, checked_at, counter, *watch = found
+        return ListingRecord(infos, checked_at, counter, self._confirmed(identity, *watch))
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.
@@ -337,6 +328,19 @@ class MetadataStore(FeedStore):
 def _reached(rows: list[Any], limit: int) -> tuple[float, int]:
     """Return where the next search starts: after these rows, or at the beginning after the last ones."""
     return (rows[-1][1], rows[-1][0]) if len(rows) == limit else (0.0, 0)
+
+
+def _listing(rows: IndexRows, identity: str, folder: str) -> tuple[Any, ...] | None:
+    """Return the children in a listing, its time and change counter, and the feed and folder that are watched."""
+    found = rows.run(_LISTING, (origin_of(identity), blob_of(folder))).fetchone()
+    if found is None:
+        return None
+    id, checked_at, counter, *watch = found
+    infos = []
+    for name, text, own in rows.run(_CHILDREN, (id,)):
+        path = text_of(name)
+        infos.append(unsealed(text, path, identity, path, checked_at, own, *watch))
+    return [info for info in infos if info is not None], checked_at, counter, *watch
 
 
 def _remove_listing(rows: IndexRows, listing: int) -> None:
