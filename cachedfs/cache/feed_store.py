@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from cachedfs.cache.change_counters import ChangeCounters
+from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
@@ -58,6 +58,8 @@ def _is_same(info: ObjectInfo | None, now: ObjectInfo | None, path: str) -> bool
 
 class FeedStore:
     """The change feeds of all origins, and what is watched by them. Methods that write raise CacheError."""
+
+    slots_of = staticmethod(slots_of)
 
     def __init__(self, own: CacheDirectory, counters: ChangeCounters) -> None:
         self._own, self.counters = own, counters
