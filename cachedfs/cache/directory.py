@@ -72,7 +72,7 @@ class CacheDirectory:
         self.change_counters = f"{root}/change-counters"
         self._layers = [(layer, None) for layer in _layer_roots(cache_dirs[1:])]
         self._locks, self._warnings, self._on_open = locks, warnings, on_open
-        self.on_look: list[Callable[[bool], object]] = []
+        self.on_look: list[Callable[[bool], object]] = [lambda again: self.index.look()]
         self.look_at = 0.0
         self.n_looks = 0
         self._again_at = time.monotonic() + AGAIN_S
@@ -123,6 +123,8 @@ class CacheDirectory:
 
     def query(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
         """Return the result of a query on the index; `otherwise` if there is no index or it cannot be read."""
+        if time.monotonic() >= self.look_at:
+            self.look()
         if self.path is None:
             return otherwise
         try:

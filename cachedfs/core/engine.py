@@ -123,19 +123,15 @@ class Engine(event_log.CounterSource):
         return loop
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the event loop from another thread and return its result.
-
-        An interrupt cancels it.
-        """
+        """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
         ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
             if threading.current_thread() is self.thread:
                 raise RuntimeError(DEADLOCK)
             (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended.put)
             task = None
-            while (
-                task is None
-            ):  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
+            # CPython does not notice a Ctrl-C that comes just before a thread begins to wait.
+            while task is None:
                 with contextlib.suppress(Empty):
                     task = ended.get(timeout=LOOK_S)
         except BaseException:  # usually KeyboardInterrupt
