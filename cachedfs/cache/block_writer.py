@@ -65,8 +65,7 @@ class BlockWriter(BlockReader):
         super().__init__(own, shared, warnings)
         own.on_look += [
             lambda again: self.locks.look(again),
-            lambda again: shared.try_again() if again else None,
-            lambda again: shared.release_deleted(),
+            lambda again: shared.look(again=again),
             lambda again: self.close_deleted(),
         ]
         self.space = CacheSpace(own, self.locks, shared, self.close_open)

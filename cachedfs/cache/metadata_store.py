@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
+from cachedfs.cache.change_counters import ChangeCounters
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
@@ -22,7 +21,6 @@ from cachedfs.cache.index.metadata_records import (
 )
 from cachedfs.cache.index.metadata_rows import Sweep
 from cachedfs.cache.index.schema import Totals
-from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.common.clock import boot_number, clock
 from cachedfs.common.types import Change, Changes, ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
@@ -30,7 +28,6 @@ from cachedfs.errors import CacheError
 
 __all__ = ["MetadataStore", "overtaken"]
 
-_N_TRIES = 3  # a file that is replaced while it is read
 _SWEEP_S, _SWEEP_N = 60.0, 500  # old metadata is removed after this time, or when so many entries were added
 _SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written
 
@@ -63,11 +60,6 @@ def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     return record._replace(path=path, info=record.info and replace(record.info, path=path))
 
 
-def _number_of_its_own() -> int:
-    """Return a change counter that equals no other: what is stored with it is not used again."""
-    return secrets.randbits(63)
-
-
 def _share_clock(totals: Totals) -> None:
     """Learn the clock of other processes in this boot of the machine, or set ours in `totals` if it is ahead."""
     boot = boot_number()
@@ -87,15 +79,23 @@ class MetadataStore:
     A query returns None if the index cannot be read. A failed store raises CacheError.
     """
 
-    def __init__(self, own: CacheDirectory, shared: SharedFiles) -> None:
-        self._own = own
-        self.shared = shared
+    def __init__(self, own: CacheDirectory, counters: ChangeCounters) -> None:
+        self._own, self.counters = own, counters
+        # Without a further call: these are used at every read.
+        self.counter, self.listing_counter = counters.counter, counters.listing_counter
+        self.counter_at, self.changed_at, self.epoch = counters.at, counters.changed_at, counters.epoch
+        self.changed, self.overtaken = counters.changed, counters.overtaken
         self._sweep = Sweep()
         self._has_clock = False
         # Our clock and that of the other processes when they were last compared.
         self._clock_seen: object = None
         # What the table `versions` would hold, had it been stored: by (identity, folder).
         self._unstored: dict[tuple[str, str], float] = {}
+
+    @property
+    def sees_other_processes(self) -> bool:
+        """True if changes by other processes are noticed: the change counters are in a shared file."""
+        return not self.counters.is_private
 
     def look(self) -> float:
         """Once a second, use the shared files that other processes use now; return when to look again (monotonic)."""
@@ -274,69 +274,3 @@ class MetadataStore:
         """Delete a change feed that cannot continue. Raises CacheError."""
         with self._own.writing("a change feed cannot be removed") as rows:
             rows.remove_feed(feed)
-
-    # Change counters: no SQLite
-
-    @property
-    def sees_other_processes(self) -> bool:
-        """True if changes by other processes are noticed: the change counters are in a shared file."""
-        return not (self.shared.counters or self.shared.open_counters()).is_private
-
-    def counter(self, identity: str, path: str) -> int:
-        """Return the change counter of `path`: it differs after a change of the path by any process."""
-        return self.counter_at(slots_of(identity, path))
-
-    def listing_counter(self, identity: str, folder: str) -> int:
-        """Return the change counter of the listing of `folder`: it differs after any change below the folder."""
-        return self.counter_at(slots_of(identity, f"{folder}/"))
-
-    def changed_at(self, identity: str, path: str) -> int:
-        """Return the Unix second of the last change of `path` that this cache recorded; 0 without one.
-
-        A folder's name with a trailing "/" means its listing. Paths may share a slot, so the result may be too late,
-        but never too early.
-        """
-        return self._read(lambda counters: counters.changed_at(slots_of(identity, path)))
-
-    def epoch(self, identity: str) -> int:
-        """Return a number that differs after any change at this origin."""
-        return self._read(lambda counters: counters.epoch(identity))
-
-    def _read(self, question: Callable[[ChangeCounters], int]) -> int:
-        """Return a number read from the change counters: from others, if these were truncated or cannot be read."""
-        for _ in range(_N_TRIES):
-            counters = self.shared.open_counters()
-            try:
-                return question(counters)
-            except OSError:
-                self.shared.release_unreadable(counters)
-        return _number_of_its_own()
-
-    def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
-        """Change the counters of `paths` and everything above them; with `tree`, also of everything below them."""
-        paths = list(paths)
-        self._change(lambda counters: counters.change(identity, paths, tree=tree))
-
-    def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
-        """Change the counters of `paths`, of the listings that contain them, and of everything below `folders`.
-
-        Folders above them keep theirs.
-        """
-        paths, folders = list(paths), list(folders)
-        self._change(lambda counters: counters.change_alone(identity, paths, folders))
-
-    def _change(self, change: Callable[[ChangeCounters], Sequence[ChangeTable]]) -> None:
-        before = self.shared.open_counters()
-        self.shared.release_unwritable(before, change(before))
-        # The file may have been deleted, and other processes may use a new one already.
-        self._own.look_now()
-        now = self.shared.open_counters()
-        if now is not before:
-            self.shared.release_unwritable(now, change(now))
-
-    def counter_at(self, slots: tuple[int, ...]) -> int:
-        """Return the change counter stored in these slots, which `slots_of` returns."""
-        try:
-            return (self.shared.counters or self.shared.open_counters()).at(slots)
-        except OSError:
-            return self._read(lambda counters: counters.at(slots))

@@ -194,14 +194,14 @@ class Objects:
         if time.monotonic() >= self._look_at:
             self._look()
         # The usual case, without further calls: an object or folder in memory that did not change.
-        counters, entry = self.store.shared.counters, self.entries.get(path)
-        if entry is not None and entry.info is not None and counters is not None and not counters.is_private:
-            try:
-                is_valid = counters.at(entry.slots) == entry.counter
-            except OSError:  # they cannot be read
-                is_valid = False
-            if is_valid and 0 <= clock.now() - entry.asked_at < self._lifetime_s:
-                return entry
+        counters, entry = self.store.counters, self.entries.get(path)
+        if (
+            entry is not None
+            and entry.info is not None
+            and counters.at(entry.slots) == entry.counter
+            and 0 <= clock.now() - entry.asked_at < self._lifetime_s
+        ):
+            return entry
         entry = self.known(path)
         return entry if entry is not None and self.is_fresh(entry) else None
 

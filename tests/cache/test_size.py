@@ -46,7 +46,7 @@ def test_no_statement_scans_a_table_that_grows(cache):
     scans = {}
     with cache._own.index.writing() as rows:
         for sql in [*found, *(block + end for end in ends)]:
-            plan = rows._run(f"EXPLAIN QUERY PLAN {sql}", (0,) * sql.count("?")).fetchall()
+            plan = rows.run(f"EXPLAIN QUERY PLAN {sql}", (0,) * sql.count("?")).fetchall()
             for *_, step in plan:
                 if (read := re.match(r"SCAN (\w+)", step)) and read[1] in GROWING:
                     scans.setdefault(sql, step)

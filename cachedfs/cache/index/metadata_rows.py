@@ -62,20 +62,20 @@ class FeedRows(TableRows):
 
     def feed(self, identity: str, part: str) -> FeedPosition | None:
         """Return the stored position of the change feed of `part` of an origin; None without one."""
-        found = self._run(
+        found = self.run(
             "SELECT id, token, checked_at, number FROM feeds WHERE origin = ? AND part = ?",
             (origin_of(identity), blob_of(part)),
         ).fetchone()
         return found and _feed(identity, *found)
 
     def feed_by_id(self, identity: str, id: int) -> FeedPosition | None:
-        found = self._run("SELECT id, token, checked_at, number FROM feeds WHERE id = ?", (id,)).fetchone()
+        found = self.run("SELECT id, token, checked_at, number FROM feeds WHERE id = ?", (id,)).fetchone()
         return found and _feed(identity, *found)
 
     def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
         """Store where a change feed begins, unless another process did."""
         text = sealed(None, identity, float(checked_at), 0, token) + token
-        self._run(
+        self.run(
             "INSERT OR IGNORE INTO feeds (origin, part, token, checked_at, number) VALUES (?, ?, ?, ?, 0)",
             (origin_of(identity), blob_of(part), text, checked_at),
         )
@@ -83,22 +83,22 @@ class FeedRows(TableRows):
     def advance_feed(self, identity: str, feed: FeedPosition) -> None:
         """Store the new position of a change feed."""
         text = sealed(None, identity, float(feed.checked_at), feed.number, feed.token) + feed.token
-        self._run(
+        self.run(
             "UPDATE feeds SET token = ?, checked_at = ?, number = ? WHERE id = ?",
             (text, feed.checked_at, feed.number, feed.id),
         )
 
     def remove_feed(self, feed: FeedPosition) -> None:
         """Delete a change feed; it no longer confirms the metadata that it watched."""
-        self._run("DELETE FROM feeds WHERE id = ?", (feed.id,))
-        self._run("DELETE FROM folders WHERE feed = ?", (feed.id,))
+        self.run("DELETE FROM feeds WHERE id = ?", (feed.id,))
+        self.run("DELETE FROM folders WHERE feed = ?", (feed.id,))
 
     def folders_of(self, identity: str, feed: FeedPosition, id: str) -> list[str]:
         """Return the paths of the folder with this id, if it leads to anything that the feed watches."""
         values = (feed.id, hash_of(identity, id))
         return [
             text_of(path)
-            for (path,) in self._run("SELECT path FROM folders WHERE feed = ? AND item_hash = ?", values)
+            for (path,) in self.run("SELECT path FROM folders WHERE feed = ? AND item_hash = ?", values)
         ]
 
     def _watched(self, identity: str, watch: FeedSnapshot) -> tuple[int | None, int | None]:
@@ -110,7 +110,7 @@ class FeedRows(TableRows):
         if feed is None or feed.number != watch.number:
             return None, None
         hashes = {path: hash_of(identity, id) for path, id in watch.way}
-        self._run_many(
+        self.run_many(
             "INSERT OR IGNORE INTO folders VALUES (?, ?, ?)",
             [(watch.feed, item, blob_of(path)) for path, item in hashes.items()],
         )
@@ -159,7 +159,7 @@ class MetadataRows(FeedRows):
         origin, name = origin_of(identity), blob_of(path)
         values = (origin, name, name, origin, blob_of(folder_of(path)))
         newest, listed = None, None
-        for listing_counter, text, checked_at, counter, *watch in self._run(_FIND, values).fetchall():
+        for listing_counter, text, checked_at, counter, *watch in self.run(_FIND, values).fetchall():
             confirmed = self._confirmed(identity, *watch)
             if listing_counter is not None:
                 listed = ListedName(checked_at, listing_counter, text is not None, confirmed)
@@ -180,19 +180,19 @@ class MetadataRows(FeedRows):
             rows.append((text, checked_at, counter, *watched, item, origin, blob))
             if record.new_at is not None:
                 new.append((origin, blob_of(path.rpartition("/")[0]), record.new_at, record.new_at))
-        added = self._run_many(_ADD, rows).rowcount
+        added = self.run_many(_ADD, rows).rowcount
         self.totals.entries += added
         if added < len(rows):
-            self._run_many(_UPDATE, [(*row, row[1]) for row in rows])
+            self.run_many(_UPDATE, [(*row, row[1]) for row in rows])
         if new:
-            self._run_many(_ADD_VERSION, [(*each, now_s - _LISTING_TAKES_S) for each in new])
+            self.run_many(_ADD_VERSION, [(*each, now_s - _LISTING_TAKES_S) for each in new])
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
         found = self._listing(identity, folder)
         if found is None:
             return None
         id, checked_at, counter, *watch = found
-        children = self._run(
+        children = self.run(
             "SELECT path, info, change_counter FROM children WHERE listing = ? ORDER BY path", (id,)
         )
         infos = [
@@ -208,7 +208,7 @@ class MetadataRows(FeedRows):
         if found is None:
             return None
         counted = "SELECT count(*) FROM (SELECT 1 FROM children WHERE listing = ? LIMIT ?)"
-        return int(self._run(counted, (found[0], most)).fetchone()[0])
+        return int(self.run(counted, (found[0], most)).fetchone()[0])
 
     def keep_listing(
         self,
@@ -229,14 +229,14 @@ class MetadataRows(FeedRows):
         if found is not None:
             self._remove_listing(found[0])
         feed, place = self._watched(identity, watch) if watch is not None else (None, None)
-        listing = self._run(
+        listing = self.run(
             "INSERT INTO listings (origin, folder, checked_at, change_counter, feed, folder_hash)"
             " VALUES (?, ?, ?, ?, ?, ?)",
             (origin_of(identity), blob_of(folder), checked_at, counter, feed, place),
         ).lastrowid
         children = {info.path: (info, counters.get(info.path)) for info in infos}
         beside = float(checked_at), feed, place
-        self._run_many(
+        self.run_many(
             "INSERT INTO children (listing, path, info, change_counter, item_hash) VALUES (?, ?, ?, ?, ?)",
             (
                 (
@@ -253,13 +253,13 @@ class MetadataRows(FeedRows):
         if found is None:
             made = (new_version_at(info, None, checked_at, is_first=True) for info in infos)
             return max((at for at in made if at is not None), default=None)
-        has_new = self._run(_NEW_FILES, (listing, found[0])).fetchone()
+        has_new = self.run(_NEW_FILES, (listing, found[0])).fetchone()
         return checked_at if has_new else None
 
     def keep_version(self, identity: str, folder: str, known_at: float, now_s: float) -> None:
         """Record by when the newest version of an object in a folder existed."""
         values = origin_of(identity), blob_of(folder), known_at, known_at, now_s - _LISTING_TAKES_S
-        self._run(_ADD_VERSION, values)
+        self.run(_ADD_VERSION, values)
 
     def newest_version(self, identity: str, folder: str) -> float:
         """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed.
@@ -268,7 +268,7 @@ class MetadataRows(FeedRows):
         """
         newest, is_top = 0.0, False
         while not is_top:
-            found = self._run(
+            found = self.run(
                 "SELECT known_at FROM versions WHERE origin = ? AND folder = ?",
                 (origin_of(identity), blob_of(folder)),
             ).fetchone()
@@ -285,22 +285,22 @@ class MetadataRows(FeedRows):
         too_many = self.totals.entries > _MOST_ENTRIES
         limit = now_s if too_many else now_s - _OLDEST_ENTRY_S
         n, sweep.added = _FEW + 2 * sweep.added, 0
-        entries = self._run(_OLD_ENTRIES, (limit, *sweep.entries, n)).fetchall()
+        entries = self.run(_OLD_ENTRIES, (limit, *sweep.entries, n)).fetchall()
         old = [(id,) for id, _, has_blocks in entries if not has_blocks]
-        self._run_many("DELETE FROM metadata WHERE id = ?", old)
+        self.run_many("DELETE FROM metadata WHERE id = ?", old)
         few = 1 if too_many else _FEW
-        listings = self._run(_OLD_LISTINGS, (limit, *sweep.listings, few)).fetchall()
+        listings = self.run(_OLD_LISTINGS, (limit, *sweep.listings, few)).fetchall()
         for listing, _, has_blocks in listings:
             if not has_blocks:
                 self._remove_listing(listing)
         self.totals.entries -= len(old) + self._remove_children(n)
-        self._run(_OLD_VERSIONS, (now_s - _LISTING_TAKES_S,))
+        self.run(_OLD_VERSIONS, (now_s - _LISTING_TAKES_S,))
         sweep.entries, sweep.listings = _reached(entries, n), _reached(listings, few)
 
     def paths_of(self, identity: str, id: str) -> list[str]:
         """Return the paths at which the item with this id is stored and watched by a change feed."""
         item = hash_of(identity, id)
-        rows = self._run(
+        rows = self.run(
             "SELECT path FROM metadata WHERE item_hash = ? UNION SELECT path FROM children WHERE item_hash = ?",
             (item, item),
         )
@@ -313,7 +313,7 @@ class MetadataRows(FeedRows):
         counter.
         """
         found = list[tuple[ObjectInfo | None, str, int]]()
-        record = self._run(
+        record = self.run(
             "SELECT info, checked_at, change_counter, feed, folder_hash FROM metadata WHERE origin = ? AND path = ?",
             (origin_of(identity), blob_of(path)),
         ).fetchone()
@@ -323,7 +323,7 @@ class MetadataRows(FeedRows):
         listing = self._listing(identity, folder)
         if listing is not None:
             id, checked_at, counter, *watch = listing
-            child = self._run(
+            child = self.run(
                 "SELECT info, change_counter FROM children WHERE listing = ? AND path = ?",
                 (id, blob_of(path)),
             ).fetchone()
@@ -335,7 +335,7 @@ class MetadataRows(FeedRows):
 
     def _listing(self, identity: str, folder: str) -> tuple[int, float, int, int | None, int | None] | None:
         values = (origin_of(identity), blob_of(folder))
-        row = self._run(
+        row = self.run(
             "SELECT id, checked_at, change_counter, feed, folder_hash FROM listings WHERE origin = ? AND folder = ?",
             values,
         ).fetchone()
@@ -343,20 +343,20 @@ class MetadataRows(FeedRows):
 
     def _remove_listing(self, listing: int) -> None:
         """Delete a listing at once; later writes delete its children, perhaps a million."""
-        self._run("DELETE FROM listings WHERE id = ?", (listing,))
-        self._run("INSERT INTO removed_listings VALUES (?)", (listing,))
+        self.run("DELETE FROM listings WHERE id = ?", (listing,))
+        self.run("INSERT INTO removed_listings VALUES (?)", (listing,))
 
     def _remove_children(self, limit: int) -> int:
         """Delete up to `limit` children of a removed listing; return how many."""
-        found = self._run("SELECT listing FROM removed_listings LIMIT 1").fetchone()
+        found = self.run("SELECT listing FROM removed_listings LIMIT 1").fetchone()
         if found is None:
             return 0
-        n = self._run(
+        n = self.run(
             "DELETE FROM children WHERE listing = ? AND path IN (SELECT path FROM children WHERE listing = ? LIMIT ?)",
             (found[0], found[0], limit),
         ).rowcount
         if n == 0:
-            self._run("DELETE FROM removed_listings WHERE listing = ?", found)
+            self.run("DELETE FROM removed_listings WHERE listing = ?", found)
         return n
 
 

@@ -15,10 +15,10 @@ class QuotaRows(TableRows):
 
     def add_quota(self, identity: str, day: str, units: int, n_bytes: int) -> None:
         """Add units and bytes to a row; delete rows that are older than 60 days."""
-        self._run(_ADD, (blob_of(identity), day, units, n_bytes))
-        self._run("DELETE FROM quota WHERE day < date(?, '-60 days')", (day,))
+        self.run(_ADD, (blob_of(identity), day, units, n_bytes))
+        self.run("DELETE FROM quota WHERE day < date(?, '-60 days')", (day,))
 
     def quota_of(self, day: str) -> dict[str, tuple[int, int]]:
         """Return units and bytes on one day, by the identity of the account."""
-        rows = self._run("SELECT identity, units, bytes FROM quota WHERE day = ?", (day,))
+        rows = self.run("SELECT identity, units, bytes FROM quota WHERE day = ?", (day,))
         return {text_of(identity): (int(units), int(n_bytes)) for identity, units, n_bytes in rows}
