@@ -43,12 +43,12 @@ def align(want: Range, block_size: int) -> Range:
 def beginning(start: int | None, stop: int | None, *, block_size: int, most: int) -> Range:
     """Return the range of the first blocks of slice `[start:stop]` of an object of unknown size.
 
-    The range has up to `most` bytes, but at least one block. A negative `start` counts as 0, and a `stop` that is not
-    positive is ignored, because the object's end is unknown.
+    The range has up to `most` bytes, but at least one block. A negative `start` counts as 0, and a negative `stop` is
+    ignored, because the object's end is unknown.
     """
     first = max(start or 0, 0) // block_size
     n = max(1, most // block_size)
-    if stop is not None and stop > 0:
+    if stop is not None and stop >= 0:
         n = min(n, max(1, -(-stop // block_size) - first))
     return Range(first * block_size, (first + n) * block_size)
 

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import math
 import time
+from functools import partial
 
 from cachedfs.cache.index.metadata_records import FeedPosition, FeedSnapshot, hash_of
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
 from cachedfs.core.objects import Objects, folder_of, is_fresh
+from cachedfs.core.offline import answer_of
 from cachedfs.errors import CachedFSError, OriginUnreachable
-from cachedfs.origins.base import has_stale_answer
 
 __all__ = ["ChangeFeeds", "is_covered"]
 
@@ -44,8 +45,7 @@ class ChangeFeeds:
         """
         if not self._may_follow(path) or self._is_fresh(feed := self._feed(path)):
             return False
-        slot = self._objects.identity, f"\0{_part_of(path)}"
-        await self._objects.engine.lookups.run(slot, 0, lambda: self._advance(_part_of(path)))
+        await self._advance(_part_of(path))
         return feed is not None
 
     def position(self, path: str) -> FeedPosition | None:
@@ -93,16 +93,16 @@ class ChangeFeeds:
         return feed is not None and is_fresh(feed.checked_at, clock.now(), lifetime_s=lifetime_s)
 
     async def _advance(self, part: str) -> None:
-        """Poll or start a feed, unless another process has done so meanwhile."""
+        """Poll or start a feed, unless another caller in this or another process has done so meanwhile."""
         objects, engine = self._objects, self._objects.engine
         lock = hash_of(f"change feeds at {objects.identity}", part)
         if not await engine.locked(lock, within_s=_WAIT_S):
             return  # asking the origin directly is cheaper than waiting longer
         try:
             if not self._is_fresh(feed := self._feed(part)):
-                await self._ask(part, feed)
-        except OriginUnreachable:  # what is cached is served without asking again
-            engine.mark_unreachable(objects.identity)
+                await answer_of(objects, partial(self._ask, part, feed), part, lambda: None)
+        except OriginUnreachable:
+            pass  # what is cached is served without asking again
         except CachedFSError as error:  # a feed only saves requests: go on without it
             logger.info("%s: the change feed failed: %s", objects.url(part), error)
             self._not_before[part] = time.monotonic() + max(_PAUSE_S, objects.lifetime_s)
@@ -114,7 +114,6 @@ class ChangeFeeds:
         objects, now = self._objects, clock.now()
         store, identity, ask = objects.store, objects.identity, objects.origin(part).changes
         if feed is not None:
-            has_stale_answer.set(objects.config.stale_if_error)  # in this task only
             if (changes := await ask(part, feed.token)) is not None:
                 await asyncio.to_thread(store.follow_feed, identity, feed, changes, checked_at=now)
                 return

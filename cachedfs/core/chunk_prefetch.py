@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from cachedfs.common.blocks import clip, covering
+from cachedfs.common.blocks import beginning, clip, covering
 from cachedfs.common.types import Range, Suffix
 from cachedfs.core.download import ALL, Download
 from cachedfs.core.downloads import Downloads
@@ -16,46 +15,37 @@ from cachedfs.core.lookups import Lookups
 from cachedfs.core.objects import Objects
 from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.version import Version
-from cachedfs.readahead.chunk_grid import METADATA, ChunkGrid, NumberedNames, Place, grids_in, numbered
-from cachedfs.readahead.chunk_sequence import ChunkHistory, Extents, ahead
+from cachedfs.readahead.grid_walk import GridHistory
+from cachedfs.readahead.object_names import METADATA, ObjectNames, Place, array_folders, arrays_in, numbered
 
-__all__ = ["ChunkPrefetch", "first_want"]
+__all__ = ["ChunkPrefetch"]
 
-MOST_SERIES = 256  # series of objects, and metadata documents, remembered
+MOST_SERIES = 256  # series of objects remembered
+MOST_FOLDERS = 20_000  # folders of which it is known whether they are arrays
 MOST_SENT = 16
-MOST_AWAITED = 20_000  # names requested ahead and not read yet
 # bytes; larger metadata documents are not parsed, because that would delay the event loop
 MOST_METADATA = 2 << 20
 MOST_ABOVE = 8  # levels searched for metadata, from the array's folder upward
 
-_Document = tuple[str, Version]  # path and version of a metadata document
-
 
 class _Series:
-    """A series of objects (the chunks of a grid, or numbered names): how they are read, and their size."""
+    """A series of objects (the chunks of an array, or numbered files): how they are read, and their size."""
 
-    def __init__(
-        self, names: ChunkGrid | NumberedNames, root: str = "", document: _Document | None = None
-    ) -> None:
+    def __init__(self, names: ObjectNames) -> None:
         self.names = names
-        self.root = root  # in front of each name
-        self.document = document  # where the grid comes from
-        self.extents: Extents = names.extents if isinstance(names, ChunkGrid) else (None,)
-        self.history = ChunkHistory()
-        # The first range that is read of each object: `[start:stop]`.
+        self.reads = GridHistory(names.extents)
+        # The first range that was read of the latest object: `[start:stop]`.
         self.start: int | None = None
         self.stop: int | None = None
-        self.is_whole = False  # earlier objects were read completely, even if `[start:stop]` is less
-        self.n_seen = self.n_bytes = 0  # objects read whose size is known, and the sum of their sizes
+        self.size: int | None = None  # of the latest object whose size is known
+        self.is_whole = False  # the object before was read completely, even if `[start:stop]` is less
+        self.queued: dict[str, Place] = {}  # requests that are not sent yet
         self.sent: deque[Download] = deque(maxlen=MOST_SENT)  # the latest requests for known objects
 
     @property
     def asks_all(self) -> bool:
         """True when the first read of each object covers all of it."""
         return not self.start and self.stop is None
-
-    def path(self, place: Place) -> str:
-        return self.root + self.names.name(place)
 
 
 class ChunkPrefetch:
@@ -75,19 +65,18 @@ class ChunkPrefetch:
     ) -> None:
         self._objects, self._downloads, self._lookups = objects, downloads, lookups
         self._cached = cached  # returns bytes of a version if all are cached or received
-        # Names requested ahead and not read yet; with their series while the request is queued, with None once it is
-        # sent. Any thread looks names up, and removes those it reads.
-        self.awaited: dict[str, _Series | None] = {}
+        # Names requested ahead and not read yet. Any thread looks names up, and removes those it reads.
+        self.awaited: set[str] = set()
         # reads of these names that are not processed yet
         self._reached: deque[tuple[str, int | None, int | None]] = deque()
         self._is_scheduled = False  # a call that processes them is scheduled on the event loop
-        self._series: dict[str | NumberedNames, _Series] = {}
-        self._no_arrays: set[str] = set()  # folders without an array, according to the cached metadata
-        self._documents: dict[Version, dict[str, ChunkGrid]] = {}
+        self._series: dict[ObjectNames, _Series] = {}
+        # By folder: the metadata document of its array, with its version; None without an array.
+        self._arrays: dict[str, tuple[str, Version, ObjectNames] | None] = {}
 
     def reached(self, path: str, start: int | None, stop: int | None) -> None:
         """Record a read of a name that was requested ahead, even if it is already cached. From any thread."""
-        self.awaited.pop(path, None)
+        self.awaited.discard(path)
         self._reached.append((path, start, stop))
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -104,52 +93,44 @@ class ChunkPrefetch:
         self._observe(path, start, stop)
 
     def _observe(self, path: str, start: int | None, stop: int | None) -> None:
-        self.awaited.pop(path, None)
-        if not self._is_on():
+        self.awaited.discard(path)
+        config, engine = self._objects.config, self._objects.engine
+        is_kept = self._objects.lifetime_s > 0 and engine.cache.cannot_store is None
+        if not (config.read_ahead > 0 and is_kept) or config.offline:
             return
         if path.endswith(METADATA):
-            self._no_arrays.clear()
+            # Folders without an array may be known to have one soon.
+            self._arrays = {folder: array for folder, array in self._arrays.items() if array is not None}
             return
         # A read inside an object says nothing about the next object.
         found = self._find(path) if start is None or start <= 0 else None
-        if found is None:
+        if found is None or found[1] in found[0].reads.lately:
             return
         series, place = found
-        before = series.history
-        series.history = before.after(place, series.extents)
-        if series.history is before:
-            return  # read a moment ago
+        series.queued.pop(path, None)
         series.start, series.stop = start, stop
-        self._look_back(series)
-        if series.history.n_wasted > before.n_wasted:
+        if series.reads.observe(place):
             self._cancel(series)
+        self._look_back(series)
         if not self._look_ahead(series):
-            # the request for `path` is no longer speculative, so its slot is free
-            self._objects.engine.speculation.pump()
-
-    def _is_on(self) -> bool:
-        """Return whether readahead is useful: its results are stored, and still fresh when they are read."""
-        config, cannot_store = self._objects.config, self._objects.engine.cache.cannot_store
-        is_kept = self._objects.lifetime_s > 0 and cannot_store is None
-        return config.read_ahead > 0 and is_kept and not config.offline
+            engine.speculation.pump()  # the request for `path` is no longer speculative, so its slot is free
 
     def _look_back(self, series: _Series) -> None:
         """Record the size of the previous object, and whether all of it is cached or being fetched."""
-        engine, before = self._objects.engine, series.history.before
+        engine, before = self._objects.engine, series.reads.before
+        version = None if before is None else self._object(series.names.path(before))
         series.is_whole = series.asks_all
-        version = None if before is None else self._object(series.path(before))
         if version is None:
             return
-        series.n_seen, series.n_bytes = series.n_seen + 1, series.n_bytes + version.size
+        series.size = version.size
 
         def is_coming(index: int) -> bool:
             # The request of an open file may cover more than its reader wants; `demand` is how far it reads.
             download = engine.by_block.get((version.digest, index))
             return download is not None and download.demand > index * version.block_size
 
-        series.is_whole |= all(
-            is_coming(index) or engine.cache.has(version, index) for index in range(version.n_blocks)
-        )
+        blocks = range(version.n_blocks)
+        series.is_whole |= all(is_coming(index) or engine.cache.has(version, index) for index in blocks)
 
     def _object(self, path: str) -> Version | None:
         """Return the known version of an object, without a request; None for anything else.
@@ -163,93 +144,83 @@ class ChunkPrefetch:
 
     def _find(self, path: str) -> tuple[_Series, Place] | None:
         """Return the series that `path` belongs to, and its index there."""
-        for root in _roots(path):
-            series = self._array(root)
-            if series is not None and isinstance(series.names, ChunkGrid):
-                place = series.names.place(path[len(root) :])
-                if place is not None:
-                    return series, place
+        for folder in array_folders(path):
+            names = self._array(folder)
+            if names is not None and (place := names.chunk(path)) is not None:
+                return self._series_of(names), place
         if (found := numbered(path)) is None:
             return None
         names, place = found
         # A zero-padded series goes from 0099 to 0100, which has no leading zero.
-        padded = self._series.get(names._replace(width=len(str(place[0]))))
-        series = padded or self._series.get(names) or self._keep(names, _Series(names))
-        return series, place
+        padded = names._replace(width=len(str(place[0])))
+        return self._series_of(padded if padded in self._series else names), place
 
-    def _array(self, root: str) -> _Series | None:
-        """Return the series of the array at `root`, a new one if its metadata has changed; None without one."""
-        series = self._series.get(root)
-        if series is not None and series.document is not None:
-            path, version = series.document
-            if self._object(path) == version:
-                return series
-            self._cancel(self._series.pop(root))
-        if root in self._no_arrays:
-            return None
-        below, folder = "", root.removesuffix("/")
-        for level in range(MOST_ABOVE):
-            for kind in ("zarr.json", ".zmetadata" if level else ".zarray"):
-                path = f"{folder}/{kind}"
-                found = self._object(path)
-                grid = self._grids(kind, found).get(below) if found is not None else None
-                if found is not None and grid is not None:
-                    return self._keep(root, _Series(grid, root, (path, found)))
-            folder, _, last = folder.rpartition("/")
-            below = f"{last}/{below}" if below else last
-            if not folder:
-                break
-        if len(self._no_arrays) >= MOST_AWAITED:
-            self._no_arrays.clear()
-        self._no_arrays.add(root)
-        return None
-
-    def _keep(self, slot: str | NumberedNames, series: _Series) -> _Series:
-        self._series[slot] = series
-        if len(self._series) > MOST_SERIES:
-            self._cancel(self._series.pop(next(iter(self._series))))
+    def _series_of(self, names: ObjectNames) -> _Series:
+        if (series := self._series.get(names)) is None:
+            series = self._series[names] = _Series(names)
+            if len(self._series) > MOST_SERIES:
+                oldest = self._series.pop(next(iter(self._series)))
+                self._cancel(oldest)
+                self.awaited.difference_update(map(oldest.names.path, oldest.reads.unread))
         return series
 
-    def _grids(self, kind: str, version: Version) -> dict[str, ChunkGrid]:
-        """Return the grids in a metadata document if it is cached. Sends no request."""
-        if version not in self._documents:
-            data = self._cached(version, 0, version.size) if version.size <= MOST_METADATA else None
-            if data is None:
-                return {}
-            self._documents[version] = grids_in(kind, data)
-            if len(self._documents) > MOST_SERIES:
-                del self._documents[next(iter(self._documents))]
-        return self._documents[version]
+    def _array(self, folder: str) -> ObjectNames | None:
+        """Return the chunk names of the array in `folder`, according to cached metadata; None without one."""
+        if folder in self._arrays:
+            known = self._arrays[folder]
+            if known is None:
+                return None
+            if self._object(known[0]) == known[1]:
+                return known[2]
+        if len(self._arrays) >= MOST_FOLDERS:
+            self._arrays.clear()
+        self._arrays[folder] = None
+        above = folder
+        for level in range(MOST_ABOVE):
+            for name in ("zarr.json", ".zmetadata" if level else ".zarray"):
+                found = self._parsed(above + name).get(folder)
+                if found is not None:
+                    return found
+            above = above[: above.rfind("/", 0, -1) + 1]
+            if not above:
+                break
+        return None
+
+    def _parsed(self, path: str) -> dict[str, ObjectNames]:
+        """Return the arrays in a metadata document if it is cached, and remember them. Sends no request."""
+        version = self._object(path)
+        if version is None or version.size > MOST_METADATA:
+            return {}
+        data = self._cached(version, 0, version.size)
+        arrays = {} if data is None else arrays_in(path, data)
+        self._arrays.update({folder: (path, version, names) for folder, names in arrays.items()})
+        return arrays
 
     # Request what comes next.
 
     def _look_ahead(self, series: _Series) -> int:
-        """Request the objects that the history predicts; return how many objects were handled."""
-        config = self._objects.config
+        """Request the objects that the history predicts; return their number."""
+        config, engine = self._objects.config, self._objects.engine
         # Nothing is known before the first object is received.
-        size = max(1, series.n_bytes // series.n_seen) if series.n_seen else config.whole_request
-        most = max(1, self._objects.engine.window(config) // size)
+        size = max(1, config.whole_request if series.size is None else series.size)
+        exists = series.names.extents[0] is not None
         n = 0
-        for place in ahead(series.history, extents=series.extents, most=most):
-            path = series.path(place)
-            if path not in self.awaited:
-                entry = None if series.document else self._objects.fresh(path)
-                if not series.document and (entry is None or self._objects.version(entry) is None):
-                    break  # it is not known to exist
-                self._ask(series, path, min(size, config.whole_request))
+        for place in series.reads.ahead(max(1, engine.window(config) // size)):
+            path = series.names.path(place)
+            entry = None if exists else self._objects.fresh(path)
+            if not exists and (entry is None or self._objects.version(entry) is None):
+                break  # it is not known to exist
+            self._ask(series, path, place, min(size, config.whole_request))
             n += 1
-        if n:
-            series.history = series.history.having_asked(n)
         return n
 
-    def _ask(self, series: _Series, path: str, size: int) -> None:
-        self.awaited[path] = series
-        if len(self.awaited) > MOST_AWAITED:
-            with contextlib.suppress(RuntimeError):  # another thread removed an entry meanwhile
-                self.awaited.pop(next(iter(self.awaited)), None)
+    def _ask(self, series: _Series, path: str, place: Place, size: int) -> None:
+        series.reads.unread.add(place)
+        series.queued[path] = place
+        self.awaited.add(path)
 
         def send() -> asyncio.Task[Iterable[Download]]:
-            self.awaited[path] = None
+            series.queued.pop(path, None)
             return self._objects.engine.spawn(self._request(series, path))
 
         origin = partial(self._objects.origin, path)
@@ -261,14 +232,18 @@ class ChunkPrefetch:
         """Cancel the unsent requests of a series whose reader went elsewhere."""
         for owner in (series, series.sent):
             self._objects.engine.speculation.cancel(owner)
-        for path in [path for path, queued in list(self.awaited.items()) if queued is series]:
-            self.awaited.pop(path, None)
+        for path, place in series.queued.items():
+            self.awaited.discard(path)
+            series.reads.unread.discard(place)
+        series.queued.clear()
 
     async def _request(self, series: _Series, path: str) -> Iterable[Download]:
         """Request the range that was read first of the previous objects, or all that was read of them."""
         config = self._objects.config
         step = config.whole_request
-        want = first_want(series.start, series.stop, config.block_size, step)
+        want: Range | Suffix = beginning(series.start, series.stop, block_size=config.block_size, most=step)
+        if series.start is not None and series.start < 0:
+            want = Suffix(config.block_size - 1 - series.start)
         entry, download = await self._lookups.resolve(path, want, demand=ALL)
         version = self._objects.version(entry)
         if version is None:
@@ -284,33 +259,3 @@ class ChunkPrefetch:
             return (download,)
         blocks = covering(clip(series.start, series.stop, version.size), version.block_size)
         return self._downloads.launch_missing(version, blocks[: step // version.block_size], series.sent)
-
-
-def first_want(start: int | None, stop: int | None, block_size: int, most: int) -> Range | Suffix:
-    """Return the range to request of an object of unknown size to serve `[start:stop]`.
-
-    It consists of whole blocks. It has at most `most` bytes, unless `start` is negative.
-    """
-    if start is not None and start < 0:
-        # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
-        return Suffix(-start + block_size - 1)
-    first = (start or 0) - (start or 0) % block_size
-    if stop is None or stop < 0:
-        return Range(first, first + most)
-    whole = -(-max(first + 1, stop) // block_size) * block_size
-    return Range(first, min(whole, first + most))
-
-
-def _roots(path: str) -> list[str]:
-    """Return the folders, with trailing "/", that may hold the array of chunk `path`; the likeliest first."""
-    parts = path.split("/")
-    at = len(parts) - 1
-    is_flat = parts[at].removeprefix("c.").replace(".", "").isdecimal()
-    found = ["/".join(parts[:at]) + "/"] if is_flat else []
-    while at > 0 and parts[at].isdecimal():
-        at -= 1
-        if parts[at] == "c":
-            return ["/".join(parts[:at]) + "/", *found]
-        if at < len(parts) - 1 and parts[at].isdecimal():
-            found.append("/".join(parts[:at]) + "/")
-    return found

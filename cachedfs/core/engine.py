@@ -132,7 +132,7 @@ class Engine(event_log.CounterSource):
                 raise RuntimeError(
                     "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
                 )
-            (self._loop or self.loop).call_soon_threadsafe(self._start, coroutine, ended.put)
+            (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended.put)
             task = None
             while (
                 task is None
@@ -164,23 +164,17 @@ class Engine(event_log.CounterSource):
                 caller.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
 
         try:
-            self.loop.call_soon_threadsafe(self._start, coroutine, answer)
+            self.loop.call_soon_threadsafe(self.spawn, coroutine, answer)
             task = await ended
         except BaseException:  # usually CancelledError
             self._cancel_soon(coroutine)
             raise
         return task.result()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that the engine owns until it ends. Event loop thread only."""
-        if self.pid == 0:
-            coroutine.close()
-            raise OriginUnavailable("the process is exiting: cachedfs fetches nothing any more")
-        return self._start(coroutine)
-
-    def _start(
+    def spawn(
         self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], object] | None = None
     ) -> asyncio.Task[T]:
+        """Start a task that the engine owns until it ends, and call `ended` then. Event loop thread only."""
         task = self._tasks[coroutine] = asyncio.get_running_loop().create_task(coroutine)
         task.add_done_callback(partial(self._tasks.pop, coroutine))
         if ended is not None:
@@ -197,7 +191,7 @@ class Engine(event_log.CounterSource):
                 task.cancel()
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-        if not self.call_soon(cancel):  # runs after `_start`, if that was scheduled
+        if not self.call_soon(cancel):  # runs after `spawn`, if that was scheduled
             coroutine.close()
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> bool:

@@ -14,10 +14,9 @@ from typing import TypeVar
 from cachedfs.cache.index.metadata_records import FeedSnapshot, ListingRecord, folder_of
 from cachedfs.common.clock import clock
 from cachedfs.common.types import ObjectInfo
-from cachedfs.common.urls import without_slash
 from cachedfs.core.change_feed import ChangeFeeds, is_covered
 from cachedfs.core.objects import Objects, is_fresh
-from cachedfs.core.offline import StaleFallback
+from cachedfs.core.offline import answer_of
 from cachedfs.core.polling import poll
 from cachedfs.errors import CacheError, NoSuchBucket, ObjectNotFound
 from cachedfs.origins.request_slots import is_speculative
@@ -43,10 +42,9 @@ class Listings:
         self,
         objects: Objects,
         change_feeds: ChangeFeeds,
-        stale_fallback: StaleFallback,
         info: Callable[[str], Awaitable[ObjectInfo]],
     ) -> None:
-        self._objects, self._change_feeds, self._stale_fallback = objects, change_feeds, stale_fallback
+        self._objects, self._change_feeds = objects, change_feeds
         self._info = info  # looks a path up
 
     async def get(self, folder: str) -> ListingRecord:
@@ -126,7 +124,7 @@ class Listings:
         """
         ask, stale = partial(self._ask, folder, deep=deep), partial(self._stale, folder, deep=deep)
         is_stored = self._objects.store.listing_size(self._objects.identity, folder, most=1) is not None
-        return await self._stale_fallback.instead_of(ask, folder, stale if is_stored else None)
+        return await answer_of(self._objects, ask, folder, stale if is_stored else None)
 
     async def _ask(self, folder: str, *, deep: bool) -> ListingRecord:
         objects, origin, now = self._objects, self._objects.origin(folder), clock.now()
@@ -225,21 +223,6 @@ class Listings:
             found += listing.infos
             pending += _folders(listing.infos, ids)
         return _for_once(sorted(found, key=_by_path))
-
-    async def is_folder(self, path: str) -> bool:
-        """Return whether `path`, which is not an object, is a folder.
-
-        Asks the origin, and stores a folder that it finds.
-        """
-        if self._objects.config.offline or self._objects.origin(path).by_parent:
-            return False
-        path = without_slash(path)
-        now, counter = clock.now(), self._objects.counter(path)
-        async for _ in self._objects.origin(path).list(path):
-            folder = ObjectInfo(path, kind="directory", size=0)
-            self._objects.learn(path, folder, asked_at=now, counter=counter)
-            return True
-        return False
 
 
 def _for_once(infos: list[ObjectInfo]) -> ListingRecord:

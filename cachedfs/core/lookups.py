@@ -17,7 +17,7 @@ from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.listings import Listings
 from cachedfs.core.objects import Entry, Objects
-from cachedfs.core.offline import StaleFallback
+from cachedfs.core.offline import answer_of, can_stand
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, ObjectNotFound
 from cachedfs.origins.registry import is_whole, lookup_reads_names
@@ -39,8 +39,7 @@ class Lookups:
         self.objects = objects
         self._downloads = downloads
         self._change_feeds = ChangeFeeds(objects)
-        self._stale_fallback = StaleFallback(objects)
-        self.listings = Listings(objects, self._change_feeds, self._stale_fallback, self.info)
+        self.listings = Listings(objects, self._change_feeds, self.info)
 
     async def info(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired.
@@ -82,15 +81,19 @@ class Lookups:
             return entry, None
         if objects.config.offline or objects.origin(path).by_parent:  # a read cannot serve as a lookup
             return objects.fresh(path) or await self.ask(path), None
-        resolved: Resolved = await self._share(path, partial(self._read, path, want, demand))
-        return resolved
+        return await self._share(path, partial(self._read, path, want, demand))
 
     async def ask(self, path: str) -> Entry:
         """Ask the origin for the current metadata of `path`."""
-        entry: Entry = await self._share(path, lambda: self._lookup(path, self.objects.known(path)))
-        return entry
 
-    def _share(self, path: str, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
+        async def look_up() -> Resolved:
+            return await self._lookup(path, self.objects.known(path)), None
+
+        return (await self._share(path, look_up))[0]
+
+    def _share(
+        self, path: str, ask: Callable[[], Coroutine[Any, Any, Resolved]]
+    ) -> Coroutine[Any, Any, Resolved]:
         """Call `ask`, or wait for a running lookup of `path` for the same credentials and options.
 
         A running lookup is not shared if the path was written since it began, and never with `max_age=0`: its answer
@@ -120,11 +123,9 @@ class Lookups:
             # A folder of a listing may be an object as well. An expired object is probably unchanged: no need for a body.
             if old is not None and (is_fresh or self._is_cached(old)):
                 return await self._lookup(path, old), None
-            stale = (old, None) if old is not None and self._stale_fallback.can_serve(old) else None
+            stale = (old, None) if old is not None and can_stand(objects, old) else None
             first = partial(self._downloads.first, path, want, demand=demand)
-            return await self._stale_fallback.instead_of(
-                first, path, None if stale is None else lambda: stale
-            )
+            return await answer_of(objects, first, path, None if stale is None else lambda: stale)
         finally:
             if found:  # once other processes can see the entry
                 objects.engine.store_queue.put(then=partial(locks.release, lock))
@@ -135,14 +136,13 @@ class Lookups:
 
     async def _lookup(self, path: str, old: Entry | None) -> Entry:
         """Look `path` up without reading it; `old` is its expired entry."""
-        stale = old if old is not None and self._stale_fallback.can_serve(old) else None
-        if not self.objects.config.offline:
+        objects = self.objects
+        stale = old if old is not None and can_stand(objects, old) else None
+        if not objects.config.offline:
             request = partial(self._newer, path, old, stale)
-            return await self._stale_fallback.instead_of(
-                request, path, None if stale is None else lambda: stale
-            )
+            return await answer_of(objects, request, path, None if stale is None else lambda: stale)
         if stale is None:
-            raise self.objects.offline(path)
+            raise objects.offline(path)
         return stale
 
     async def _newer(self, path: str, old: Entry | None, stale: Entry | None) -> Entry:
@@ -153,9 +153,7 @@ class Lookups:
             # Requests are few until the origin is known to be unreachable: a lookup that waited looks again.
             async with objects.engine.lookup_slots(objects.identity, objects.config.first_concurrency):
                 request = partial(self._request, path)
-                return await self._stale_fallback.instead_of(
-                    request, path, None if stale is None else lambda: stale
-                )
+                return await answer_of(objects, request, path, None if stale is None else lambda: stale)
         # Without a slot, because a lookup waits here for those of its folders.
         return await self._from_listing(path) or await self._request(path)
 
@@ -171,10 +169,9 @@ class Lookups:
             parent, info = await self._folder(path)
             info = info or await objects.origin(path).lookup(path, parent)
         except ObjectNotFound as error:
-            if objects.origin(
-                path
-            ).by_parent:  # a folder or a permission may be missing: keep the origin's text
-                origin_error = error.message.partition(": ")[2]  # without the URL in front
+            # A folder or a permission may be missing: keep the origin's text, without the URL in front.
+            if objects.origin(path).by_parent:
+                origin_error = error.message.partition(": ")[2]
         at = objects.not_after_folder(path, now)
         if info is not None and info.kind == "directory" and path != folder:
             # No object has this name, but there is a folder.
@@ -218,7 +215,7 @@ class Lookups:
         size = objects.store.listing_size(objects.identity, folder, most=PAGE + 1)
         if size is None or size > PAGE:
             return None
-        slot, counter = (objects.caller_key, f"{folder}/"), objects.counter(f"{folder}/")
+        slot, counter = (objects.caller_key, f"\0{folder}"), objects.counter(f"{folder}/")
         with contextlib.suppress(ObjectNotFound):  # the folder is gone: the lookup will report it
             await objects.engine.lookups.run(slot, counter, lambda: self.listings.get(folder))
         return objects.fresh(path)

@@ -118,6 +118,7 @@ class Objects:
         self._lifetime_s = config.lifetime_s
         self.entries: OrderedDict[str, Entry] = OrderedDict()  # of this process; some are not valid any more
         self._origin: Origin | None = None
+        self.has_warned_of_stale = False
 
     # The engine, the identity and the origin.
 
@@ -162,13 +163,8 @@ class Objects:
 
     @functools.cached_property
     def caller_key(self) -> str:
-        """Key of the callers that may share a lookup.
-
-        They have the same credentials and the same options for stale answers.
-        """
-        config = self.config
-        settings = (config.offline, config.stale_if_error, config.lifetime_s)
-        return str(tokenize(self.protocol, dict(self.options), *settings))
+        """Key of the callers that may share a lookup: they have the same credentials and options."""
+        return str(tokenize(self.protocol, dict(self.options), self.config))
 
     def origin(self, path: str) -> Origin:
         """Return the origin; raises OriginUnavailable, naming `path`, if `offline` is set."""
@@ -383,16 +379,12 @@ class Objects:
         known = None if folder == path else self.fresh(folder)
         if known is not None and known.info is not None and known.info.kind == "directory":
             return self.is_a_folder(path)
+        parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
+        reason = f"no such object or folder; check the name, and that of {parent}, with ls"
         if self.protocol == "file":
-            reason = (
-                "no such file or folder on the local disk. For Google Cloud Storage write gs://BUCKET/KEY, "
-                "for Google Drive drive://My Drive/NAME"
-            )
-        else:
-            parent = "its bucket" if self.protocol in GCS_PROTOCOLS else "the folder it is in"
-            reason = f"no such object or folder; check the name, and that of {parent}, with ls"
-        reason = entry.origin_error or reason
-        return ObjectNotFound(f"{self.url(path)}: {reason}")
+            clouds = "Google Cloud Storage write gs://BUCKET/KEY, for Google Drive drive://My Drive/NAME"
+            reason = f"no such file or folder on the local disk. For {clouds}"
+        return ObjectNotFound(f"{self.url(path)}: {entry.origin_error or reason}")
 
     def is_a_folder(self, path: str) -> IsAFolder:
         return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
@@ -404,11 +396,7 @@ class Objects:
 
     def uncached(self, path: str, info: ObjectInfo) -> CachedFSError:
         """Return the error for an object of which nothing is cached."""
+        reason = "its origin does not distinguish versions"
         if info.size is None:
-            kind = info.details.get("mimeType", "of no known kind")
-            return CachedFSError(
-                f"{self.url(path)}: it has no known size ({kind}), so nothing of it is cached"
-            )
-        return CachedFSError(
-            f"{self.url(path)}: its origin does not distinguish versions, so nothing of it is cached; read it instead"
-        )
+            reason = f"it has no known size ({info.details.get('mimeType', 'of no known kind')})"
+        return CachedFSError(f"{self.url(path)}: {reason}, so nothing of it is cached; read it instead")

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from cachedfs.common.clock import clock
-from cachedfs.core.objects import ABSENCE_S, Entry, Objects, folder_of
+from cachedfs.core.objects import ABSENCE_S, Entry, Objects
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
 
-__all__ = ["StaleFallback"]
+__all__ = ["answer_of", "can_stand"]
 
 # A node of version 3 has the first one. A reader that does not know the version asks for all of them.
 ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
@@ -21,71 +21,53 @@ logger = logging.getLogger("cachedfs.core")
 T = TypeVar("T")
 
 
-class StaleFallback:
-    """Stale metadata entries and listings, for an unreachable origin or with `offline`.
+async def answer_of(
+    objects: Objects, request: Callable[[], Awaitable[T]], path: str, stale: Callable[[], T | None] | None
+) -> T:
+    """Return the answer of `request`, or `stale()` if the origin cannot be reached. The first time, log a warning.
 
-    The first stale answer for an unreachable origin logs a warning.
+    Where there may be a stale answer (`stale` is not None), requests connect within seconds, and none is sent if the
+    origin was unreachable a moment ago. Raises OriginUnreachable without one, or without `stale_if_error`.
     """
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._warned = False
-
-    async def instead_of(
-        self, request: Callable[[], Awaitable[T]], path: str, stale: Callable[[], T | None] | None
-    ) -> T:
-        """Return the answer of `request`, or `stale()` if the origin cannot be reached.
-
-        Where there may be a stale answer (`stale` is not None), requests connect within seconds, and none is sent if the
-        origin was unreachable a moment ago. Raises OriginUnreachable without one, or without `stale_if_error`.
-        """
-        objects = self._objects
-        stale = stale if objects.config.stale_if_error else None
-        is_unreachable = stale is not None and objects.engine.is_unreachable(objects.identity)
-        if stale is not None and is_unreachable and (old := stale()) is not None:
-            return self._served(old, f"{objects.url(path)}: the origin could not be reached a moment ago")
+    engine, identity, old, reason = objects.engine, objects.identity, None, ""
+    stale = stale if objects.config.stale_if_error else None
+    if stale is None or not engine.is_unreachable(identity) or (old := stale()) is None:
         token = has_stale_answer.set(stale is not None)
         try:
             return await request()
         except OriginUnreachable as error:
-            objects.engine.mark_unreachable(objects.identity)
+            engine.mark_unreachable(identity)
             if stale is None or (old := stale()) is None:
                 raise
-            return self._served(old, str(error))
+            reason = str(error)
         finally:
             has_stale_answer.reset(token)
+    if not objects.has_warned_of_stale:
+        objects.has_warned_of_stale = True
+        reason = reason or f"{objects.url(path)}: the origin could not be reached a moment ago"
+        logger.warning(
+            "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
+        )
+    return old
 
-    def _served(self, old: T, reason: str) -> T:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "%s; serving the versions known to the cache (stale_if_error=False forbids it)", reason
-            )
-        return old
 
-    def can_serve(self, old: Entry) -> bool:
-        """Return whether a stale entry can stand for the origin's answer.
+def can_stand(objects: Objects, old: Entry) -> bool:
+    """Return whether a stale entry can stand for the origin's answer.
 
-        An object or folder can. An absence becomes the fill value of a Zarr array, so it needs a complete listing that
-        lacks the path, and no known object beside or above it may be newer than the listing: a writer that appends to
-        an array also replaces its metadata. A 404 can stand only for one of the metadata files of a Zarr node.
-        """
-        if old.info is not None:
-            return True
-        objects, now = self._objects, clock.now()
-        newest_at = objects.store.newest_version(objects.identity, folder_of(old.path))
-        unlisted_at = objects.unlisted_at(old.path)
-        # A time to come is that of a clock that was wrong, and proves nothing.
-        if unlisted_at is not None and newest_at <= unlisted_at <= now:
-            return True
-        # Requests of one open overlap, so its 404 may be a little older than what it was used with.
-        is_newest = newest_at <= old.asked_at + ABSENCE_S and old.asked_at <= now
-        return is_newest and self._is_zarr_node(old.path)
-
-    def _is_zarr_node(self, path: str) -> bool:
-        """Return whether `path` is a metadata file of a Zarr node of which another one is known."""
-        folder, _, name = path.rpartition("/")
-        if name not in ZARR_METADATA:
-            return False
-        known = (self._objects.known(f"{folder}/{other}") for other in ZARR_METADATA if other != name)
-        return any(entry is not None and entry.info is not None for entry in known)
+    An object or folder can. An absence becomes the fill value of a Zarr array, so it needs a complete listing that lacks
+    the path, and no known object beside or above it may be newer than the listing: a writer that appends to an array
+    also replaces its metadata. A 404 can stand only for one of the metadata files of a Zarr node.
+    """
+    if old.info is not None:
+        return True
+    (folder, _, name), now = old.path.rpartition("/"), clock.now()
+    newest_at = objects.store.newest_version(objects.identity, folder)
+    unlisted_at = objects.unlisted_at(old.path)
+    # A time to come is that of a clock that was wrong, and proves nothing.
+    if unlisted_at is not None and newest_at <= unlisted_at <= now:
+        return True
+    # Requests of one open overlap, so its 404 may be a little older than what it was used with.
+    if name not in ZARR_METADATA or newest_at > old.asked_at + ABSENCE_S or old.asked_at > now:
+        return False
+    others = (objects.known(f"{folder}/{other}") for other in ZARR_METADATA if other != name)
+    return any(entry is not None and entry.info is not None for entry in others)

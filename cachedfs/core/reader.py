@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
 
-from cachedfs.common.blocks import clip, covering
+from cachedfs.common.blocks import beginning, clip, covering
 from cachedfs.common.event_log import waiting
-from cachedfs.common.types import ObjectInfo, Range
+from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
-from cachedfs.core.chunk_prefetch import ChunkPrefetch, first_want
+from cachedfs.core.chunk_prefetch import ChunkPrefetch
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
@@ -209,7 +209,10 @@ class Reader:
         # With as many readers, all that may be sent is wanted already.
         if self._reads_ahead and engine.n_reading < MANY_READERS:
             self.chunk_prefetch.observe(path, start, stop)
-        want = first_want(start, stop, self._block_size, self._whole_request)
+        want: Range | Suffix = beginning(start, stop, block_size=self._block_size, most=self._whole_request)
+        if start is not None and start < 0:
+            # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
+            want = Suffix(self._block_size - 1 - start)
         engine.n_reading += 1
         try:
             with waiting(path, start, stop):
@@ -381,13 +384,14 @@ class Reader:
 
     async def _missing(self, entry: Entry) -> CachedFSError:
         """Return the error for opening an absent object: a second request tells whether it is a folder."""
-        path = entry.path
-        try:
-            folder = await self.lookups.listings.is_folder(path)
-        except CachedFSError as error:
-            logger.debug("not listed: %s", error)  # keep the first answer: there is no such object
-            folder = False
-        return self.objects.is_a_folder(path) if folder else self.objects.not_found(path, entry)
+        objects, path, info = self.objects, without_slash(entry.path), None
+        if not (objects.config.offline or objects.origin(path).by_parent):  # else it was looked up, not read
+            try:
+                info = (await self.lookups.ask(path)).info
+            except CachedFSError as error:
+                logger.debug("not looked up: %s", error)  # keep the first answer: there is no such object
+        is_folder = info is not None and info.kind == "directory"
+        return objects.is_a_folder(entry.path) if is_folder else objects.not_found(entry.path, entry)
 
 
 def _zeros(size: int) -> io.BytesIO:

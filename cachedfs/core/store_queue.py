@@ -35,6 +35,9 @@ BATCH_BYTES = (
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
 
 
+_Pairs = Sequence[tuple[BlockKey, Sequence[memoryview]]]
+
+
 class FetchedBlock(NamedTuple):
     """One complete block that was received from the origin and is not on disk yet."""
 
@@ -43,6 +46,9 @@ class FetchedBlock(NamedTuple):
     size: int  # of all pieces, in bytes
     download: Download
     bounds: CacheBounds
+
+
+BOUNDS = attrgetter("bounds")
 
 
 class _Item(NamedTuple):
@@ -66,9 +72,9 @@ class StoreQueue:
         self._lock = threading.RLock()  # guards the start of the thread, and the counters
         self._thread: threading.Thread | None = None
         self._has_warned = False  # the failure to start the thread was logged
-        # Of each active prefetch plan: returns the blocks to evict first for blocks that are stored. Changed on the event
-        # loop thread.
-        self.victims: list[Callable[[Sequence[BlockKey]], Iterator[BlockKey]]] = []
+        # Of each active prefetch plan: returns which of the fetched blocks to store, and those to evict first for them.
+        # Changed on the event loop thread.
+        self.plans: list[Callable[[_Pairs], tuple[_Pairs, Iterator[BlockKey]]]] = []
         self.queued_bytes = 0
         self.n_blocks = 0  # blocks added so far
 
@@ -78,7 +84,7 @@ class StoreQueue:
         records: Sequence[MetadataRecord] = (),
         then: Callable[[], object] | None = None,
     ) -> None:
-        """Queue blocks and metadata records for storing.
+        """Queue blocks and metadata records for storing, in any thread; blocks on the event loop thread.
 
         `then` is called in the writer thread once all that was added so far is stored.
         """
@@ -126,14 +132,15 @@ class StoreQueue:
 
         Otherwise requests would wait for space forever. The next addition tries again to start the thread.
         """
+        items: list[_Item] = []
         with contextlib.suppress(Empty):
             while item := self._queue.get_nowait():
-                self._finish(item.blocks, False)
-                if item.then is not None:
-                    self._attempt(item.then)
+                items.append(item)
+        self._store(items, is_possible=False)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        is_open = True
+        while is_open and (item := self._queue.get()) is not None:
             if item.then is None and self.queued_bytes < BATCH_BYTES:
                 time.sleep(GATHER_S)
             items, size = [], 0
@@ -144,30 +151,30 @@ class StoreQueue:
                     break
                 item = self._queue.get()
             self._store(items)
-            if item is None:
-                return
+            is_open = item is not None
+            del item, items  # their bytes would stay in memory until the next ones come
 
-    def _store(self, items: Sequence[_Item]) -> None:
-        with contextlib.suppress(OSError):  # a broken directory: storing says why
-            self._cache.wait_for_deletion()
+    def _store(self, items: Sequence[_Item], *, is_possible: bool = True) -> None:
+        if is_possible:
+            with contextlib.suppress(OSError):  # a broken directory: storing says why
+                self._cache.wait_for_deletion()
         # Metadata first: another process that sees the object then finds its blocks locked, and does not fetch them.
-        if records := [record for item in items for record in item.records]:
+        if is_possible and (records := [record for item in items for record in item.records]):
             self._attempt(self._cache.metadata.keep_records, records)
-        blocks = [block for item in items for block in item.blocks]
-        for bounds, group in groupby(blocks, attrgetter("bounds")):
-            some = list(group)
-            keys = [block.key for block in some]
-            victims = chain.from_iterable(plan(keys) for plan in tuple(self.victims))
-            pairs = [(block.key, block.pieces) for block in some]
-            self._finish(some, self._attempt(self._cache.put, pairs, bounds, victims=victims))
+        for bounds, group in groupby(chain.from_iterable(item.blocks for item in items), BOUNDS):
+            blocks = list(group)
+            pairs: _Pairs = [(block.key, block.pieces) for block in blocks]
+            victims: Iterator[BlockKey] = iter(())
+            for plan in tuple(self.plans):
+                pairs, more = plan(pairs)
+                victims = chain(victims, more)
+            are_stored = is_possible and self._attempt(self._cache.put, pairs, bounds, victims=victims)
+            with self._lock:
+                self.queued_bytes -= sum([block.size for block in blocks])
+            self._attempt(self._stored, blocks, are_stored)
         for item in items:
             if item.then is not None:
                 self._attempt(item.then)
-
-    def _finish(self, blocks: Sequence[FetchedBlock], are_stored: bool) -> None:
-        with self._lock:
-            self.queued_bytes -= sum([block.size for block in blocks])
-        self._attempt(self._stored, blocks, are_stored)
 
     def _attempt(self, act: Callable[..., object], *args: object, **options: object) -> bool:
         """Call `act` and return whether it succeeded; log errors.

@@ -8,17 +8,19 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
-from cachedfs.datasets.sampler import EpochOrders, EpochPosition, RankDivision
+from cachedfs.datasets.sampler import EpochOrders, EpochPosition, Order, RankDivision
 from cachedfs.datasets.samples import Item, SampleReader
 
 __all__ = ["DatasetPrefetch", "ranks_here"]
 
 logger = logging.getLogger("cachedfs.datasets")
-CHECK_EVERY_S = 10.0  # seconds between two checks whether the plan must be started again
+CHECK_EVERY_S = 1.0  # seconds between two checks whether the plan must be started again
 AHEAD = 2  # epochs that a plan may fetch: the current one, and the next
+CHECKED = 256  # samples, spread over an epoch, that are looked for in the cache before the epoch is declared
 Grants = SimpleQueue[bool]  # True: one more epoch may be fetched; False: end
 
 
@@ -39,8 +41,9 @@ def ranks_here(rank: int, world_size: int, environment: Mapping[str, str]) -> ra
 class DatasetPrefetch:
     """The prefetch plan for the given ranks, from a position on, until `close` or garbage collection.
 
-    It pauses after an epoch without a request: a plan whose objects are all cached costs more CPU than reading small
-    ones. Its errors never reach the training. If an object cannot be read, the read itself raises.
+    It leaves out an epoch that seems to be cached: declaring it costs more CPU than reading small objects. `declares`:
+    the epoch of `place` is declared in any case. Errors of the plan never reach the training. If an object cannot be
+    read, the read itself raises.
     """
 
     def __init__(
@@ -50,12 +53,15 @@ class DatasetPrefetch:
         division: RankDivision,
         ranks: range,
         place: EpochPosition,
+        *,
+        declares: bool = False,
     ) -> None:
         self._source, self._key = source, (epochs, division, ranks)
         self._check_at = time.monotonic() + CHECK_EVERY_S
         self._next = EpochPosition(place.epoch + 1)
         self._pid = os.getpid()
-        self._n_requests, self._is_paused = self._count_requests(), False
+        self._n_requests = self._count_requests()
+        self._left_out: set[int] = set()
         # A SimpleQueue, because its `put` is reentrant: the garbage collector may call it at any point.
         self._grants: Grants = SimpleQueue()
         for _ in range(AHEAD):
@@ -65,8 +71,11 @@ class DatasetPrefetch:
         prefetch = source.prefetch
         if prefetch is None or not ranks:
             return
+        items = _items(
+            source, epochs, division, ranks, place, self._grants, self._left_out, declares=declares
+        )
         try:
-            self._plan = prefetch(_items(source, epochs, division, ranks, place, self._grants))
+            self._plan = prefetch(items)
         except Exception:  # any error: reads fetch what the plan did not
             logger.debug("cannot prefetch %r", source, exc_info=True)
 
@@ -75,32 +84,30 @@ class DatasetPrefetch:
     ) -> bool:
         """Return whether this plan covers the reads from `place` on; if so, let it fetch the epoch after that, too."""
         is_next = (epochs, division, ranks) == self._key and place == self._next
-        if not is_next or self._pid != os.getpid() or self._has_failed():
+        if not is_next or self._pid != os.getpid() or self._must_restart(place):
             return False
-        n_before, self._n_requests = self._n_requests, self._count_requests()
-        is_cached = self._n_requests is not None and self._n_requests == n_before
-        if self._is_paused and not is_cached:
-            return False
-        self._next, self._is_paused = replace(place, epoch=place.epoch + 1), is_cached
-        if not is_cached:
-            self._grants.put(True)
+        self._next, self._n_requests = replace(place, epoch=place.epoch + 1), self._count_requests()
+        self._grants.put(True)
         return True
 
     def restarted_if_needed(self, place: EpochPosition) -> DatasetPrefetch:
-        """Return this plan, or a new one from `place` on if it failed, or has paused and objects are fetched again."""
+        """Return this plan, or a new one from `place` on if it failed, or left out what was not cached."""
         if time.monotonic() < self._check_at:
             return self
         self._check_at = time.monotonic() + CHECK_EVERY_S
-        if not self._has_failed() and not (self._is_paused and self._count_requests() != self._n_requests):
+        if not self._must_restart(place):
             return self
         self.close()
-        return DatasetPrefetch(self._source, *self._key, place)
+        return DatasetPrefetch(self._source, *self._key, place, declares=True)
+
+    def _must_restart(self, place: EpochPosition) -> bool:
+        """Return whether the plan failed, or left out the epoch of `place` and there were requests since then."""
+        if getattr(getattr(self._plan, "progress", None), "state", None) == "failed":
+            return True
+        return place.epoch in self._left_out and self._count_requests() != self._n_requests
 
     def _count_requests(self) -> int | None:
         return None if self._source.fs is None else self._source.fs.stats().requests
-
-    def _has_failed(self) -> bool:
-        return getattr(getattr(self._plan, "progress", None), "state", None) == "failed"
 
     def close(self) -> None:
         """Cancel the plan and wait for its end."""
@@ -124,11 +131,28 @@ def _items(
     ranks: range,
     place: EpochPosition,
     grants: Grants,
+    left_out: set[int],
+    *,
+    declares: bool,
 ) -> Iterator[Item]:
-    """Yield what these ranks read, epoch after epoch, each when it is granted. Runs in the thread of the plan."""
+    """Yield what these ranks read, epoch after epoch, each when it is granted. Runs in the thread of the plan.
+
+    An epoch is left out if the samples of it that are checked are all cached.
+    """
     while grants.get():
         order = epochs.order(place.epoch)
         shares = division.batches(order, ranks, place.position)
-        yield from source.items(index for share in shares for index in share.tolist())
+        if declares or not source.is_cached(_some(order, division, ranks, place.position)):
+            yield from source.items(index for share in shares for index in share.tolist())
+        else:
+            left_out.add(place.epoch)
         del order, shares  # free their memory before the wait for the next grant
-        place = EpochPosition(place.epoch + 1)
+        place, declares = EpochPosition(place.epoch + 1), False
+
+
+def _some(order: Order, division: RankDivision, ranks: range, position: int) -> Iterator[int]:
+    """Yield about CHECKED of the samples that these ranks read from `position` on, spread over the epoch."""
+    n_shares = max(1, (division.n - position) // division.step)
+    n_each, every = max(1, CHECKED // n_shares), max(1, n_shares // CHECKED)
+    for share in islice(division.batches(order, ranks, position), 0, None, every):
+        yield from share[:n_each].tolist()

@@ -215,6 +215,11 @@ class SampleReader:
             indexes = map(subset.__getitem__, indexes)
         return self._samples.items(indexes)
 
+    def is_cached(self, indexes: Iterable[int]) -> bool:
+        """Return whether a cachedfs filesystem has all that these samples read in its cache."""
+        fs = self.fs
+        return fs is not None and all(map(fs._is_item_cached, self.items(indexes)))
+
     def batch(self, indexes: Sequence[int], collate: Collate | None) -> Any:
         """Return a batch of samples; any error gets a note that lists their indexes."""
         # No readahead: this process, or the first process of the machine, declares these reads in a prefetch plan.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.implementations.chained import ChainedFileSystem
 
+from cachedfs.common.blocks import clip, covering
 from cachedfs.common.drive_links import is_drive_link
 from cachedfs.common.types import LinkStats, ObjectInfo, Stats
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
@@ -94,6 +95,16 @@ class CacheMethods(ChainedFileSystem):
         self, items: Items, window: int | str | None = None, callback: Any = DEFAULT_CALLBACK
     ) -> Prefetch:
         return await asyncio.to_thread(self.prefetch, items, window, callback)
+
+    def _is_item_cached(self, item: AnyPath | tuple[str, int | None, int | None]) -> bool:
+        """Return whether an object, or a byte range of one, is cached, so that reading it sends no request."""
+        path, start, stop = item if isinstance(item, tuple) else (item, None, None)
+        entry = self._objects.fresh(self._strip_object(path))
+        version = None if entry is None else self._objects.version(entry)
+        if version is None:
+            return False
+        blocks = covering(clip(start, stop, version.size), version.block_size)
+        return all(self._objects.engine.cache.has(version, index) for index in blocks)
 
     def stats(self) -> Stats:
         """Return this process's counters (hits, misses, bytes fetched) and what the cache holds."""

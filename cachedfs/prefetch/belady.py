@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from cachedfs.cache.block_file import file_size
@@ -25,11 +24,16 @@ MOST_OF_THE_WAY = 0.75  # between two uses of a block; with a half, slow threads
 PASSING = 192
 PASSING_BYTES = 64 << 20
 AHEAD = 0.9  # share of the plan's bytes that may be ahead of the readers
+QUARTER = (
+    4  # the part of what may be ahead whose space suffices for a request: it arrives while the rest is read
+)
 REGAIN = 32  # of the bytes that are read, 1 / REGAIN are added to a limit that was lowered
-RECENT = 4096  # reads of blocks that the plan does not know yet, and blocks without uses, that are remembered
-_FEW = 64  # heap entries below which cleaning up the heap is not worth the time
+RECENT = 4096  # reads of blocks that the plan does not know yet
 
 T = TypeVar("T")
+AWAY, SPARE, AWAITED, STAYS = range(
+    4
+)  # not cached; evicted first; fetched and to be read; until its next use
 
 
 class Use(NamedTuple):
@@ -43,29 +47,34 @@ class Use(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """One block: the positions of its uses that are not over, in order, and why it is cached."""
+    """One block, with the positions of its uses that are not over, in order."""
 
     version: Version
     index: int
     size: int  # in the cache
     uses: list[float] = field(default_factory=list)
-    n_waiting: int = 0  # of these, uses that the block was fetched for
-    following: float = NEVER  # the use that it stays for after those; NEVER: it does not stay
-    is_held: bool = False  # it waits, or stays: its bytes count
+    n_asked: int = 0  # of these, the first, which the block was fetched for
     is_here: bool = False  # it has arrived, or was found in the cache
+    place: int = AWAY
+    stays_for: float = NEVER  # the use that it stays for
     last: tuple[float, float] | None = None  # the last use that was read, and where the readers were then
+
+    @property
+    def following(self) -> float:
+        """The first use that the block was not fetched for."""
+        return self.uses[self.n_asked] if self.n_asked < len(self.uses) else NEVER
 
 
 class Belady:
     """The blocks of one plan in a cache that holds at most `capacity` bytes of them. Safe from any thread.
 
-    The plan adds the uses that it knows and asks before it fetches. The rule is applied there, as if the reader were
+    The plan adds the uses that it knows, and asks before it fetches. The rule is applied there, as if the reader were
     there too: of all blocks, those stay whose following uses come first. Any other block *passes*: it is cached until
-    it was read. `victims` yields what is neither needed by a reader nor stays.
+    it was read. What is neither needed by a reader nor stays is evicted first.
 
     What others store may evict blocks of the plan. Each block that is found missing lowers the limit of the plan's
-    bytes, so that plans of several processes share a cache. `has`: whether a block is cached. `is_in_memory`: whether
-    it is in flight, or not stored yet.
+    bytes, so that plans of several processes share a cache. `reads`: returns the blocks (by hash64) that were read
+    since its last call. `has`: whether a block is cached. `is_in_memory`: whether it is in flight, or not stored yet.
     """
 
     def __init__(
@@ -73,27 +82,22 @@ class Belady:
         capacity: float,
         *,
         window: float = math.inf,
+        reads: Callable[[], Iterable[int]],
         has: Callable[[Version, int], bool],
         is_in_memory: Callable[[Version, int], object],
     ) -> None:
         self._lock = threading.Lock()
         self._capacity = self._limit = capacity
-        self._window, self._has, self._in_memory = window, has, is_in_memory
+        self.window, self._reads, self._has, self._in_memory = window, reads, has, is_in_memory
         self._blocks: dict[int, _Block] = {}  # by hash64: with uses to come, or cached
-        # Bytes of all, and of those that are held, that stay, and that are spare.
-        self._size = self._held = self._staying = self._spare_size = 0
-        self._n_uses = self._untracked = 0
-        # The uses that blocks were fetched for, with their bytes. The positions beyond the readers are sorted.
-        self._waiting: dict[float, tuple[_Block, int]] = {}
-        self._before: list[float] = []
-        self._passed: deque[float] = deque()
-        self._order: list[
-            tuple[float, int, _Block]
-        ] = []  # heap of those that stay, the last following use first
-        self._ties = count()
-        self._spare: dict[_Block, None] = {}  # cached and neither held, in the order in which they became so
-        self._early: dict[int, None] = {}  # not known yet, and read since the readers came further
-        self._former: dict[int, _Block] = {}  # without uses: another read of the last use is none of the next
+        self._bytes = [0, 0, 0, 0]  # of the blocks, by place
+        self._n_uses = 0
+        # The uses that blocks were fetched for: beyond the readers in order, each with its bytes, and behind them.
+        self._before: list[tuple[float, int, _Block | None]] = []
+        self._passed: deque[tuple[float, _Block]] = deque()
+        self._staying: list[tuple[float, _Block]] = []  # in the order of the uses that they stay for
+        self._spare: dict[_Block, None] = {}  # in the order in which they became so
+        self._early: set[int] = set()  # not known yet, and read since the readers came further
         self.reader = -1.0  # the position of the furthest use that was read
         self.ahead = 0  # bytes of data that are beyond the readers, or were requested for there
 
@@ -107,24 +111,14 @@ class Belady:
     @property
     def is_tight(self) -> bool:
         """True if the known blocks need more than half of the plan's bytes, so that evictions come soon."""
-        return 2 * self._size > self._limit
-
-    @property
-    def has_window(self) -> bool:
-        """True if the plan keeps no more than a requested window ahead of its readers."""
-        return self._window < math.inf
+        return 2 * sum(self._bytes) > self._limit
 
     @property
     def most_ahead(self) -> float:
         """The most bytes that may be ahead of the readers now."""
         # While somebody reads, fetching early takes the place of blocks that are used again sooner.
-        is_read = self.has_window or self.reader >= 0
-        return min(self._window, AHEAD * self._limit / (2 if is_read else 1))
-
-    @property
-    def is_short(self) -> bool:
-        """True when nothing is ahead, or less than half of a requested window."""
-        return not self.ahead or (self.has_window and self.ahead < self.most_ahead / 2)
+        is_read = self.window < math.inf or self.reader >= 0
+        return min(self.window, AHEAD * self._limit / (2 if is_read else 1))
 
     def add(self, uses: Iterable[Use]) -> None:
         """Add known uses, up to the horizon."""
@@ -134,48 +128,48 @@ class Belady:
                     return
                 self._add(use)
 
-    def ask(self, use: Use, *, is_awaited: bool = False) -> bool:
-        """Return whether a block may be fetched for a use now, or has to wait for the readers. True: it counts as ahead.
+    def ask(self, uses: Sequence[Use], *, is_cached: bool = False) -> int:
+        """Return for how many of these adjacent uses blocks may be fetched now; they count as ahead of the readers.
 
-        `is_awaited`: the answer is True in any case.
+        There is room for all of them, or for a part of what may be ahead, so that requests are large. If nothing is
+        ahead, or less than half of a requested window, it is one in any case. 0: the readers have to read first.
         """
         with self._lock:
-            block = self._blocks.get(use.version.hash64(use.block))
-            if block is None or use.position not in block.uses:
-                if use.position <= self.reader:
-                    return True
-                if self._n_uses >= HORIZON:
-                    return self._ask_untracked(use.size, is_awaited=is_awaited)
-                block = self._add(use)
-                if use.position <= self.reader:
-                    return True
-            if use.position in self._waiting:
-                return True
-            if block.is_here and self._is_missing(block):
-                self._lower(block)
-            if not (is_awaited or block.is_held or self._make_room(block, use.position)):
-                return False
-            self._waiting[use.position] = block, use.size
-            block.n_waiting += 1
-            if use.position > self.reader:
-                insort(self._before, use.position)
+            n, most = 0, self.most_ahead
+            room = most - self.ahead
+            if is_cached or room >= min(sum(use.size for use in uses), most / QUARTER):
+                while n < len(uses) and uses[n].size <= room and self._ask(uses[n], is_sure=is_cached):
+                    room -= uses[n].size
+                    n += 1
+            least = most / 2 if self.window < math.inf and not is_cached else 1
+            if not n and (self.ahead < least or uses[0].position <= self.reader):
+                n = self._ask(uses[0], is_sure=True)
+            return n
+
+    def _ask(self, use: Use, *, is_sure: bool) -> bool:
+        """Return whether there is room for a block until it is read, or `is_sure`. If so, its use counts."""
+        block = self._blocks.get(use.version.hash64(use.block))
+        if (block is None or use.position not in block.uses) and use.position > self.reader:
+            block = self._add(use) if self._n_uses < HORIZON else None
+            if block is None:
+                insort(self._before, (use.position, use.size, None))
                 self.ahead += use.size
-            else:
-                self._passed.append(use.position)
-            self._keep(block)
+        if block is None or use.position not in block.uses[block.n_asked :]:
             return True
-
-    def _ask_untracked(self, size: int, *, is_awaited: bool) -> bool:
-        if not self.ahead:
-            self._untracked = 0
-        if not is_awaited and self._held + self._untracked + size > AHEAD * self._limit:
+        if block.is_here and not self._is_there(block):
+            self._evicted(block)
+        block.n_asked += 1
+        self._keep(block)
+        if self._held > self._limit and not is_sure:
+            block.n_asked -= 1
+            self._keep(block)
             return False
-        self._untracked += size
+        if use.position > self.reader:
+            insort(self._before, (use.position, use.size, block))
+            self.ahead += use.size
+        else:
+            self._passed.append((use.position, block))
         return True
-
-    def reserve(self, size: int) -> None:
-        """Count bytes as ahead that are requested before their blocks are known; a negative size undoes it."""
-        self.ahead += size
 
     # What happened.
 
@@ -194,20 +188,22 @@ class Belady:
                 if block is not None and use.position in block.uses:
                     self._end(block, use.position)
 
-    def read(self, numbers: Iterable[int]) -> bool:
-        """Record reads of blocks (by `hash64`), in their order; return whether the readers came further."""
+    def look(self) -> bool:
+        """Follow the readers; return whether they came further."""
         with self._lock:
             before = self.reader
-            for number in numbers:
-                block = self._blocks.get(number)
-                if block is None:
-                    if number not in self._former:
-                        _remember(self._early, number, None)
-                elif block.uses and self._is_next_use(block):
-                    if block.uses[0] > self.reader:
-                        self._early.clear()
-                    self._read(block, block.uses[0])
+            self._follow()
             return self.reader > before
+
+    def _follow(self) -> None:
+        for number in self._reads():
+            if (block := self._blocks.get(number)) is None:
+                self._early = self._early if len(self._early) < RECENT else set()
+                self._early.add(number)
+            elif block.uses and self._is_next_use(block):
+                if block.uses[0] > self.reader:
+                    self._early.clear()
+                self._read(block, block.uses[0])
 
     def _is_next_use(self, block: _Block) -> bool:
         """Return whether a read is the next use of a block, and not another read of its last one.
@@ -230,44 +226,54 @@ class Belady:
 
     def _pass(self, position: float) -> None:
         """Move the readers to a position: nothing before it is ahead any more, but slow readers may need it."""
-        n = bisect_right(self._before, position)
-        self.ahead -= sum(self._waiting[passed][1] for passed in self._before[:n])
-        self._passed.extend(self._before[:n])
+        n = bisect_left(self._before, (position, math.inf))
+        for passed, size, block in self._before[:n]:
+            self.ahead -= size
+            if block is not None:
+                self._passed.append((passed, block))
         del self._before[:n]
         self.reader = position
-        n_fit = len(self._blocks) * self._limit // max(1, self._size)
-        while self._passed and self._passed[0] < position - n_fit:
-            if (waiting := self._waiting.get(passed := self._passed.popleft())) is not None:
-                waiting[0].last = passed, position + 1  # a read that comes later is none of the next use
-                self._end(waiting[0], passed)
-
-    def pass_missing(self) -> None:
-        """Pass the next blocks that were evicted before they were read."""
-        with self._lock:
-            while self._before and (block := self._waiting[self._before[0]][0]).is_here:
-                if not self._is_missing(block):
-                    return
-                self._lower(block)
-                position = self._before[0]
-                self._pass(position)
-                self._end(block, position)
+        n_fit = len(self._blocks) * self._limit // max(1, sum(self._bytes))
+        while self._passed and self._passed[0][0] < position - n_fit:
+            passed, slow = self._passed.popleft()
+            if passed in slow.uses:
+                slow.last = passed, position + 1  # a read that comes later is none of the next use
+                self._end(slow, passed)
 
     # What to evict.
 
-    def victims(self, stored: Iterable[BlockKey]) -> Iterator[BlockKey]:
-        """Yield blocks to evict for blocks that are being stored; each counts as evicted.
+    def store(
+        self, fetched: Iterable[tuple[BlockKey, T]]
+    ) -> tuple[list[tuple[BlockKey, T]], Iterator[BlockKey]]:
+        """Return which of these blocks to store, and an iterator over those to evict if the cache is full.
+
+        What nobody needs any more is not stored if the plan has more than its limit: it would be evicted next.
+        """
+        with self._lock:
+            self._follow()  # what was just read may be what to evict
+            found = [(pair, self._blocks.get(pair[0].hash64)) for pair in fetched]
+            for _, block in found:  # those that a reader fetched count from now on
+                if block is not None:
+                    block.is_here = True
+                    self._keep(block)
+            stored = [(pair, block) for pair, block in found if block is None or not self._is_passing(block)]
+            ours = [block for _, block in stored if block is not None]
+            is_again = any(block.last is not None for block in ours)
+        return [pair for pair, _ in stored], self._victims(is_again=is_again) if ours else iter(())
+
+    def _is_passing(self, block: _Block) -> bool:
+        """Return whether to evict a block before it is stored; it counts as evicted then."""
+        if is_passing := block.place == SPARE and self._used > self._limit:
+            self._evicted(block, is_lower=False)
+        return is_passing
+
+    def _victims(self, *, is_again: bool) -> Iterator[BlockKey]:
+        """Yield blocks to evict; each counts as evicted.
 
         First what nobody needs, then what stays for the furthest use, as long as the plan has more than its limit. To
         store a block again, the plan evicts its own blocks in any case, and has no more than these from then on.
         """
-        with self._lock:
-            found = [self._blocks.get(key.hash64) for key in stored]
-            blocks = [block for block in found if block is not None]
-            is_again = any(block.last is not None for block in blocks)
-            for block in blocks:  # those that a reader fetched count from now on
-                block.is_here = True
-                self._keep(block)
-        while blocks:
+        while True:
             with self._lock:
                 victim = self._next_victim(is_again=is_again)
             if victim is None:
@@ -275,150 +281,103 @@ class Belady:
             yield victim.version.block(victim.index)
 
     def _next_victim(self, *, is_again: bool) -> _Block | None:
-        """Return the next block to evict; it counts as evicted."""
-        while is_again or self._held + self._spare_size > self._limit:
-            block = next((each for each in self._spare if not self._is_in_memory(each)), None)
-            if block is None and (block := self._furthest_idle()) is None:
+        while (is_over := self._used > self._limit) or is_again:
+            by_order = chain(self._spare, (block for _, block in reversed(self._staying)))
+            idle = (each for each in by_order if not (each.n_asked or self._is_in_memory(each)))
+            if (block := next(idle, None)) is None:
                 return None
-            is_cached = self._has(block.version, block.index)
-            if (block.is_held and not is_cached) or self._held + self._spare_size <= self._limit:
-                self._lower(block)
-            block.is_here = False
-            self._stay(block, NEVER)
+            was_held, is_cached = block.place == STAYS, self._has(block.version, block.index)
+            self._evicted(block, is_lower=not is_over or (was_held and not is_cached))
             if is_cached:
                 return block
         return None
 
-    def _lower(self, block: _Block) -> None:
-        """Lower the limit by a block for which there is no room."""
+    def _evicted(self, block: _Block, *, is_lower: bool = True) -> None:
+        """Record that a block is not cached; `is_lower`: for want of space, which lowers the limit."""
         block.is_here = False
-        self._limit = max(2 * block.size, self._limit - block.size)
+        self._put(block, NEVER)
+        if is_lower:
+            self._limit = max(2 * block.size, self._limit - block.size)
 
     def _is_in_memory(self, block: _Block) -> bool:
         return bool(self._in_memory(block.version, block.index))
 
-    def _is_missing(self, block: _Block) -> bool:
-        return not (self._is_in_memory(block) or self._has(block.version, block.index))
+    def _is_there(self, block: _Block) -> bool:
+        return self._is_in_memory(block) or self._has(block.version, block.index)
 
     # Belady's rule.
 
-    def _make_room(self, block: _Block, position: float) -> bool:
-        """Return whether there is room for a block, after evicting what is used later than its use after `position`."""
-        following = self._following(block, position)
-        while self._held + block.size > self._limit:
-            last = self._furthest()
-            if last is None or last.following <= following or last.n_waiting:
-                return False
-            self._stay(last, NEVER)
-        return True
+    @property
+    def _used(self) -> int:
+        return self._held + self._bytes[SPARE]
+
+    @property
+    def _held(self) -> int:
+        return self._bytes[AWAITED] + self._bytes[STAYS]
 
     def _keep(self, block: _Block) -> None:
-        """Let a block stay for the use after those that it was fetched for, if others are used later."""
-        following = self._following(block) if block.is_here or block.n_waiting else NEVER
-        if following == block.following < NEVER:
+        """Let a block stay for its following use, if others are used later. These stay no longer."""
+        following = block.following if block.is_here or block.n_asked else NEVER
+        if following == block.stays_for < NEVER:
             return
-        self._stay(block, NEVER)
+        self._put(block, NEVER)
         if following == NEVER:
             return
-        passing = max(self._size // PASSING, 2 * block.size)
-        most = self._limit - min(passing, self._window, PASSING_BYTES, self._limit // 4)
-        while self._staying + block.size > most:
-            last = self._furthest()
-            if last is None or last.following <= following:
+        passing = max(sum(self._bytes) // PASSING, 2 * block.size)
+        most = self._limit - min(passing, self.window, PASSING_BYTES, self._limit // 4)
+        while self._bytes[STAYS] + block.size > most:
+            if not self._staying or self._staying[-1][0] <= following:
                 return
-            self._stay(last, NEVER)
-        self._stay(block, following)
-
-    def _following(self, block: _Block, position: float = -1.0) -> float:
-        """Return the first use of a block after a position that it was not fetched for; NEVER if none is known."""
-        return next((use for use in block.uses if use > position and use not in self._waiting), NEVER)
-
-    def _stay(self, block: _Block, following: float) -> None:
-        """Let a block stay until its use at `following`, or not at all."""
-        self._staying += block.size * ((following < NEVER) - (block.following < NEVER))
-        block.following = following
-        if following < NEVER:
-            heappush(self._order, (-following, next(self._ties), block))
-            if len(self._order) > 2 * len(self._blocks) + _FEW:
-                self._order = [entry for entry in self._order if entry[2].following == -entry[0]]
-                heapify(self._order)
-        self._update(block)
-
-    def _furthest(self) -> _Block | None:
-        """Return the block that stays for the last use."""
-        while self._order and self._order[0][2].following != -self._order[0][0]:
-            heappop(self._order)
-        return self._order[0][2] if self._order else None
-
-    def _furthest_idle(self) -> _Block | None:
-        """Return the block that stays for the last use, of those that no reader waits for and that are stored."""
-        busy, found = [], None
-        while found is None and (block := self._furthest()) is not None:
-            if block.n_waiting or self._is_in_memory(block):
-                busy.append(heappop(self._order))
-            else:
-                found = block
-        for entry in busy:
-            heappush(self._order, entry)
-        return found
+            self._put(self._staying[-1][1], NEVER)
+        self._put(block, following)
 
     # Bookkeeping.
 
     def _add(self, use: Use) -> _Block:
         number = use.version.hash64(use.block)
         if (block := self._blocks.get(number)) is None:
-            block = self._former.pop(number, None)
-            block = block or _Block(use.version, use.block, file_size(use.version, use.size))
-            self._blocks[number] = block
-            self._size += block.size
+            block = self._blocks[number] = _Block(use.version, use.block, file_size(use.version, use.size))
+            self._bytes[AWAY] += block.size
         insort(block.uses, use.position)
         self._n_uses += 1
-        if number in self._early:
-            while next(iter(self._early)) != number:
-                del self._early[next(iter(self._early))]
-            del self._early[number]
+        # Further on, it may be another read of a former use.
+        if number in self._early and use.position <= self.reader + len(self._early):
+            self._early.remove(number)
             self._read(block, use.position)
-        elif block in self._spare:
+        elif block.place == SPARE:
             self._keep(block)
         return block
 
     def _end(self, block: _Block, position: float) -> None:
         """Remove a use of a block: it was read, or will not be."""
-        block.uses.remove(position)
+        at = block.uses.index(position)
+        del block.uses[at]
         self._n_uses -= 1
-        if (waiting := self._waiting.pop(position, None)) is not None:
-            block.n_waiting -= 1
-            if position > self.reader:
-                del self._before[bisect_left(self._before, position)]
-                self.ahead -= waiting[1]
+        block.n_asked -= at < block.n_asked
+        at = bisect_left(self._before, (position,))
+        if at < len(self._before) and self._before[at][0] == position:
+            self.ahead -= self._before.pop(at)[1]
         self._keep(block)
 
-    def _update(self, block: _Block) -> None:
-        """Count a block as held or spare, or remove it from both."""
-        is_held = block.n_waiting > 0 or block.following < NEVER
-        if is_held != block.is_held:
-            block.is_held = is_held
-            self._held += block.size if is_held else -block.size
-        is_spare = block.is_here and not is_held
-        if is_spare != (block in self._spare):
-            self._spare_size += block.size if is_spare else -block.size
-            if is_spare:
-                self._spare[block] = None
-            else:
-                del self._spare[block]
-        if len(self._spare) > HORIZON:  # the cache evicts it like any other
-            oldest = next(iter(self._spare))
-            oldest.is_here = False
-            self._update(oldest)
-        if not (block.uses or is_held or is_spare):
-            number = block.version.hash64(block.index)
-            _remember(self._former, number, self._blocks.pop(number))
-            self._size -= block.size
-
-
-def _remember(entries: dict[int, T], number: int, value: T) -> None:
-    """Set the last of at most RECENT entries."""
-    entries.pop(number, None)
-    entries[number] = value
-    if len(entries) > RECENT:
-        del entries[next(iter(entries))]
+    def _put(self, block: _Block, stays_for: float) -> None:
+        """Let a block stay for a use, or not at all, and count it where it belongs."""
+        if block.stays_for < NEVER:
+            del self._staying[bisect_left(self._staying, (block.stays_for,))]
+        if stays_for < NEVER:
+            insort(self._staying, (stays_for, block))
+        block.stays_for = stays_for
+        self._bytes[block.place] -= block.size
+        was_spare = block.place == SPARE
+        block.place = STAYS if stays_for < NEVER else AWAITED if block.n_asked else int(block.is_here)
+        self._bytes[block.place] += block.size
+        if was_spare and block.place != SPARE:
+            del self._spare[block]
+        elif block.place == SPARE and not was_spare:
+            self._spare[block] = None
+            if len(self._spare) > HORIZON:  # the cache evicts it like any other
+                oldest = next(iter(self._spare))
+                oldest.is_here = False
+                self._put(oldest, NEVER)
+        if block.place == AWAY and not block.uses:
+            self._bytes[AWAY] -= block.size
+            del self._blocks[block.version.hash64(block.index)]

@@ -64,14 +64,13 @@ class ObjectFetcher:
         ] = {}  # objects to come whose version is not known, by path
         self.open: set[PrefetchObject] = set()  # objects with tasks
         self.queued: list[float] = []  # positions of requests in the speculative queue
-        self._n_lookups = self._n_elsewhere = 0  # lookups in flight; waits for another process
         # The plan's requests until their blocks are stored, oldest first, each with its object.
         self.active: dict[Download, PrefetchObject] = {}
 
     @property
     def is_idle(self) -> bool:
         """True when nothing is being fetched."""
-        return not (self._n_lookups or self._n_elsewhere or self.queued or self.active)
+        return not (self.open or self.active)
 
     @property
     def n_coming(self) -> int:
@@ -120,7 +119,7 @@ class ObjectFetcher:
 
     def look_up(self, obj: PrefetchObject, want: Range) -> None:
         """Look up an object by reading `want` of it, and fetch it."""
-        self.uses.reserve(want.size)
+        self.uses.ahead += want.size
         self._start(obj, lambda: self._look_up(obj, want), want.size)
 
     def fetch(self, obj: PrefetchObject, run: range) -> None:
@@ -153,13 +152,13 @@ class ObjectFetcher:
             except Exception as failure:  # such as a missing package: it is the same for all objects
                 self._end_with(failure)
             break
-        self.uses.reserve(-reserved)
+        self.uses.ahead -= reserved
         obj.n_tasks -= 1
-        if not obj.n_tasks:
-            self.open.discard(obj)
         if error is not None and not obj.is_over and obj.version == version:
             self._failed(obj, error)
         self.end(obj)
+        if not obj.n_tasks:
+            self.open.discard(obj)
 
     def _failed(self, obj: PrefetchObject, error: CachedFSError) -> None:
         """Look an object up again if it was replaced, or count it as failed."""
@@ -187,11 +186,7 @@ class ObjectFetcher:
     async def _read_first(self, obj: PrefetchObject, want: Range) -> list[Download]:
         """Read the beginning of an object; return the request, if any, once its other blocks were asked for."""
         demand = want.start + self._objects.config.block_size  # limits what is read if this task is cancelled
-        self._n_lookups += 1
-        try:
-            entry, download = await self._reader.lookups.resolve(obj.path, want, demand=demand)
-        finally:
-            self._n_lookups -= 1
+        entry, download = await self._reader.lookups.resolve(obj.path, want, demand=demand)
         found = [] if download is None else [download]
         self._count_sent(obj, found)
         try:
@@ -261,11 +256,7 @@ class ObjectFetcher:
 
         await self._queue(obj, use.position, obj.bytes_of(run[-1]).stop - obj.bytes_of(run[0]).start, send)
         if not self.is_coming(version, run[0]):
-            self._n_elsewhere += 1
-            try:
-                self._count_sent(obj, (await downloads.get(version, run[:1])).values())
-            finally:
-                self._n_elsewhere -= 1
+            self._count_sent(obj, (await downloads.get(version, run[:1])).values())
 
     def _count_sent(self, obj: PrefetchObject, sent: Iterable[Download]) -> list[Download]:
         """Count the requests that are the plan's; return them."""

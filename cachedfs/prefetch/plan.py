@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from heapq import heappop, heappush
 from typing import Any
@@ -28,7 +28,6 @@ AT_ONCE = 32  # objects taken before the event loop runs other tasks
 MOST_OPEN = 256  # objects that are being fetched at a time
 BLOCKS_AT_ONCE = 128  # cached blocks of an object
 READY = 4  # requests in the speculative queue; more blocks are asked for when these are fewer
-QUARTER = 4  # the part of a window whose free space suffices for a request: it arrives while the rest is read
 NEAR = 4096  # objects looked up ahead; more only if blocks will have to be evicted
 AHEAD_AT_ONCE = 128  # objects looked up before the event loop runs other tasks
 
@@ -66,10 +65,8 @@ class PrefetchPlan:
         self._stream = ObjectStream(reader, self._items, self._fetcher, strip=strip, glob=glob)
         self._fetcher.ask, self._fetcher.enter = self._ask_for, self._stream.enter
         self._window = math.inf if window is None else window
-        self._uses = self._fetcher.uses = Belady(
-            math.inf, has=self._engine.cache.has, is_in_memory=self._fetcher.download
-        )
         self._clock, _ = self._engine.cache.reads_since(0, self._objects.config.bounds)
+        self._uses = self._fetcher.uses = self._belady(math.inf)
         # Objects of which not all was asked for, by position: the current one, and those looked up meanwhile.
         self._to_ask: list[tuple[float, PrefetchObject]] = []
 
@@ -128,15 +125,28 @@ class PrefetchPlan:
             room = await asyncio.to_thread(cache.room, bounds)
         if room < self._objects.config.block_size:
             raise cannot_store(cache)
-        self._uses = Belady(room, window=self._window, has=cache.has, is_in_memory=self._fetcher.download)
-        self._fetcher.uses = self._uses
-        self._engine.store_queue.victims.append(self._uses.victims)
+        self._uses = self._fetcher.uses = self._belady(room)
+        self._engine.store_queue.plans.append(self._uses.store)
+
+    def _belady(self, capacity: float) -> Belady:
+        return Belady(
+            capacity,
+            window=self._window,
+            reads=self._reads,
+            has=self._engine.cache.has,
+            is_in_memory=self._fetcher.download,
+        )
+
+    def _reads(self) -> Sequence[int]:
+        """Return the blocks that any process read since the last call."""
+        self._clock, reads = self._engine.cache.reads_since(self._clock, self._objects.config.bounds)
+        return reads
 
     async def _wind_up(self) -> None:
         self._is_ending = True
         self._items.close()
         with contextlib.suppress(ValueError):
-            self._engine.store_queue.victims.remove(self._uses.victims)
+            self._engine.store_queue.plans.remove(self._uses.store)
         self._engine.speculation.cancel(self._fetcher)
         for task in self._tasks:
             task.cancel()
@@ -171,7 +181,7 @@ class PrefetchPlan:
             now, has_moved = time.monotonic(), False
             if now >= look_at:
                 look_at = now + POLL_S[0]
-                has_moved = self._look_at_reads()
+                has_moved = self._uses.look()
                 fetcher.check_stored()
             if not fetcher.failures.pause_s(now):
                 self._ask_for_blocks()
@@ -197,13 +207,6 @@ class PrefetchPlan:
             async with asyncio.timeout(pause_s if is_polling else None):
                 # Not `wait_for`: an event at the moment of a cancellation would undo it.
                 await self._changed.wait()
-
-    def _look_at_reads(self) -> bool:
-        """Follow the readers of all processes; return whether they came further."""
-        self._clock, reads = self._engine.cache.reads_since(self._clock, self._objects.config.bounds)
-        has_moved = self._uses.read(reads)
-        self._uses.pass_missing()
-        return has_moved
 
     def _look_ahead(self) -> None:
         """Look up the objects to come, so that their uses are known."""
@@ -271,15 +274,14 @@ class PrefetchPlan:
 
     def _ask(self, obj: PrefetchObject) -> bool:
         """Take the next blocks that are cached, or request some; return False if the readers have to read first."""
-        uses, fetcher, cache, version = self._uses, self._fetcher, self._engine.cache, obj.begun
+        uses, cache, version = self._uses, self._engine.cache, obj.begun
         for index in obj.left[:BLOCKS_AT_ONCE]:
             use = obj.use(index)
-            is_cached = not fetcher.download(version, index) and cache.has(version, index)
+            is_cached = not self._fetcher.download(version, index) and cache.has(version, index)
             if not (is_cached or self._is_passed(use)):
                 break
-            if uses.ahead and use.position > uses.reader and uses.ahead + use.size > uses.most_ahead:
+            if not uses.ask([use], is_cached=True):
                 return False
-            uses.ask(use, is_awaited=True)
             if is_cached:
                 uses.arrived(use)
             self.counts.arrived += use.size
@@ -287,10 +289,10 @@ class PrefetchPlan:
         else:
             return True
         run = self._next_run(obj)
-        n = self._n_to_request([obj.use(index) for index in run])
+        n = uses.ask([obj.use(index) for index in run])
         obj.left = obj.left[n:]
         if n:
-            fetcher.fetch(obj, run[:n])
+            self._fetcher.fetch(obj, run[:n])
         return n > 0
 
     def _is_passed(self, use: Use) -> bool:
@@ -301,7 +303,7 @@ class PrefetchPlan:
         if use.position > self._uses.reader:
             return False
         is_coming = self._fetcher.is_coming(use.version, use.block)
-        return is_coming or self._uses.is_tight or self._uses.has_window
+        return is_coming or self._uses.is_tight or self._window < math.inf
 
     def _next_run(self, obj: PrefetchObject) -> range:
         """Return the next blocks that one request brings: an active one, or one to be sent."""
@@ -312,22 +314,6 @@ class PrefetchPlan:
             if is_other or self._engine.cache.has(obj.begun, index):
                 return run[:n]
         return run
-
-    def _n_to_request(self, uses: list[Use]) -> int:
-        """Return how many of these adjacent blocks to request now; they count as ahead of the readers.
-
-        There is room for all of them, or for a part of the window, so that requests are large. If nothing else is ahead,
-        one block is requested in any case.
-        """
-        belady, n, size = self._uses, 0, sum(use.size for use in uses)
-        room = belady.most_ahead - belady.ahead
-        if room >= min(size, belady.most_ahead / QUARTER):
-            while n < len(uses) and (room := room - uses[n].size) >= 0 and belady.ask(uses[n]):
-                n += 1
-        if not n and (belady.is_short or uses[0].position <= belady.reader):
-            belady.ask(uses[0], is_awaited=True)
-            n = 1
-        return n
 
     def progress(self) -> Progress:
         """Return the progress of the plan. From any thread."""

@@ -108,6 +108,21 @@ def test_a_shared_lookup_continues_when_one_caller_is_cancelled(origin, held_loo
     assert len(origin.log) == 1
 
 
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_a_read_and_a_lookup_of_one_object_share_a_request(origin, reads_first):
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    origin.put("b/x", b"data")
+
+    async def at_once():
+        calls = {"read": fs._cat_file, "info": fs._info}
+        names = sorted(calls, reverse=reads_first)
+        return dict(zip(names, await asyncio.gather(*(calls[name]("b/x") for name in names)), strict=True))
+
+    found = asyncio.run(at_once())
+    assert (found["read"], found["info"]["size"]) == (b"data", 4)
+    assert [kind for kind, *_ in origin.log] == (["read"] if reads_first else ["lookup", "read"])
+
+
 def test_an_explicit_folder_marker_is_a_folder_before_and_after_find(cloud, fs):
     cloud.put("d/", b"")
     cloud.put("e/", b"")

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import logging
+import math
 import multiprocessing
 import pickle
 import signal
@@ -25,7 +26,7 @@ from cachedfs.datasets.batch_queue import BatchQueue  # noqa: E402
 from cachedfs.datasets.loader import Loader  # noqa: E402
 from cachedfs.datasets.prefetch_plan import ranks_here  # noqa: E402
 from cachedfs.datasets.sampler import EpochOrders  # noqa: E402
-from cachedfs.datasets.samples import Samples  # noqa: E402
+from cachedfs.datasets.samples import SampleReader, Samples  # noqa: E402
 from tests.support import MiB, item_threads, noise, tally, until  # noqa: E402
 
 
@@ -705,9 +706,22 @@ def objects(cloud, n, **options):
     return Objects(cloud.url("d"), n, **options)
 
 
-def declared(dataset, monkeypatch):
-    """Return the lists of items declared to the filesystem from now on, one for each plan."""
+def cached_objects(cloud, n):
+    dataset = objects(cloud, n)
+    dataset.fs.cat(list(dataset.items(range(n))))
+    dataset.fs._objects.engine.drain(120)
+    cloud.asked()
+    return dataset
+
+
+def declared(dataset, monkeypatch, *, in_any_case=False):
+    """Return the lists of items declared to the filesystem from now on, one for each plan.
+
+    With `in_any_case`, the loaders take no epoch for cached.
+    """
     real, calls = dataset.fs.prefetch, []
+    if in_any_case:
+        monkeypatch.setattr(SampleReader, "is_cached", lambda self, indexes: False)
 
     def prefetch(items):
         calls.append([])
@@ -736,22 +750,47 @@ def test_an_epoch_requests_each_object_once_and_the_next_nothing(cloud):
     assert cloud.asked() == []
 
 
-def test_consecutive_epochs_are_one_plan_that_pauses_while_everything_is_cached(cloud, monkeypatch):
+def test_consecutive_epochs_are_one_plan(cloud, monkeypatch):
     dataset = objects(cloud, 30)
+    calls = declared(dataset, monkeypatch, in_any_case=True)
+    with Loader(dataset, batch_size=4, shuffle=True) as loader:
+        for _ in range(3):
+            assert len(list(loader)) == 8
+        until(lambda: len(calls[0]) == 120)
+    assert numbers_of(calls[0]) == [i for epoch in range(4) for i in order_of(30, epoch=epoch)]
+    assert (len(calls), cloud.asked()) == (1, ["media"] * 30)
+
+
+def test_an_epoch_that_is_cached_is_not_declared(cloud, monkeypatch):
+    monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_EVERY_S", math.inf)
+    dataset = cached_objects(cloud, 30)
     calls = declared(dataset, monkeypatch)
     loader = Loader(dataset, batch_size=4, shuffle=True)
-    for _ in range(4):
+    for _ in range(3):
         assert len(list(loader)) == 8
-    until(lambda: len(calls[0]) == 90)  # the second epoch sent no request
-    assert numbers_of(calls[0]) == [i for epoch in range(3) for i in order_of(30, epoch=epoch)]
-    dataset.fs._objects.engine.drain(120)  # a block that is stored later would not be evicted
+    assert (calls, cloud.asked()) == ([[]], [])
     dataset.fs.evict(cloud.path("d/007"))
-    for n_plans in (1, 2):
+    for _ in range(2):
         assert len(list(loader)) == 8
-        assert len(calls) == n_plans
-    until(lambda: len(calls[1]) == 60)
     loader.close()
-    assert (len(calls[0]), cloud.asked()) == (90, ["media"] * 31)
+    assert cloud.asked() == ["media"]
+
+
+def test_what_is_evicted_during_an_epoch_that_was_cached_is_declared(cloud, monkeypatch):
+    monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_EVERY_S", 0.0)
+    dataset = cached_objects(cloud, 30)
+    calls = declared(dataset, monkeypatch)
+    found, is_cached = [], SampleReader.is_cached
+    monkeypatch.setattr(SampleReader, "is_cached", lambda *args: found.append(is_cached(*args)) or found[-1])
+    with Loader(dataset, batch_size=4, shuffle=True, n_threads=1, n_prefetch=0) as loader:
+        for step, _ in enumerate(loader):
+            if step == 2:
+                until(lambda: found == [True, True])  # this epoch and the next
+                dataset.fs.evict(cloud.path("d"))
+        until(lambda: len(calls) == 2 and calls[1])
+        n_left = 30 - order_of(30).index(numbers_of(calls[1])[0])
+        until(lambda: numbers_of(calls[1])[:n_left] == order_of(30)[-n_left:])
+    assert (calls[0], n_left) in [([], 18), ([], 14), ([], 10)]
 
 
 @pytest.mark.parametrize("n_threads", [1, pytest.param(8, marks=pytest.mark.stress)])
@@ -776,7 +815,7 @@ def test_epochs_over_more_data_than_the_cache_holds_hit_what_it_holds(cloud, own
 
 def test_a_plan_starts_at_the_position_and_again_after_a_break(cloud, monkeypatch):
     dataset = objects(cloud, 30)
-    calls = declared(dataset, monkeypatch)
+    calls = declared(dataset, monkeypatch, in_any_case=True)
     with Loader(dataset, batch_size=4, shuffle=True) as loader:
         loader.load_state_dict(loader.state_dict() | {"position": 20})
         left_by_break(loader)
@@ -815,7 +854,7 @@ def test_the_ranks_whose_reads_a_process_declares(rank, world_size, environment,
 
 def test_one_process_per_machine_declares_the_reads_of_its_ranks(cloud, monkeypatch):
     dataset = objects(cloud, 30)
-    calls = declared(dataset, monkeypatch)
+    calls = declared(dataset, monkeypatch, in_any_case=True)
     for name, value in {"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
     order = order_of(30)
@@ -856,6 +895,7 @@ def test_a_failing_plan_is_no_error(cloud, monkeypatch, caplog):
 
 def test_a_plan_that_failed_is_started_again_at_the_position(cloud, monkeypatch):
     monkeypatch.setattr("cachedfs.datasets.prefetch_plan.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(SampleReader, "is_cached", lambda self, indexes: False)
     dataset, real, calls, may_fail = objects(cloud, 30), Objects.items, [], threading.Event()
 
     def items(indexes):
@@ -879,7 +919,7 @@ def test_a_plan_that_failed_is_started_again_at_the_position(cloud, monkeypatch)
 
 def test_a_subset_of_a_dataset_is_declared(cloud, monkeypatch):
     dataset = objects(cloud, 30)
-    calls = declared(dataset, monkeypatch)
+    calls = declared(dataset, monkeypatch, in_any_case=True)
     part = Subset(Subset(dataset, range(10, 30)), [5, 3, 8, 1])
     with Loader(part, batch_size=3) as loader:
         assert [size for batch in loader for size in batch[0].tolist()] == [115, 113, 118, 111]

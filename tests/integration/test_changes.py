@@ -254,7 +254,7 @@ ASKS = {
 def test_a_write_that_overtakes_a_lookup_is_seen_after_it(fake, steps, ask, existed):
     fs = cached(fake)
     cache, identity = fs._objects.engine.cache, fs._objects.identity
-    most = 6
+    most = 7
     for order in itertools.combinations_with_replacement(range(1, most + 1), 3):
         folder = "-".join(map(str, order))
         path = fake.path(f"{folder}/a")

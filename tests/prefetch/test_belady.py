@@ -28,6 +28,7 @@ class Object:
 
 
 OBJECT = Object()
+A, B, C, D, E, F = range(6)
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +42,23 @@ class Reader:
     def __init__(self, order, size, *, window=math.inf, known=1 << 30):
         self.order, self.size, self.known = list(order), size, known
         self.here, self.fetched, self.evicted = set(), [], []
-        self.rule = Belady(size, window=window, has=self.has, is_in_memory=lambda version, block: False)
+        self.done = []
+        self.rule = Belady(
+            size, window=window, reads=self.reads, has=self.has, is_in_memory=lambda version, block: False
+        )
         self.at = self.cursor = self.n_added = 0
 
     def has(self, version, block):
         return block in self.here
+
+    def reads(self):
+        done, self.done = self.done, []
+        return done
+
+    def look(self, *blocks):
+        """Let the plan see reads of these blocks."""
+        self.done += blocks
+        return self.rule.look()
 
     def use(self, position):
         return Use(float(position), OBJECT, self.order[position], 1)
@@ -57,7 +70,7 @@ class Reader:
             block = self.order[self.at]
             if block not in self.here:
                 self.fetch(block)
-            self.rule.read([block])
+            self.look(block)
             self.at += 1
         return self
 
@@ -71,20 +84,21 @@ class Reader:
             self.cursor += 1
 
     def may_fetch(self, use):
-        rule, block = self.rule, use.block
-        if rule.ahead and rule.ahead + 1 > rule.most_ahead:
+        is_cached = use.block in self.here
+        if not self.rule.ask([use], is_cached=is_cached):
             return False
-        if not rule.ask(use, is_awaited=block in self.here or not rule.ahead):
-            return False
-        if block not in self.here:
-            self.fetch(block)
-        rule.arrived(use)
+        if not is_cached:
+            self.fetch(use.block)
+        self.rule.arrived(use)
         return True
 
     def fetch(self, block):
         self.fetched.append(block)
         self.here.add(block)
-        if len(self.here) > self.size and (found := next(self.rule.victims([BlockKey(OBJECT, block)]), None)):
+        stored, victims = self.rule.store([(BlockKey(OBJECT, block), b"")])
+        if not stored:
+            self.here.remove(block)
+        elif len(self.here) > self.size and (found := next(victims, None)):
             self.here.remove(found.index)
             self.evicted.append((self.at, block, found.index))
 
@@ -155,66 +169,73 @@ def test_unread_blocks_are_not_evicted_and_the_plan_waits():
     assert not [gone for at, _, gone in plan.evicted if gone > at]
 
 
+def test_what_was_read_before_it_is_stored_and_is_not_needed_is_not_stored_in_a_full_cache():
+    plan = Reader([A, B, C], 2)
+    for position in range(3):
+        assert plan.rule.ask([plan.use(position)])
+        plan.rule.arrived(plan.use(position))
+        plan.look(plan.order[position])
+    stored, victims = plan.rule.store([(BlockKey(OBJECT, block), b"") for block in (A, B, C)])
+    assert ([key.index for key, _ in stored], list(victims)) == ([B, C], [])
+
+
 # Where the readers are.
 
 
-def ahead_of(names, **options):
-    """Return the rule of a plan that has fetched all these blocks."""
-    plan = Reader(names, 1000, **options)
+def ahead_of(names):
+    """Return a plan that has fetched all these blocks."""
+    plan = Reader(names, 10_000)
     plan.rule.add(map(plan.use, range(len(names))))
     for position in range(len(names)):
-        plan.rule.ask(plan.use(position), is_awaited=True)
+        assert plan.rule.ask([plan.use(position)])
         plan.here.add(names[position])
         plan.rule.arrived(plan.use(position))
     return plan
 
 
-A, B, C, D, E, F = range(6)
-
-
 def test_reading_in_order_moves_the_window():
-    rule = ahead_of([A, B, C, D, E, F]).rule
+    plan = ahead_of([A, B, C, D, E, F])
     for n_left, block in ((5, A), (4, B), (3, C)):
-        assert rule.read([block])
-        assert rule.ahead == n_left
-    assert not rule.read([])
+        assert plan.look(block)
+        assert plan.rule.ahead == n_left
+    assert not plan.look()
 
 
 def test_a_read_passes_all_blocks_before_it():
-    rule = ahead_of(list(range(1000))).rule
-    assert rule.read([700])
-    assert (rule.reader, rule.ahead) == (700, 299)
+    plan = ahead_of(list(range(1000)))
+    assert plan.look(700)
+    assert (plan.rule.reader, plan.rule.ahead) == (700, 299)
 
 
 def test_a_read_of_a_repeated_block_is_its_first_use():
-    rule, blocks = ahead_of([A, B, A, C, A, D, A]).rule, [A, B, A, C, A, D, A]
+    plan, blocks = ahead_of([A, B, A, C, A, D, A]), [A, B, A, C, A, D, A]
     for position, block in enumerate(blocks):
-        rule.read([block])
-        assert rule.reader == position
+        plan.look(block)
+        assert plan.rule.reader == position
 
 
 def test_another_read_of_the_block_just_read_is_not_its_next_use():
-    rule = ahead_of([A, B, C, D] * 2).rule
-    assert rule.read([A])
-    assert not rule.read([A])
+    plan = ahead_of([A, B, C, D] * 2)
+    assert plan.look(A)
+    assert not plan.look(A)
 
 
 def test_a_slow_read_is_not_the_next_use_of_the_block():
-    rule = ahead_of([A, B, C, D, E, F, A, B]).rule
-    rule.read([B, C, D])  # and another reader is still at the first
-    assert not rule.read([A])
-    assert rule.reader == 3
-    rule.read([E, F, A, B])
-    assert rule.reader == 7
+    plan = ahead_of([A, B, C, D, E, F, A, B])
+    plan.look(B, C, D)  # and another reader is still at the first
+    assert not plan.look(A)
+    assert plan.rule.reader == 3
+    plan.look(E, F, A, B)
+    assert plan.rule.reader == 7
 
 
 def test_a_read_before_the_use_is_known_counts_if_no_reader_has_come_further_since():
     plan = Reader([A, B, C, A], 100)
-    plan.rule.read([A, B])
+    plan.look(A, B)
     plan.rule.add([plan.use(0)])
     plan.rule.add([plan.use(1)])
     assert plan.rule.reader == 1
-    plan.rule.read([A])  # of its last use
+    plan.look(A)  # of its last use
     plan.rule.add([plan.use(3)])
     assert plan.rule.reader == 1
 
@@ -225,28 +246,18 @@ def test_the_uses_of_a_failed_object_leave_the_window():
     assert plan.rule.ahead == 3
 
 
-def test_blocks_evicted_unread_are_passed_and_less_is_kept_ahead():
-    plan = ahead_of([A, B, C, D, E, F])
-    before = plan.rule.most_ahead
-    plan.here -= {A, B}
-    plan.rule.pass_missing()
-    assert (plan.rule.reader, plan.rule.ahead) == (1, 4)
-    assert plan.rule.most_ahead < before
-
-
 def test_beyond_the_horizon_only_bytes_are_counted(monkeypatch):
     monkeypatch.setattr(belady, "HORIZON", 4)
     plan = Reader(range(30), 20)
-    assert sum(plan.rule.ask(plan.use(position)) for position in range(30)) == 18
+    assert sum(plan.rule.ask([plan.use(position)]) for position in range(30)) == 18
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=200))
 def test_reading_everything_in_order_empties_the_window(blocks):
-    rule = ahead_of(blocks).rule
-    for block in blocks:
-        rule.read([block])
-    rule.read(blocks[-1:])
-    assert rule.ahead <= 1
+    plan = ahead_of(blocks)
+    for block in [*blocks, blocks[-1]]:
+        plan.look(block)
+    assert plan.rule.ahead <= 1
 
 
 # Other plans.
@@ -269,8 +280,11 @@ class Sharing(Reader):
     def fetch(self, block):
         self.fetched.append(block)
         self.here[block] = next(TIME)
-        if sum(len(each.here) for each in self.others) > self.size:
-            if (victim := next(self.rule.victims([BlockKey(OBJECT, block)]), None)) is not None:
+        stored, victims = self.rule.store([(BlockKey(OBJECT, block), b"")])
+        if not stored:
+            del self.here[block]
+        elif sum(len(each.here) for each in self.others) > self.size:
+            if (victim := next(victims, None)) is not None:
                 del self.here[victim.index]
             else:
                 plan = min(

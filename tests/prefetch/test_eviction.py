@@ -82,4 +82,4 @@ def test_prefetch_gives_up_what_it_reads_furthest_ahead(cloud):
     chance, units = random.Random(0), [unit for unit in range(n) for _ in range(16)]
     order = chance.sample(units, 4 * n)
     assert is_best(order, n // 2, read_with_prefetch(cloud, fs, path, order, window=8), window=8)
-    assert not fs._objects.engine.store_queue.victims
+    assert not fs._objects.engine.store_queue.plans

@@ -375,8 +375,8 @@ def read_and_react(fs, path, seed, plan):
     """Read an object, and wait until the plan has reacted."""
     read(fs, path, seed)
     runner, engine, looks = plan._plan, fs._objects.engine, []
-    look = runner._look_at_reads
-    runner._look_at_reads = lambda: looks.append(None) or look()
+    look = runner._uses.look
+    runner._uses.look = lambda: looks.append(None) or look()
 
     async def has_reacted():
         """Return whether the plan has seen the read and sent what follows; runs on the loop, between two of its steps."""
@@ -384,7 +384,7 @@ def read_and_react(fs, path, seed, plan):
         return runner.ended.done() or (looks and is_waiting)
 
     until(lambda: engine.run(has_reacted()))
-    runner._look_at_reads = look
+    runner._uses.look = look
     engine.drain(120)
 
 

@@ -1,4 +1,4 @@
-"""Predict the next chunks that will be read of an array, from the chunks read before. Pure functions.
+"""Predict the next objects that will be read of an array or of numbered files. No I/O.
 
 A reader is modeled as a walk through the chunk grid: a counter with one digit per axis, the fastest axis first.
 So one rule covers every axis order, backward reads, strides, and reads of the same part of every step.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from cachedfs.readahead.chunk_grid import Place
+from cachedfs.readahead.object_names import Place
 
-__all__ = ["ChunkHistory", "ChunkWalk", "Extents", "ahead"]
+__all__ = ["GridHistory", "GridWalk"]
 
 NEEDED = 4  # chunks read in order before readahead starts; random orders rarely have so many
 LONG = 8  # reads after which chunks may be out of order
@@ -21,6 +22,7 @@ REACH = 16  # chunks by which a read may then be early or late: zarr has ten rea
 MOST_WALKS = 8
 LATELY = 32  # latest chunks remembered; reading one of them again is ignored
 WASTE_SHARE = 20  # one window, plus 1/20 of the chunks read in order, may be requested and not read
+MOST_AHEAD = 256  # chunks
 ENDLESS = 1 << 62
 
 Extents = tuple[int | None, ...]  # number of chunks along each axis; None: unknown
@@ -34,30 +36,19 @@ class Digit(NamedTuple):
     length: int = ENDLESS  # of the slowest axis, which is bounded only by the grid
 
 
-class ChunkWalk(NamedTuple):
+class GridWalk(NamedTuple):
     """One traversal of the chunk grid. The number of a chunk is its position in the walk, counted from 0."""
 
     first: Place
     digits: tuple[Digit, ...] = ()  # the axes that have moved, the fastest first
     last: int = 0  # highest number read
     n_read: int = 1
-    asked: int = 1  # every number below this was read, requested or skipped
     n_skipped: int = 0  # numbers below `last` that were not read
 
     @property
     def row(self) -> int:
         """Number of chunks per row, that is before the slowest axis moves."""
         return math.prod(digit.length for digit in self.digits[:-1])
-
-    @property
-    def n_ahead(self) -> int:
-        """Number of chunks requested beyond the last one read."""
-        return max(0, self.asked - self.last - 1)
-
-    @property
-    def n_unread(self) -> int:
-        """Number of chunks that were requested, or may have been, and were not read."""
-        return self.n_ahead + self.n_skipped if self.n_read >= NEEDED else 0
 
     def number(self, place: Place) -> int | None:
         """Return the number of chunk `place`; None when it is not on the walk."""
@@ -78,7 +69,7 @@ class ChunkWalk(NamedTuple):
             found[axis] += digit * step
         return tuple(found)
 
-    def after(self, place: Place) -> ChunkWalk | None:
+    def after(self, place: Place) -> GridWalk | None:
         """Return the walk after a read of chunk `place`; None when the chunk does not belong to it."""
         number, n_read = self.number(place), self.n_read + 1
         if number is not None and number > self.last:
@@ -91,7 +82,7 @@ class ChunkWalk(NamedTuple):
         n_rows, n_more = divmod(self.last + 1, self.row)
         return None if n_more else self._with_next_row(place, n_rows)
 
-    def _with_next_row(self, place: Place, n_rows: int) -> ChunkWalk | None:
+    def _with_next_row(self, place: Place, n_rows: int) -> GridWalk | None:
         """Return the walk if its next row begins at `place`, after `n_rows` complete rows.
 
         Another axis may move for the first time; then the rows before were all of the slowest axis. Or the slowest
@@ -101,30 +92,35 @@ class ChunkWalk(NamedTuple):
         moved = _moved(self.first, place)
         if len(moved) == 1 and moved[0].axis not in axes and (axes or abs(moved[0].step) == 1):
             done = [*self.digits[:-1], *(digit._replace(length=n_rows) for digit in self.digits[-1:])]
-            return self._replace(
-                digits=(*done, *moved), last=self.last + 1, asked=self.last + 2, n_read=self.n_read + 1
-            )
+            return self._replace(digits=(*done, *moved), last=self.last + 1, n_read=self.n_read + 1)
         start = self.place(self.last + 1 - self.row)
         moved = _moved(start, place)
         if len(axes) > 1 and len(moved) == 1 and moved[0].axis == axes[-1]:
-            digits, row = (*self.digits[:-1], *moved), self.row
-            return self._replace(first=start, digits=digits, last=row, asked=row + 1, n_read=self.n_read + 1)
+            digits = (*self.digits[:-1], *moved)
+            return self._replace(first=start, digits=digits, last=self.row, n_read=self.n_read + 1)
         return None
 
-    def end(self) -> int:
+    def end(self, extents: Extents) -> int:
         """Return the first number not predicted: the row's end, until the slowest axis has shown its step."""
+        axis, step, _ = self.digits[-1]
         n_rows = self.last // self.row
-        is_known = len(self.digits) == 1 or n_rows >= (1 if abs(self.digits[-1].step) == 1 else 2)
-        return ENDLESS if is_known else (n_rows + 1) * self.row
+        if len(self.digits) > 1 and n_rows < (1 if abs(step) == 1 else 2):
+            return (n_rows + 1) * self.row
+        first, extent = self.first[axis], extents[axis]
+        if step > 0:
+            return ENDLESS if extent is None else ((extent - 1 - first) // step + 1) * self.row
+        return (first // -step + 1) * self.row
 
 
-class ChunkHistory(NamedTuple):
-    """The recent reads of one grid, as walks."""
+class GridHistory:
+    """The recent reads of one grid as walks, and the chunks that were requested and not read yet."""
 
-    walks: tuple[ChunkWalk, ...] = ()  # the one that advanced last comes first
-    lately: tuple[Place, ...] = ()
-    n_followed: int = 0  # chunks read in order
-    n_wasted: int = 0  # chunks requested on walks that ended before them
+    def __init__(self, extents: Extents) -> None:
+        self.extents = extents
+        self.walks: list[GridWalk] = []  # the one that advanced last comes first
+        self.lately: deque[Place] = deque(maxlen=LATELY)
+        self.unread: set[Place] = set()
+        self.n_followed = 0  # chunks read in order
 
     @property
     def before(self) -> Place | None:
@@ -132,61 +128,46 @@ class ChunkHistory(NamedTuple):
         walk = self.walks[0] if self.walks else None
         return walk.place(walk.last - 1) if walk is not None and walk.last else None
 
-    def after(self, place: Place, extents: Extents) -> ChunkHistory:
-        """Return the history after a read of chunk `place`. A chunk that was read recently changes nothing."""
-        if place in self.lately:
-            return self
-        history = self._replace(lately=(*self.lately[1 - LATELY :], place))
+    def observe(self, place: Place) -> bool:
+        """Record a read of chunk `place`; return whether its walk turned to another row than was predicted."""
+        self.unread.discard(place)
+        previous = self.lately[-1] if self.lately else None
+        self.lately.append(place)
         for walk in self.walks:
-            moved = walk.after(place)
-            if moved is not None:
-                others = [other for other in self.walks if other is not walk]
-                has_turned = moved.digits != walk.digits or moved.first != walk.first
-                return history._with(
-                    [moved, *others],
-                    n_followed=moved.n_read > NEEDED,
-                    n_wasted=walk.n_ahead if has_turned else 0,
-                )
-        if (near := _any_order(history.lately[-LONG:], extents)) is not None:
-            return history._with([near, *(walk for walk in self.walks if walk.n_read >= NEEDED)])
-        moved_by = _moved(self.lately[-1], place) if self.lately else ()
+            if (moved := walk.after(place)) is not None:
+                self.walks = [moved, *(other for other in self.walks if other is not walk)]
+                self.n_followed += moved.n_read > NEEDED
+                return moved.digits != walk.digits or moved.first != walk.first
+        if (near := _any_order(list(self.lately)[-LONG:], self.extents)) is not None:
+            self.walks = [near, *(walk for walk in self.walks if walk.n_read >= NEEDED)][:MOST_WALKS]
+            return False
+        moved_by = _moved(previous, place) if previous is not None else ()
         # Any two chunks are some step apart, so two reads are no more evidence than one.
-        strided = [ChunkWalk(self.lately[-1], moved_by, last=1, asked=2)] if len(moved_by) == 1 else []
-        return history._with([ChunkWalk(place), *strided, *self.walks])
-
-    def _with(self, walks: list[ChunkWalk], *, n_followed: int = 0, n_wasted: int = 0) -> ChunkHistory:
-        n_wasted += sum(walk.n_unread for walk in walks[MOST_WALKS:])
-        return self._replace(
-            walks=tuple(walks[:MOST_WALKS]),
-            n_followed=self.n_followed + n_followed,
-            n_wasted=self.n_wasted + n_wasted,
+        strided = (
+            [GridWalk(previous, moved_by, last=1)] if previous is not None and len(moved_by) == 1 else []
         )
+        self.walks = [GridWalk(place), *strided, *self.walks][:MOST_WALKS]
+        return False
 
-    def having_asked(self, n: int) -> ChunkHistory:
-        """Return the history after the next `n` chunks of the first walk were requested."""
-        walk = self.walks[0]
-        return self._replace(walks=(walk._replace(asked=max(walk.asked, walk.last + 1) + n), *self.walks[1:]))
+    def ahead(self, most: int) -> list[Place]:
+        """Return the chunks to request now: the next ones of the walk that advanced last, inside the grid.
 
-
-def ahead(history: ChunkHistory, *, extents: Extents, most: int) -> Iterator[Place]:
-    """Yield the chunks to request now: the next ones of the walk that advanced last, inside the grid.
-
-    The window starts at one chunk, doubles with every read, and never exceeds the number of reads on this
-    walk. At most `most` chunks are requested and unread at a time, including those of walks that are over.
-    """
-    walk = history.walks[0] if history.walks else None
-    if walk is None or walk.n_read < NEEDED:
-        return
-    others = sum(other.n_unread for other in history.walks[1:]) + walk.n_skipped
-    left = most - max(0, others + history.n_wasted - history.n_followed // WASTE_SHARE)
-    window = min(walk.n_read, 1 << min(walk.n_read - NEEDED, 32), left)
-    for number in range(max(walk.asked, walk.last + 1), min(walk.last + 1 + window, walk.end())):
-        place = walk.place(number)
-        if any(
-            at < 0 or (extent is not None and at >= extent) for at, extent in zip(place, extents, strict=True)
-        ):
-            return
-        yield place
+        The window starts at one chunk, doubles with every read, and never exceeds the number of reads on this
+        walk. At most `most` chunks, and 1/20 of those read in order, are requested and unread at a time.
+        """
+        walk = self.walks[0] if self.walks else None
+        if walk is None or walk.n_read < NEEDED:
+            return []
+        window = min(walk.n_read, 1 << min(walk.n_read - NEEDED, 32), most, MOST_AHEAD)
+        found: list[Place] = []
+        # From the far end, so that a window that was requested already costs one step.
+        for number in range(min(walk.last + window, walk.end(self.extents) - 1), walk.last, -1):
+            place = walk.place(number)
+            if place in self.unread:
+                break
+            if place not in self.lately:
+                found.append(place)
+        return found[::-1][: max(0, most + self.n_followed // WASTE_SHARE - len(self.unread))]
 
 
 def _moved(there: Place, here: Place) -> tuple[Digit, ...]:
@@ -194,7 +175,7 @@ def _moved(there: Place, here: Place) -> tuple[Digit, ...]:
     return tuple(Digit(axis, b - a) for axis, (a, b) in enumerate(zip(there, here, strict=True)) if a != b)
 
 
-def _any_order(lately: Sequence[Place], extents: Extents) -> ChunkWalk | None:
+def _any_order(lately: Sequence[Place], extents: Extents) -> GridWalk | None:
     """Return a walk through the whole grid if the latest reads are close together on it, in any order.
 
     A reader with many threads starts like this: it reads in order, but its first reads arrive out of order.
@@ -206,9 +187,9 @@ def _any_order(lately: Sequence[Place], extents: Extents) -> ChunkWalk | None:
     for order, step in itertools.product((axes[::-1], axes), (1, -1)):
         digits = [Digit(axis, step, lengths[axis]) for axis in order]
         first = tuple(0 if step > 0 else length - 1 for length in lengths)
-        walk = ChunkWalk(first, (*digits[:-1], Digit(order[-1], step)), n_read=LONG)
+        walk = GridWalk(first, (*digits[:-1], Digit(order[-1], step)), n_read=LONG)
         numbers = [walk.number(place) or 0 for place in lately]
         low, high = min(numbers), max(numbers)
         if high - low < REACH and sum(numbers[LONG // 2 :]) >= sum(numbers[: LONG // 2]):
-            return walk._replace(last=high, asked=high + 1, n_skipped=high - low + 1 - LONG)
+            return walk._replace(last=high, n_skipped=high - low + 1 - LONG)
     return None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedfs.readahead.chunk_grid import ChunkGrid, NumberedNames, grids_in, numbered
+from cachedfs.readahead.object_names import ObjectNames, arrays_in, numbered
 
 V3 = {
     "zarr_format": 3, "node_type": "array", "shape": [10, 256, 30], "data_type": "float32",
@@ -17,9 +17,9 @@ V2 = {"zarr_format": 2, "shape": [10, 30], "chunks": [3, 30], "dtype": "<f8"}
 
 
 def only(name, document):
-    grids = grids_in(name, json.dumps(document).encode())
-    assert list(grids) == [""]
-    return grids[""]
+    arrays = arrays_in(f"b/a/{name}", json.dumps(document).encode())
+    assert list(arrays) == ["b/a/"]
+    return arrays["b/a/"]
 
 
 def with_keys(name, **configuration):
@@ -27,11 +27,11 @@ def with_keys(name, **configuration):
 
 
 def test_a_v3_array_has_as_many_chunks_as_its_shape_needs():
-    assert only("zarr.json", V3) == ChunkGrid((10, 1, 5), "c/", "/")
+    assert only("zarr.json", V3) == ObjectNames("b/a/c/", "/", extents=(10, 1, 5))
 
 
 def test_a_v2_array_has_as_many_chunks_as_its_shape_needs():
-    assert only(".zarray", V2) == ChunkGrid((4, 1), "", ".")
+    assert only(".zarray", V2) == ObjectNames("b/a/", ".", extents=(4, 1))
     assert only(".zarray", V2 | {"dimension_separator": "/"}).separator == "/"
 
 
@@ -47,8 +47,8 @@ def test_a_v2_array_has_as_many_chunks_as_its_shape_needs():
 )
 def test_chunk_names_of_every_encoding_round_trip(document, name):
     grid = only("zarr.json", document)
-    assert grid.place(name) == (3, 0, 4)
-    assert grid.name((3, 0, 4)) == name
+    assert grid.chunk(f"b/a/{name}") == (3, 0, 4)
+    assert grid.path((3, 0, 4)) == f"b/a/{name}"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_chunk_names_of_every_encoding_round_trip(document, name):
     ],
 )  # fmt: skip
 def test_a_name_outside_the_grid_has_no_position(name):
-    assert only("zarr.json", V3).place(name) is None
+    assert only("zarr.json", V3).chunk(f"b/a/{name}") is None
 
 
 def test_consolidated_metadata_describes_every_array_below():
@@ -76,8 +76,8 @@ def test_consolidated_metadata_describes_every_array_below():
             ".zarray": V2,
         }
     }
-    assert sorted(grids_in("zarr.json", json.dumps(v3).encode())) == ["a", "g/b"]
-    assert sorted(grids_in(".zmetadata", json.dumps(v2).encode())) == ["", "a", "g/b"]
+    assert sorted(arrays_in("b/zarr.json", json.dumps(v3).encode())) == ["b/a/", "b/g/b/"]
+    assert sorted(arrays_in("b/.zmetadata", json.dumps(v2).encode())) == ["b/", "b/a/", "b/g/b/"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_consolidated_metadata_describes_every_array_below():
 )  # fmt: skip
 def test_malformed_metadata_describes_nothing(document):
     for name in ("zarr.json", ".zarray", ".zmetadata"):
-        assert grids_in(name, document) == {}
+        assert arrays_in(name, document) == {}
 
 
 json_values = st.recursive(
@@ -114,8 +114,8 @@ json_values = st.recursive(
 )
 def test_no_value_in_metadata_is_an_error(field, value, document):
     for name in ("zarr.json", ".zarray", ".zmetadata"):
-        grids_in(name, json.dumps(document | {field: value}).encode())
-        grids_in(
+        arrays_in(name, json.dumps(document | {field: value}).encode())
+        arrays_in(
             name, json.dumps({"metadata": {"a/.zarray": document | {field: value}}, field: value}).encode()
         )
 
@@ -123,11 +123,11 @@ def test_no_value_in_metadata_is_an_error(field, value, document):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("b/part-00017.json", (NumberedNames("b/part-", ".json", 5), (17,))),
-        ("b/img_9.png", (NumberedNames("b/img_", ".png", 0), (9,))),
-        ("b/2024/x10y0", (NumberedNames("b/2024/x10y", "", 0), (0,))),
-        ("b/7", (NumberedNames("b/", "", 0), (7,))),
-        ("b/100.json", (NumberedNames("b/", ".json", 0), (100,))),
+        ("b/part-00017.json", (ObjectNames("b/part-", tail=".json", width=5), (17,))),
+        ("b/img_9.png", (ObjectNames("b/img_", tail=".png", width=0), (9,))),
+        ("b/2024/x10y0", (ObjectNames("b/2024/x10y", tail="", width=0), (0,))),
+        ("b/7", (ObjectNames("b/", tail="", width=0), (7,))),
+        ("b/100.json", (ObjectNames("b/", tail=".json", width=0), (100,))),
     ],
 )
 def test_numbered_names_are_split_at_the_last_number(path, expected):
@@ -143,4 +143,4 @@ def test_names_without_a_number_in_the_last_part_are_not_numbered(path):
 def test_a_numbered_name_round_trips(path):
     found = numbered(path)
     if found is not None:
-        assert found[0].name(found[1]) == path
+        assert found[0].path(found[1]) == path

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachedfs.readahead.chunk_sequence import ChunkHistory, ahead
+from cachedfs.readahead.grid_walk import GridHistory
 
 MOST = 64
 
@@ -23,18 +23,24 @@ class Outcome(NamedTuple):
     most_unread: int  # at any time
 
 
+def step(history, place, most=MOST):
+    """Read one position; return those that are requested then."""
+    if place in history.lately:
+        return []
+    history.observe(place)
+    wanted = history.ahead(most)
+    history.unread.update(wanted)
+    return wanted
+
+
 def replay(places, extents, most=MOST):
-    history, read, missed, most_unread = ChunkHistory(), set(), [], 0
+    history, read, missed, most_unread = GridHistory(extents), set(), [], 0
     asked = {}
     for place in places:
         if place not in asked and place not in read:
             missed.append(place)
         read.add(place)
-        history = history.after(place, extents)
-        wanted = [*ahead(history, extents=extents, most=most)]
-        if wanted:
-            asked |= dict.fromkeys(wanted)
-            history = history.having_asked(len(wanted))
+        asked |= dict.fromkeys(step(history, place, most))
         most_unread = max(most_unread, len(asked.keys() - read))
     return Outcome(missed, list(asked), [place for place in asked if place not in read], most_unread)
 
@@ -68,12 +74,10 @@ def passes(draw):
 
 # In order.
 def test_the_window_doubles_up_to_the_positions_read_and_its_limit():
-    history, windows = ChunkHistory(), []
+    history, windows = GridHistory((100,)), []
     for place in grid(100):
-        history = history.after(place, (100,))
-        wanted = [*ahead(history, extents=(100,), most=8)]
-        history = history.having_asked(len(wanted)) if wanted else history
-        windows.append(history.walks[0].n_unread)
+        step(history, place, 8)
+        windows.append(len(history.unread))
     assert windows[:9] == [0, 0, 0, 1, 2, 4, 7, 8, 8]
     assert max(windows) == 8
 
@@ -150,11 +154,9 @@ def test_several_readers_of_one_array_are_each_followed():
 
 def test_an_array_of_unknown_shape_is_followed_along_the_positions_seen():
     places = grid(20, 10)
-    history = ChunkHistory()
+    history = GridHistory((None, None))
     for place in places[:45]:
-        history = history.after(place, (None, None))
-        wanted = [*ahead(history, extents=(None, None), most=8)]
-        history = history.having_asked(len(wanted)) if wanted else history
+        step(history, place, 8)
     assert history.walks[0].place(45) == (4, 5)
     assert history.walks[0].place(50) == (5, 0)
 
@@ -186,17 +188,14 @@ def test_steps_in_random_order_are_read_ahead_to_their_ends_and_no_further():
 )
 def test_nothing_beyond_the_grid_or_the_window_is_requested(places, most, is_known):
     extents = (6, 10) if is_known else (None, None)
-    history, read = ChunkHistory(), set()
+    history = GridHistory(extents)
     for place in places:
-        read.add(place)
-        history = history.after(place, extents)
-        wanted = [*ahead(history, extents=extents, most=most)]
+        wanted = step(history, place, most)
         assert len(wanted) <= most
         assert all(at >= 0 for found in wanted for at in found)
         if is_known:
             assert all(found[0] < 6 and found[1] < 10 for found in wanted)
-        history = history.having_asked(len(wanted)) if wanted else history
-        assert len(history.walks) <= 24
+        assert len(history.walks) <= 8
         for walk in history.walks:
             assert walk.number(walk.place(walk.last)) == walk.last
 
