@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachedfs.common.types import CacheBounds
 
@@ -23,8 +22,7 @@ _UNITS = {
     "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
     "kib": KiB, "mib": MiB, "gib": 1024 * MiB, "tib": 1024**2 * MiB,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
-_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+_SIZE = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*|%)\s*"
 
 # Keywords that fsspec accepts for the constructor of any filesystem.
 FSSPEC_KEYWORDS = frozenset(
@@ -33,8 +31,7 @@ FSSPEC_KEYWORDS = frozenset(
 )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """The options of one filesystem, from keywords, environment variables and configuration files."""
 
     cache_dir: tuple[str, ...] | None = None
@@ -118,11 +115,11 @@ def parse_size(value: Any) -> int | float:
         if value < 0:
             raise ValueError("a size must not be negative")
         return value
-    if share := _SHARE.fullmatch(str(value)):
-        if not float(share[1]) <= 100:
+    size = re.fullmatch(_SIZE, str(value))
+    if size is not None and size[2] == "%":
+        if not float(size[1]) <= 100:
             raise ValueError("a share must be between 0% and 100%")
-        return float(share[1]) / 100
-    size = _SIZE.fullmatch(str(value))
+        return float(size[1]) / 100
     if size is None or size[2].lower() not in _UNITS:
         raise ValueError("expected bytes, a size like '8MiB' or '200GB', or a share like '10%'")
     return int(float(size[1]) * _UNITS[size[2].lower()])

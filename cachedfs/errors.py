@@ -31,17 +31,15 @@ __all__ = [
 
 
 _E = TypeVar("_E", bound=BaseException)
-_USER = re.compile(r"(?<=://)[^\s/?#@'\"]*@")
+_USER = r"(?<=://)[^\s/?#@'\"]*@"
 # Protocols whose paths may contain "?" and "#".
 NAMED_PROTOCOLS = ("gs", "gcs", "drive", "file", "memory", "s3", "s3a", "abfs", "az")
-_QUERY = re.compile(
-    "(" + "".join(f"(?<!{each})" for each in NAMED_PROTOCOLS) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]"
-)
+_QUERY = "(" + "".join(f"(?<!{each})" for each in NAMED_PROTOCOLS) + r"://[^\s?#'\"]*)[?#]\S*[^\s'\":;,.)]"
 
 
 def public_text(text: str) -> str:
     """Return a message with its URLs stripped of what may be secret; a removed query or fragment shows as "?..."."""
-    return _QUERY.sub(r"\1?...", _USER.sub("", text)) if "://" in text else text
+    return re.sub(_QUERY, r"\1?...", re.sub(_USER, "", text)) if "://" in text else text
 
 
 def without_frames(error: _E) -> _E:
@@ -166,6 +164,10 @@ class CacheError(CachedFSError):
     """An operation of the local cache failed (EIO). Reads never raise it."""
 
     code = _errno.EIO
+
+
+class BadBlock(Exception):
+    """A file of the cache is not the block that its name promises; the message says why. Internal."""
 
 
 OriginAway, WrongBytes = OriginUnreachable, ChecksumMismatch  # their names before 0.1.0, until 0.2.0

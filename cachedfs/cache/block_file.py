@@ -20,6 +20,7 @@ from zlib_ng.zlib_ng import crc32, crc32_combine
 from cachedfs.cache import disk
 from cachedfs.cache.disk import Buffer
 from cachedfs.common.types import BlockKey, ObjectKey
+from cachedfs.errors import BadBlock
 
 __all__ = [
     "FORMAT",
@@ -47,10 +48,6 @@ _PLACE = struct.Struct("<QQ")  # index, block size
 _TAIL = struct.Struct("<II")  # CRC-32 of the trailer up to here, size of the whole trailer
 _LENGTH = struct.Struct("<I")
 _PROBE = 4096  # bytes read from the end at open: the whole trailer, unless block or path are huge
-
-
-class BadBlock(Exception):
-    """The file is not the block that its name promises; the message says why."""
 
 
 def wrong_page(data: memoryview, checksums: Sequence[int]) -> int | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cachedfs.cache.change_counters import ChangeCounters
+from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.cache.index.metadata_records import (
@@ -78,6 +78,8 @@ class MetadataStore:
 
     A query returns None if the index cannot be read. A failed store raises CacheError.
     """
+
+    slots_of = staticmethod(slots_of)
 
     def __init__(self, own: CacheDirectory, counters: ChangeCounters) -> None:
         self._own, self.counters = own, counters

@@ -92,7 +92,7 @@ class CommonOptions:
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options of cachedfs and those of the origin. Raises BadParameter for an invalid one."""
-        names = {field.name for field in dataclasses.fields(Config)}
+        names = Config._fields
         of_cachedfs: dict[str, Any] = {}
         of_origin: dict[str, Any] = {}
         for text in self.options or ():

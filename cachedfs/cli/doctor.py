@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import math
 import os
@@ -153,9 +152,8 @@ def cache_checks(common: CommonOptions) -> Iterator[Check]:
     from cachedfs.cache.disk import is_network
 
     config = common.config()
-    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
-    changed = [f"{field.name}={value}" for field, value in values.items() if value != field.default]
-    changed = [text for text in changed if not text.startswith("cache_dir=")]
+    values = {name: value for name, value in config._asdict().items() if name != "cache_dir"}
+    changed = [f"{name}={value}" for name, value in values.items() if value != getattr(Config(), name)]
     yield Check("options", "ok", ", ".join(changed) or "all are the defaults")
     cache = cache_of(config)
     if cache.root is None:

@@ -11,43 +11,36 @@ from urllib.parse import parse_qs
 
 __all__ = ["canonical_path", "is_bare_link", "is_drive_link"]
 
+# Patterns are compiled when they are used: that takes a millisecond, which few programs need to spend.
 _CANONICAL = ("My Drive", "Shared with me", "shared:", "id:")
 # Google's ids, such as 1sTWaJ_j7PkjzaBWtNc3IzovK5hQf21FbOw9yLeeLPNQ, and 0AFpK3Xx8AmgsUk9PVA of a shared drive. Names
 # that people choose rarely have this form.
-_BARE_ID = re.compile(r"(?=.*[0-9])(?=.*[A-Z])(?:[A-Za-z0-9_-]{25,44}|0A[A-Za-z0-9_-]{10,20}PVA)")
+_BARE_ID = r"(?=.*[0-9])(?=.*[A-Z])(?:[A-Za-z0-9_-]{25,44}|0A[A-Za-z0-9_-]{10,20}PVA)"
 _ID = r"[A-Za-z0-9_-]{8,}"  # or a resource key, such as 0-a8Xq1ZkPq2mC5hJ3wKfL0A
-_HOST = re.compile(
-    r"[\s<]*(?:https?://)?((?:drive|drive\.usercontent|docs)\.google\.com|www\.googleapis\.com(?=/drive/))(?=[/?#]|\\|$)",
-    re.IGNORECASE,
+_HOST = (
+    r"(?i)[\s<]*(?:https?://)?((?:drive|drive\.usercontent|docs)\.google\.com|www\.googleapis\.com(?=/drive/))"
+    r"(?=[/?#]|\\|$)"
 )
 # A company's domain, and the number of an account.
 _PREFIX = r"(?:/a/[^/?\#]+)?(?:/drive)?(?:/mobile)?(?:/u/[0-9]+)?(?:/mobile)?"
 # A link to a folder up to the names that follow it. Programs that add names do so behind the query.
-_UP_TO_NAMES = re.compile(r"[^?\#]*?/(?:folders/[^/?\#]+|my-drive|shared-with-me)(?:/?\?[^/\#]*)?(?=/[^?\#])")
+_UP_TO_NAMES = r"[^?\#]*?/(?:folders/[^/?\#]+|my-drive|shared-with-me)(?:/?\?[^/\#]*)?(?=/[^?\#])"
 _LEFT_OVER = " \t\r\n;,.>"  # what shells, e-mail and chat programs leave behind a link
-_FOLDER = re.compile(
-    rf"""
+_FOLDER = rf"""(?xs)
     {_PREFIX}/(?:folders/(?P<id>{_ID}) | (?P<view>my-drive|shared-with-me))
     /?(?P<query>\?[^\#]*)?(?:\#.*)?
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_FILE = re.compile(
-    rf"""
+    """
+_FILE = rf"""(?xs)
     {_PREFIX}/(?:
       (?:file|document|spreadsheets|presentation|drawings)(?:/u/[0-9]+)?/d/(?P<id>{_ID})
         (?:/(?:view|preview|edit|copy|present|mobilebasic|htmlview))?
       | (?:open|uc|download|folderview|embeddedfolderview|thumbnail)(?=\?)
     )
     /?(?P<query>\?[^\#]*)?(?:\#.*)?
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_API = re.compile(rf"(?:/download)?/drive/v[23]/files/(?P<id>{_ID})/?(?P<query>\?[^\#]*)?")
+    """
+_API = rf"(?:/download)?/drive/v[23]/files/(?P<id>{_ID})/?(?P<query>\?[^\#]*)?"
 # What Colab and Google's desktop program call the places of a mounted Drive.
-_MOUNTED = re.compile(
-    r"/?(?:content/g?drive/)?(?:My ?Drive|Shared ?drives/(?P<shared>[^/]+))(?P<names>/.*)?", re.DOTALL
-)
+_MOUNTED = r"(?s)/?(?:content/g?drive/)?(?:My ?Drive|Shared ?drives/(?P<shared>[^/]+))(?P<names>/.*)?"
 _VIEWS = {"my-drive": "My Drive", "shared-with-me": "Shared with me"}
 
 
@@ -56,7 +49,7 @@ def is_drive_link(url: str) -> bool:
 
     Other addresses at docs.google.com and googleapis.com, such as those of exports and published pages, are plain URLs.
     """
-    found = _HOST.match(url)
+    found = re.match(_HOST, url)
     if found is None or "://" not in found[0]:
         return False
     return found[1].lower().startswith("drive") or _parts_of(url, found) is not None
@@ -67,8 +60,8 @@ def is_bare_link(text: str) -> bool:
 
     A local path may look the same.
     """
-    found = _HOST.match(text)
-    return _BARE_ID.fullmatch(text) is not None if found is None else "://" not in found[0]
+    found = re.match(_HOST, text)
+    return re.fullmatch(_BARE_ID, text) is not None if found is None else "://" not in found[0]
 
 
 def canonical_path(path: str) -> str:
@@ -78,22 +71,22 @@ def canonical_path(path: str) -> str:
     """
     if path.startswith(_CANONICAL):
         return path
-    if (host := _HOST.match(path)) is not None:
+    if (host := re.match(_HOST, path)) is not None:
         return _path_of_link(path, host)
-    if (mounted := _MOUNTED.fullmatch(path)) is not None:
+    if (mounted := re.fullmatch(_MOUNTED, path)) is not None:
         return (f"shared:{mounted['shared']}" if mounted["shared"] else "My Drive") + (mounted["names"] or "")
-    return f"id:{path}" if _BARE_ID.fullmatch(path) else path
+    return f"id:{path}" if re.fullmatch(_BARE_ID, path) else path
 
 
 def _parts_of(link: str, host: re.Match[str]) -> dict[str, str] | None:
     """Return the parts of a link: "id" or "view", "query", and the "names" that follow a folder."""
     head, names = link[host.end() :].rstrip("/"), ""
-    if (found := _UP_TO_NAMES.match(head)) is not None:
+    if (found := re.match(_UP_TO_NAMES, head)) is not None:
         head, names = found[0], head[found.end() :]
     head = head.replace("\\", "").rstrip(_LEFT_OVER).rstrip("/")  # no link has a backslash
     at_api = host[1].lower().startswith("www.")
     forms = (_API,) if at_api else (_FOLDER, _FILE)
-    match = next((match for form in forms if (match := form.fullmatch(head))), None)
+    match = next((match for form in forms if (match := re.fullmatch(form, head))), None)
     return None if match is None else {"names": names, **{k: v for k, v in match.groupdict().items() if v}}
 
 

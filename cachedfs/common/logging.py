@@ -14,9 +14,7 @@ PACKAGES = (
     "cache", "cli", "core", "datasets", "events", "filesystem", "mount", "origins", "packing", "prefetch", "snapshot",
 )  # fmt: skip
 
-_SECRETS = re.compile(
-    r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"
-)
+_SECRETS = r"(?i)((?:token|secret|password|signature|sig|credential|assertion|code)=)[^&\s'\")]+|(bearer\s+)\S+|()ya29\.[\w.-]+"
 
 logger = logging.getLogger("cachedfs.cache")
 _NOTHING, _SLOWER, _NOT_STORED = range(3)
@@ -38,7 +36,7 @@ def public_url(url: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Return a library's message as by `public_text`, with tokens, signatures and passwords replaced by `***`."""
-    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", public_text(text))
+    return re.sub(_SECRETS, lambda found: f"{found[1] or found[2] or ''}***", public_text(text))
 
 
 def has_secrets(error: BaseException | None) -> bool:

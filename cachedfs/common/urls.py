@@ -42,9 +42,7 @@ ORIGINS = {"cgs": "gs", "cdrive": "drive"}  # target protocols of our short prot
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # what to install for a protocol
 _USER = re.compile(r"(?<=://)(?!-[0-9a-f]{16}@)[^/?#]*@")
-_SIGNED = re.compile(
-    r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
-)
+_SIGNED = r"(?i)(?:^|&)(?:sig|[^=&]*(?:signature|token|secret|passw|credential|auth|key|code|session|policy)[^=&]*)="
 # Redundant parts of a local path: the repeated "/" and the "/." of `a//b`, `a/./b` and `a/.`.
 _NOTHING = re.compile(r"(?:/\.?)+(?=/|$)")
 SLASH_NAMES = (*GCS_PROTOCOLS, "s3", "s3a")  # protocols where the name of an object may end in a slash
@@ -145,7 +143,7 @@ def stored_path(path: str) -> str:
         return path
     path = _USER.sub(lambda found: _hash(found[0]) + "@", path, count=1)
     head, mark, query = path.partition("?")
-    return f"{head}?{_hash(query)}" if mark and _SIGNED.search(query) else path
+    return f"{head}?{_hash(query)}" if mark and re.search(_SIGNED, query) else path
 
 
 def _hash(text: str) -> str:
@@ -198,7 +196,7 @@ def filesystem_class(protocol: str) -> Any:
 
 
 # Option names that indicate a credential, in any filesystem.
-_SECRET = re.compile(
+_SECRET = (
     r"(?i)(?:^|[_-])"
     r"(token|password|passwd|passphrase|secret|credentials?|auth|authorization|signature|key|cookie|connection_string)"
     r"(?:$|[_-])"
@@ -216,7 +214,7 @@ def _is_secret(name: Any, value: Any) -> bool:
         return False
     if name in ("client_json", "google_auth"):
         return True
-    if not _SECRET.search(name) or name.endswith(("_path", "_file", "_uri", "_url")):
+    if not re.search(_SECRET, name) or name.endswith(("_path", "_file", "_uri", "_url")):
         return False
     return not (
         isinstance(value, str) and (value in _OPEN_TOKENS or (name == "token" and os.path.isfile(value)))

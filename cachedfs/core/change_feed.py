@@ -65,15 +65,15 @@ class ChangeFeeds:
             return None
         parents, info = list[tuple[str, str]](), folder
         while info is not None:
-            is_file = info.kind != "directory"  # a file may have the same name as the folder
-            if info.id is None or is_file or not is_covered(info):
+            # A file may have the same name as the folder.
+            if info.id is None or info.kind != "directory" or not is_covered(info):
                 return None
             parents.append((info.path, info.id))
-            parent_path = folder_of(info.path)
-            entry = self._objects.known(parent_path) if parent_path else None
-            if parent_path and (entry is None or entry.info is None):
+            above = folder_of(info.path)
+            entry = self._objects.known(above) if above else None
+            if above and (entry is None or entry.info is None):
                 return None
-            info = entry.info if entry is not None else None
+            info = None if entry is None else entry.info
         return FeedSnapshot(position.id, position.number, tuple(parents))
 
     def _may_follow(self, path: str) -> bool:
@@ -99,7 +99,7 @@ class ChangeFeeds:
         if not await engine.locked(lock, within_s=_WAIT_S):
             return  # asking the origin directly is cheaper than waiting longer
         try:
-            if not self._is_fresh(feed := self._feed(part)):
+            if self._may_follow(part) and not self._is_fresh(feed := self._feed(part)):
                 await answer_of(objects, partial(self._ask, part, feed), part, lambda: None)
         except OriginUnreachable:
             pass  # what is cached is served without asking again

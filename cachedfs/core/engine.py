@@ -82,7 +82,7 @@ class Engine(event_log.CounterSource):
         self.cache.call_now_and_then(self.publish)
         self._origins: dict[str, Origin] = {}
         self._entries: dict[str, OrderedDict[str, Any]] = {}
-        # By digest of a version: see `ObjectHistories`. The latest is last.
+        # By digest of a version: see `ObjectHistory`. The latest is last.
         self.histories: OrderedDict[str, Any] = OrderedDict()
         self.users: WeakSet[Any] = WeakSet()  # those whose `engine_closed` is called once this one is closed
         self._quota_meters: dict[str, QuotaMeter] = {}
@@ -358,14 +358,15 @@ class Engine(event_log.CounterSource):
     def _stored(self, blocks: Sequence[FetchedBlock], are_stored: bool) -> None:
         for block in blocks:
             block.download.stored(are_stored)
-            # The name may belong to a newer request by now.
-            if self.by_block.get((block.key.object.digest, block.key.index)) is block.download:
-                self.release_block(block.key.object, block.key.index)
+            key, index = block.key.object, block.key.index
+            if self.by_block.get((key.digest, index)) is block.download:  # not a newer request
+                self.by_block.pop((key.digest, index), None)
+                self.cache.locks.release(key.number + index)
         self.call_soon(self.speculation.pump)
         self.publish()
 
     def release_block(self, key: ObjectKey, index: int) -> None:
-        """Release a block that is on disk or no longer fetched: its download, and its fetch lock."""
+        """Release a block that is no longer fetched: its download, and its fetch lock."""
         self.by_block.pop((key.digest, index), None)
         self.cache.locks.release(key.number + index)
 

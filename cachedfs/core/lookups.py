@@ -59,9 +59,9 @@ class Lookups:
         info = await self.info(path)
         if is_whole(self.objects.identity, info):
             return info
-        self.objects.known(info.path, newest=True)  # another process may have looked it up
-        entry = self.objects.existing(info.path, whole=True) or await self.ask(info.path)
-        return self._existing(entry)
+        path = path if info.path == path else without_slash(path)
+        self.objects.known(path, newest=True)  # another process may have looked it up
+        return self._existing(self.objects.existing(path, whole=True) or await self.ask(path))
 
     def _existing(self, entry: Entry) -> ObjectInfo:
         if entry.info is None:
@@ -109,10 +109,12 @@ class Lookups:
         One process of the machine asks; the others wait for its metadata entry. Their reads then find the fetch locks
         of the blocks taken.
         """
-        objects, locks, found = self.objects, self.objects.engine.cache.locks, None
+        objects, locks = self.objects, self.objects.engine.cache.locks
         lock = hash_of(f"lookups at {objects.identity}", path)
+        take, release = partial(locks.take, lock), partial(locks.release, lock)
+        found: int | Entry | None = None
         if objects.lifetime_s > 0:  # else an answer to others is too old
-            found = await poll(lambda: locks.take(lock) or objects.fresh(path), within_s=OVERDUE_S)
+            found = take() or await poll(lambda: take() or objects.fresh(path), within_s=OVERDUE_S)
             if isinstance(found, Entry):
                 return found, None
         try:
@@ -128,7 +130,7 @@ class Lookups:
             return await answer_of(objects, first, path, None if stale is None else lambda: stale)
         finally:
             if found:  # once other processes can see the entry
-                objects.engine.store_queue.put(then=partial(locks.release, lock))
+                objects.engine.store_queue.put(then=release)
 
     def _is_cached(self, entry: Entry) -> bool:
         version = self.objects.version(entry)

@@ -10,11 +10,10 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsspec.utils import tokenize
 
-from cachedfs.cache.change_counters import slots_of
 from cachedfs.cache.index.metadata_records import (
     FeedConfirmation,
     FeedSnapshot,
@@ -24,13 +23,11 @@ from cachedfs.cache.index.metadata_records import (
     hash_of,
     new_version_at,
 )
-from cachedfs.cache.metadata_store import MetadataStore
 from cachedfs.common.clock import clock
+from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import LinkStats, ObjectInfo
 from cachedfs.common.urls import GCS_PROTOCOLS, without_slash
 from cachedfs.config import Config
-from cachedfs.core.engine import Engine
-from cachedfs.core.engines import engine_for
 from cachedfs.core.version import Version, version_of
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound, OriginUnavailable
 from cachedfs.origins.base import Origin
@@ -42,7 +39,10 @@ from cachedfs.origins.registry import (
     names_a_version,
     with_known_details,
 )
-from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
+
+if TYPE_CHECKING:
+    from cachedfs.cache.metadata_store import MetadataStore
+    from cachedfs.core.engine import Engine
 
 __all__ = ["ABSENCE_S", "Entry", "Objects", "folder_of", "is_fresh"]
 
@@ -101,10 +101,9 @@ class Objects:
     store: MetadataStore
     """The metadata on disk, of this engine."""
     identity: str
-    """Text that identifies the data, part of every block key.
+    """Text that identifies the data, part of every block key. The first use may ask Drive whose credentials these are.
 
-    The first use may ask Drive whose credentials these are. It changes if nobody had signed in, and somebody does.
-    """
+    It changes if nobody had signed in, and somebody does."""
 
     def __init__(
         self, protocol: str, options: Mapping[str, Any], config: Config, url: Callable[[str], str]
@@ -112,7 +111,7 @@ class Objects:
         self.protocol, self.options, self.config = protocol, options, config
         self.url = url  # returns the full URL of a path, for messages
         check_options(protocol, options)
-        self._identify_at = math.inf  # when to ask again whose data this is
+        self._identify_at = -math.inf  # when to ask again whose data this is
         self._identifying: asyncio.Future[str] | None = None
         self._look_at = -math.inf  # when to look again: identity and shared files may be others
         self._lifetime_s = config.lifetime_s
@@ -127,6 +126,8 @@ class Objects:
             return self._identify()
         if name not in ("engine", "store"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with importing():  # lazily: many programs create filesystems that they do not read
+            from cachedfs.core.engines import engine_for
         engine = engine_for(self.config)
         self.entries = engine.entries(self.identity)
         engine.users.add(self)
@@ -154,7 +155,7 @@ class Objects:
 
     async def find_identity(self) -> None:
         """Find the identity in a thread, if it is not known: `identity` may block on a request."""
-        if "identity" in self.__dict__ and time.monotonic() < self._identify_at:
+        if time.monotonic() < self._identify_at:
             return
         finding = self._identifying
         if finding is None or finding.done() or finding.get_loop() is not asyncio.get_running_loop():
@@ -180,6 +181,8 @@ class Objects:
     def link_stats(self) -> LinkStats:
         """Return the measurements of the link to the origin, without a request and without opening it."""
         if self._origin is None:
+            with importing():
+                from cachedfs.origins.request_slots import SPECULATIVE_FACTOR
             return LinkStats(n_at_once=SPECULATIVE_FACTOR * self.config.first_concurrency)
         return self.engine.speculation.link_stats(self._origin)
 
@@ -223,8 +226,8 @@ class Objects:
             return entry
         found = self._in_store(path)
         if found is not None and (entry is None or found.asked_at > entry.asked_at):
-            entry = self._remember(found)
-        elif entry is None:
+            return self._remember(found)
+        if entry is None:
             self.entries.pop(path, None)
         return entry
 
@@ -267,14 +270,14 @@ class Objects:
         """
         if entry.info is None and self.config.offline and not math.isinf(self.config.max_age):
             return False
-        absence = entry.info is None and not entry.by_listing
-        return is_fresh(entry.asked_at, clock.now(), lifetime_s=self.lifetime_s, absence=absence)
+        is_404 = entry.info is None and not entry.by_listing
+        return is_fresh(entry.asked_at, clock.now(), lifetime_s=self.lifetime_s, absence=is_404)
 
     # Answers of the origin.
 
     def counter(self, path: str) -> int:
         """Return the change counter of `path`. Read it before asking the origin, and pass it to `learn`."""
-        return self.store.counter_at(slots_of(self.identity, path))
+        return self.store.counter_at(self.store.slots_of(self.identity, path))
 
     def learn(
         self,
@@ -295,7 +298,9 @@ class Objects:
         known = None if old is None else old.info
         if info is not None and known is not None and not is_whole(identity, info):
             info = with_known_details(info, known)
-        entry = Entry(path, info, asked_at, counter, slots_of(identity, path), origin_error=origin_error)
+        entry = Entry(
+            path, info, asked_at, counter, self.store.slots_of(identity, path), origin_error=origin_error
+        )
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
         self._remember(entry)
@@ -324,7 +329,7 @@ class Objects:
         record, listed = self.store.find(self.identity, path)
         if record is None and listed is None:
             return None
-        slots, entry = slots_of(self.identity, path), None
+        slots, entry = self.store.slots_of(self.identity, path), None
         counter = self.store.counter_at(slots)
         if record is not None and record.counter == counter:
             at = self.confirmed_until(folder_of(path), record.checked_at, record.confirmation)
@@ -364,8 +369,7 @@ class Objects:
 
         The folder's entry was used to look the path up, if the origin looks names up by folder.
         """
-        folder = folder_of(path)
-        entry = self.known(folder) if folder and self.origin(path).by_parent else None
+        entry = self.known(folder_of(path)) if folder_of(path) and self.origin(path).by_parent else None
         return now if entry is None else min(now, entry.asked_at)
 
     # Errors.
@@ -390,9 +394,8 @@ class Objects:
         return IsAFolder(f"{self.url(path)} is a folder: read one of the objects in it (ls shows them)")
 
     def offline(self, path: str) -> OriginUnavailable:
-        return OriginUnavailable(
-            f"{self.url(path)}: not all of it is in the cache, and offline=True forbids asking for it"
-        )
+        reason = "not all of it is in the cache, and offline=True forbids asking for it"
+        return OriginUnavailable(f"{self.url(path)}: {reason}")
 
     def uncached(self, path: str, info: ObjectInfo) -> CachedFSError:
         """Return the error for an object of which nothing is cached."""

@@ -7,18 +7,20 @@ import errno
 import io
 from functools import partial
 from os import getpid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cachedfs.cache.block_file import BadBlock, OpenBlock
-from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.blocks import covering
 from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download, DownloadStopped
-from cachedfs.core.objects import Entry
-from cachedfs.core.reader import Reader
 from cachedfs.core.version import Version
-from cachedfs.errors import ChecksumMismatch
+from cachedfs.errors import BadBlock, ChecksumMismatch
+
+if TYPE_CHECKING:
+    from cachedfs.cache.block_file import OpenBlock
+    from cachedfs.cache.block_store import BlockStore
+    from cachedfs.core.objects import Entry
+    from cachedfs.core.reader import Reader
 
 __all__ = ["BUFFER_SIZE", "CurrentBlock", "RawFile"]
 
@@ -113,7 +115,7 @@ class RawFile(io.RawIOBase):
         self._observed = -1  # the last block of which the history of the object knows
         self._opening = download  # the request sent by open(); this file may stop it
         self._download = download  # the request that served the last read
-        self._histories = reader.object_histories
+        self._readahead = reader.readahead
         may_go_on = self._version is not None and self._version.n_blocks > 1
         self._reads_ahead = may_go_on and reader.objects.config.read_ahead > 0
         if self.info.size is None:
@@ -223,7 +225,7 @@ class RawFile(io.RawIOBase):
             self._stop_opening()
             self._download = None
             if self._version is not None and self._observed >= 0 and self._engine.pid == getpid():
-                self._engine.call_soon(self._histories.close_file, self._version, id(self))
+                self._engine.call_soon(self._readahead.close_file, self._version, id(self))
         super().close()
 
     # Sources of the bytes.
@@ -270,7 +272,7 @@ class RawFile(io.RawIOBase):
             and index != self._observed
         ):
             self._observed = index
-            observe = partial(self._histories.observe, left=self._left(position), file=id(self))
+            observe = partial(self._readahead.observe, left=self._left(position), file=id(self))
             self._engine.call_soon(observe, version, position, position + n)
 
     def _left(self, position: int) -> int:
@@ -336,14 +338,14 @@ class RawFile(io.RawIOBase):
         if self._reads_ahead:
             self._observe_miss(version, want)
         if config.read_ahead and not first:
-            reader.chunk_prefetch.observe(path, 0, size)
+            reader.readahead.observe_object(path, 0, size)
         # Request more, as open() does for an unknown object. Not if another reader requested block 0: this file may
         # only stop its own request.
         if want.start == 0 and self._last < 0 and (version.digest, 0) not in self._engine.by_block:
             demand = blocks.stop * size
             blocks = covering(Range(0, max(want.stop, min(self.size, config.whole_request))), size)
         # Without the current block: it was counted when its reading began.
-        self._histories.history(version).requested.update(blocks[first == self._last :])
+        self._readahead.history(version).requested.update(blocks[first == self._last :])
         with waiting(path, want.start, want.stop):
             while not self._cache.has(version, first):
                 download = (await reader.downloads.get(version, blocks, demand=demand)).get(first)
@@ -373,13 +375,12 @@ class RawFile(io.RawIOBase):
 
     def _observe_miss(self, version: Version, want: Range) -> None:
         """Report a miss, and the last block that was read if it was cached, and so not reported."""
-        last, size, file, histories = self._last, self._block_size, id(self), self._histories
+        last, size, observe = self._last, self._block_size, partial(self._readahead.observe, file=id(self))
         if last not in (-1, self._observed):
-            histories.observe(version, last * size, (last + 1) * size, file=file)
+            observe(version, last * size, (last + 1) * size)
         self._observed = want.start // size
-        histories.observe_miss(version, covering(want, size))
         stop = min(want.stop, (self._observed + 1) * size)
-        histories.observe(version, want.start, stop, left=self._left(want.start), file=file)
+        observe(version, want.start, stop, left=self._left(want.start), missed=covering(want, size))
 
     def _collect(self, start: int) -> bytes:
         return self._engine.run(self._reader.collect(self._entry, start, None, self._download))

@@ -16,12 +16,11 @@ from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range, Suffix
 from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
-from cachedfs.core.chunk_prefetch import ChunkPrefetch
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.lookups import Lookups
-from cachedfs.core.object_history import ObjectHistories
 from cachedfs.core.objects import Entry, Objects
+from cachedfs.core.readahead import Readahead
 from cachedfs.core.version import Version
 from cachedfs.errors import CachedFSError, ChecksumMismatch, ObjectChanged
 
@@ -68,9 +67,8 @@ class Reader:
         self.objects = objects
         self.downloads = Downloads(objects)
         self.lookups = Lookups(objects, self.downloads)
-        self.chunk_prefetch = ChunkPrefetch(objects, self.downloads, self.lookups, self.cached_bytes)
-        self.object_histories = ObjectHistories(objects, self.downloads)
-        self._awaited = self.chunk_prefetch.awaited
+        self.readahead = Readahead(objects, self.downloads, self.lookups, self.cached_bytes)
+        self._awaited = self.readahead.awaited
         self._block_size, self._verifies = objects.config.block_size, objects.config.verify_always
         self._reads_ahead, self._whole_request = objects.config.read_ahead > 0, objects.config.whole_request
         self._n_unknown = 0  # latest reads, in a row, of objects that neither memory nor the store knew
@@ -84,7 +82,7 @@ class Reader:
         ObjectNotFound for a known absence.
         """
         if path in self._awaited:
-            self.chunk_prefetch.reached(path, start, stop)
+            self.readahead.reached(path, start, stop)
             if path not in self.objects.entries:  # its answer has not come
                 return None
         elif self._n_unknown >= UNKNOWN_IN_A_ROW and path not in self.objects.entries:
@@ -93,7 +91,7 @@ class Reader:
         self._n_unknown = self._n_unknown + 1 if entry is None else 0
         version = None if entry is None else entry.version
         if version is None or version.block_size != self._block_size:
-            version = self._version(path, entry)
+            version = None if entry is None else self._version(path, entry)
             if version is None:
                 return None
         start, stop, _ = slice(start, stop).indices(version.size)
@@ -117,11 +115,11 @@ class Reader:
             self._observe_hit(path, version, start, stop)
         return data
 
-    def _version(self, path: str, entry: Entry | None) -> Version | None:
+    def _version(self, path: str, entry: Entry) -> Version | None:
         """Return the version to read; None if the origin must be asked. Raises ObjectNotFound for an absence."""
-        if entry is not None and entry.info is None and path == without_slash(path):
+        if entry.info is None and path == without_slash(path):
             raise self.objects.not_found(path, entry)
-        return None if entry is None else self.objects.version(entry)
+        return self.objects.version(entry)
 
     def _observe_hit(self, path: str, version: Version, start: int, stop: int) -> None:
         """Report a read to `versions_read`, and to the object's history if it is read ahead from there."""
@@ -130,7 +128,7 @@ class Reader:
         history = self.objects.engine.histories.get(version.digest) if self._reads_ahead else None
         blocks = covering(Range(start, stop), self._block_size)
         if history is not None and blocks and (history.take(blocks) or history.n_to_observe >= 0):
-            self.objects.engine.call_soon(self.object_histories.observe, version, start, stop)
+            self.objects.engine.call_soon(self.readahead.observe, version, start, stop)
 
     def cached_bytes(self, version: Version, start: int, stop: int, *, nowait: bool = False) -> bytes | None:
         """Return the bytes `[start, stop)` of one version if all are cached or received, else None."""
@@ -182,7 +180,7 @@ class Reader:
         """
         want = Range(0, self._whole_request)
         if self._reads_ahead:
-            self.chunk_prefetch.observe(path, 0, self._block_size)
+            self.readahead.observe_object(path, 0, self._block_size)
         with waiting(path):
             entry, download = await self.lookups.resolve(path, want, demand=self._block_size)
         if entry.info is None:
@@ -191,13 +189,13 @@ class Reader:
             raise self.objects.is_a_folder(path)
         if download is not None and (version := self.objects.version(entry)) is not None:
             blocks = covering(Range(download.start, download.stop), self._block_size)
-            self.object_histories.history(version).requested.update(blocks)
+            self.readahead.history(version).requested.update(blocks)
         return entry, download
 
     def opened(self, path: str) -> None:
         """Note that an open file will read an object whose metadata is cached. From any thread."""
         if path in self._awaited:
-            self.chunk_prefetch.reached(path, 0, self._block_size)
+            self.readahead.reached(path, 0, self._block_size)
 
     async def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Return the bytes `[start:stop]` of one version of an object.
@@ -208,7 +206,7 @@ class Reader:
         engine = self.objects.engine
         # With as many readers, all that may be sent is wanted already.
         if self._reads_ahead and engine.n_reading < MANY_READERS:
-            self.chunk_prefetch.observe(path, start, stop)
+            self.readahead.observe_object(path, start, stop)
         want: Range | Suffix = beginning(start, stop, block_size=self._block_size, most=self._whole_request)
         if start is not None and start < 0:
             # Enough to have the blocks of the last -start bytes complete, whatever the size of the object.
@@ -268,7 +266,7 @@ class Reader:
         version that no longer exists.
         """
         if self._reads_ahead:
-            self.chunk_prefetch.observe(entry.path, start, stop)
+            self.readahead.observe_object(entry.path, start, stop)
         with waiting(entry.path, start, stop):
             return await self._collect(entry, start, stop, download)
 
@@ -291,8 +289,8 @@ class Reader:
         want = clip(start, stop, version.size)
         blocks = covering(want, self._block_size)
         if self._reads_ahead and 0 < want.size < version.size:
-            self.object_histories.observe_miss(version, blocks, is_first=download is not None)
-            self.object_histories.observe(version, want.start, want.stop)
+            is_first = download is not None
+            self.readahead.observe(version, want.start, want.stop, missed=blocks, is_first=is_first)
         if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
             download = (await self.downloads.get(version, blocks)).get(blocks[0])
         data = None

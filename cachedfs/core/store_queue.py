@@ -14,13 +14,17 @@ from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.index.metadata_records import MetadataRecord
-from cachedfs.common.types import BlockKey, CacheBounds
-from cachedfs.core.download import Download
 from cachedfs.errors import CacheError
+
+if TYPE_CHECKING:
+    from cachedfs.cache.block_store import BlockStore
+    from cachedfs.cache.index.metadata_records import MetadataRecord
+    from cachedfs.common.types import BlockKey, CacheBounds
+    from cachedfs.core.download import Download
+
+    _Pairs = Sequence[tuple[BlockKey, Sequence[memoryview]]]
 
 __all__ = ["StoreQueue", "FetchedBlock"]
 
@@ -29,13 +33,8 @@ logger = logging.getLogger("cachedfs.core")
 # A caller that reads small objects one by one can send its next request undisturbed, and waking the thread for each of
 # many small blocks would cost as much as storing them.
 GATHER_S = 0.005
-BATCH_BYTES = (
-    8 << 20
-)  # about as much is stored at once: amortizes a transaction, and lets drain() end in time
+BATCH_BYTES = 8 << 20  # stored at once, about: amortizes a transaction, and lets drain() end in time
 DRAIN_S = 5.0  # longest wait for the last blocks to be stored at exit
-
-
-_Pairs = Sequence[tuple[BlockKey, Sequence[memoryview]]]
 
 
 class FetchedBlock(NamedTuple):
@@ -163,12 +162,7 @@ class StoreQueue:
             self._attempt(self._cache.metadata.keep_records, records)
         for bounds, group in groupby(chain.from_iterable(item.blocks for item in items), BOUNDS):
             blocks = list(group)
-            pairs: _Pairs = [(block.key, block.pieces) for block in blocks]
-            victims: Iterator[BlockKey] = iter(())
-            for plan in tuple(self.plans):
-                pairs, more = plan(pairs)
-                victims = chain(victims, more)
-            are_stored = is_possible and self._attempt(self._cache.put, pairs, bounds, victims=victims)
+            are_stored = is_possible and self._attempt(self._put, blocks, bounds)
             with self._lock:
                 self.queued_bytes -= sum([block.size for block in blocks])
             self._attempt(self._stored, blocks, are_stored)
@@ -176,13 +170,21 @@ class StoreQueue:
             if item.then is not None:
                 self._attempt(item.then)
 
-    def _attempt(self, act: Callable[..., object], *args: object, **options: object) -> bool:
+    def _put(self, blocks: Sequence[FetchedBlock], bounds: CacheBounds) -> None:
+        pairs: _Pairs = [(block.key, block.pieces) for block in blocks]
+        victims: Iterator[BlockKey] = iter(())
+        for plan in tuple(self.plans):
+            pairs, more = plan(pairs)
+            victims = chain(victims, more)
+        self._cache.put(pairs, bounds, victims=victims)
+
+    def _attempt(self, act: Callable[..., object], *args: object) -> bool:
         """Call `act` and return whether it succeeded; log errors.
 
         This thread must go on, because requests wait for it.
         """
         try:
-            act(*args, **options)
+            act(*args)
         except CacheError as error:
             logger.debug("not kept: %s", error)  # the cache warns once; a read never fails because of it
             return False

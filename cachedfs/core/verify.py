@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cachedfs.cache.block_file import BadBlock
 from cachedfs.common.blocks import block_range
 from cachedfs.common.checksums import RunningChecksum, StatedChecksum, stated_of
 from cachedfs.common.types import ObjectInfo, ObjectKey
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.reader import Reader
-from cachedfs.errors import CachedFSError
+from cachedfs.errors import BadBlock, CachedFSError
 
 __all__ = ["Verifier", "Verified"]
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from cachedfs.common.clock import clock
+from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.core.objects import Objects
 from cachedfs.errors import ObjectChanged, ObjectExists, ObjectNotFound
-from cachedfs.origins.upload import Uploader, check_version
+from cachedfs.origins.base import Uploader
 
 __all__ = ["call", "check", "look_up", "upload"]
 
@@ -55,6 +56,8 @@ async def check(objects: Objects, path: str, expected: ObjectInfo | AnyVersion |
     if not isinstance(expected, AnyVersion):
         with contextlib.suppress(ObjectNotFound):
             found = await objects.origin(path).lookup(path)
+    with importing():
+        from cachedfs.origins.upload import check_version
     try:
         check_version(objects.url(path), expected, found)
     except (ObjectChanged, ObjectExists):

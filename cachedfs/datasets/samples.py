@@ -14,7 +14,7 @@ import numpy as np
 from fsspec.core import url_to_fs
 from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
-from cachedfs.core.object_history import as_declared
+from cachedfs.core.readahead import as_declared
 from cachedfs.filesystem import CachedFileSystem
 
 __all__ = ["Collate", "Item", "SampleReader", "Samples", "naming", "once_each", "reading", "reading_s"]

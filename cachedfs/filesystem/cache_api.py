@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import os
 import re
@@ -16,16 +15,17 @@ from fsspec.implementations.chained import ChainedFileSystem
 
 from cachedfs.common.blocks import clip, covering
 from cachedfs.common.drive_links import is_drive_link
+from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import LinkStats, ObjectInfo, Stats
 from cachedfs.common.urls import GCS_PROTOCOLS, ORIGINS, strip, without_slash
 from cachedfs.common.walk import ABSENT
 from cachedfs.config import Config
 from cachedfs.core.objects import Objects
-from cachedfs.core.reader import Reader
-from cachedfs.core.verify import Verified, Verifier
 from cachedfs.errors import CacheError
 
 if TYPE_CHECKING:
+    from cachedfs.core.reader import Reader
+    from cachedfs.core.verify import Verified
     from cachedfs.origins.drive.quota import QuotaStats
     from cachedfs.prefetch.handle import Prefetch
     from cachedfs.snapshot.export import Exported
@@ -143,6 +143,8 @@ class CacheMethods(ChainedFileSystem):
         key = None if entry is None else self._objects.version(entry)
         if key is None:
             return []
+        with importing():
+            from cachedfs.core.verify import Verifier
         return Verifier(self._objects, self._reader).extent(key, info)
 
     def pin(self, path: AnyPath) -> None:
@@ -187,6 +189,8 @@ class CacheMethods(ChainedFileSystem):
         next. `callback` receives the number of bytes read. With `offline`, the known checksums are used.
         """
         self._objects.engine.drain()  # include blocks that are still being written
+        with importing():
+            from cachedfs.core.verify import Verifier
         integrity = Verifier(self._objects, self._reader)
         return [
             integrity.verify(name, callback.relative_update) for name in integrity.paths(self._strip(path))
@@ -283,11 +287,13 @@ class CacheMethods(ChainedFileSystem):
                 GCS_PROTOCOLS
             )
             options = self.target_options if is_same else {}
-        config = dataclasses.replace(self.config, offline=False)
+        config = self.config._replace(offline=False)
         prefix = f"{protocol}://"
         objects = Objects(
             protocol, options, config, lambda path: path if "://" in path else f"{prefix}{path}"
         )
+        with importing():
+            from cachedfs.core.reader import Reader
         return Reader(objects), strip(self.protocol, protocol, text)
 
 

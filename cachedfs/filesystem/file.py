@@ -8,19 +8,21 @@ from __future__ import annotations
 import contextlib
 import io
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsspec.spec import AbstractFileSystem
 
 from cachedfs.common.logging import public_text
 from cachedfs.common.shared_file import SharedFile, at_own_seek
 from cachedfs.common.types import ObjectInfo
-from cachedfs.core.download import Download
-from cachedfs.core.objects import Entry
 from cachedfs.core.open_file import BUFFER_SIZE, RawFile
-from cachedfs.core.reader import Reader
 from cachedfs.errors import ObjectChanged, OriginUnavailable
 from cachedfs.origins.registry import is_whole
+
+if TYPE_CHECKING:
+    from cachedfs.core.download import Download
+    from cachedfs.core.objects import Entry
+    from cachedfs.core.reader import Reader
 
 __all__ = ["CachedFile"]
 

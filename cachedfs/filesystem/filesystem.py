@@ -20,21 +20,24 @@ from fsspec.config import conf
 from fsspec.core import has_magic
 from fsspec.spec import _Cached
 
-from cachedfs.cache.index.metadata_records import ListingRecord
 from cachedfs.common.atomic_files import filled
 from cachedfs.common.drive_links import is_drive_link
+from cachedfs.common.optional_imports import importing
 from cachedfs.common.text import shown
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import ORIGINS, is_pattern, is_url, jsonable, object_name, strip, target_of
 from cachedfs.common.walk import ABSENT, begins_with
 from cachedfs.config import FSSPEC_KEYWORDS, Config
 from cachedfs.core.objects import Objects
-from cachedfs.core.reader import TRIES, Reader
 from cachedfs.errors import ChecksumMismatch, ObjectChanged, ObjectExists
 from cachedfs.filesystem.cache_api import WINDOW, AnyPath, CacheMethods
-from cachedfs.filesystem.file import CachedFile
 from cachedfs.filesystem.write import WriteMethods
-from cachedfs.filesystem.write_file import WrittenFile
+
+if TYPE_CHECKING:
+    from cachedfs.cache.index.metadata_records import ListingRecord
+    from cachedfs.core.reader import Reader
+    from cachedfs.filesystem.file import CachedFile
+    from cachedfs.filesystem.write_file import WrittenFile
 
 if sys.platform == "win32":
     raise ImportError(
@@ -63,6 +66,13 @@ class _DriveLinks(_Cached):
         if is_drive_link(str(kwargs.get("fo"))):
             kwargs["target_protocol"] = "drive"
         return super().__call__(*args, **kwargs)
+
+
+@functools.cache
+def _file_class() -> type[CachedFile]:
+    with importing():
+        from cachedfs.filesystem.file import CachedFile
+    return CachedFile
 
 
 class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
@@ -112,7 +122,6 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         self.target_options = target_options
         self.config = Config.resolve(options, defaults=conf.get("cachedfs"), protocol=target_protocol)
         self._objects = Objects(target_protocol, target_options, self.config, self.unstrip_protocol)
-        self._reader = Reader(self._objects)
         self._name_of = functools.lru_cache(4096)(
             functools.partial(object_name, self.protocol, target_protocol)
         )
@@ -120,6 +129,13 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
             self._find_identity_first()
         # An instance knows the target's rules for bare paths; the class knows only URLs with a protocol.
         self._strip_protocol = self._strip_unless_named  # type: ignore[method-assign]
+
+    @functools.cached_property
+    def _reader(self) -> Reader:  # type: ignore[override]
+        with importing():  # lazily: many programs create filesystems that they do not read
+            from cachedfs.core.reader import Reader
+        reader: Reader = self.__dict__.setdefault("_reader", Reader(self._objects))
+        return reader  # of the first thread, if there are several
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the target and `stats`; sends no request."""
@@ -385,11 +401,13 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
                 entry, download = self._run(self._reader.open(path))
             else:
                 self._reader.opened(path)
-            return CachedFile(self, path, self._reader, entry, download)
+            return _file_class()(self, path, self._reader, entry, download)
         if block_size is not None:
             kwargs["block_size"] = block_size
         if "x" in mode:
             self._must_be_new(path)
+        with importing():
+            from cachedfs.filesystem.write_file import WrittenFile
         return WrittenFile(self, path, mode, autocommit=autocommit, **kwargs)
 
     def _open_version(self, path: str, fingerprint: str | None) -> CachedFile:
@@ -397,7 +415,7 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
         entry = self._objects.known(path)
         if entry is not None and entry.info is not None and entry.info.fingerprint == fingerprint is not None:
             self._reader.opened(path)
-            return CachedFile(self, path, self._reader, entry, None)
+            return _file_class()(self, path, self._reader, entry, None)
         file: CachedFile = self.open(path)
         if file._object().fingerprint != fingerprint:
             file.close()
@@ -423,6 +441,8 @@ class CachedFileSystem(CacheMethods, WriteMethods, metaclass=_DriveLinks):
 
     async def _copy_out(self, path: str, file: Any, callback: Any) -> None:
         begin = file.tell() if getattr(file, "seekable", bool)() else None
+        from cachedfs.core.reader import TRIES
+
         for tries_left in reversed(range(TRIES)):
             entry = self._objects.existing(path) or (await self._hop(self._reader.open(path)))[0]
             size = entry.object.size

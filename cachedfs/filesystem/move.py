@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from cachedfs.common.checksums import StatedChecksum, stated_of
 from cachedfs.common.text import counted
@@ -23,8 +23,7 @@ _ROUNDS = 2  # attempts to bring objects back
 _MOST_NAMED = 20  # objects in an error; the log names all
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StatedContent:
+class StatedContent(NamedTuple):
     """The size and the checksum of an object; None where the origin does not state them."""
 
     size: int | None
@@ -100,8 +99,7 @@ def place_of(before: StatedContent | None, found: StatedContent | None) -> Place
     return Place.OBJECT if before is None or before.may_equal(found) else Place.OTHER
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Requests:
+class Requests(NamedTuple):
     """The requests of a move.
 
     `move` is None where the origin cannot move an object in one step. `content` returns None for a name without an

@@ -17,23 +17,25 @@ import shutil
 import stat
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractContextManager
-from typing import IO, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
 from cachedfs.common.clock import clock
+from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import AnyVersion, ObjectInfo
 from cachedfs.common.urls import LOCAL_PROTOCOLS, SLASH_NAMES, before_magic, is_pattern, without_slash
 from cachedfs.common.walk import ABSENT, CycleSafeWalk
 from cachedfs.core import write_through
 from cachedfs.core.objects import folder_of
-from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError, IsAFolder, ObjectNotFound
 from cachedfs.filesystem.move import MovedObject, ObjectMove, Requests, StatedContent
-from cachedfs.origins.origin_errors import mapped
-from cachedfs.origins.upload import HasStorageQuota, Uploader
+from cachedfs.origins.base import HasStorageQuota, Uploader
+
+if TYPE_CHECKING:
+    from cachedfs.core.reader import Reader
 
 __all__ = ["WriteMethods"]
 
@@ -220,6 +222,8 @@ class WriteMethods(CycleSafeWalk):
 
     async def _copy_object(self, source: str, target: str, **kwargs: Any) -> None:
         if self._is_local and await asyncio.to_thread(_is_other_file, source, target):
+            with importing():
+                from cachedfs.origins.origin_errors import mapped
             with mapped(self._reader.objects.url(source), "reading it"):
                 opened = functools.partial(io.FileIO, source)
                 # A transaction delays no copy, as at other origins: a move removes the source right after it.

@@ -12,18 +12,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
-from cachedfs.common.types import Changes, ObjectInfo, Range, Suffix
+from cachedfs.common.types import AnyVersion, Changes, ObjectInfo, Range, Suffix
 
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
 
 __all__ = [
     "Alone",
+    "HasStorageQuota",
     "Origin",
     "Reply",
     "SimpleOrigin",
+    "Uploader",
     "clipped",
     "content_range",
     "describe",
@@ -237,6 +239,30 @@ class Origin(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class Uploader(Protocol):
+    """An origin with an upload of its own. At the others, the inner filesystem writes."""
+
+    async def upload(
+        self, path: str, file: BinaryIO, *, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
+    ) -> ObjectInfo:
+        """Make the bytes of `file` the object at `path`, and return its metadata.
+
+        Raises ObjectExists or ObjectChanged if the origin has another version than `replaces` (None: no object).
+        `mtime_ns` is a modification time that the object keeps.
+        """
+        ...
+
+
+@runtime_checkable
+class HasStorageQuota(Protocol):
+    """An origin whose accounts have a quota of bytes."""
+
+    async def storage_quota(self, path: str) -> tuple[int, int] | None:
+        """Return the limit and the free bytes of the account's storage at `path`; None without a limit."""
+        ...
 
 
 class SimpleOrigin:

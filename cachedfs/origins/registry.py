@@ -42,10 +42,7 @@ _HOSTS = ("endpoint_url", "endpoint", "host", "account_name")
 _AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING")
 _AWS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE")
 _PLACES = dict.fromkeys(("s3", "s3a"), _AWS) | dict.fromkeys(("abfs", "abfss", "az", "adl"), _AZURE)
-_SECRET = re.compile(
-    r"token|secret|passw|credential|authorization|cookie|sas|signature|connection_string|^(key|auth|username|user)$",
-    re.IGNORECASE,
-)
+_SECRET = r"(?i)token|secret|passw|credential|authorization|cookie|sas|signature|connection_string|^(key|auth|username|user)$"
 
 
 def open_origin(
@@ -232,7 +229,7 @@ def _without_secrets(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {
-            str(name): "given" if _SECRET.search(str(name)) else _without_secrets(item)
+            str(name): "given" if re.search(_SECRET, str(name)) else _without_secrets(item)
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):

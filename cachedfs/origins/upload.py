@@ -9,7 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, BinaryIO, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
 from cachedfs.common.types import ANY_VERSION, AnyVersion, ObjectInfo
@@ -24,10 +24,8 @@ __all__ = [
     "PIECE",
     "UNKNOWN_SESSION",
     "GoogleUpload",
-    "HasStorageQuota",
     "SessionExpired",
     "UploadContent",
-    "Uploader",
     "check_version",
     "version_conflict",
 ]
@@ -39,30 +37,6 @@ PIECE = 8 << 20  # a multiple of 256 KiB, as Google wants; rclone's choice too
 JSON = "application/json; charset=UTF-8"
 _SESSIONS = 2  # how often an upload begins: a session that has expired means starting over
 _READ = 1 << 20  # bytes read at a time for a checksum
-
-
-@runtime_checkable
-class Uploader(Protocol):
-    """An origin with an upload of its own. At the others, the inner filesystem writes."""
-
-    async def upload(
-        self, path: str, file: BinaryIO, *, replaces: ObjectInfo | AnyVersion | None, mtime_ns: int | None
-    ) -> ObjectInfo:
-        """Make the bytes of `file` the object at `path`, and return its metadata.
-
-        Raises ObjectExists or ObjectChanged if the origin has another version than `replaces` (None: no object).
-        `mtime_ns` is a modification time that the object keeps.
-        """
-        ...
-
-
-@runtime_checkable
-class HasStorageQuota(Protocol):
-    """An origin whose accounts have a quota of bytes."""
-
-    async def storage_quota(self, path: str) -> tuple[int, int] | None:
-        """Return the limit and the free bytes of the account's storage at `path`; None without a limit."""
-        ...
 
 
 # The version that is replaced

@@ -128,8 +128,8 @@ class GridHistory:
         walk = self.walks[0] if self.walks else None
         return walk.place(walk.last - 1) if walk is not None and walk.last else None
 
-    def observe(self, place: Place) -> bool:
-        """Record a read of chunk `place`; return whether its walk turned to another row than was predicted."""
+    def observe(self, place: Place) -> None:
+        """Record a read of chunk `place`."""
         self.unread.discard(place)
         previous = self.lately[-1] if self.lately else None
         self.lately.append(place)
@@ -137,17 +137,16 @@ class GridHistory:
             if (moved := walk.after(place)) is not None:
                 self.walks = [moved, *(other for other in self.walks if other is not walk)]
                 self.n_followed += moved.n_read > NEEDED
-                return moved.digits != walk.digits or moved.first != walk.first
+                return
         if (near := _any_order(list(self.lately)[-LONG:], self.extents)) is not None:
             self.walks = [near, *(walk for walk in self.walks if walk.n_read >= NEEDED)][:MOST_WALKS]
-            return False
+            return
         moved_by = _moved(previous, place) if previous is not None else ()
         # Any two chunks are some step apart, so two reads are no more evidence than one.
         strided = (
             [GridWalk(previous, moved_by, last=1)] if previous is not None and len(moved_by) == 1 else []
         )
         self.walks = [GridWalk(place), *strided, *self.walks][:MOST_WALKS]
-        return False
 
     def ahead(self, most: int) -> list[Place]:
         """Return the chunks to request now: the next ones of the walk that advanced last, inside the grid.

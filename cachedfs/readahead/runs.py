@@ -9,20 +9,22 @@ pieces repeat at a constant step. Several readers may share one handle; each of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from cachedfs.common.blocks import merge
 
-__all__ = ["ReadHistory", "Run", "is_rest_worth_it"]
+__all__ = ["ReadHistory", "Run", "is_rest_worth_it", "requests_for"]
 
 MOST_RUNS = 8
 # One window, plus 1/20 of the blocks read, may be wasted. A gap may be 1/20 of its piece.
 WASTE_SHARE = 20
 PATIENCE = 64  # blocks read elsewhere after which a run is over
+ENDLESS = 1 << 62
+MAY_STEP, GOES_ON, STEPS = 1, 2, 3  # how a read follows the reads of a run
 ENOUGH = 2  # steps that make a pattern, from block to block or from piece to piece
-GOES_ON = 2  # a reader is assumed to go on for this many times as long as so far
+FUTURE = 2  # a reader is assumed to go on for this many times as long as so far
 LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
 
 
@@ -35,7 +37,13 @@ def is_rest_worth_it(n_misses: int, n_missing: int, *, per_request: int) -> bool
     n_requests = -(-n_missing // per_request)
     if n_requests <= 1:
         return n_requests == 1 and n_misses >= ENOUGH
-    return n_misses >= LEAST and GOES_ON * n_misses >= n_requests
+    return n_misses >= LEAST and FUTURE * n_misses >= n_requests
+
+
+def requests_for(blocks: Iterable[int], per_request: int) -> list[range]:
+    """Return the ranges to request for blocks in ascending order, each of at most `per_request` blocks."""
+    merged = merge(blocks, 1, size=ENDLESS, request_size=per_request)
+    return [range(request.start, request.stop) for request in merged]
 
 
 @dataclass(eq=False, slots=True)
@@ -71,39 +79,34 @@ class Run:
         return range(max(0, start // self.block_size), max(0, stop))
 
     def follows(self, start: int) -> int:
-        """Return whether a read continues the piece or begins the next one: 2 if surely, 1 if perhaps, else 0."""
-        steps = self._steps_to(start)
-        is_sure = steps and self.repeats >= ENOUGH and start > self.stop
-        return 2 if is_sure or self._goes_on(start) else int(steps)
-
-    def advance(self, start: int, stop: int) -> int:
-        """Record a read that follows; return the number of further blocks."""
-        if (self.repeats >= ENOUGH and start > self.stop and self._steps_to(start)) or not self._goes_on(
-            start
-        ):
-            return self._take_step(start, stop)
-        before, self.stop = self.behind, max(self.stop, stop)
-        self.n_steps += self.behind > before
-        return self.behind - before
-
-    def _goes_on(self, start: int) -> bool:
-        """Return whether a read is at the end of the piece, a little before, or after a small gap."""
+        """Return how a read at `start` follows: STEPS, GOES_ON or MAY_STEP, the surest the highest; else 0."""
+        steps = self.repeats > 0 and abs(start - self.start - self.step) < self.block_size
+        if steps and self.repeats >= ENOUGH and start > self.stop:
+            return STEPS
+        # It goes on at the end of the piece, a little before, or after a small gap.
         first, begin, behind = start // self.block_size, self.start // self.block_size, self.behind
-        return max(begin, behind - 2) <= first and WASTE_SHARE * (first - behind) <= behind - begin
+        if max(begin, behind - 2) <= first and WASTE_SHARE * (first - behind) <= behind - begin:
+            return GOES_ON
+        return MAY_STEP if steps else 0
 
-    def _steps_to(self, start: int) -> bool:
-        return self.repeats > 0 and abs(start - self.start - self.step) < self.block_size
+    def go_on(self, stop: int) -> int:
+        """Record a read that continues the piece; return the number of further blocks."""
+        before, self.stop = self.behind, max(self.stop, stop)
+        n_read = self.behind - before
+        self.n_steps += n_read > 0
+        return n_read
 
-    def is_next_below(self, start: int) -> bool:
-        return start // self.block_size == self.start // self.block_size - 1
-
-    def _take_step(self, start: int, stop: int) -> int:
+    def take_step(self, start: int, stop: int) -> int:
+        """Record the first read of the next piece; return 1, the number of further blocks."""
         self.length = min(self.length, self.stop - self.start)
         if self.is_next_below(start):
             start -= start % self.block_size
         self.start, self.stop, self.n_steps, self.asked = start, stop, 0, 0
         self.repeats, self.n_ahead = self.repeats + 1, max(0, self.n_ahead - 1)
         return 1
+
+    def is_next_below(self, start: int) -> bool:
+        return start // self.block_size == self.start // self.block_size - 1
 
     def rest_of_piece(self, n_blocks: int, per_request: int, room: int) -> range:
         """Return the blocks to request of the current piece, of which `room` may be requested and unread."""
@@ -120,13 +123,13 @@ class Run:
             stop -= (stop - start) % min(per_request, max(room, 1))
         return range(start, max(start, stop))
 
-    def next_pieces(self, n_blocks: int, per_request: int, room: int) -> list[range]:
-        """Return the blocks of the next pieces to request, at most `room` in all."""
+    def next_pieces(self, n_blocks: int, per_request: int, share: int, left: int) -> list[range]:
+        """Return the blocks of the next pieces to request: at most `left`, and `share` with those requested before."""
         pieces: list[range] = []
         if self.repeats < ENOUGH:
             return pieces
         size = max(1, len(self.piece(1)))
-        room -= self.n_ahead * size
+        room = min(share - self.n_ahead * size, left)
         # If pieces are adjacent, one request covers several.
         unit = max(1, per_request // size) if abs(self.step) < self.length + self.block_size else 1
         for number in range(self.n_ahead + 1, (unit << min(self.repeats - ENOUGH, 32)) + 1):
@@ -155,15 +158,13 @@ class ReadHistory:
 
         Reads inside the block read last need not be reported; `left` is then the position they reached.
         """
-        if (
-            left is not None
-            and self.runs
-            and self.runs[0].stop < left <= self.runs[0].behind * self.block_size
-        ):
-            self.runs[0].stop = left
-        run = max(self.runs, key=lambda each: each.follows(start), default=None)
-        if run is not None and run.follows(start):
-            n_read = run.advance(start, stop)
+        latest = self.runs[0] if self.runs else None
+        if latest and left is not None and latest.stop < left <= latest.behind * self.block_size:
+            latest.stop = left
+        kinds = [run.follows(start) for run in self.runs]
+        if kind := max(kinds, default=0):
+            run = self.runs[kinds.index(kind)]
+            n_read = run.go_on(stop) if kind == GOES_ON else run.take_step(start, stop)
         else:
             run, n_read = self._begin(start, stop), 1
         for index in range(start // self.block_size, -(-stop // self.block_size)):
@@ -199,12 +200,17 @@ class ReadHistory:
                 over.append(other)
         return over
 
+    def end_all(self) -> list[Run]:
+        """Return the runs, which are over, and start without any."""
+        runs, self.runs, self.unread, self.n_touched, self.takes_turns = self.runs, [], {}, 0, False
+        return runs
+
     def end(self, run: Run, arriving: Container[int]) -> None:
         """Record that of the blocks requested ahead of a run, only those in `arriving` still come."""
         self.unread = {at: owner for at, owner in self.unread.items() if owner is not run or at in arriving}
 
     def ahead(
-        self, *, n_blocks: int, per_request: int, most: int, is_missing: Callable[[int], bool]
+        self, n_blocks: int, per_request: int, most: int, is_missing: Callable[[int], bool]
     ) -> list[range]:
         """Return the ranges of blocks to request now, each of at most `per_request` blocks.
 
@@ -220,12 +226,12 @@ class ReadHistory:
         n_asked = max(0, run.asked - run.behind)
         piece = run.rest_of_piece(n_blocks, per_request, min(share, left + n_asked))
         run.asked = max(run.asked, piece.stop)
-        pieces = run.next_pieces(n_blocks, per_request, min(share - n_asked, left) - len(piece))
+        n_new = len(piece)
+        pieces = run.next_pieces(n_blocks, per_request, share - n_asked - n_new, left - n_new)
         run.n_ahead += len(pieces)
         wanted = {
             at for blocks in (piece, *pieces) for at in blocks if at not in self.unread and is_missing(at)
         }
         self.unread.update(dict.fromkeys(wanted, run))
-        requests = merge(sorted(wanted), 1, size=n_blocks, request_size=per_request)
-        ranges = [range(blocks.start, blocks.stop) for blocks in requests]
+        ranges = requests_for(sorted(wanted), per_request)
         return ranges[::-1] if run.repeats and run.step < 0 else ranges

@@ -40,7 +40,7 @@ def test_the_start_of_a_slice_is_whole_blocks_within_its_limit(start, stop, bloc
     assert want.start % block_size == want.stop % block_size == 0
     assert block_size <= want.size <= max(most, block_size)
     assert want.start <= max(start or 0, 0) < want.start + block_size
-    if stop is not None and stop > 0:
+    if stop is not None and stop >= 0:
         assert want.stop - block_size < max(stop, want.start + 1)
 
 

@@ -236,6 +236,16 @@ def test_a_failing_feed_is_not_polled_for_a_while_and_paths_are_looked_up(drive,
     assert "change" not in drive.asked()
 
 
+def test_concurrent_lookups_share_a_poll_that_fails(drive, fs, clock):
+    data = {drive.path(f"{i}.txt"): drive.put(f"{i}.txt", b"x") for i in range(20)}
+    fs.cat(fs.find(drive.path()))
+    drive.server.fail(Fault(kind="change", status=403, reason="insufficientPermissions", times=99))
+    drive.asked()
+    clock(61)
+    assert new_session().cat(list(data)) == data
+    assert drive.asked().count("change") == 1
+
+
 def test_a_change_that_the_feed_reports_late_is_seen_then(drive, fs, tree, clock):
     """Drive does not say how late its feed is: metadata may be as old as `max_age` plus that delay."""
     fs.cat(fs.find(drive.path()))

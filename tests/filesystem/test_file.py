@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachedfs.core.object_history import CACHED_AFTER, ObjectHistories
 from cachedfs.core.open_file import RawFile
+from cachedfs.core.readahead import CACHED_AFTER, Readahead
 from cachedfs.errors import ObjectChanged
 from tests.support import KiB, MiB, forget, noise, until
 
@@ -235,13 +235,13 @@ def read_all(file):
 def test_readahead_stops_looking_when_the_whole_file_is_cached(cloud, monkeypatch):
     cloud.put("many", noise(300 * 64 * KiB))
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size="64KiB")
-    observed, observe = [], ObjectHistories.observe
+    observed, observe = [], Readahead.observe
     with fs.open(cloud.path("many")) as file:
         read_all(file)
         fs._objects.engine.drain(120)
         hits = fs.stats().hits
         monkeypatch.setattr(
-            ObjectHistories,
+            Readahead,
             "observe",
             lambda self, *args, **options: (observed.append(args), observe(self, *args, **options)),
         )

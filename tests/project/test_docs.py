@@ -329,7 +329,7 @@ def test_the_table_of_options_matches_the_config():
     rows = re.findall(
         r"^\| `(\w+)` \| (.+?) \| .+ \| `(\w+)` \|$", read("docs/configuration.md"), re.MULTILINE
     )
-    assert [name for name, _, _ in rows] == [field.name for field in dataclasses.fields(Config)]
+    assert [name for name, _, _ in rows] == [*Config._fields]
     for name, default, variable in rows:
         assert variable == f"FSSPEC_CACHEDFS_{name.upper()}"
         if name == "cache_dir":
@@ -354,7 +354,7 @@ def test_variables_named_in_the_pages_are_used():
     folder = Path(gcsfs.__file__).parent
     sources = "".join(path.read_text() for path in folder.glob("*.py"))
     of_gcsfs = inspect.signature(importlib.import_module("gcsfs.core").GCSFileSystem.__init__).parameters
-    ours = [field.name for field in dataclasses.fields(Config)]
+    ours = [*Config._fields]
     of_drive = [*SIGN_IN, *(field.name for field in dataclasses.fields(DriveOptions))]
     for page in PAGES:
         for section, name in re.findall(r"FSSPEC_(CACHEDFS|CGS|GS|DRIVE)(?:_([A-Z_]*[A-Z]))?", read(page)):

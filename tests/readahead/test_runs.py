@@ -120,9 +120,11 @@ def test_strided_reads_are_read_ahead_and_nothing_between_them(length, step, n_r
 @pytest.mark.parametrize("step", [0.3, 1, 16])
 def test_a_file_read_backwards_is_read_ahead_in_large_requests(step):
     n = 320
-    reader = Reader(n)
+    reader, most_unread = Reader(n), 0
     for number in range(int(n / step)):
         reader.take(n - (number + 1) * step, n - number * step)
+        most_unread = max(most_unread, len(reader.history.unread))
+    assert most_unread > WINDOW - 2 * REQUEST
     assert reader.n_waits <= 3 * max(1, step)
     assert reader.n_wasted < 0.05 * n
     assert len(reader.asked) <= 1.1 * n / REQUEST + step

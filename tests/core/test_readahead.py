@@ -164,7 +164,7 @@ def test_requests_that_end_before_they_bring_anything_do_not_count_as_wasted(fs,
 
 
 def test_the_number_of_access_patterns_is_bounded(fs, origin, monkeypatch):
-    monkeypatch.setattr("cachedfs.core.object_history.MOST", 3)
+    monkeypatch.setattr("cachedfs.core.readahead.MOST_OBJECTS", 3)
     for number in range(6):
         put(fs, origin, 8, key=f"b/{number}")
         fs.cat_file(f"b/{number}", 0, 10)

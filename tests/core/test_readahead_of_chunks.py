@@ -50,8 +50,8 @@ def wait_before_reads(monkeypatch):
 
 async def settled(fs):
     """Wait until no request is queued or will be; on the loop, where a read queues its requests in one step."""
-    engine, chunks = fs._objects.engine, fs._reader.chunk_prefetch
-    while chunks._reached or not engine.speculation.is_idle or engine.active_requests:  # noqa: ASYNC110 - there is no event for it
+    engine = fs._objects.engine
+    while not engine.speculation.is_idle or engine.active_requests:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.001)
 
 

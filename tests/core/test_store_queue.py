@@ -1,0 +1,102 @@
+"""The writer thread: what it stores in which order, and that nothing ends it."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from cachedfs.common.types import CacheBounds, ObjectKey
+from cachedfs.core.download import Download
+from cachedfs.core.store_queue import FetchedBlock, StoreQueue
+from tests.support import until
+
+SMALL, LARGE = CacheBounds(1 << 20), CacheBounds(1 << 30)
+
+
+class Cache:
+    """A cache that only records what is stored."""
+
+    def __init__(self):
+        self.metadata, self.calls, self.may_store = self, [], threading.Event()
+
+    def wait_for_deletion(self):
+        self.may_store.wait(60)
+
+    def keep_records(self, records):
+        self.calls.append(("records", records))
+
+    def put(self, pairs, bounds, victims):
+        self.calls.append(("blocks", [key.index for key, _ in pairs], bounds, list(victims)))
+
+
+def block(index, bounds=LARGE):
+    key = ObjectKey("i", "p", "1", 1 << 16).block(index)
+    return FetchedBlock(key, [memoryview(b"x")], 1, Download(demand=1), bounds)
+
+
+@pytest.fixture
+def cache():
+    return Cache()
+
+
+@pytest.fixture
+def queue(cache):
+    queue = StoreQueue(cache, lambda blocks, are_stored: cache.calls.append(("stored", are_stored)))
+    yield queue
+    cache.may_store.set()
+    queue.close()
+
+
+def test_what_waits_is_stored_together_metadata_first_and_calls_last(cache, queue):
+    queue.put(
+        then=lambda: cache.calls.append("first")
+    )  # the thread waits with it until all the others are there
+    queue.put([block(0), block(1)])
+    queue.put([block(2, SMALL)], ["record"], lambda: cache.calls.append("then"))
+    queue.put([block(3, SMALL)], ["another"])
+    assert queue.queued_bytes == 4
+    cache.may_store.set()
+    assert queue.drain(60)
+    assert [call for call in cache.calls if call != "first"] == [
+        ("records", ["record", "another"]),
+        ("blocks", [0, 1], LARGE, []), ("stored", True),
+        ("blocks", [2, 3], SMALL, []), ("stored", True),
+        "then",
+    ]  # fmt: skip
+    assert queue.queued_bytes == 0
+
+
+def test_errors_do_not_end_the_thread(cache, queue, caplog):
+    def fail(*args):
+        raise ValueError("wrong")
+
+    cache.may_store.set()
+    queue.plans.append(fail)
+    queue.put([block(0)], then=fail)
+    assert queue.drain(60)
+    queue.plans.clear()
+    queue.put([block(1)])
+    assert queue.drain(60)
+    assert cache.calls == [("stored", False), ("blocks", [1], LARGE, []), ("stored", True)]
+    assert len(caplog.records) == 2
+
+
+def test_what_was_stored_does_not_stay_in_memory(cache, queue):
+    cache.may_store.set()
+    fetched = block(0)
+    download = weakref.ref(fetched.download)
+    queue.put([fetched])
+    del fetched
+    until(lambda: gc.collect() is not None and download() is None)
+
+
+def test_drain_ends_in_time_and_does_not_wait_for_a_thread_that_is_not_there(cache, queue):
+    assert queue.drain(60)
+    queue.put([block(0)])
+    assert not queue.drain(0.0)
+    cache.may_store.set()
+    queue.close()
+    until(lambda: not queue._thread.is_alive())
+    assert ("blocks", [0], LARGE, []) in cache.calls
+    assert queue.drain(60)
