@@ -107,10 +107,7 @@ class ChangeCounters:
                     known = self._known = generation, {}
                 found = known[1].get(slots)
                 if found is None:
-                    trees = known[1].get(slots[1:])  # as of the last path in this folder
-                    if trees is None:
-                        trees = known[1][slots[1:]] = _mixed(tables, (_START, *slots[1:]))
-                    found = known[1][slots] = _mixed(tables, slots[:1], trees)
+                    found = _counter(tables, slots, known[1])
                 return found
             except (OSError, struct.error):  # it cannot be read, or was truncated
                 self._release(tables)
@@ -232,14 +229,17 @@ def _paths(tables: Iterable[_Table]) -> set[str | None]:
     return {table.path for table in tables if not table.is_private}
 
 
-def _mixed(tables: Iterable[_Table], slots: Iterable[int], counter: int = 0) -> int:
-    """Return `counter`, changed by each number in the slots. Raises OSError, or struct.error after the end of a file."""
-    for table in tables:
-        for slot in slots:
-            (number,) = _SLOT.unpack(os.pread(table.fd, 8, HEADER_SIZE + 8 * slot))
-            counter = (
-                3 * counter ^ number
-            ) & _MASK63  # times 3: equal numbers in two slots must not cancel out
+def _counter(tables: Iterable[_Table], slots: tuple[int, ...], known: dict[tuple[int, ...], int]) -> int:
+    """Return the counter made of `slots`, the last first; `known` has those of the folders that were read before.
+
+    Raises OSError, or struct.error after the end of a file.
+    """
+    if (counter := known.get(slots)) is None:
+        counter = _counter(tables, slots[1:], known) if slots else 0
+        for table in tables:
+            (number,) = _SLOT.unpack(os.pread(table.fd, 8, HEADER_SIZE + 8 * (slots[0] if slots else _START)))
+            counter = 3 * counter ^ number  # times 3: equal numbers in two slots must not cancel out
+        counter = known[slots] = counter & _MASK63
     return counter
 
 

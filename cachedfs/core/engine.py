@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from fsspec.utils import tokenize
 
@@ -25,6 +25,7 @@ from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import Counted, ObjectKey, Stats
 from cachedfs.config import Config
 from cachedfs.core.download import Download
+from cachedfs.core.inbox import Inbox
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
@@ -93,6 +94,7 @@ class Engine(event_log.CounterSource):
         self._tasks: dict[Coroutine[Any, Any, Any], asyncio.Task[Any]] = {}
         self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = WeakKeyDictionary()
         self.thread: threading.Thread | None = (
             None  # of the event loop: a blocking call would wait for itself there
         )
@@ -122,13 +124,20 @@ class Engine(event_log.CounterSource):
             raise OriginUnavailable(f"nothing can be fetched: {error}") from error
         return loop
 
+    def call(self, function: Callable[[], object]) -> None:
+        """Have the event loop call `function`, from any thread; start the loop if there is none."""
+        self._inbox(self._loop or self.loop).add(function)
+
+    def _inbox(self, loop: asyncio.AbstractEventLoop) -> Inbox:
+        return self._inboxes.get(loop) or self._inboxes.setdefault(loop, Inbox(loop))
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
         ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
             if threading.current_thread() is self.thread:
                 raise RuntimeError(DEADLOCK)
-            (self._loop or self.loop).call_soon_threadsafe(self.spawn, coroutine, ended.put)
+            self.call(partial(self.spawn, coroutine, ended.put))
             task = None
             # CPython does not notice a Ctrl-C that comes just before a thread begins to wait.
             while task is None:
@@ -154,12 +163,14 @@ class Engine(event_log.CounterSource):
             return await coroutine
         ended: asyncio.Future[asyncio.Task[T]] = caller.create_future()
 
+        inbox = self._inbox(caller)
+
         def answer(task: asyncio.Task[T]) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-                caller.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
+                inbox.add(lambda: None if ended.done() else ended.set_result(task))
 
         try:
-            self.loop.call_soon_threadsafe(self.spawn, coroutine, answer)
+            self.call(partial(self.spawn, coroutine, answer))
             task = await ended
         except BaseException:  # usually CancelledError
             self._cancel_soon(coroutine)
@@ -193,7 +204,7 @@ class Engine(event_log.CounterSource):
         """Schedule `function` on the event loop from any thread; return False, and do nothing, without a loop."""
         try:
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(function, *args)
+                self.call(partial(function, *args))
             return self._loop is not None
         except RuntimeError:  # the loop has just been closed
             return False
