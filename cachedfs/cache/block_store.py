@@ -111,7 +111,7 @@ class BlockStore(BlockWriter):
             last = found[-1].id
 
     def remove_damaged(self, key: ObjectKey, index: int) -> None:
-        """Remove a damaged block. Never raises.
+        """Remove a damaged block, also for the threads and processes that have it open. Never raises.
 
         If the index cannot be used, only the file is removed. Without its file the block is a miss.
         """
@@ -121,6 +121,7 @@ class BlockStore(BlockWriter):
         path = self.space.path(key.name(index))
         try:
             with self._writing("a damaged block cannot be removed") as rows:
+                disk.empty(path)
                 was_there = disk.unlink(path)
                 block = rows.block(key, index)
                 if block is not None and not self.space.remove(rows, block) and was_there:
@@ -129,6 +130,7 @@ class BlockStore(BlockWriter):
         except CacheError:
             with contextlib.suppress(OSError, ValueError):
                 self._own.verify()
+                disk.empty(path)
                 disk.unlink(path)
 
     def pin(self, identity: str, *paths: str) -> None:

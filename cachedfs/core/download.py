@@ -7,6 +7,7 @@ from bisect import bisect_right
 
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.version import Version
+from cachedfs.errors import ChecksumMismatch
 from cachedfs.origins.request_slots import is_speculative
 
 __all__ = ["ALL", "Download", "DownloadStopped"]
@@ -80,6 +81,11 @@ class Download:
     def blocks_until_stop(self) -> range:
         """Indexes of the received blocks and the current one: all that a request stopped now delivers."""
         return range(self.start // self._block_size, -(-self.filled // self._block_size))
+
+    @property
+    def mismatch(self) -> ChecksumMismatch | None:
+        """The error, if its bytes failed their checksum: whoever has some must not go on with those of another."""
+        return self.error if isinstance(self.error, ChecksumMismatch) else None
 
     def covers(self, position: int) -> bool:
         """Return whether the byte at `position` is in memory or will be received; False after `release`."""

@@ -114,7 +114,7 @@ class Lookups:
         take, release = partial(locks.take, lock), partial(locks.release, lock)
         found: int | Entry | None = None
         if objects.lifetime_s > 0:  # else an answer to others is too old
-            found = take() or await poll(lambda: take() or objects.fresh(path), within_s=OVERDUE_S)
+            found = take() or await poll(lambda: take() or self._answer(path), within_s=OVERDUE_S)
             if isinstance(found, Entry):
                 return found, None
         try:
@@ -131,6 +131,12 @@ class Lookups:
         finally:
             if found:  # once other processes can see the entry
                 objects.engine.store_queue.put(then=release)
+
+    def _answer(self, path: str) -> Entry | None:
+        """Return the fresh entry of `path` unless it is a folder: that may be an object as well."""
+        entry = self.objects.fresh(path)
+        is_folder = entry is not None and entry.info is not None and entry.info.kind == "directory"
+        return None if is_folder else entry
 
     def _is_cached(self, entry: Entry) -> bool:
         version = self.objects.version(entry)

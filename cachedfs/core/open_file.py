@@ -14,7 +14,7 @@ from cachedfs.common.event_log import waiting
 from cachedfs.common.types import ObjectInfo, Range
 from cachedfs.core.download import Download, DownloadStopped
 from cachedfs.core.version import Version
-from cachedfs.errors import BadBlock, ChecksumMismatch
+from cachedfs.errors import BadBlock
 
 if TYPE_CHECKING:
     from cachedfs.cache.block_file import OpenBlock
@@ -182,7 +182,7 @@ class RawFile(io.RawIOBase):
             n = block.copy(position, into)
         elif self.closed:  # by another thread while this one waited for the BufferedReader's lock
             raise ValueError(_CLOSED)
-        elif self._engine.by_block or self._engine.pid != getpid():
+        elif self._download is not None or self._engine.by_block or self._engine.pid != getpid():
             n = 0
         else:
             n = self._from_cache(position, into)
@@ -216,6 +216,7 @@ class RawFile(io.RawIOBase):
                 data = cached
                 self._engine.hits += len(covering(Range(self._position, self.size), self._block_size))
                 self._engine.bytes_served += len(data)
+            self._download_at(self._position)  # raises if the bytes before these were wrong
         self._position = self.size
         return data
 
@@ -307,8 +308,8 @@ class RawFile(io.RawIOBase):
         if self._download is not None:
             if self._download.covers(position):
                 return self._download
-            if isinstance(self._download.error, ChecksumMismatch):
-                raise self._download.error
+            if self._download.mismatch is not None:
+                raise self._download.mismatch
         digest = "" if self._version is None else self._version.digest
         shared = self._engine.by_block.get((digest, position // self._block_size))
         if shared is not None and shared.covers(position):

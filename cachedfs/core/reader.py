@@ -135,12 +135,12 @@ class Reader:
         blocks = covering(Range(start, stop), version.block_size)
         if len(blocks) > 1 and not all(self._has(version, index, stop) for index in blocks):
             return None
-        buffer = _zeros(stop - start)
+        buffer, sources = _zeros(stop - start), set[Download]()
         with buffer.getbuffer() as view:
             for index in blocks:
-                if not self._copy(version, index, view, start, stop, nowait=nowait):
+                if not self._copy(version, index, view, start, stop, sources, nowait=nowait):
                     return None
-        return buffer.getvalue()
+        return None if any(download.mismatch for download in sources) else buffer.getvalue()
 
     def _has(self, version: Version, index: int, stop: int) -> bool:
         """Return whether block `index` is in memory, up to the object's byte `stop`, or on disk."""
@@ -150,14 +150,26 @@ class Reader:
         return download.filled >= min(stop, (index + 1) * version.block_size)
 
     def _copy(
-        self, version: Version, index: int, view: memoryview, start: int, stop: int, *, nowait: bool = False
+        self,
+        version: Version,
+        index: int,
+        view: memoryview,
+        start: int,
+        stop: int,
+        sources: set[Download],
+        *,
+        nowait: bool = False,
     ) -> bool:
-        """Copy what block `index` has of the bytes `[start, stop)` into `view`; return False if it is not cached."""
+        """Copy what block `index` has of the bytes `[start, stop)` into `view`; return False if it is not cached.
+
+        A download that they come from is added to `sources`.
+        """
         engine, block_start = self.objects.engine, index * version.block_size
         first, last = max(start, block_start), min(stop, block_start + version.block_size)
         place = view[first - start : last - start]
         download = engine.by_block.get((version.digest, index))
         if download is not None and download.filled >= last and download.take(first, place) == len(place):
+            sources.add(download)
             engine.cache.touch(version, index)
             return True
         # Release the view here: Python 3.13 raises if a traceback keeps it alive longer than its BytesIO.
@@ -311,24 +323,33 @@ class Reader:
         n = self._whole_request // self._block_size  # blocks of one request
         requested = Range(0, 0) if download is None else Range(download.start, download.stop)
         fetched = set(covering(requested, self._block_size))
-        buffer = _zeros(want.size)
+        buffer, sources = _zeros(want.size), set[Download]()
         view = buffer.getbuffer()
         try:
             runs = [blocks[i : i + n] for i in range(0, len(blocks), n)]
-            gather = partial(self._gather_run, version, view, want, fetched)
+            gather = partial(self._gather_run, version, view, want, fetched, sources)
             await _for_each(runs, gather, 2 * self.objects.config.first_concurrency)
         finally:
             with contextlib.suppress(BufferError):  # of a canceled read, a thread may still copy
                 view.release()
+        for source in sources:
+            if source.mismatch is not None:  # its other blocks may be those of a later body
+                raise source.mismatch
         return buffer.getvalue()
 
     async def _gather_run(
-        self, version: Version, view: memoryview, want: Range, fetched: set[int], run: Iterable[int]
+        self,
+        version: Version,
+        view: memoryview,
+        want: Range,
+        fetched: set[int],
+        sources: set[Download],
+        run: Iterable[int],
     ) -> None:
-        """Copy the blocks of `run` into `view`, cached or fetched."""
+        """Copy the blocks of `run` into `view`, cached or fetched; add the downloads that they come from to `sources`."""
         engine, missing = self.objects.engine, sorted(run)
         while missing:
-            taken = await self._take_cached(version, missing, view, want)
+            taken = await self._take_cached(version, missing, view, want, sources)
             engine.hits += len(taken - fetched)
             missing = [index for index in missing if index not in taken]
             fetched |= set(missing)
@@ -337,18 +358,20 @@ class Reader:
                 stop = min(want.stop, (index + 1) * version.block_size)
                 with contextlib.suppress(DownloadStopped):  # just stored, or to be fetched again
                     await download.wait_until(stop)
+                    sources.add(download)
                     if download.take(start, view[start - want.start : stop - want.start]) == stop - start:
                         engine.cache.touch(version, index)
                         missing.remove(index)
 
     async def _take_cached(
-        self, version: Version, indexes: list[int], view: memoryview, want: Range
+        self, version: Version, indexes: list[int], view: memoryview, want: Range, sources: set[Download]
     ) -> set[int]:
         """Copy the blocks that are in memory or on disk into `view`; return their indexes."""
         cached = [index for index in indexes if self._has(version, index, want.stop)]
 
         def copy() -> set[int]:
-            return {index for index in cached if self._copy(version, index, view, want.start, want.stop)}
+            start, stop = want.start, want.stop
+            return {index for index in cached if self._copy(version, index, view, start, stop, sources)}
 
         return copy() if len(cached) <= HITS_INLINE else await asyncio.to_thread(copy)
 

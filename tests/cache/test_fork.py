@@ -1,11 +1,14 @@
 """Forks and threads: a child opens its own connections, handles and locks."""
 
+import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cachedfs.cache.index import database
-from cachedfs.cache.index.database import _after_fork_in_child
+from cachedfs.cache.index.database import CacheIndex, _after_fork_in_child
 from tests.cache.helpers import finish, key_of, put, start
 
 FORKER = """
@@ -80,6 +83,46 @@ def test_a_child_neither_closes_nor_uses_an_inherited_connection(cache):
     put(cache, key_of(), 1)
     assert cache._own.index._idle[-1].sqlite is not inherited
     inherited.close()
+
+
+def is_interrupted(function, n, act):
+    """Call `act` with an interrupt after the nth call of a C function in `function`; return whether there were so many."""
+    left = n
+
+    def profile(frame, event, arg):
+        nonlocal left
+        if event == "c_return" and frame.f_code is function.__wrapped__.__code__:
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("function", [CacheIndex.writing, CacheIndex.reading])
+def test_ctrl_c_anywhere_in_a_transaction_locks_nobody_out(cache, monkeypatch, function):
+    monkeypatch.setattr(database, "_TURN_WAIT_S", 0.0)
+    put(cache, key_of(), 0)
+
+    def act():
+        cache.pin("gs://test", "b/x")
+        cache.pins()
+
+    for n in itertools.count(1):
+        go_on = is_interrupted(function, n, act)
+        with ThreadPoolExecutor(1) as another:
+            another.submit(cache.pin, "gs://test", "b/y").result()
+        assert not database._IN_USE
+        if not go_on:
+            break
+    assert n > 5
 
 
 def test_ctrl_c_when_a_transaction_has_just_begun_locks_nobody_out(open_cache, monkeypatch):

@@ -246,6 +246,32 @@ def test_verify_looks_again_at_pages_that_were_checked(cache):
     assert whole(cache, key, 0, verify=True) is None
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_removed_block_is_a_miss_also_for_those_that_have_it_open(cache, open_cache, is_damaged):
+    key, other = key_of(), open_cache()
+    put(cache, key, 0)
+    assert whole(other, key, 0) == content(key, 0)
+    block = cache.borrow(key, 0)
+    assert block.read(0, PAGE) == content(key, 0)
+    if is_damaged:
+        flip(file_of(cache, key, 0), 100)
+        with pytest.raises(BadBlock):
+            cache.read_anew(key, 0)
+    else:
+        cache.remove_wrong(key, 0)
+    cache.release_block(key, 0, block)
+    assert whole(cache, key, 0) is None
+    assert whole(other, key, 0) is None
+
+
+def test_a_copy_of_a_removed_block_keeps_its_bytes(cache, tmp_path):
+    key, copy = key_of(), tmp_path / "copy"
+    put(cache, key, 0)
+    copy.hardlink_to(file_of(cache, key, 0))
+    cache.remove_wrong(key, 0)
+    assert block_file.unpack(copy.read_bytes())[1] == content(key, 0)
+
+
 def test_a_block_replaced_by_a_damaged_one_is_checked_again(cache):
     key = key_of()
     put(cache, key, 0)

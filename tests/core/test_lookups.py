@@ -10,6 +10,7 @@ import pytest
 from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
+from cachedfs.cache.index.metadata_records import hash_of
 from cachedfs.errors import AccessDenied, OriginUnavailable
 from tests.support import forget, until
 
@@ -33,6 +34,24 @@ def test_a_listing_does_not_make_older_generations_absent(cloud):
             fs.cat_file(cloud.path(f"d/k{form}{first}"))
         assert "media" in cloud.asked()
         assert fs.cat_file(cloud.path(f"d/k{form}{fs.info(cloud.path('d/k'))['generation']}")) == b"new"
+
+
+def test_an_object_that_is_a_folder_too_is_read_also_while_another_process_looks_it_up(origin, monkeypatch):
+    data = origin.put("b/a", b"data")
+    origin.put("b/a/x", b"")
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    fs.ls("b/a")
+    assert fs._objects.fresh("b/a").info.kind == "directory"
+    locks, lock = fs._objects.engine.cache.locks, hash_of(f"lookups at {fs._objects.identity}", "b/a")
+    assert locks.take(lock)
+
+    async def poll(check, within_s):
+        assert not check()
+        locks.release(lock)
+        return check()
+
+    monkeypatch.setattr("cachedfs.core.lookups.poll", poll)
+    assert fs.cat_file("b/a") == data
 
 
 def test_a_name_like_a_generation_is_an_object_without_version_aware(cloud, fs):

@@ -11,8 +11,8 @@ from cachedfs.cache.block_reader import BlockReader
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.core.download import ALL, Download, DownloadStopped
-from cachedfs.errors import CachedFSError, CacheError, ObjectChanged, OriginUnavailable
-from tests.fakes import gate
+from cachedfs.errors import CachedFSError, CacheError, ChecksumMismatch, ObjectChanged, OriginUnavailable
+from tests.fakes import FakeReply, gate
 from tests.support import KiB, MiB, forget, noise, until
 
 
@@ -427,3 +427,78 @@ def test_cached_objects_behind_many_new_ones_cost_no_request(fs, origin):
     fs = fsspec.filesystem("cachedfs", target_protocol="gs")
     assert fs.cat([*new, *cached]) == new | cached
     assert len(origin.log) - n_before == len(new)
+
+
+def join_a_wrong_body(origin, monkeypatch):
+    """Read an object of nine blocks whose first body fails its checksum; return its data, a thread that reads it, and
+    a function that makes the checksum fail.
+
+    When this returns, eight blocks are received.
+    """
+    data, n_bodies = origin.put("b/k", noise(9 * 64 * KiB)), []
+    wrong, end = bytes(8 * 64 * KiB), threading.Event()
+
+    async def body(number, piece):
+        n_bodies.append(number)
+        if len(n_bodies) > 1:
+            yield piece
+            return
+        yield wrong
+        await asyncio.to_thread(end.wait)
+        raise ChecksumMismatch("gs://b/k: its checksum is wrong")
+
+    monkeypatch.setattr(origin, "_body", body)
+    monkeypatch.setattr("tests.fakes.FakeReply", partial(FakeReply, is_checked_at_end=True))
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs", block_size=64 * KiB)
+    threads, results = in_threads(1, lambda _: fs.cat_file("b/k"))
+    engine = fs._objects.engine
+    until(lambda: any(download.filled == len(wrong) for download in list(engine.active_requests)))
+
+    def fail():
+        end.set()
+        threads[0].join(60)
+        assert results == [data]
+        assert engine.drain(60)
+        assert not engine.by_block
+
+    return fs, data, fail
+
+
+def test_a_read_that_shared_a_wrong_body_begins_again(origin, monkeypatch):
+    fs, data, fail = join_a_wrong_body(origin, monkeypatch)
+    to_thread = asyncio.to_thread
+
+    async def late(copy):
+        copied = copy()
+        monkeypatch.setattr(asyncio, "to_thread", to_thread)
+        await to_thread(fail)
+        return copied
+
+    monkeypatch.setattr(asyncio, "to_thread", late)
+    assert fs.cat_file("b/k") == data
+
+
+def test_a_copy_of_received_bytes_is_a_miss_once_they_are_known_to_be_wrong(origin, monkeypatch):
+    fs, data, fail = join_a_wrong_body(origin, monkeypatch)
+    reader, take = fs._reader, Download.take
+
+    def late(download, *args):
+        monkeypatch.setattr(Download, "take", take)
+        n = take(download, *args)
+        fail()
+        return n
+
+    monkeypatch.setattr(Download, "take", late)
+    assert reader.cached("b/k", 0, 2 * 64 * KiB) is None
+    assert reader.cached("b/k", 0, None) == data
+
+
+@pytest.mark.parametrize("size", [-1, 64 * KiB])
+def test_a_file_with_wrong_bytes_raises_at_its_next_read(origin, monkeypatch, size):
+    fs, data, fail = join_a_wrong_body(origin, monkeypatch)
+    with fs.open("b/k", block_size=0) as file:
+        assert file.read(64 * KiB) == bytes(64 * KiB)
+        fail()
+        with pytest.raises(ChecksumMismatch):
+            file.read(size)
+    assert fs.cat_file("b/k") == data
