@@ -83,7 +83,7 @@ def own_cache(tmp_path, monkeypatch):
 def own_memory_folder(monkeypatch):
     """Keep change counters that have no place on disk out of the memory folder of the machine; return the folder."""
     with tempfile.TemporaryDirectory(prefix="cachedfs-") as folder:
-        monkeypatch.setattr("cachedfs.cache.shared_files.MEMORY_FOLDER", folder)
+        monkeypatch.setattr("cachedfs.cache.change_counters.MEMORY_FOLDER", folder)
         yield pathlib.Path(folder)
 
 

@@ -3,8 +3,8 @@
 So a busy machine changes no exact counts.
 """
 
-from cachedfs.cache.index import connection
+from cachedfs.cache.index import database
 from cachedfs.core import downloads
 
-connection._WRITER_WAIT_S = 60.0
+database._WRITER_WAIT_S = 60.0
 downloads.PATIENCE_S = 60.0

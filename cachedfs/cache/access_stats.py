@@ -188,7 +188,7 @@ class AccessStats(SharedSlots):
             if passes is not None and count:
                 record |= _CAME_BACK << 32
             elif passes is not None:  # one behind, so that the first access counts; the latest miss wins
-                record = tag << 48 | passes * _PASSES << 32 | clock - 1 & MASK32
+                record = (tag << 48 | passes * _PASSES << 32 | clock - 1 & MASK32) if record or passes else 0
             elif record and last == clock:
                 continue  # repeated reads of the block accessed last count as one access
             else:
@@ -196,10 +196,11 @@ class AccessStats(SharedSlots):
                 last_at[_LAST_AT + 8 * (clock % _N_LAST)] = hash64
                 if count:
                     gap, count = max(gap, age(last, clock)), _aged(count, last, clock, window)
-                    if not clock & (1 << window) - 1:
-                        gap, gap_before = 0, gap
+                if record and gap and not clock & (1 << window) - 1:
+                    gap, gap_before = 0, gap
                 record = (record >> 40 or tag << 8) << 40 | min(count + 1, _COUNT) << 32 | clock
-            bucket[slot] = record
+            if record:
+                bucket[slot] = record
         # The clock before the records: if the process dies in between, no record is newer than the clock.
         pieces = [(at, hash64.to_bytes(8, "little")) for at, hash64 in last_at.items()]
         pieces.append((_CLOCK_AT, _NUMBERS.pack(clock, gap, gap_before, window)))

@@ -113,8 +113,6 @@ class BlockReader:
         """
         if instead is not None:
             self.release_block(key, *instead)
-        if time.monotonic() >= self._own.look_at:  # who reads on in one object asks nothing else of the cache
-            self._own.look()
         block = self.open_blocks.pop((key.digest, index), None) or self._open(key, index, nowait=False)
         if block is not None:
             self.touch(key, index)
@@ -139,6 +137,8 @@ class BlockReader:
         if len(self.open_blocks) > self._limit:
             with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes the dict
                 self.close_open(next(iter(self.open_blocks)))
+        if time.monotonic() >= self._own.look_at:  # who only reads asks nothing else of the cache
+            self._own.look()
         return error is None
 
     def read_anew(self, key: ObjectKey, index: int) -> bytes | None:

@@ -39,9 +39,9 @@ class BlockStore(BlockWriter):
     def __init__(self, cache_dirs: Sequence[str], *, explicit: bool) -> None:
         super().__init__(cache_dirs, explicit=explicit)
         self.wait_for_deletion = self._own.wait_for_deletion
-        self.metadata = MetadataStore(self._own, self._shared)
+        self.metadata = MetadataStore(self._own, self._shared.counters)
         self.quota = QuotaStore(self._own)
-        self.counts = SharedCounters(self._shared, self.locks)
+        self.counts = SharedCounters(self._shared.counters, self.locks)
 
     def __repr__(self) -> str:
         return f"<BlockStore {self.root or self.cannot_store}>"

@@ -27,7 +27,7 @@ from cachedfs.cache.disk import Buffer
 from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.locks import ByteRangeLocks
 from cachedfs.cache.shared_files import SharedFiles
-from cachedfs.cache.space import STAGING, UNWRITTEN_S, CacheSpace
+from cachedfs.cache.space import STAGING, UNWRITTEN_S, CacheSpace, staging_size
 from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import BlockKey, CacheBounds
 from cachedfs.errors import CacheError
@@ -65,8 +65,7 @@ class BlockWriter(BlockReader):
         super().__init__(own, shared, warnings)
         own.on_look += [
             lambda again: self.locks.look(again),
-            lambda again: shared.try_again() if again else None,
-            lambda again: shared.release_deleted(),
+            shared.look,
             lambda again: self.close_deleted(),
         ]
         self.space = CacheSpace(own, self.locks, shared, self.close_open)
@@ -288,8 +287,10 @@ class BlockWriter(BlockReader):
                 f"{allowed - free} of the {allowed} bytes that the cache may hold now are pinned: "
                 "unpin paths, raise cache_size, or close local copies"
             )
+        # At most what staging holds at once: more would evict old blocks for want of others.
+        most = min(free, max(staging_size(allowed), wanted[0].size if wanted else 0))
         sums = list(itertools.accumulate(block.size for block in wanted))
-        n = sum(each <= free for each in sums)
+        n = sum(each <= most for each in sums)
         fits = not n or self.space.make(rows, sums[n - 1], allowed=allowed, victims=victims)
         return (wanted[:n], wanted[n:]) if fits else ([], wanted if fits is None else None)
 

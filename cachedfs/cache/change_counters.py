@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import secrets
 import struct
@@ -9,10 +11,16 @@ import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from cachedfs.cache import disk
+from cachedfs.cache.directory import CacheDirectory
 from cachedfs.cache.shared_slots import HEADER_SIZE, MASK32, SharedSlots
 from cachedfs.common.clock import clock
+from cachedfs.common.logging import WarnOnce
 
-__all__ = ["STATISTICS_AT", "TABLE_SIZE", "ChangeCounters", "ChangeTable", "slots_of"]
+__all__ = ["STATISTICS_AT", "TABLE_SIZE", "ChangeCounters", "slots_of"]
+
+MEMORY_FOLDER = "/dev/shm"
+"""Where the change counters are if the cache directory cannot hold them: a folder in memory (Linux)."""
 
 # Names use one half of the slots, trees and origins the other. A name that shares a slot with a changed name
 # is revalidated (1 in 65 names after 1,000 changes). In a single table, a whole tree could be.
@@ -22,13 +30,14 @@ TABLE_SIZE = HEADER_SIZE + 8 * _N_SLOTS  # bytes of each table
 _SECONDS = 32  # bit position in a slot of the second of its last change, which is 0 in a new file
 _MASK63 = (1 << 63) - 1  # change counters are stored in SQLite, whose integers are signed
 _MOST_KNOWN = 50_000  # counters in memory
+_N_TRIES = 3  # a file that is replaced while it is read
 _SLOT = struct.Struct("<Q")
 _GENERATION_AT = 16  # offset of the number that is written after every change
-_START_AT = 24  # offset of the number that all change counters of a file start from
+_START = (24 - HEADER_SIZE) // 8  # the place of the number that all change counters of a file start from
 STATISTICS_AT = 64  # offset of the statistics of all processes: see `counters`
 
 
-class ChangeTable(SharedSlots):
+class _Table(SharedSlots):
     """One file of change counters.
 
     A slot holds the second of its last change above 32 random bits, or zeros. All counters of a file start from one
@@ -38,150 +47,200 @@ class ChangeTable(SharedSlots):
     magic = b"cfsmark2"
 
     def __init__(self, path: str | None, temp: str) -> None:
-        super().__init__(path, temp, _N_SLOTS, header=_SLOT.pack(0) + _SLOT.pack(secrets.randbits(32)))
-
-    @classmethod
-    def may_have(cls, n_slots: int) -> bool:
-        return n_slots == _N_SLOTS
-
-    def generation(self) -> bytes:
-        return self.read(8, _GENERATION_AT)
-
-    def slot(self, number: int) -> int:
-        return self.number_at(HEADER_SIZE + 8 * number)
-
-    def change(self, slots: Iterable[int], value: int) -> None:
-        """Write `value` to the slots in order, and then a new generation. Raises OSError."""
-        number = _SLOT.pack(value)
-        self.write((HEADER_SIZE + 8 * slot, number) for slot in slots)
-        # Last: a process that reads the new generation reads the new slots too.
-        self.write([(_GENERATION_AT, secrets.token_bytes(8))])
-
-    def number_at(self, offset: int) -> int:
-        number: int = _SLOT.unpack(self.read(8, offset))[0]
-        return number
-
-
-_Known = tuple[bytes, dict[tuple[int, ...], int], list[dict[int, int]]]
+        numbers = secrets.token_bytes(8) + _SLOT.pack(secrets.randbits(32))
+        super().__init__(path, temp, _N_SLOTS, at_least=_N_SLOTS, header=numbers)
 
 
 class ChangeCounters:
-    """The change counters in one table, or in several: then a change in any of them changes the counter.
+    """The change counters of one cache. A folder's name with a "/" at its end means its listing.
 
-    `paths` are those of the tables that are files. `is_private`: there are none, so other processes see no change.
-    Reading raises OSError if a table cannot be read.
+    They are in the cache directory. As soon as a process cannot write them there, they are also in `MEMORY_FOLDER`, for
+    all processes of the machine and until it restarts: containers that share the directory have memory of their own, so
+    the directory comes first. With several tables, a change in any of them changes the counter.
     """
 
-    def __init__(self, *tables: ChangeTable) -> None:
-        self.tables = tables
-        self._main, self._further = tables[0], tables[1:]
-        # A generation, and since it was current, the counters and what was read of each table, by offset. Replaced as a
-        # whole: a thread that is late adds what it read to the old one.
-        self._known: _Known = b"", {}, [{} for _ in tables]
-        self.paths = [table.path for table in tables if table.path is not None and not table.is_private]
-        self.is_private = not self.paths
+    def __init__(self, root: str, warnings: WarnOnce) -> None:
+        name = hashlib.blake2b(root.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        self.in_memory = f"{MEMORY_FOLDER}/cachedfs-{os.geteuid()}-{name}"
+        self._directory: CacheDirectory | None = None
+        self._warnings = warnings
+        self._tables: tuple[_Table, ...] = ()  # opened when first needed, and again after they were released
+        # A generation, and the counters since it was current, by their slots. Replaced as a whole: a thread that is late
+        # adds what it read to the old ones.
+        self._known: tuple[bytes, dict[tuple[int, ...], int]] = b"", {}
+
+    def move_to(self, directory: CacheDirectory | None) -> None:
+        """Use the table in `directory` from now on; with None, that in memory alone."""
+        self._directory, self._tables = directory, ()
+
+    @property
+    def tables(self) -> tuple[_Table, ...]:
+        """The tables in use: the first one is in the directory if that can be written."""
+        if not (tables := self._tables):
+            tables = self._tables = self._opened()
+            if tables[0].is_private:
+                self._warnings.slower(
+                    f"{tables[0].trouble}: changes by other processes cannot be noticed, so metadata is checked "
+                    'at each use, as with max_age=0, except with max_age="immutable"'
+                )
+        return tables
+
+    @property
+    def is_private(self) -> bool:
+        """Whether changes by other processes cannot be seen: no table is in a file."""
+        return self.tables[0].is_private
+
+    @property
+    def paths(self) -> set[str | None]:
+        return _paths(self.tables)
 
     def at(self, slots: tuple[int, ...]) -> int:
-        """Return the current counter made of `slots`: 63 bits."""
-        main = self._main
-        generation = os.pread(main.fd, 8, _GENERATION_AT) if main.fd >= 0 else b""
-        if len(generation) != 8:
-            generation = main.generation()  # memory, or a truncated file
-        for table in self._further:
-            generation += table.generation()
-        known = self._known
-        if known[0] != generation or len(known[1]) > _MOST_KNOWN:
-            known = self._known = generation, {}, [{} for _ in self.tables]
-        found = known[1].get(slots)
-        if found is None:
-            found = known[1][slots] = self._read(slots, known[2])
-        return found
+        """Return the current counter made of `slots`, which `slots_of` returns: 63 bits."""
+        for _ in range(_N_TRIES):
+            tables = self._tables or self.tables
+            try:
+                generation = b""
+                for table in tables:
+                    generation += os.pread(table.fd, 8, _GENERATION_AT)
+                known = self._known
+                if known[0] != generation or len(known[1]) > _MOST_KNOWN:
+                    known = self._known = generation, {}
+                found = known[1].get(slots)
+                if found is None:
+                    found = _counter(tables, slots, known[1])
+                return found
+            except (OSError, struct.error):  # it cannot be read, or was truncated
+                self._release(tables)
+        return secrets.randbits(63)  # equals no other: what is stored with it is not used again
 
-    def _read(self, slots: tuple[int, ...], numbers: Sequence[dict[int, int]]) -> int:
-        """Return the counter made of `slots`; `numbers` has what was read of each table, by offset."""
-        counter, offsets = 0, [_START_AT, *(HEADER_SIZE + 8 * slot for slot in slots)]
-        for table, known in zip(self.tables, numbers, strict=True):
-            for offset in offsets:
-                if (number := known.get(offset)) is None:
-                    number = known[offset] = table.number_at(offset)
-                counter = 3 * counter ^ number  # times 3: equal numbers in two slots must not cancel out
-        return counter & _MASK63
+    def counter(self, identity: str, path: str) -> int:
+        """Return the change counter of `path`: it differs after a change of the path by any process."""
+        return self.at(slots_of(identity, path))
 
-    def changed_at(self, slots: tuple[int, ...]) -> int:
-        """Return the second of the last change of any of the slots by `clock`, rounded down; 0 without one."""
-        return max(table.slot(slot) >> _SECONDS for table in self.tables for slot in slots)
+    def listing_counter(self, identity: str, folder: str) -> int:
+        """Return the change counter of the listing of `folder`: it differs after any change below the folder."""
+        return self.at(slots_of(identity, f"{folder}/"))
 
     def epoch(self, identity: str) -> int:
         """Return a number that differs after any change at this origin."""
-        return self._read((_epoch_slot(_crc(identity)),), [{} for _ in self.tables])
+        return self.at((_epoch_slot(identity),))
 
-    def change(self, identity: str, paths: Iterable[str], *, tree: bool) -> Sequence[ChangeTable]:
-        """Change the counters of `paths`, of the folders above them and of the listings of those folders.
+    def changed_at(self, identity: str, path: str) -> int:
+        """Return the second of the last change of `path` by `clock`, rounded down; 0 without one.
 
-        Return the tables that could not be written.
-
-        The epoch changes first: a process that reads the old epoch has seen no part of this change. Every slot gets a
-        number that it never had, without being read: if two processes write at once, either number is right.
+        Paths may share a slot, so the result may be too late, but never too early.
         """
-        base, paths = _crc(identity), list(paths)
-        slots = [_epoch_slot(base)]
-        if tree:
-            slots += [_tree_slot(path, base) for path in paths]
-        return self._change(slots + [_slot(name, base) for name in _names_touched(paths)])
+        tables, slots = self.tables, slots_of(identity, path)
+        try:
+            numbers = [table.read(8, HEADER_SIZE + 8 * slot) for table in tables for slot in slots]
+        except OSError:
+            self._release(tables)
+            return int(clock.now())
+        return max(int.from_bytes(number, "little") for number in numbers) >> _SECONDS
 
-    def change_alone(
-        self, identity: str, paths: Iterable[str], folders: Iterable[str]
-    ) -> Sequence[ChangeTable]:
+    def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
+        """Change the counters of `paths` and everything above them; with `tree`, also of everything below them.
+
+        The epoch changes first: a process that reads the old epoch has seen no part of this change.
+        """
+        paths, names = list(paths), set[str]()
+        for path in paths:
+            names |= {path, f"{path}/"}
+            while path:
+                path = path.rpartition("/")[0]
+                names |= {path, f"{path}/"}
+        trees = [_HALF + _slot(identity, path) for path in paths if tree]
+        self._change([_epoch_slot(identity), *trees, *(_slot(identity, name) for name in names)])
+
+    def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
         """Change the counters of `paths`, of the listings that contain them, and of everything below `folders`.
 
-        For changes that the origin reports: there, a changed file does not change the folders above it. Return the
-        tables that could not be written.
+        For changes that the origin reports: there, a changed file does not change the folders above it.
         """
-        base = _crc(identity)
-        slots = [_epoch_slot(base)]
-        for path in paths:
-            slots += [_slot(path, base), _slot(path.rpartition("/")[0] + "/", base)]
-        return self._change(slots + [_tree_slot(folder, base) for folder in folders])
+        names = [name for path in paths for name in (path, path.rpartition("/")[0] + "/")]
+        trees = [_HALF + _slot(identity, folder) for folder in folders]
+        self._change([_epoch_slot(identity), *(_slot(identity, name) for name in names), *trees])
 
-    def _change(self, slots: Sequence[int]) -> Sequence[ChangeTable]:
+    def _change(self, slots: Sequence[int]) -> None:
+        before = self.tables
+        self._write(before, slots)
+        # The file may have been deleted, and other processes may use a new one already.
+        with contextlib.suppress(OSError):
+            self.look()
+        if (now := self.tables) is not before:
+            self._write(now, slots)
+
+    def _write(self, tables: Sequence[_Table], slots: Sequence[int]) -> None:
+        """Give the slots a number that they never had, without reading: if two processes write, either one is right."""
         # The clock of metadata: the times of metadata are compared with this one.
-        value = (int(clock.now()) & MASK32) << _SECONDS | secrets.randbits(32)
+        number = _SLOT.pack((int(clock.now()) & MASK32) << _SECONDS | secrets.randbits(32))
+        pieces = [(HEADER_SIZE + 8 * slot, number) for slot in slots]
+        # Last: a process that reads the new generation reads the new slots too.
+        pieces.append((_GENERATION_AT, secrets.token_bytes(8)))
         failed = []
-        for table in self.tables:
+        for table in tables:
             try:
-                table.change(slots, value)
+                table.write(pieces)
             except OSError:
                 failed.append(table)
-        return failed
+        if failed:
+            # First make the table in memory: a process that finds the others invalid then finds this one.
+            if self.in_memory not in _paths(tables):
+                self._open_in_memory()
+            for table in failed:
+                table.invalidate()
+            self._release(tables)
+
+    def look(self, again: bool = False) -> None:
+        """Release tables that were deleted or replaced, so that all processes use the same ones.
+
+        Use one that others made in memory meanwhile; with `again`, also one that could not be opened before. Raises
+        OSError if that cannot be checked.
+        """
+        tables = self._tables
+        if not all(table.is_current() for table in tables):
+            self._release(tables)
+            return
+        is_new_in_memory = self.in_memory not in _paths(tables) and disk.state(self.in_memory) is not None
+        if tables and (again or is_new_in_memory):
+            found = self._opened()
+            # Only for tables that more processes see: new ones invalidate all metadata.
+            if _paths(found) > _paths(tables):
+                self._tables = found
+
+    def _release(self, tables: Sequence[_Table]) -> None:
+        """Release tables: the next use opens those that other processes use now."""
+        if self._tables is tables:
+            self._tables = ()
+
+    def _opened(self) -> tuple[_Table, ...]:
+        tables = []
+        if self._directory is not None:
+            tables.append(_Table(self._directory.change_counters, self._directory.temp()))
+        if not tables or tables[0].is_private or disk.size_of(self.in_memory):
+            tables.append(self._open_in_memory())
+        return tuple(table for table in tables if not table.is_private) or (tables[0],)
+
+    def _open_in_memory(self) -> _Table:
+        return _Table(self.in_memory, f"{self.in_memory}.{os.urandom(8).hex()}")
 
 
-def _names_touched(paths: Iterable[str]) -> set[str]:
-    """Return the paths, all folders above them, and the listings (name plus "/") of all of these."""
-    names: set[str] = set()
-    for path in paths:
-        names.add(path)
-        names.add(path + "/")
-        above = path
-        while above:
-            above = above.rpartition("/")[0]
-            if above in names and above + "/" in names:
-                break
-            names.add(above)
-            names.add(above + "/")
-    return names
+def _paths(tables: Iterable[_Table]) -> set[str | None]:
+    return {table.path for table in tables if not table.is_private}
 
 
-@lru_cache(100)
-def _crc(identity: str) -> int:
-    return zlib.crc32(identity.encode("utf-8", "surrogatepass") + b"\0")
+def _counter(tables: Iterable[_Table], slots: tuple[int, ...], known: dict[tuple[int, ...], int]) -> int:
+    """Return the counter made of `slots`, the last first; `known` has those of the folders that were read before.
 
-
-def _slot(name: str, base: int) -> int:
-    return _hash(name, base) % _HALF
-
-
-def _tree_slot(folder: str, base: int) -> int:
-    return _HALF + _hash(folder, base) % _HALF
+    Raises OSError, or struct.error after the end of a file.
+    """
+    if (counter := known.get(slots)) is None:
+        counter = _counter(tables, slots[1:], known) if slots else 0
+        for table in tables:
+            (number,) = _SLOT.unpack(os.pread(table.fd, 8, HEADER_SIZE + 8 * (slots[0] if slots else _START)))
+            counter = 3 * counter ^ number  # times 3: equal numbers in two slots must not cancel out
+        counter = known[slots] = counter & _MASK63
+    return counter
 
 
 @lru_cache(1000)  # a read needs the slots of its path several times
@@ -190,23 +249,16 @@ def slots_of(identity: str, path: str) -> tuple[int, ...]:
 
     They are the same in every process and forever. A folder's name with a "/" at its end means its listing.
     """
-    folder = path.rpartition("/")[0]
-    return (_slot(path, _crc(identity)), *(_tree_slots(identity, folder) if path else ()))
-
-
-@lru_cache(1000)  # many paths of one folder follow one another
-def _tree_slots(identity: str, folder: str) -> tuple[int, ...]:
-    """Return the slots of the trees that contain a path in `folder`, from the folder up to the root."""
-    base, slots = _crc(identity), [_tree_slot(folder, _crc(identity))]
-    while folder:
-        folder = folder.rpartition("/")[0]
-        slots.append(_tree_slot(folder, base))
+    slots = [_slot(identity, path)]
+    while path:
+        path = path.rpartition("/")[0]
+        slots.append(_HALF + _slot(identity, path))
     return tuple(slots)
 
 
-def _epoch_slot(base: int) -> int:
-    return _HALF + _hash("\0epoch", base) % _HALF
+def _slot(identity: str, name: str) -> int:
+    return zlib.crc32(f"{identity}\0{name}".encode("utf-8", "surrogatepass")) % _HALF
 
 
-def _hash(name: str, base: int) -> int:
-    return zlib.crc32(name.encode("utf-8", "surrogatepass"), base)
+def _epoch_slot(identity: str) -> int:
+    return _HALF + _slot(identity, "\0epoch")

@@ -12,9 +12,8 @@ import struct
 import time
 from collections.abc import Sequence
 
-from cachedfs.cache.change_counters import STATISTICS_AT
+from cachedfs.cache.change_counters import STATISTICS_AT, ChangeCounters
 from cachedfs.cache.locks import ByteRangeLocks
-from cachedfs.cache.shared_files import SharedFiles
 from cachedfs.common.types import Counted
 
 __all__ = ["SharedCounters"]
@@ -29,8 +28,8 @@ _MOST = 2.0**53  # doubles represent integers exactly up to here
 class SharedCounters:
     """Sums of the statistics of all processes that use one cache directory. Never raises on disk errors."""
 
-    def __init__(self, shared: SharedFiles, locks: ByteRangeLocks) -> None:
-        self._shared, self._locks = shared, locks
+    def __init__(self, counters: ChangeCounters, locks: ByteRangeLocks) -> None:
+        self._counters, self._locks = counters, locks
 
     def add(self, more: Sequence[int]) -> None:
         """Add what one process counted since its last call, in the order of the fields of `Counted`."""
@@ -45,7 +44,7 @@ class SharedCounters:
             *sums, since = self.total()
             added = [n + m for n, m in zip(sums, more, strict=True)]
             with contextlib.suppress(OSError):
-                table = self._shared.open_counters().tables[0]
+                table = self._counters.tables[0]
                 table.write([(STATISTICS_AT, _NUMBERS.pack(*added, since or begun))])
         finally:
             if is_ours:
@@ -54,7 +53,7 @@ class SharedCounters:
     def total(self) -> Counted:
         """Return the sums; zeros if nothing was counted yet, or if they cannot be read or are no valid counts."""
         with contextlib.suppress(OSError):
-            table = self._shared.open_counters().tables[0]
+            table = self._counters.tables[0]
             numbers = _NUMBERS.unpack(table.read(_NUMBERS.size, STATISTICS_AT))
             if all(math.isfinite(n) and 0 <= n < _MOST for n in numbers):
                 return Counted._make([*map(int, numbers[:-1]), numbers[-1]])

@@ -72,7 +72,7 @@ class CacheDirectory:
         self.change_counters = f"{root}/change-counters"
         self._layers = [(layer, None) for layer in _layer_roots(cache_dirs[1:])]
         self._locks, self._warnings, self._on_open = locks, warnings, on_open
-        self.on_look: list[Callable[[bool], object]] = []
+        self.on_look: list[Callable[[bool], object]] = [lambda again: self.index.look()]
         self.look_at = 0.0
         self.n_looks = 0
         self._again_at = time.monotonic() + AGAIN_S
@@ -94,7 +94,7 @@ class CacheDirectory:
         ValueError when the user named `cache_dir` (`explicit`): its content cannot be trusted, and the user can choose
         another one.
         """
-        self.cannot_store, is_readable = None, True
+        cannot_store, is_readable = None, True  # another thread may set the attribute meanwhile
         try:
             self.verify()
             self._had_index = disk.state(self.index_path) is not None
@@ -103,17 +103,16 @@ class CacheDirectory:
         except (ValueError, OSError) as error:
             if explicit and isinstance(error, ValueError):
                 raise
-            why = str(error)
+            cannot_store, is_readable = str(error), False
             if isinstance(error, OSError):
-                why = error.strerror or why
-                why = f"{self._cache_dir} cannot be written ({why}); give another cache_dir"
-            self.cannot_store, is_readable = why, False
+                why = error.strerror or error
+                cannot_store = f"{self._cache_dir} cannot be written ({why}); give another cache_dir"
             with contextlib.suppress(OSError):
                 is_readable = not any(why_unsafe(folder, os.lstat(folder), "") for folder in self._chain)
-        self.path = None if self.cannot_store else self.root
+        self.cannot_store, self.path = cannot_store, None if cannot_store else self.root
         self.roots = [*([(self.root, os.geteuid())] if is_readable else []), *self._layers]
-        if self.cannot_store is not None:
-            self._warnings.not_stored(self.cannot_store)
+        if cannot_store is not None:
+            self._warnings.not_stored(cannot_store)
             return
         if not self.is_network:
             self._locks.use(f"{self.root}/locks")
@@ -123,6 +122,8 @@ class CacheDirectory:
 
     def query(self, question: Callable[[IndexRows], T], otherwise: T) -> T:
         """Return the result of a query on the index; `otherwise` if there is no index or it cannot be read."""
+        if time.monotonic() >= self.look_at:
+            self.look()
         if self.path is None:
             return otherwise
         try:

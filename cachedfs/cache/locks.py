@@ -56,7 +56,12 @@ class ByteRangeLocks:
                 if held.setdefault(byte, mine) is not mine:
                     break
                 taken += 1
-            free = self._lock(first, taken) if taken and self.works_across_processes else taken
+            try:
+                if taken and self.works_across_processes:
+                    fcntl.lockf(_DESCRIPTORS.get(self._name) or self._open(), _TRY, taken, first)
+                free = taken
+            except OSError as error:
+                free = self._take_each(first, taken, error)
         except BaseException:  # an interrupt: the caller does not know what it holds
             for byte in range(first, first + taken):
                 self.release(byte)
@@ -123,26 +128,28 @@ class ByteRangeLocks:
                 if byte not in held:  # released meanwhile, perhaps before it was locked here
                     fcntl.lockf(new, fcntl.LOCK_UN, 1, byte)
 
-    def _lock(self, first: int, n: int) -> int:
-        """Lock bytes of the file: all, or those before the first that is not free; return how many.
+    def _open(self) -> int:
+        """Return the descriptor of the file, which stays open: closing it would release our locks."""
+        if (fd := _DESCRIPTORS.get(self._name)) is not None:
+            return fd
+        assert self.path is not None
+        return _DESCRIPTORS.setdefault(self._name, disk.open_lockable(self.path))
+
+    def _take_each(self, first: int, n: int, error: OSError) -> int:
+        """Lock bytes one by one, after locking all of them failed; return how many could be, counted from the first.
 
         If the filesystem has no locks, that is all of them: at worst blocks are fetched twice.
         """
-        try:
-            if (fd := _DESCRIPTORS.get(self._name)) is None:
-                assert self.path is not None
-                fd = _DESCRIPTORS.setdefault(self._name, disk.open_lockable(self.path))
-            fcntl.lockf(fd, _TRY, n, first)
+        if error.errno not in _BUSY:
+            self.works_across_processes = False
+            self._warn(f"locks on {self.path} do not work here ({error}): blocks may be fetched twice")
             return n
-        except OSError as error:
-            if error.errno not in _BUSY:
-                self.works_across_processes = False
-                self._warn(f"locks on {self.path} do not work here ({error}): blocks may be fetched twice")
-                return n
-        n_free = 0
-        while n > 1 and n_free < n and self._lock(first + n_free, 1):
-            n_free += 1
-        return n_free
+        for n_locked in range(n):
+            try:
+                fcntl.lockf(self._open(), _TRY, 1, first + n_locked)
+            except OSError:
+                return n_locked
+        return n
 
 
 def _inode(fd: int) -> int | None:

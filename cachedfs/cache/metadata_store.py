@@ -2,70 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
+from cachedfs.cache.change_counters import ChangeCounters
 from cachedfs.cache.directory import CacheDirectory
-from cachedfs.cache.index.database import IndexRows
+from cachedfs.cache.feed_store import STORED, FeedStore
+from cachedfs.cache.index.database import TROUBLE, IndexRows
 from cachedfs.cache.index.metadata_records import (
-    FeedPosition,
     FeedSnapshot,
     ListedName,
     ListingRecord,
     MetadataRecord,
     folder_of,
-    is_within,
+    hash_of,
+    new_version_at,
+    sealed,
+    unsealed,
 )
-from cachedfs.cache.index.metadata_rows import Sweep
-from cachedfs.cache.index.schema import Totals
-from cachedfs.cache.shared_files import SharedFiles
+from cachedfs.cache.index.schema import Totals, blob_of, origin_of, text_of
 from cachedfs.common.clock import boot_number, clock
-from cachedfs.common.types import Change, Changes, ObjectInfo
+from cachedfs.common.types import ObjectInfo
 from cachedfs.common.urls import is_url, stored_path
 from cachedfs.errors import CacheError
 
-__all__ = ["MetadataStore", "overtaken"]
+__all__ = ["MetadataStore"]
 
-_N_TRIES = 3  # a file that is replaced while it is read
 _SWEEP_S, _SWEEP_N = 60.0, 500  # old metadata is removed after this time, or when so many entries were added
 _SAME_CLOCK_US = 1_000_000  # clocks that differ less are not written
+_OLDEST_ENTRY_S = 7 * 86400.0
+_MOST_ENTRIES = 1_000_000
+_LISTING_TAKES_S = 3600.0  # at most, from its first request until it is stored
+_FEW = 512  # entries examined by a removal of old ones, besides twice the number added
 
-
-def overtaken(
-    stored: Mapping[str, Sequence[ObjectInfo | None]], now: Mapping[str, ObjectInfo | None]
-) -> set[str]:
-    """Return the paths whose stored metadata may be stale.
-
-    `stored` holds all stored metadata of each path where an item was or is now. `now` holds the current metadata at the
-    paths where it is now. If all of it is equal, nothing relevant changed (perhaps only a comment or a share).
-    """
-    return {
-        path
-        for path, infos in stored.items()
-        if any(not _is_same(info, now.get(path), path) for info in infos)
-    }
-
-
-def _is_same(info: ObjectInfo | None, now: ObjectInfo | None, path: str) -> bool:
-    if info is None or now is None:
-        return False  # absent: another item of that name may have become visible
-    return info == replace(now, path=path) and dict(info.details) == dict(now.details)
+_ADD = """INSERT OR IGNORE INTO metadata
+    (info, checked_at, change_counter, feed, folder_hash, item_hash, origin, path) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+_UPDATE = """UPDATE metadata
+    SET info = ?, checked_at = ?, change_counter = ?, feed = ?, folder_hash = ?, item_hash = ?
+    WHERE origin = ? AND path = ? AND checked_at <= ?"""
+_LISTING = (
+    "SELECT id, checked_at, change_counter, feed, folder_hash FROM listings WHERE origin = ? AND folder = ?"
+)
+_LISTING_SIZE = """SELECT (SELECT count(*) FROM (SELECT 1 FROM children WHERE listing = listings.id LIMIT ?))
+    FROM listings WHERE origin = ? AND folder = ?"""
+_CHILDREN = "SELECT path, info, change_counter FROM children WHERE listing = ? ORDER BY path"
+_ADD_LISTING = """INSERT INTO listings (origin, folder, checked_at, change_counter, feed, folder_hash)
+    VALUES (?, ?, ?, ?, ?, ?)"""
+_ADD_CHILD = "INSERT INTO children (listing, path, info, change_counter, item_hash) VALUES (?, ?, ?, ?, ?)"
+# Children of one listing that are files, and not equal in another one; the first 8 characters are checksums.
+_NEW_FILES = """SELECT 1 FROM children AS new WHERE listing = ? AND substr(info, 9, 7) = '["file"' AND NOT EXISTS (
+    SELECT 1 FROM children AS old WHERE old.listing = ? AND old.path = new.path
+    AND substr(old.info, 9) = substr(new.info, 9)) LIMIT 1"""
+# Times before those of all listings are not needed.
+_ADD_VERSION = """INSERT INTO versions SELECT ?, ?, ?
+    WHERE ? > min(?, (SELECT coalesce(min(checked_at), 1e99) FROM listings))
+    ON CONFLICT DO UPDATE SET known_at = max(known_at, excluded.known_at)"""
+_NEWEST = "SELECT known_at FROM versions WHERE origin = ? AND folder = ?"
+_OLD_VERSIONS = """DELETE FROM versions
+    WHERE known_at <= min(?, (SELECT coalesce(min(checked_at), 1e99) FROM listings))"""
+_OLD_ENTRIES = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = metadata.origin AND objects.path = metadata.path)
+    FROM metadata WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+# "0" is the character after "/": all paths below the folder are between the two.
+_OLD_LISTINGS = """SELECT id, checked_at, EXISTS (
+        SELECT 1 FROM objects WHERE objects.origin = listings.origin
+        AND objects.path > CAST(folder || '/' AS BLOB) AND objects.path < CAST(folder || '0' AS BLOB))
+    FROM listings WHERE checked_at < ? AND (checked_at, id) > (?, ?) ORDER BY checked_at, id LIMIT ?"""
+_REMOVED = "SELECT min(listing) FROM removed_listings"
+_REMOVE_CHILDREN = f"""DELETE FROM children WHERE listing = ({_REMOVED})
+    AND path IN (SELECT path FROM children WHERE listing = ({_REMOVED}) LIMIT ?)"""
 
 
 def _at(path: str, record: MetadataRecord) -> MetadataRecord:
     """Return the entry at another form of its path."""
-    if path == record.path:
-        return record
     return record._replace(path=path, info=record.info and replace(record.info, path=path))
-
-
-def _number_of_its_own() -> int:
-    """Return a change counter that equals no other: what is stored with it is not used again."""
-    return secrets.randbits(63)
 
 
 def _share_clock(totals: Totals) -> None:
@@ -81,21 +95,20 @@ def _share_clock(totals: Totals) -> None:
         totals.boot, totals.clock_us = boot, ours
 
 
-class MetadataStore:
+class MetadataStore(FeedStore):
     """The shared metadata: rows of the SQLite index, and change counters in shared files.
 
     A query returns None if the index cannot be read. A failed store raises CacheError.
     """
 
-    def __init__(self, own: CacheDirectory, shared: SharedFiles) -> None:
-        self._own = own
-        self.shared = shared
-        self._sweep = Sweep()
+    def __init__(self, own: CacheDirectory, counters: ChangeCounters) -> None:
+        super().__init__(own, counters)
         self._has_clock = False
-        # Our clock and that of the other processes when they were last compared.
-        self._clock_seen: object = None
         # What the table `versions` would hold, had it been stored: by (identity, folder).
         self._unstored: dict[tuple[str, str], float] = {}
+        # Old metadata is removed now and then: when, entries added since, and the (checked_at, id) examined last.
+        self._sweep_at, self._n_added = 0.0, 0
+        self._last_entry = self._last_listing = (0.0, 0)
 
     def look(self) -> float:
         """Once a second, use the shared files that other processes use now; return when to look again (monotonic)."""
@@ -105,7 +118,7 @@ class MetadataStore:
             self._own.query(lambda rows: _share_clock(rows.load_totals()), None)
         return self._own.look_at
 
-    # Metadata entries and listings
+    # Entries
 
     def lookup(self, identity: str, path: str) -> MetadataRecord | None:
         """Return the newest metadata of `path`; the caller compares its change counter with the current one."""
@@ -114,55 +127,91 @@ class MetadataStore:
     def find(self, identity: str, path: str) -> tuple[MetadataRecord | None, ListedName | None]:
         """Return the newest metadata of `path`, and what the listing of its folder says of it, in one query.
 
-        The caller compares both change counters with the current ones.
+        The metadata is from the path's own entry, or from that listing. The listing is None if there is none. The caller
+        compares both change counters with the current ones.
         """
         stored = stored_path(path) if "://" in path else path
-        nothing: tuple[MetadataRecord | None, ListedName | None] = None, None
-        found, listed = self._own.query(lambda rows: rows.find(identity, stored), nothing)
-        return found if found is None or stored == path else _at(path, found), listed
+        newest, listed = None, None
+        origin, name, folder = origin_of(identity), blob_of(stored), blob_of(folder_of(stored))
+        values = origin, name, name, origin, folder
+        found: list[Any] = self._own.query(lambda rows: rows.run(STORED, values).fetchall(), [])
+        try:
+            for of_listing, text, at, counter, *watch in found:
+                confirmed = self._confirmed(identity, *watch)
+                if of_listing is not None:
+                    listed = ListedName(float(at), of_listing, text is not None, confirmed)
+                if counter is not None and (newest is None or newest.checked_at < at):
+                    info = unsealed(text, path, identity, stored, at, counter, *watch)
+                    newest = MetadataRecord(identity, path, info, at, counter, confirmation=confirmed)
+        except TROUBLE:  # a row is damaged
+            return None, None
+        return newest, listed
 
     def keep_records(self, records: Sequence[MetadataRecord]) -> None:
         """Store metadata entries, each replacing an older one of its path. Raises CacheError."""
         if not records:
             return
+        new: dict[tuple[str, str], float] = {}
         if any("://" in record.path for record in records):
             records = [_at(stored_path(record.path), record) for record in records]
+        for each in records:
+            if each.new_at is not None:
+                key = each.identity, each.path.rpartition("/")[0]
+                new[key] = max(each.new_at, new.get(key, each.new_at))
+        with self._storing("metadata cannot be stored", len(records), new) as rows:
+            added = []
+            for identity, path, info, checked_at, counter, watch, *_ in records:
+                watched = self._watched(rows, identity, watch) if watch else (None, None)
+                item = _item_of(identity, info) if watched[0] is not None else None
+                text = sealed(info, identity, path, float(checked_at), counter, *watched)
+                place = origin_of(identity), blob_of(path)
+                added.append((text, checked_at, counter, *watched, item, *place))
+            n_added = rows.run_many(_ADD, added).rowcount
+            rows.totals.entries += n_added
+            if n_added < len(added):
+                rows.run_many(_UPDATE, [(*row, row[1]) for row in added])
+
+    @contextlib.contextmanager
+    def _storing(self, what: str, n_added: int, new: dict[tuple[str, str], float]) -> Iterator[IndexRows]:
+        """Run the block in one transaction; store the times of new versions, by (identity, folder), at its end.
+
+        If that fails they are kept in memory: older listings may lack objects. Now and then, remove old metadata.
+        """
         try:
-            with self._own.writing("metadata cannot be stored") as rows:
-                rows.keep_records(records, clock.now())
-                self._sweep.added += len(records)
-                seen = clock.offset, rows.totals.clock_us, self._sweep.added < _SWEEP_N
-                if seen != self._clock_seen or time.monotonic() >= self._sweep.due_at:
-                    self._finish(rows)
+            with self._own.writing(what) as rows:
+                yield rows
+                if new:
+                    now = clock.now() - _LISTING_TAKES_S
+                    values = [(origin_of(each), blob_of(at), t, t, now) for (each, at), t in new.items()]
+                    rows.run_many(_ADD_VERSION, values)
+                if clock.offset > 0 and abs(clock.offset * 1e6 - rows.totals.clock_us) > _SAME_CLOCK_US:
+                    _share_clock(rows.totals)
+                self._n_added += n_added
+                if self._n_added >= _SWEEP_N or time.monotonic() >= self._sweep_at:
+                    self._remove_old(rows, time.time())
         except CacheError:
-            for each in records:
-                self._remember(each.identity, folder_of(each.path), each.new_at)
+            for key, at in new.items():
+                self._unstored[key] = max(at, self._unstored.get(key, at))
             raise
 
-    def _finish(self, rows: IndexRows) -> None:
-        """Share the clock, and now and then remove old metadata."""
-        _share_clock(rows.totals)
-        self._clock_seen = clock.offset, rows.totals.clock_us, True
-        if self._sweep.added >= _SWEEP_N or time.monotonic() >= self._sweep.due_at:
-            self._sweep.due_at = time.monotonic() + _SWEEP_S
-            rows.remove_old(time.time(), self._sweep)
-
-    def _remember(self, identity: str, folder: str, at: float | None) -> None:
-        """Keep the time of a new version in memory if it cannot be stored: older listings may lack objects."""
-        if at is not None:
-            key = identity, folder
-            self._unstored[key] = max(at, self._unstored.get(key, at))
+    # Listings
 
     def listing(self, identity: str, folder: str) -> ListingRecord | None:
         """Return the children in the last listing of `folder`, ignoring newer metadata of single children."""
-        return self._own.query(lambda rows: rows.listing(identity, folder), None)
+        found = self._own.query(lambda rows: _listing(rows, identity, folder), None)
+        if found is None:
+            return None
+        infos, checked_at, counter, *watch = found
+        return ListingRecord(infos, checked_at, counter, self._confirmed(identity, *watch))
 
     def listing_size(self, identity: str, folder: str, *, most: int) -> int | None:
         """Return the number of children in the listing of `folder`, counted up to `most`; None without a listing.
 
         The listing may be of any age.
         """
-        return self._own.query(lambda rows: rows.listing_size(identity, folder, most), None)
+        at = origin_of(identity), blob_of(folder)
+        found = self._own.query(lambda rows: rows.run(_LISTING_SIZE, (most, *at)).fetchone(), None)
+        return None if found is None else int(found[0])
 
     def keep_listings(
         self,
@@ -180,165 +229,125 @@ class MetadataStore:
         `folder_counters` holds the counters of the listings by folder. All were read before the request to the origin.
         `watch` is given for a single listing only.
         """
-        try:
-            with self._own.writing("listings cannot be stored") as rows:
-                for folder, infos in listings.items():
-                    if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
-                        continue  # names in it contain secrets
-                    new_at = rows.keep_listing(
-                        identity,
-                        folder,
-                        infos,
-                        checked_at=checked_at,
-                        counter=folder_counters[folder],
-                        counters=counters,
-                        watch=watch,
-                    )
-                    if new_at is not None:
-                        rows.keep_version(identity, folder, new_at, clock.now())
-                self._sweep.added += sum(map(len, listings.values()))
-                self._finish(rows)
-        except CacheError:
-            for folder in listings:
-                self._remember(identity, folder, clock.now())
-            raise
+        n_added, now = sum(map(len, listings.values())), clock.now()
+        new = {(identity, folder): now for folder in listings}
+        with self._storing("listings cannot be stored", n_added, new) as rows:
+            for folder, infos in listings.items():
+                if is_url(folder) and any(info.path != stored_path(info.path) for info in infos):
+                    del new[identity, folder]
+                    continue  # names in it contain secrets
+                watched = self._watched(rows, identity, watch)
+                at = checked_at, folder_counters[folder], *watched
+                new_at = self._keep_listing(rows, identity, folder, infos, at, counters)
+                del new[identity, folder]
+                if new_at is not None:
+                    new[identity, folder] = new_at
+
+    def _keep_listing(
+        self,
+        rows: IndexRows,
+        identity: str,
+        folder: str,
+        infos: Sequence[ObjectInfo],
+        at: tuple[float, int, int | None, int | None],
+        counters: Mapping[str, int],
+    ) -> float | None:
+        """Store all children of `folder`, replacing an older listing, whose children later writes delete.
+
+        Return the time by which the newest object that was not known before existed; None without one.
+        """
+        checked_at, _, *watched = at
+        place = origin_of(identity), blob_of(folder)
+        found = rows.run(_LISTING, place).fetchone()
+        if found is not None:
+            _remove_listing(rows, found[0])
+        listing = rows.run(_ADD_LISTING, (*place, *at)).lastrowid
+        children = {info.path: (info, counters.get(info.path)) for info in infos}
+        rows.run_many(
+            _ADD_CHILD,
+            (
+                (
+                    listing,
+                    blob_of(path),
+                    sealed(info, identity, path, float(checked_at), own, *watched),
+                    own,
+                    None if watched[0] is None else _item_of(identity, info),
+                )
+                for path, (info, own) in children.items()
+            ),
+        )
+        rows.totals.entries += len(children)
+        if found is not None:
+            has_new = rows.run(_NEW_FILES, (listing, found[0])).fetchone()
+            return checked_at if has_new else None
+        made = (new_version_at(info, None, checked_at, is_first=True) for info in infos)
+        return max((at for at in made if at is not None), default=None)
 
     def newest_version(self, identity: str, folder: str) -> float:
         """Return the time by which the newest known version of an object in `folder`, or in a folder above it, existed.
 
-        An older listing of `folder` may lack objects that belong to that version.
+        An older listing of `folder` may lack objects that belong to that version. It is 0 if all are older than every
+        listing.
         """
-        stored = stored_path(folder)
-        newest = self._own.query(lambda rows: rows.newest_version(identity, stored), math.inf)
-        unstored = list(self._unstored.items())
-        above = (at for (origin, each), at in unstored if origin == identity and is_within(stored, each))
-        return max([newest, *above])
+        names = [stored_path(folder)]
+        while names[-1]:
+            names.append(folder_of(names[-1]))
+        keys = [(origin_of(identity), blob_of(name)) for name in names]
+        newest = self._own.query(
+            lambda rows: max([0.0, *(at for key in keys for (at,) in rows.run(_NEWEST, key))]), math.inf
+        )
+        return max([newest, *(self._unstored.get((identity, name), 0.0) for name in names)])
 
-    # Change feeds: the origin's own list of what changed
+    # What is removed
 
-    def feed(self, identity: str, part: str) -> FeedPosition | None:
-        """Return the stored position of the change feed of `part` of an origin; None without one."""
-        if not self.sees_other_processes:
-            return None  # the rows are shared, but other processes would not see our change counters
-        return self._own.query(lambda rows: rows.feed(identity, part), None)
+    def _remove_old(self, rows: IndexRows, now_s: float) -> None:
+        """Delete some old or surplus entries, and children of removed listings; examine more rows than were added.
 
-    def begin_feed(self, identity: str, part: str, token: str, checked_at: float) -> None:
-        """Store where a change feed begins, unless it is stored already. Raises CacheError."""
-        with self._own.writing("a change feed cannot be stored") as rows:
-            rows.begin_feed(identity, part, token, checked_at)
-
-    def follow_feed(self, identity: str, feed: FeedPosition, changes: Changes, *, checked_at: float) -> None:
-        """Invalidate what `changes` since `feed` made stale; the rest counts as checked at `checked_at`.
-
-        Safe to repeat, and in two processes at once. Raises CacheError; then nothing counts as checked.
+        Metadata of objects with cached blocks stays, so that they can be read offline. Entries that stay are not
+        examined again before all others.
         """
-        old: set[str] = set()
-        folders: set[str] = set()
-        with self._own.writing("changes cannot be stored") as rows:
-            now = rows.feed_by_id(identity, feed.id)
-            if now is None:
-                return  # the feed was removed meanwhile, and no longer confirms what it watched
-            for change in changes.items:
-                paths, above = self._outdated(rows, identity, feed, change)
-                old |= paths
-                # The feed does not say whether a folder, and everything below it, was invisible for a while.
-                # This does not concern the top folder, unless it is gone.
-                folders.update(path for path in above if "/" in path or change.info is None)
-            if old or folders:
-                # After a crash here too much is invalidated, and the same changes are requested again.
-                self.overtaken(identity, old, folders)
-            # Another process may have polled from the same token. It saw at least these changes.
-            token = changes.token if now.token == feed.token else now.token
-            rows.advance_feed(
-                identity, FeedPosition(now.id, token, checked_at, now.number + bool(changes.items))
-            )
+        too_many = rows.totals.entries > _MOST_ENTRIES
+        limit = now_s if too_many else now_s - _OLDEST_ENTRY_S
+        n, few = _FEW + 2 * self._n_added, 1 if too_many else _FEW
+        self._n_added, self._sweep_at = 0, time.monotonic() + _SWEEP_S
+        entries = rows.run(_OLD_ENTRIES, (limit, *self._last_entry, n)).fetchall()
+        listings = rows.run(_OLD_LISTINGS, (limit, *self._last_listing, few)).fetchall()
+        self._last_entry, self._last_listing = _reached(entries, n), _reached(listings, few)
+        old = [(id,) for id, _, has_blocks in entries if not has_blocks]
+        rows.run_many("DELETE FROM metadata WHERE id = ?", old)
+        for listing, _, has_blocks in listings:
+            if not has_blocks:
+                _remove_listing(rows, listing)
+        n_children = rows.run(_REMOVE_CHILDREN, (n,)).rowcount
+        if not n_children:
+            rows.run(f"DELETE FROM removed_listings WHERE listing = ({_REMOVED})")
+        rows.totals.entries -= len(old) + n_children
+        rows.run(_OLD_VERSIONS, (now_s - _LISTING_TAKES_S,))
 
-    def _outdated(
-        self, rows: IndexRows, identity: str, feed: FeedPosition, change: Change
-    ) -> tuple[set[str], list[str]]:
-        """Return the paths whose stored metadata a change made stale, and those of the changed item if it is a folder."""
-        here = {
-            f"{folder}/{name}": change.info
-            for id, name in change.places
-            for folder in rows.folders_of(identity, feed, id)
-        }
-        stored = {
-            path: [
-                info for info, of, at in rows.stored_at(identity, path) if self.counter(identity, of) == at
-            ]
-            for path in {*rows.paths_of(identity, change.id), *here}
-        }
-        return overtaken(stored, here), rows.folders_of(identity, feed, change.id)
 
-    def drop_feed(self, feed: FeedPosition) -> None:
-        """Delete a change feed that cannot continue. Raises CacheError."""
-        with self._own.writing("a change feed cannot be removed") as rows:
-            rows.remove_feed(feed)
+def _reached(rows: list[Any], limit: int) -> tuple[float, int]:
+    """Return where the next search starts: after these rows, or at the beginning after the last ones."""
+    return (rows[-1][1], rows[-1][0]) if len(rows) == limit else (0.0, 0)
 
-    # Change counters: no SQLite
 
-    @property
-    def sees_other_processes(self) -> bool:
-        """True if changes by other processes are noticed: the change counters are in a shared file."""
-        return not (self.shared.counters or self.shared.open_counters()).is_private
+def _listing(rows: IndexRows, identity: str, folder: str) -> tuple[Any, ...] | None:
+    """Return the children in a listing, its time and change counter, and the feed and folder that are watched."""
+    found = rows.run(_LISTING, (origin_of(identity), blob_of(folder))).fetchone()
+    if found is None:
+        return None
+    id, checked_at, counter, *watch = found
+    infos = []
+    for name, text, own in rows.run(_CHILDREN, (id,)):
+        path = text_of(name)
+        infos.append(unsealed(text, path, identity, path, checked_at, own, *watch))
+    return [info for info in infos if info is not None], checked_at, counter, *watch
 
-    def counter(self, identity: str, path: str) -> int:
-        """Return the change counter of `path`: it differs after a change of the path by any process."""
-        return self.counter_at(slots_of(identity, path))
 
-    def listing_counter(self, identity: str, folder: str) -> int:
-        """Return the change counter of the listing of `folder`: it differs after any change below the folder."""
-        return self.counter_at(slots_of(identity, f"{folder}/"))
+def _remove_listing(rows: IndexRows, listing: int) -> None:
+    """Delete a listing at once; later writes delete its children, perhaps a million."""
+    rows.run("DELETE FROM listings WHERE id = ?", (listing,))
+    rows.run("INSERT INTO removed_listings VALUES (?)", (listing,))
 
-    def changed_at(self, identity: str, path: str) -> int:
-        """Return the Unix second of the last change of `path` that this cache recorded; 0 without one.
 
-        A folder's name with a trailing "/" means its listing. Paths may share a slot, so the result may be too late,
-        but never too early.
-        """
-        return self._read(lambda counters: counters.changed_at(slots_of(identity, path)))
-
-    def epoch(self, identity: str) -> int:
-        """Return a number that differs after any change at this origin."""
-        return self._read(lambda counters: counters.epoch(identity))
-
-    def _read(self, question: Callable[[ChangeCounters], int]) -> int:
-        """Return a number read from the change counters: from others, if these were truncated or cannot be read."""
-        for _ in range(_N_TRIES):
-            counters = self.shared.open_counters()
-            try:
-                return question(counters)
-            except OSError:
-                self.shared.release_unreadable(counters)
-        return _number_of_its_own()
-
-    def changed(self, identity: str, paths: Iterable[str], *, tree: bool = False) -> None:
-        """Change the counters of `paths` and everything above them; with `tree`, also of everything below them."""
-        paths = list(paths)
-        self._change(lambda counters: counters.change(identity, paths, tree=tree))
-
-    def overtaken(self, identity: str, paths: Iterable[str], folders: Iterable[str]) -> None:
-        """Change the counters of `paths`, of the listings that contain them, and of everything below `folders`.
-
-        Folders above them keep theirs.
-        """
-        paths, folders = list(paths), list(folders)
-        self._change(lambda counters: counters.change_alone(identity, paths, folders))
-
-    def _change(self, change: Callable[[ChangeCounters], Sequence[ChangeTable]]) -> None:
-        before = self.shared.open_counters()
-        self.shared.release_unwritable(before, change(before))
-        # The file may have been deleted, and other processes may use a new one already.
-        self._own.look_now()
-        now = self.shared.open_counters()
-        if now is not before:
-            self.shared.release_unwritable(now, change(now))
-
-    slots_of = staticmethod(slots_of)
-
-    def counter_at(self, slots: tuple[int, ...]) -> int:
-        """Return the change counter stored in these slots, which `slots_of` returns."""
-        try:
-            return (self.shared.counters or self.shared.open_counters()).at(slots)
-        except OSError:
-            return self._read(lambda counters: counters.at(slots))
+def _item_of(identity: str, info: ObjectInfo | None) -> int | None:
+    return None if info is None or info.id is None else hash_of(identity, info.id)

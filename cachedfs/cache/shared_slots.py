@@ -27,7 +27,7 @@ __all__ = ["HEADER_SIZE", "MASK32", "SharedSlots"]
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of slots
 HEADER_SIZE = 4096
-_identity = attrgetter("st_dev", "st_ino")
+_place = attrgetter("st_dev", "st_ino")
 _FEWEST_SLOTS = 4  # one bucket of access records
 MASK32 = (1 << 32) - 1
 
@@ -35,8 +35,8 @@ MASK32 = (1 << 32) - 1
 class SharedSlots:
     """One file of 64-bit slots behind a header.
 
-    `size` is that of the file in bytes. `is_private`: the slots are memory of this process. `trouble` is the reason why the file at `path` is not used; None
-    if it is, or if none is wanted.
+    `size` is that of the file in bytes. `is_private`: the slots are memory of this process. `trouble` is the reason why
+    the file at `path` is not used; None if it is, or if none is wanted.
     """
 
     magic = b""
@@ -48,24 +48,21 @@ class SharedSlots:
 
         A new file has `n_slots` slots and replaces one with fewer than `at_least`. Its header ends with `header`.
         """
-        self.path = path
-        self.n_slots = n_slots
+        self.path, self.n_slots, self.fd = path, n_slots, -1
         self.trouble: str | None = None
-        self.fd = -1
-        self._identity: object = None  # device and inode of the file behind the descriptor
+        self._place: object = None  # device and inode of the file behind the descriptor
         header = _HEADER.pack(self.magic, n_slots) + header
-        if path is not None:
-            try:
-                if not self._open(path, at_least):
-                    self._make(path, temp, header)
-            except OSError as error:
-                self.trouble = f"{path} cannot be shared with other processes: {error}"
+        try:
+            if path is not None and not self._open(path, at_least):
+                self._make(path, temp, header)
+        except OSError as error:
+            self.trouble = f"{path} cannot be shared with other processes: {error}"
         self.is_private = self.fd < 0
         if self.is_private:
             self.n_slots = n_slots
             with contextlib.suppress(OSError):  # no descriptor is free: nothing can be read or written
                 fd = disk.memory_file(header, HEADER_SIZE + 8 * n_slots)
-                self._identity = _identity(os.fstat(fd))
+                self._place = _place(os.fstat(fd))
                 self.fd = fd
         self.size = HEADER_SIZE + 8 * self.n_slots
 
@@ -73,13 +70,8 @@ class SharedSlots:
         # Closed when no thread uses it any more. A program that closed all descriptors may have another file there.
         if getattr(self, "fd", -1) >= 0:
             with contextlib.suppress(OSError):
-                if self._is_ours():
+                if _place(os.fstat(self.fd)) == self._place:
                     os.close(self.fd)
-
-    @classmethod
-    def may_have(cls, n_slots: int) -> bool:
-        """Return whether a valid file may have this many slots: a power of two (indexes are masked), whole buckets."""
-        return n_slots >= _FEWEST_SLOTS and n_slots & (n_slots - 1) == 0
 
     def read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset`. Raises OSError, also if the file was truncated."""
@@ -90,9 +82,9 @@ class SharedSlots:
 
     def write(self, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Write all (offset, bytes), in order. Raises OSError; the pieces before the failed one are then written."""
-        if not self._is_ours():  # never write into a file that somebody else has opened since
-            raise OSError(errno.EBADF, "its descriptor was closed by other code", self.path)
         fd, pwrite = self.fd, os.pwrite
+        if _place(os.fstat(fd)) != self._place:  # never write into a file that somebody else has opened since
+            raise OSError(errno.EBADF, "its descriptor was closed by other code", self.path)
         for offset, data in pieces:
             if pwrite(fd, data, offset) != len(data):
                 raise OSError(errno.ENOSPC, "it was written in part", self.path)
@@ -104,51 +96,45 @@ class SharedSlots:
         """
         if self.is_private or self.path is None:
             return True
-        status = disk.state(self.path)
-        is_there = status is not None and _identity(status) == self._identity and status.st_size == self.size
-        return is_there and self._is_ours()
+        there = disk.state(self.path)
+        is_there = there is not None and there.st_size == self.size and _place(there) == self._place
+        return is_there and _place(os.fstat(self.fd)) == self._place
 
     def invalidate(self) -> None:
         """Make the file invalid for all processes, as far as possible: they notice at their next read."""
         if self.is_private or self.path is None:
             return
         try:
-            if self._is_ours():
+            if _place(os.fstat(self.fd)) == self._place:
                 disk.truncate(self.fd)
         except OSError:
             with contextlib.suppress(OSError):  # read-only: others notice when they write, or in a second
                 disk.unlink(self.path)
 
-    def _is_ours(self) -> bool:
-        """Return whether the descriptor is still that of our file. Raises OSError if it is closed."""
-        return _identity(os.fstat(self.fd)) == self._identity
-
     def _open(self, path: str, at_least: int) -> bool:
         """Open a valid file at `path`; return False if there is none. Remove an invalid file."""
-        status = disk.state(path)
+        status, fd = disk.state(path), -1
         if status is None:
             return False
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            disk.unlink(path)
-            return False
         try:
-            fd = disk.open_to_update(path)
-        except FileNotFoundError:  # deleted meanwhile: create it
-            return False
-        is_valid = False
-        try:
-            status = os.fstat(fd)
-            magic, n_slots = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
-            is_valid = magic == self.magic and self.may_have(n_slots) and n_slots >= at_least
-            is_valid = is_valid and status.st_size == HEADER_SIZE + 8 * n_slots
-            if is_valid:
-                self.n_slots, self._identity, self.fd = n_slots, _identity(status), fd
-            elif (now := disk.state(path)) is not None and _identity(now) == _identity(status):
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                fd = disk.open_to_update(path)
+                status = os.fstat(fd)
+                magic, n_slots = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+                # A power of two, because indexes are masked.
+                is_valid = n_slots >= max(at_least, _FEWEST_SLOTS) and n_slots & (n_slots - 1) == 0
+                if is_valid and magic == self.magic and status.st_size == HEADER_SIZE + 8 * n_slots:
+                    self.n_slots, self._place, self.fd = n_slots, _place(status), fd
+                    return True
+            now = disk.state(path)  # another process may have replaced it
+            if now is not None and _place(now) == _place(status):
                 disk.unlink(path)
+        except FileNotFoundError:  # deleted meanwhile: create it
+            pass
         finally:
-            if not is_valid:
+            if fd != self.fd:
                 os.close(fd)
-        return is_valid
+        return False
 
     def _make(self, path: str, temp: str, header: bytes) -> None:
         """Create the complete file and open it, or open the one that another process created first."""
@@ -159,18 +145,14 @@ class SharedSlots:
                 disk.write_all(fd, [header], 0)
             finally:
                 os.close(fd)
-            _publish(temp, path)
+            try:
+                os.link(temp, path)
+            except FileExistsError:  # another process was first
+                pass
+            except OSError:  # a filesystem without hard links
+                os.rename(temp, path)
         finally:
             with contextlib.suppress(OSError):
                 disk.unlink(temp)
         if not self._open(path, 1):
             raise OSError(errno.ESTALE, "it vanished or was replaced while it was opened")
-
-
-def _publish(temp: str, path: str) -> None:
-    try:
-        os.link(temp, path)  # fails if another process was first: its file is used
-    except FileExistsError:
-        return
-    except OSError:  # a filesystem without hard links
-        os.rename(temp, path)

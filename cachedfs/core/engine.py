@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from fsspec.utils import tokenize
 
@@ -25,6 +25,7 @@ from cachedfs.common.single_flight import SingleFlight
 from cachedfs.common.types import Counted, ObjectKey, Stats
 from cachedfs.config import Config
 from cachedfs.core.download import Download
+from cachedfs.core.inbox import Inbox
 from cachedfs.core.path_locks import PathLocks
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.core.speculation import SpeculativeQueue
@@ -48,7 +49,8 @@ WINDOW_SHARE = 4  # a readahead window is at most 1 / WINDOW_SHARE of the cache
 QUOTA_S = 3.0  # from the first request that is counted against a quota until the counts are stored
 UNREACHABLE_S = 30.0  # how long an origin counts as unreachable after a failed connection
 PUBLISH_S = 1.0  # between two additions to the statistics of all processes
-_EXITING = "the process is exiting: the read was canceled"
+DEADLOCK = "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
+EXITING = "the process is exiting: the read was canceled"
 COUNTED = Counted._fields[:-1]
 
 
@@ -96,6 +98,7 @@ class Engine(event_log.CounterSource):
         self._callers: dict[Coroutine[Any, Any, Any], Callable[[asyncio.Task[Any] | None], object]] = {}
         self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = WeakKeyDictionary()
         self.thread: threading.Thread | None = (
             None  # of the event loop: a blocking call would wait for itself there
         )
@@ -125,17 +128,19 @@ class Engine(event_log.CounterSource):
             raise OriginUnavailable(f"nothing can be fetched: {error}") from error
         return loop
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the event loop from another thread and return its result.
+    def call(self, function: Callable[[], object]) -> None:
+        """Have the event loop call `function`, from any thread; start the loop if there is none."""
+        self._inbox(self._loop or self.loop).add(function)
 
-        An interrupt cancels it.
-        """
+    def _inbox(self, loop: asyncio.AbstractEventLoop) -> Inbox:
+        return self._inboxes.get(loop) or self._inboxes.setdefault(loop, Inbox(loop))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
         ended: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()
         try:
             if threading.current_thread() is self.thread:
-                raise RuntimeError(
-                    "a blocking call on the event loop thread of cachedfs would deadlock: call the async method"
-                )
+                raise RuntimeError(DEADLOCK)
             self._callers[coroutine] = ended.put
             if not ((self._loop or self.loop) and self.call_soon(self.spawn, coroutine, ended.put)):
                 ended.put(None)
@@ -144,7 +149,7 @@ class Engine(event_log.CounterSource):
                     task = ended.get(timeout=LOOK_S)
                     break
             if task is None:
-                raise OriginUnavailable(_EXITING)
+                raise OriginUnavailable(EXITING)
         except BaseException:  # usually KeyboardInterrupt
             self._cancel_soon(coroutine)
             raise
@@ -153,7 +158,7 @@ class Engine(event_log.CounterSource):
         try:
             return task.result()
         except asyncio.CancelledError:
-            raise OriginUnavailable(_EXITING) from None
+            raise OriginUnavailable(EXITING) from None
         finally:
             del task  # its error refers to this frame
 
@@ -166,10 +171,11 @@ class Engine(event_log.CounterSource):
         if caller is self._loop:
             return await coroutine
         ended: asyncio.Future[asyncio.Task[T] | None] = caller.create_future()
+        inbox = self._inbox(caller)
 
         def answer(task: asyncio.Task[T] | None) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-                caller.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
+                inbox.add(lambda: None if ended.done() else ended.set_result(task))
 
         try:
             self._callers[coroutine] = answer
@@ -177,7 +183,7 @@ class Engine(event_log.CounterSource):
                 answer(None)
             task = await ended
             if task is None:
-                raise OriginUnavailable(_EXITING)
+                raise OriginUnavailable(EXITING)
         except BaseException:  # usually CancelledError
             self._cancel_soon(coroutine)
             raise
@@ -212,7 +218,7 @@ class Engine(event_log.CounterSource):
         """Schedule `function` on the event loop from any thread; return False, and do nothing, without a loop."""
         try:
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(function, *args)
+                self.call(partial(function, *args))
             return self._loop is not None
         except RuntimeError:  # the loop has just been closed
             return False

@@ -193,14 +193,14 @@ class Objects:
         if time.monotonic() >= self._look_at:
             self._look()
         # The usual case, without further calls: an object or folder in memory that did not change.
-        counters, entry = self.store.shared.counters, self.entries.get(path)
-        if entry is not None and entry.info is not None and counters is not None and not counters.is_private:
-            try:
-                is_valid = counters.at(entry.slots) == entry.counter
-            except OSError:  # they cannot be read
-                is_valid = False
-            if is_valid and 0 <= clock.now() - entry.asked_at < self._lifetime_s:
-                return entry
+        counters, entry = self.store.counters, self.entries.get(path)
+        if (
+            entry is not None
+            and entry.info is not None
+            and counters.at(entry.slots) == entry.counter
+            and 0 <= clock.now() - entry.asked_at < self._lifetime_s
+        ):
+            return entry
         entry = self.known(path)
         return entry if entry is not None and self.is_fresh(entry) else None
 
@@ -295,12 +295,10 @@ class Objects:
         that reports changes of the path.
         """
         identity, old = self.identity, self.entries.get(path)
-        known = None if old is None else old.info
+        slots, known = self.store.slots_of(identity, path), old.info if old is not None else None
         if info is not None and known is not None and not is_whole(identity, info):
             info = with_known_details(info, known)
-        entry = Entry(
-            path, info, asked_at, counter, self.store.slots_of(identity, path), origin_error=origin_error
-        )
+        entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
         self._remember(entry)

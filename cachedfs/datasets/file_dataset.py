@@ -96,20 +96,20 @@ class FileDataset(Samples):
             yield (path, 0, sys.maxsize) if has_magic(path) else path
 
     def _read(self, paths: list[str]) -> dict[str, bytes | BaseException]:
-        with reading():
-            if any(map(has_magic, paths)):  # `cat` would take them for patterns
-                return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
-            found: dict[str, bytes | BaseException] = self.fs.cat(paths, on_error="return")
-            return found
+        with reading():  # not `cat`: it takes some names for patterns
+            return dict(zip(paths, self.fs.cat_ranges(paths, None, None, on_error="return"), strict=True))
 
     def _sample(self, number: int, path: str, data: bytes | BaseException) -> Any:
-        with self.naming(number, self.fs.unstrip_protocol(path)):
+        try:
             if isinstance(data, BaseException):
                 raise data
             sample: Any = data if self.decode is None else self.decode(data)
             if self.transform is not None:
                 sample = self.transform(sample)
             return sample if self.label is None else (sample, self.label(path))
+        except Exception:  # any type: user code may raise it
+            with self.naming(number, self.fs.unstrip_protocol(path)):
+                raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "skipped": {}}

@@ -7,10 +7,10 @@ import itertools
 import logging
 import os
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-import numpy as np
 from fsspec.asyn import _run_coros_in_chunks, sync
 from fsspec.core import has_magic
 
@@ -34,7 +34,7 @@ class CompactStrings(Sequence[str]):
     def __init__(self, names: Iterable[str]) -> None:
         encoded = [name.encode("utf-8", "surrogatepass") for name in names]
         self._bytes = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        self._ends = array("q", itertools.accumulate(map(len, encoded), initial=0))
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -46,7 +46,7 @@ class CompactStrings(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
+        at = range(len(self._ends) - 1)[index]
         return self._bytes[self._ends[at] : self._ends[at + 1]].decode("utf-8", "surrogatepass")
 
     def __eq__(self, other: object) -> bool:

@@ -99,10 +99,10 @@ class Samples(Dataset[Any]):
 
     def number(self, index: Any) -> int:
         """Return a sample's index counted from the start. Raises IndexError if out of range, TypeError if no integer."""
-        number = operator.index(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {number} of {len(self)}: {self!r}")
-        return number % len(self)
+        number, n = operator.index(index), len(self)
+        if not -n <= number < n:
+            raise IndexError(f"sample {number} of {n}: {self!r}")
+        return number % n
 
     def transformed(self, index: int, sample: Any, *, name: str = "") -> Any:
         """Return the sample after `transform`; an error of `transform` gets a note that names the sample."""

@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain, takewhile
 from typing import NamedTuple, TypeVar
 
 from cachedfs.cache.block_file import file_size
@@ -66,7 +66,7 @@ class _Block:
 
 
 class Belady:
-    """The blocks of one plan in a cache that holds at most `capacity` bytes of them. Safe from any thread.
+    """The blocks of one plan in a cache that cannot hold all of them. Safe from any thread.
 
     The plan adds the uses that it knows, and asks before it fetches. The rule is applied there, as if the reader were
     there too: of all blocks, those stay whose following uses come first. Any other block *passes*: it is cached until
@@ -79,7 +79,6 @@ class Belady:
 
     def __init__(
         self,
-        capacity: float,
         *,
         window: float = math.inf,
         reads: Callable[[], Iterable[int]],
@@ -87,7 +86,7 @@ class Belady:
         is_in_memory: Callable[[Version, int], object],
     ) -> None:
         self._lock = threading.Lock()
-        self._capacity = self._limit = capacity
+        self._capacity = self._limit = math.inf
         self.window, self._reads, self._has, self._in_memory = window, reads, has, is_in_memory
         self._blocks: dict[int, _Block] = {}  # by hash64: with uses to come, or cached
         self._bytes = [0, 0, 0, 0]  # of the blocks, by place
@@ -100,6 +99,10 @@ class Belady:
         self._early: set[int] = set()  # not known yet, and read since the readers came further
         self.reader = -1.0  # the position of the furthest use that was read
         self.ahead = 0  # bytes of data that are beyond the readers, or were requested for there
+
+    def fit(self, capacity: float) -> None:
+        """Set how many bytes the cache holds at most."""
+        self._capacity = self._limit = capacity
 
     # What the plan may do.
 
@@ -156,7 +159,8 @@ class Belady:
                 self.ahead += use.size
         if block is None or use.position not in block.uses[block.n_asked :]:
             return True
-        if block.is_here and not self._is_there(block):
+        where = block.version, block.index
+        if block.is_here and not (self._in_memory(*where) or self._has(*where)):
             self._evicted(block)
         block.n_asked += 1
         self._keep(block)
@@ -191,11 +195,10 @@ class Belady:
     def look(self) -> bool:
         """Follow the readers; return whether they came further."""
         with self._lock:
-            before = self.reader
-            self._follow()
-            return self.reader > before
+            return self._follow()
 
-    def _follow(self) -> None:
+    def _follow(self) -> bool:
+        before = self.reader
         for number in self._reads():
             if (block := self._blocks.get(number)) is None:
                 self._early = self._early if len(self._early) < RECENT else set()
@@ -204,6 +207,7 @@ class Belady:
                 if block.uses[0] > self.reader:
                     self._early.clear()
                 self._read(block, block.uses[0])
+        return self.reader > before
 
     def _is_next_use(self, block: _Block) -> bool:
         """Return whether a read is the next use of a block, and not another read of its last one.
@@ -247,7 +251,7 @@ class Belady:
     ) -> tuple[list[tuple[BlockKey, T]], Iterator[BlockKey]]:
         """Return which of these blocks to store, and an iterator over those to evict if the cache is full.
 
-        What nobody needs any more is not stored if the plan has more than its limit: it would be evicted next.
+        What nobody needs any more is not stored if it would be evicted next.
         """
         with self._lock:
             self._follow()  # what was just read may be what to evict
@@ -256,16 +260,17 @@ class Belady:
                 if block is not None:
                     block.is_here = True
                     self._keep(block)
-            stored = [(pair, block) for pair, block in found if block is None or not self._is_passing(block)]
-            ours = [block for _, block in stored if block is not None]
+            over = self._used - self._limit
+            sizes = accumulate((block.size for block in self._spare), initial=0)
+            oldest = {
+                block for block, before in zip(self._spare, takewhile(over.__gt__, sizes), strict=False)
+            }
+            for block in oldest.intersection(block for _, block in found if block is not None):
+                self._evicted(block, is_lower=False)
+            stored = [pair for pair, block in found if block not in oldest]
+            ours = [block for _, block in found if block is not None and block not in oldest]
             is_again = any(block.last is not None for block in ours)
-        return [pair for pair, _ in stored], self._victims(is_again=is_again) if ours else iter(())
-
-    def _is_passing(self, block: _Block) -> bool:
-        """Return whether to evict a block before it is stored; it counts as evicted then."""
-        if is_passing := block.place == SPARE and self._used > self._limit:
-            self._evicted(block, is_lower=False)
-        return is_passing
+        return stored, self._victims(is_again=is_again) if ours else iter(())
 
     def _victims(self, *, is_again: bool) -> Iterator[BlockKey]:
         """Yield blocks to evict; each counts as evicted.
@@ -273,23 +278,24 @@ class Belady:
         First what nobody needs, then what stays for the furthest use, as long as the plan has more than its limit. To
         store a block again, the plan evicts its own blocks in any case, and has no more than these from then on.
         """
-        while True:
-            with self._lock:
-                victim = self._next_victim(is_again=is_again)
-            if victim is None:
-                return
+        while (victim := self._next_victim(is_again=is_again)) is not None:
             yield victim.version.block(victim.index)
 
     def _next_victim(self, *, is_again: bool) -> _Block | None:
-        while (is_over := self._used > self._limit) or is_again:
-            by_order = chain(self._spare, (block for _, block in reversed(self._staying)))
-            idle = (each for each in by_order if not (each.n_asked or self._is_in_memory(each)))
-            if (block := next(idle, None)) is None:
-                return None
-            was_held, is_cached = block.place == STAYS, self._has(block.version, block.index)
-            self._evicted(block, is_lower=not is_over or (was_held and not is_cached))
-            if is_cached:
-                return block
+        with self._lock:
+            while (is_over := self._used > self._limit) or is_again:
+                by_order = chain(self._spare, (block for _, block in reversed(self._staying)))
+                idle = (
+                    each
+                    for each in by_order
+                    if not (each.n_asked or self._in_memory(each.version, each.index))
+                )
+                if (block := next(idle, None)) is None:
+                    break
+                was_held, is_cached = block.place == STAYS, self._has(block.version, block.index)
+                self._evicted(block, is_lower=not is_over or (was_held and not is_cached))
+                if is_cached:
+                    return block
         return None
 
     def _evicted(self, block: _Block, *, is_lower: bool = True) -> None:
@@ -298,12 +304,6 @@ class Belady:
         self._put(block, NEVER)
         if is_lower:
             self._limit = max(2 * block.size, self._limit - block.size)
-
-    def _is_in_memory(self, block: _Block) -> bool:
-        return bool(self._in_memory(block.version, block.index))
-
-    def _is_there(self, block: _Block) -> bool:
-        return self._is_in_memory(block) or self._has(block.version, block.index)
 
     # Belady's rule.
 

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,6 @@ from cachedfs.config import parse_size
 from cachedfs.core.engine import Engine
 from cachedfs.core.reader import Reader
 from cachedfs.errors import CachedFSError
-from cachedfs.prefetch.items import items_of
 from cachedfs.prefetch.plan import PrefetchPlan
 from cachedfs.prefetch.progress import Progress
 
@@ -45,7 +45,7 @@ class Prefetch:
 
     def __init__(self, engine: Engine, plan: PrefetchPlan) -> None:
         self._engine, self._plan, self._pid = engine, plan, os.getpid()
-        finalizer = weakref.finalize(self, _give_up, engine, plan, self._pid)
+        finalizer = weakref.finalize(self, _cancel, engine, plan, self._pid)
         finalizer.atexit = False  # there the engine ends the plan
         # The failure of a plan has the frames of those who waited for it, and they have this handle.
         plan.ended.add_done_callback(lambda _: finalizer.detach())
@@ -196,14 +196,8 @@ def begin(
     """Start a prefetch plan and return its handle. `fs.prefetch` documents the parameters."""
     engine = reader.objects.engine
     _ = engine.loop  # starts the event loop thread
-    plan = PrefetchPlan(
-        reader,
-        items=lambda changed: items_of(items, changed=changed),
-        window=_window(window),
-        strip=strip,
-        glob=glob,
-        report=_BytesReport(callback),
-    )
+    report = partial(_report, callback)
+    plan = PrefetchPlan(reader, items, window=_window(window), strip=strip, glob=glob, report=report)
     engine.call_soon(plan.start)
     return Prefetch(engine, plan)
 
@@ -215,23 +209,15 @@ def _window(value: Any) -> int | None:
     return size
 
 
-class _BytesReport:
+def _report(callback: Any, value: int, size: int | None) -> None:
     """Report bytes to an fsspec callback, as `get` does."""
-
-    def __init__(self, callback: Any) -> None:
-        self._callback, self._value = callback, 0
-        self._size: int | None = None
-
-    def __call__(self, value: int, size: int | None) -> None:
-        if size != self._size:
-            self._size = size
-            self._callback.set_size(size)
-        if value != self._value:
-            self._value = value
-            self._callback.absolute_update(value)
+    if size != callback.size:
+        callback.set_size(size)
+    if value != callback.value:
+        callback.absolute_update(value)
 
 
-def _give_up(engine: Engine, plan: PrefetchPlan, pid: int) -> None:
+def _cancel(engine: Engine, plan: PrefetchPlan, pid: int) -> None:
     """Cancel the plan of a garbage-collected handle, from any thread; do nothing in a forked child."""
     if pid == os.getpid():
         engine.call_soon(plan.cancel)

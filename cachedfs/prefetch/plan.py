@@ -6,20 +6,29 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
 from cachedfs.common.blocks import beginning
-from cachedfs.core.reader import Reader
-from cachedfs.errors import CachedFSError, CacheError, OriginUnavailable
+from cachedfs.core.objects import Entry
+from cachedfs.core.reader import TRIES, Reader
+from cachedfs.core.version import Version
+from cachedfs.errors import (
+    CachedFSError,
+    CacheError,
+    ChecksumMismatch,
+    ObjectChanged,
+    OriginUnavailable,
+)
 from cachedfs.origins.request_slots import speculative
 from cachedfs.prefetch.belady import Belady, Use
 from cachedfs.prefetch.items import PrefetchItems
-from cachedfs.prefetch.object_fetcher import ObjectFetcher, cannot_store
-from cachedfs.prefetch.object_stream import Glob, ObjectStream
-from cachedfs.prefetch.progress import PrefetchObject, Progress, ProgressCounts
+from cachedfs.prefetch.object_stream import Glob, ObjectStream, PrefetchObject
+from cachedfs.prefetch.progress import Progress, ProgressCounts
+from cachedfs.prefetch.requests import PlanRequests, cannot_store
 
 __all__ = ["PrefetchPlan"]
 
@@ -35,16 +44,16 @@ AHEAD_AT_ONCE = 128  # objects looked up before the event loop runs other tasks
 class PrefetchPlan:
     """The work of one `prefetch` call: a task on the engine's event loop, and the tasks it starts.
 
-    ObjectStream yields the objects in order, the plan asks for their blocks, ObjectFetcher fetches them, and Belady
-    knows where the readers are and which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands patterns, and `report`
-    receives the bytes cached so far and in total.
+    ObjectStream yields the objects in order, and PlanRequests fetches their blocks. Belady knows where the readers are,
+    what may be fetched, and which blocks to evict. `strip` turns a user's path or URL into a path, `glob` expands
+    patterns, and `report` receives the bytes cached so far and in total.
     """
 
     def __init__(
         self,
         reader: Reader,
+        items: Any,
         *,
-        items: Callable[[Callable[[], object]], PrefetchItems],
         window: int | None,
         strip: Callable[[str], str],
         glob: Glob,
@@ -60,13 +69,16 @@ class PrefetchPlan:
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = self._is_ending = False
         self._is_held = False  # the readers have to read before more is requested
-        self._items = items(lambda: self._engine.call_soon(self._changed.set))
-        self._fetcher = ObjectFetcher(reader, self.counts, self._spawn, self._changed.set)
-        self._stream = ObjectStream(reader, self._items, self._fetcher, strip=strip, glob=glob)
-        self._fetcher.ask, self._fetcher.enter = self._ask_for, self._stream.enter
         self._window = math.inf if window is None else window
         self._clock, _ = self._engine.cache.reads_since(0, self._objects.config.bounds)
-        self._uses = self._fetcher.uses = self._belady(math.inf)
+        self._items = PrefetchItems(items, lambda: self._engine.call_soon(self._changed.set))
+        self._requests = PlanRequests(reader, self.counts, self._spawn, self._changed.set)
+        has, is_in_memory = self._engine.cache.has, self._requests.download
+        self._uses = Belady(window=self._window, reads=self._reads, has=has, is_in_memory=is_in_memory)
+        self._stream = ObjectStream(
+            reader, self._items, self._requests, self._uses, spawn=self._spawn, strip=strip, glob=glob
+        )
+        self._open: set[PrefetchObject] = set()  # objects with tasks
         # Objects of which not all was asked for, by position: the current one, and those looked up meanwhile.
         self._to_ask: list[tuple[float, PrefetchObject]] = []
 
@@ -76,20 +88,14 @@ class PrefetchPlan:
         try:
             self._task = self._engine.spawn(self._run())
         except CachedFSError as error:
-            self._end("failed", error)
+            self._end(error)
         else:
             self._task.add_done_callback(self._never_ran)
 
     def _never_ran(self, task: asyncio.Task[None]) -> None:
         """End a plan whose task was cancelled before its first step, and therefore never ran."""
         if not self.ended.done():
-            self._end(*self._cancelled())
-
-    def _cancelled(self) -> tuple[str, Exception | None]:
-        """Return the state and the failure of a plan whose task was cancelled."""
-        if self._engine.pid:
-            return "cancelled", None
-        return "failed", OriginUnavailable("the process is exiting: the prefetch was canceled")
+            self._end(asyncio.CancelledError())
 
     def cancel(self) -> None:
         """Request nothing more, and end the requests that no reader waits for. Event loop thread only."""
@@ -99,110 +105,104 @@ class PrefetchPlan:
         self._is_cancelled = True
 
     async def _run(self) -> None:
-        state = "done"
         failure: BaseException | None = None
         try:
             with speculative():
                 await self._begin()
                 await self._work()
-        except asyncio.CancelledError:
-            state, failure = self._cancelled()
         except GeneratorExit:  # the event loop is gone
             raise
         except BaseException as error:  # also the iterator's SystemExit, which would end the event loop
-            state, failure = "failed", error
-        await self._wind_up()
-        self._end(state, failure)
+            failure = error
+        self._is_ending = True
+        with contextlib.suppress(ValueError):
+            self._engine.store_queue.plans.remove(self._uses.store)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end(failure)
 
     async def _begin(self) -> None:
         """Raise the errors that would make the whole plan useless."""
         if self._objects.config.offline:
             return
         self._objects.origin("")  # raises errors of the origin, such as a missing package
-        cache, bounds = self._engine.cache, self._objects.config.bounds
-        room = 0
+        cache, room = self._engine.cache, 0
         with contextlib.suppress(CacheError):
-            room = await asyncio.to_thread(cache.room, bounds)
+            room = await asyncio.to_thread(cache.room, self._objects.config.bounds)
         if room < self._objects.config.block_size:
             raise cannot_store(cache)
-        self._uses = self._fetcher.uses = self._belady(room)
+        self._uses.fit(room)
         self._engine.store_queue.plans.append(self._uses.store)
-
-    def _belady(self, capacity: float) -> Belady:
-        return Belady(
-            capacity,
-            window=self._window,
-            reads=self._reads,
-            has=self._engine.cache.has,
-            is_in_memory=self._fetcher.download,
-        )
 
     def _reads(self) -> Sequence[int]:
         """Return the blocks that any process read since the last call."""
         self._clock, reads = self._engine.cache.reads_since(self._clock, self._objects.config.bounds)
         return reads
 
-    async def _wind_up(self) -> None:
-        self._is_ending = True
-        self._items.close()
-        with contextlib.suppress(ValueError):
-            self._engine.store_queue.plans.remove(self._uses.store)
-        self._engine.speculation.cancel(self._fetcher)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fetcher.cancel()  # now that no task of the plan waits for its requests
-
-    def _end(self, state: str, failure: BaseException | None) -> None:
+    def _end(self, failure: BaseException | None) -> None:
+        state = "done" if failure is None else "failed"
+        if isinstance(failure, asyncio.CancelledError):
+            state, failure = "cancelled", None
+            if not self._engine.pid:
+                state = "failed"
+                failure = OriginUnavailable("the process is exiting: the prefetch was canceled")
         self.failure = failure
         self._items.close()
-        self._fetcher.close()
+        self._requests.cancel()  # now that no task of the plan waits for its requests
+        self._open.clear()
         self.counts.end(state)
         self.ended.set_result(None)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._engine.spawn(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._forget_task)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved: otherwise asyncio logs it as lost when the plan ends first
+            task.exception()  # retrieved: otherwise asyncio logs it when the plan ends first
         self._changed.set()
+
+    def progress(self) -> Progress:
+        """Return the progress of the plan. From any thread."""
+        requests = self._requests
+        is_held = self._is_held and not (self._open or requests.active)
+        return self.counts.progress(n_left=self._items.n_left, coming=requests.n_coming, is_held=is_held)
 
     # Main loop.
 
     async def _work(self) -> None:
-        fetcher, pause_s, look_at = self._fetcher, POLL_S[0], 0.0
+        requests, pause_s, look_at = self._requests, POLL_S[0], 0.0
         while True:
             self._changed.clear()
             now, has_moved = time.monotonic(), False
             if now >= look_at:
                 look_at = now + POLL_S[0]
                 has_moved = self._uses.look()
-                fetcher.check_stored()
-            if not fetcher.failures.pause_s(now):
+                requests.check_stored()
+            if not requests.pause_s():
                 self._ask_for_blocks()
             self._look_ahead()
             progress = self.progress()
             self._report(progress.bytes_fetched + progress.bytes_here, progress.bytes_total)
-            if fetcher.error is not None:
-                raise fetcher.error
+            if requests.error is not None:
+                raise requests.error
             if self._is_cancelled:  # a coroutine awaited above suppressed the cancellation
                 raise asyncio.CancelledError
-            if self._stream.is_over and not (self._to_ask or self._tasks or fetcher.active):
+            if self._stream.is_over and not (self._to_ask or self._tasks or requests.active):
                 return
             # If no object is open, blocks only have to be stored: check soon, unless the origin is unreachable.
-            is_near = has_moved or not (fetcher.open or fetcher.failures.is_unreachable)
+            is_near = has_moved or not (self._open or requests.is_unreachable)
             pause_s = POLL_S[0] if is_near else min(2 * pause_s, POLL_S[1])
             await self._pause(pause_s)
 
     async def _pause(self, pause_s: float) -> None:
         """Wait for a change; poll if it may be a read, or a block that was stored."""
         await asyncio.sleep(0)  # run other tasks
-        is_polling = self._is_held or self._fetcher.active or self._fetcher.failures.is_unreachable
+        is_polling = self._is_held or self._requests.active or self._requests.is_unreachable
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s if is_polling else None):
                 # Not `wait_for`: an event at the moment of a cancellation would undo it.
@@ -210,57 +210,45 @@ class PrefetchPlan:
 
     def _look_ahead(self) -> None:
         """Look up the objects to come, so that their uses are known."""
-        uses = self._uses
+        uses, stream = self._uses, self._stream
         for _ in range(AHEAD_AT_ONCE):
-            if uses.room <= 0 or (self._stream.n_seen >= NEAR and not uses.is_tight):
+            if uses.room <= 0 or (len(stream.ahead) >= NEAR and not uses.is_tight):
                 return
-            if (obj := self._stream.look_ahead()) is None:
-                return
-            self._fetcher.add(obj)
-            if obj.version is None:
+            if (obj := stream.look_ahead()) is None or obj.version is None:
                 return  # not more than one lookup in the cache in vain before other tasks run
         self._changed.set()
 
     # Ask for blocks.
 
-    def _ask_for(self, obj: PrefetchObject) -> None:
-        """Ask for the blocks of an object, before those of later ones."""
-        if (obj.position, obj) not in self._to_ask:
-            heappush(self._to_ask, (obj.position, obj))
-        self._ask_for_blocks()
-
     def _ask_for_blocks(self) -> None:
         """Ask for the next blocks in order, until the readers have to read first, or enough requests wait."""
-        fetcher, n_begun = self._fetcher, 0
         self._is_held = False
         for _ in range(AT_ONCE):
-            if self._to_ask and self._to_ask[0][1].is_over:
-                heappop(self._to_ask)
-                continue
-            position = self._to_ask[0][0] if self._to_ask else math.inf
-            if n_begun + sum(each < position for each in fetcher.queued) >= READY:
-                return
             if not self._to_ask and not self._take():
                 return
-            obj = self._to_ask[0][1]
-            n_tasks = obj.n_tasks
-            if not (self._ask_unknown(obj) if obj.version is None else self._ask(obj)):
+            position, obj = self._to_ask[0]
+            if sum(each < position for each in self._requests.queued) >= READY:
+                return
+            if not (obj.is_over or (self._ask_unknown(obj) if obj.version is None else self._ask(obj))):
                 self._is_held = True
                 return
-            n_begun += obj.n_tasks > n_tasks
-            if obj.n_tasks if obj.version is None else not obj.left:
+            if obj.is_over or obj.version is None or not obj.left:
                 heappop(self._to_ask)
-                fetcher.end(obj)
+                self._finish(obj)
         self._changed.set()
 
     def _take(self) -> bool:
         """Take the next object; return False if there is none now, or too many are being fetched."""
-        obj = self._stream.take() if len(self._fetcher.open) < MOST_OPEN else None
-        if obj is not None:
-            entry = self._objects.fresh(obj.path)
-            self._fetcher.begin(obj, None if entry is None else self._objects.version(entry))
-            heappush(self._to_ask, (obj.position, obj))
-        return obj is not None
+        ahead = self._stream.ahead
+        if len(self._open) >= MOST_OPEN or not (ahead or self._stream.look_ahead()):
+            if self._stream.error is not None and not ahead:
+                raise self._stream.error
+            return False
+        obj = ahead.popleft()
+        entry = self._objects.fresh(obj.path)
+        self._stream.set_version(obj, None if entry is None else self._objects.version(entry))
+        heappush(self._to_ask, (obj.position, obj))
+        return True
 
     def _ask_unknown(self, obj: PrefetchObject) -> bool:
         """Look an object up by reading its first blocks; return False if the readers have to read first."""
@@ -269,7 +257,9 @@ class PrefetchPlan:
         want = beginning(*(obj.bounds or (None, None)), block_size=config.block_size, most=most)
         if uses.ahead and uses.ahead + want.size > uses.most_ahead:
             return False
-        self._fetcher.look_up(obj, want)
+        position, found = obj.position, partial(self._found, obj)
+        work = partial(self._requests.look_up, obj.path, want, position, found)
+        self._start(obj, work, position, want.size)
         return True
 
     def _ask(self, obj: PrefetchObject) -> bool:
@@ -277,7 +267,7 @@ class PrefetchPlan:
         uses, cache, version = self._uses, self._engine.cache, obj.begun
         for index in obj.left[:BLOCKS_AT_ONCE]:
             use = obj.use(index)
-            is_cached = not self._fetcher.download(version, index) and cache.has(version, index)
+            is_cached = not self._requests.download(version, index) and cache.has(version, index)
             if not (is_cached or self._is_passed(use)):
                 break
             if not uses.ask([use], is_cached=True):
@@ -288,11 +278,11 @@ class PrefetchPlan:
             obj.left = obj.left[1:]
         else:
             return True
-        run = self._next_run(obj)
+        run = self._requests.next_run(version, obj.left)
         n = uses.ask([obj.use(index) for index in run])
         obj.left = obj.left[n:]
         if n:
-            self._fetcher.fetch(obj, run[:n])
+            self._start(obj, partial(self._fetch, obj, version, run[:n]), obj.use(run[0]).position)
         return n > 0
 
     def _is_passed(self, use: Use) -> bool:
@@ -302,20 +292,94 @@ class PrefetchPlan:
         """
         if use.position > self._uses.reader:
             return False
-        is_coming = self._fetcher.is_coming(use.version, use.block)
+        is_coming = self._requests.is_coming(use.version, use.block)
         return is_coming or self._uses.is_tight or self._window < math.inf
 
-    def _next_run(self, obj: PrefetchObject) -> range:
-        """Return the next blocks that one request brings: an active one, or one to be sent."""
-        most = max(1, self._objects.config.whole_request // obj.begun.block_size)
-        run, download = obj.left[:most], self._fetcher.download(obj.begun, obj.left[0])
-        for n, index in enumerate(run[1:], start=1):
-            is_other = self._fetcher.download(obj.begun, index) is not download
-            if is_other or self._engine.cache.has(obj.begun, index):
-                return run[:n]
-        return run
+    # One object.
 
-    def progress(self) -> Progress:
-        """Return the progress of the plan. From any thread."""
-        is_held, coming = self._is_held and self._fetcher.is_idle, self._fetcher.n_coming
-        return self.counts.progress(n_left=self._items.n_left, coming=coming, is_held=is_held)
+    def _start(
+        self, obj: PrefetchObject, work: Callable[[], Awaitable[None]], position: float, reserved: int = 0
+    ) -> None:
+        """Start the work for an object, which sends a request of this position; `reserved` bytes count as ahead."""
+        obj.n_tasks += 1
+        self._open.add(obj)
+        self._requests.queued.add(position)
+        self._uses.ahead += reserved
+        self._spawn(self._attempt(obj, obj.version, work, position, reserved))
+
+    async def _attempt(
+        self,
+        obj: PrefetchObject,
+        version: Version | None,
+        work: Callable[[], Awaitable[None]],
+        position: float,
+        reserved: int,
+    ) -> None:
+        """Do the work for a version of an object, or count a failure."""
+        error: CachedFSError | None = None
+        try:
+            await self._requests.until_reachable(work)
+        except CachedFSError as failure:
+            error = failure
+        except Exception as failure:  # such as a missing package: it is the same for all objects
+            self._requests.end_with(failure)
+        self._requests.queued.discard(position)
+        self._uses.ahead -= reserved
+        obj.n_tasks -= 1
+        if error is not None and not obj.is_over and obj.version == version:
+            self._failed(obj, error)
+        self._finish(obj)
+        if not obj.n_tasks:
+            self._open.discard(obj)
+
+    async def _fetch(self, obj: PrefetchObject, version: Version, run: range) -> None:
+        """Have adjacent blocks of a version cached."""
+        while run and obj.version == version:
+            n = await self._requests.bring(version, run, obj.use(run[0]).position)
+            for index in run[:n] if obj.version == version else ():
+                self.counts.arrived += obj.use(index).size
+                self._uses.arrived(obj.use(index))
+            if n:
+                self._requests.succeeded()
+            run = run[n:]
+
+    def _found(self, obj: PrefetchObject, entry: Entry) -> None:
+        """Ask for the blocks of an object, or for the objects below it if it is a folder."""
+        objects = self._objects
+        if entry.info is None and (obj.bounds is not None or entry.by_listing or objects.config.offline):
+            raise objects.not_found(obj.path, entry)
+        if entry.info is None or entry.info.kind == "directory":
+            if obj.bounds is not None:
+                raise objects.is_a_folder(obj.path)
+            obj.is_over = True
+            self._stream.enter(obj.path)
+        elif (version := objects.version(entry)) is not None:
+            self._stream.set_version(obj, version)
+            self._ask_again(obj)
+        else:
+            raise objects.uncached(obj.path, entry.info)
+
+    def _ask_again(self, obj: PrefetchObject) -> None:
+        """Ask for the blocks of an object, before those of later ones."""
+        if (obj.position, obj) not in self._to_ask:
+            heappush(self._to_ask, (obj.position, obj))
+        self._ask_for_blocks()
+
+    def _failed(self, obj: PrefetchObject, error: CachedFSError) -> None:
+        """Look an object up again if it was replaced, or count it as failed."""
+        self._stream.set_version(obj, None)
+        obj.n_tries += 1
+        if isinstance(error, ObjectChanged | ChecksumMismatch) and obj.n_tries < TRIES:
+            self._objects.expire(obj.path)
+            self._ask_again(obj)
+            return
+        obj.is_over = True
+        self.counts.replace([obj.listed_size], [0])
+        self.counts.n_done += 1
+        self._requests.failed(obj.path, error)
+
+    def _finish(self, obj: PrefetchObject) -> None:
+        """Count an object as finished once nothing of it is left."""
+        if not (obj.is_over or obj.left or obj.n_tasks) and obj.version is not None:
+            obj.is_over = True
+            self.counts.n_done += 1

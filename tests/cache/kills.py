@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.index import connection as index_connection
+from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import FeedSnapshot, MetadataRecord
 from cachedfs.common.types import CacheBounds, Change, Changes, ObjectInfo
 from cachedfs.core.download import Download
@@ -268,14 +268,14 @@ def watch(hit):
         function = real_call(name)
         watched = _watched_walk if inspect.isgeneratorfunction(function) else _watched
         replace_call(pytest.MonkeyPatch(), name, watched(name, function, told))
-    connect = index_connection.connect
+    connect = database.connect
 
     def connected(*args, **options):
         connection = connect(*args, **options)
         connection.set_trace_callback(lambda statement: told("SQL " + _verb(statement), "before"))
         return connection
 
-    index_connection.connect = connected
+    database.connect = connected
     return lambda: told("", "")
 
 

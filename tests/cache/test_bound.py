@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from cachedfs.cache import disk, space
-from cachedfs.cache.index import connection
+from cachedfs.cache.index import database
 from cachedfs.common.types import CacheBounds
 from cachedfs.errors import CacheError
 from tests.cache.audit import audit
@@ -146,7 +146,7 @@ def test_who_makes_room_never_stops_a_reader(open_cache, folder, fork_server, mo
     reader.release_block(key, 4, reader.borrow(key, 4))
     assert reader.usage()[0] == 8  # what was true before that transaction
     assert reader.metadata.lookup("gs://test", "b/x") is None
-    monkeypatch.setattr(connection, "_WRITER_WAIT_S", 0.01)
+    monkeypatch.setattr(database, "_WRITER_WAIT_S", 0.01)
     with pytest.raises(CacheError, match="locked"):
         put(reader, key, 9)
     monkeypatch.undo()

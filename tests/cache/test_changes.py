@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cachedfs.cache.metadata_store import overtaken
+from cachedfs.cache.feed_store import overtaken
 from cachedfs.common.types import ObjectInfo
 
 FILE = ObjectInfo("d/x", size=3, fingerprint="1", id="X", details={"modified": 1})

@@ -12,7 +12,7 @@ import pytest
 
 import cachedfs.cache
 from cachedfs.cache import directory
-from cachedfs.cache.index import connection as index_connection
+from cachedfs.cache.index import database
 from cachedfs.cache.index.metadata_records import MetadataRecord
 from cachedfs.common.types import ObjectInfo
 from tests.cache.helpers import AMPLE, content, key_of, put
@@ -25,18 +25,18 @@ PATH, KNOWN = "b/x", key_of("b/known")
 def warm(open_cache, monkeypatch):
     """A cache in use: opened a while ago, with a folder for each digit, and with its folders checked this second."""
     monkeypatch.setattr(directory, "RECENT_S", -1.0)
-    statements, connect = [], index_connection.connect
+    statements, connect = [], database.connect
 
     def connected(*args):
         connection = connect(*args)
         connection.set_trace_callback(statements.append)
         return connection
 
-    monkeypatch.setattr(index_connection, "connect", connected)
+    monkeypatch.setattr(database, "connect", connected)
     cache = open_cache()
     cache.put([(key_of(f"b/{n}").block(0), bytes(10)) for n in range(100)], AMPLE)
     put(cache, KNOWN, 0)
-    cache.metadata.keep_records([record(cache, "b/known")])
+    cache.metadata.keep_records([record(cache, "b/known", new_at=1e9)])
     put(cache, KNOWN, 1)
     monkeypatch.setattr(cache._own, "look_at", math.inf)  # what is done once a second was just done
     statements.clear()

@@ -164,7 +164,7 @@ def day(directory):
     cache._own.look_at = 0.0
     cache.metadata.changed("gs://test", ["b/x"])
     assert cache.metadata.counter("gs://test", "b/x") != counter
-    cache._shared.open_counters().tables[0].invalidate()  # as a process does that cannot write them
+    cache._shared.counters.tables[0].invalidate()  # as a process does that cannot write them
     AccessStats(None, "", 4).touch(7)
     with tried():
         cache.pin("gs://test", "b/x")

@@ -167,7 +167,7 @@ def test_a_poll_that_dies_before_its_end_is_as_one_that_was_not_made(cache, monk
     listed(cache, ONE, TWO)
     change = in_folder(file_of("one", "1", "2"))
     with monkeypatch.context() as patch:
-        patch.setattr(type(cache.metadata), "overtaken", interrupted)
+        patch.setattr(cache.metadata, "overtaken", interrupted)
         with pytest.raises(KeyboardInterrupt):
             polled(cache, change)
     assert (feed_of(cache).token, counts(cache, ONE)) == ("t1", NOW - 500)

@@ -76,12 +76,12 @@ def test_a_fork_in_the_middle_of_a_transaction_harms_nobody(cache):
 
 def test_a_child_neither_closes_nor_uses_an_inherited_connection(cache):
     put(cache, key_of(), 0)
-    inherited = cache._own.index._writer.sqlite
+    inherited = cache._own.index._idle[-1].sqlite
     _after_fork_in_child()
-    assert cache._own.index._writer is None
+    assert cache._own.index._idle == []
     assert inherited.execute("SELECT 1").fetchone() == (1,)  # still open: nobody closed it
     put(cache, key_of(), 1)
-    assert cache._own.index._writer.sqlite is not inherited
+    assert cache._own.index._idle[-1].sqlite is not inherited
     inherited.close()
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cachedfs.cache import metadata_store
 from cachedfs.cache.block_store import BlockStore
-from cachedfs.cache.index import metadata_rows
 from cachedfs.cache.index.metadata_records import MetadataRecord, decode_info, encode_info
 from cachedfs.common.types import BlockKey, CacheBounds, ObjectInfo, ObjectKey
 from cachedfs.errors import CacheError
@@ -179,7 +178,7 @@ def test_what_has_blocks_stays_known_for_as_long_as_they_do(cache):
 
 
 def test_there_is_a_limit_to_what_is_known(cache, monkeypatch):
-    monkeypatch.setattr(metadata_rows, "_MOST_ENTRIES", 100)
+    monkeypatch.setattr(metadata_store, "_MOST_ENTRIES", 100)
     for n in range(200):
         learn(cache, f"b/{n}", None, age=200 - n)
     with cache._own.index.reading() as rows:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from cachedfs.cache import access_stats, change_counters, disk, locks
 from cachedfs.cache.access_stats import AccessStats, BlockAccess, access_slots, age
-from cachedfs.cache.change_counters import ChangeCounters, ChangeTable, slots_of
+from cachedfs.cache.change_counters import ChangeCounters, slots_of
 from cachedfs.cache.shared_slots import HEADER_SIZE
 from cachedfs.common.clock import Clock
+from cachedfs.common.logging import WarnOnce
 from cachedfs.common.types import CacheBounds
 from tests.cache.audit import audit
 from tests.cache.faults import replace_call
@@ -56,15 +57,13 @@ def test_a_change_of_a_tree_moves_the_marks_of_what_is_in_it_and_no_other(cache)
 @given(st.lists(st.text(alphabet="ab/", max_size=6), max_size=4), st.text(alphabet="ab/", max_size=6))
 @settings(max_examples=50, deadline=None)
 def test_every_name_above_a_changed_path_moves(paths, path):
-    counters = ChangeCounters(ChangeTable(None, ""))
+    counters = ChangeCounters("/nowhere", WarnOnce())
     above = {path[:at] for at in range(len(path)) if path[at] == "/"} | {"", path}
-    before = {
-        each: (counters.at(slots_of("i", each)), counters.at(slots_of("i", f"{each}/"))) for each in above
-    }
-    counters.change("i", [*paths, path], tree=False)
+    before = {each: (counters.counter("i", each), counters.listing_counter("i", each)) for each in above}
+    counters.changed("i", [*paths, path])
     for each, (own, listing) in before.items():
-        assert counters.at(slots_of("i", each)) != own
-        assert counters.at(slots_of("i", f"{each}/")) != listing
+        assert counters.counter("i", each) != own
+        assert counters.listing_counter("i", each) != listing
 
 
 def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
@@ -72,9 +71,10 @@ def test_the_time_of_a_change_is_by_the_clock_of_metadata(monkeypatch):
     ahead.now()
     ahead.advance(ahead.offset + 3600)  # the wall clock was an hour fast before
     monkeypatch.setattr(change_counters, "clock", ahead)
-    counters, before = ChangeCounters(ChangeTable(None, "")), ahead.now()
-    counters.change("i", ["x"], tree=False)
-    assert int(before) <= counters.changed_at(slots_of("i", "x")) <= ahead.now()
+    counters, before = ChangeCounters("/nowhere", WarnOnce()), ahead.now()
+    assert counters.changed_at("i", "x") == 0
+    counters.changed("i", ["x"])
+    assert int(before) <= counters.changed_at("i", "x") <= ahead.now()
 
 
 def test_another_process_sees_a_change_at_once(cache):
@@ -89,18 +89,15 @@ def test_another_process_sees_a_change_at_once(cache):
     assert cache.metadata.epoch(ORIGIN) != before
 
 
-def test_two_writers_at_once_cannot_cancel_each_other(tmp_path):
+def test_two_writers_at_once_cannot_cancel_each_other():
     """A writer never reads a slot: whichever of two wins, the counter is neither the old one nor a repeated one."""
-    first, second = (
-        ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t1"))),
-        ChangeCounters(ChangeTable(str(tmp_path / "m"), str(tmp_path / "t2"))),
-    )
-    slots, seen = slots_of("i", "p"), set()
+    first, second = ChangeCounters("/nowhere", WarnOnce()), ChangeCounters("/nowhere", WarnOnce())
+    seen = set()
     for _ in range(100):
-        seen.add(first.at(slots))
-        second.change("i", ["p"], tree=False)
-        first.change("i", ["p"], tree=False)
-        assert first.at(slots) == second.at(slots)
+        seen.add(first.counter("i", "p"))
+        second.changed("i", ["p"])
+        first.changed("i", ["p"])
+        assert first.counter("i", "p") == second.counter("i", "p")
     assert len(seen) == 100
 
 
@@ -375,12 +372,13 @@ def test_locks_whose_descriptor_other_code_closed_are_taken_again(cache):
     assert finish(start(CLAIMANT, Path(cache.root).parent), "\n\n") == "False\nFalse\n"
 
 
-def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, monkeypatch):
-    cache.metadata.counter(ORIGIN, "b/x")
+def test_locks_that_cannot_be_checked_do_not_keep_deleted_files(cache, open_cache, monkeypatch):
+    old = cache.metadata.counter(ORIGIN, "b/x")
     os.unlink(f"{cache.root}/change-counters")
     monkeypatch.setattr(cache.locks, "look", lambda again: not_permitted())
     cache._own.look_now()
-    assert cache._shared.counters is None
+    new = cache.metadata.counter(ORIGIN, "b/x")
+    assert new == open_cache().metadata.counter(ORIGIN, "b/x") != old
 
 
 def test_without_locks_everybody_may_fetch(cache, monkeypatch, caplog):
@@ -408,7 +406,7 @@ def test_shared_files_that_were_truncated_cost_no_read_and_are_made_anew(cache):
     assert cache.reads_since(0, AMPLE)[1] == []
     assert whole(cache, key, 0) == content(key, 0)
     assert cache.reads_since(0, AMPLE)[1] == [key.hash64(0)]
-    assert cache._shared.counters.paths == [f"{cache.root}/change-counters"]
+    assert cache._shared.counters.paths == {f"{cache.root}/change-counters"}
 
 
 def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
@@ -430,7 +428,8 @@ def test_a_change_that_cannot_be_written_is_seen_by_all_at_once(
         cache.metadata.changed(ORIGIN, ["b/x"])
         changed = other.metadata.counter(ORIGIN, "b/x")
         assert cache.metadata.counter(ORIGIN, "b/x") == changed != at_first
-        assert cache._shared.counters.paths == other._shared.counters.paths == [cache._shared._in_memory]
+        counters = cache._shared.counters
+        assert counters.paths == other._shared.counters.paths == {counters.in_memory}
         cache.metadata.changed(ORIGIN, ["b/x"])
         assert other.metadata.counter(ORIGIN, "b/x") != changed
     for each in (cache, other):  # there is space again, a minute later
@@ -465,7 +464,7 @@ def test_without_a_directory_processes_see_the_changes_of_each_other(open_cache,
     one.metadata.changed(ORIGIN, ["b/x"])
     assert other.metadata.counter(ORIGIN, "b/x") == one.metadata.counter(ORIGIN, "b/x") != before
     assert one.metadata.sees_other_processes
-    path = Path(one._shared.counters.paths[0])
+    path = Path(one._shared.counters.in_memory)
     assert path.parent == own_memory_folder
     assert (path.stat().st_mode & 0o777, path.stat().st_blocks * 512 >= 2 << 20) == (0o600, True)
 
@@ -474,8 +473,7 @@ def test_who_has_the_directory_notices_who_has_not(cache, open_cache):
     """Such as a container that has the directory read-only: within a second, and at once when anything is changed."""
     other = open_cache()
     before = other.metadata.counter(ORIGIN, "b/x")
-    cache._shared._directory = None
-    cache._shared.counters = None
+    cache._shared.counters.move_to(None)
     cache.metadata.changed(ORIGIN, ["b/x"])
     other._own.look_now()
     assert other.metadata.counter(ORIGIN, "b/x") != before
@@ -489,7 +487,7 @@ def test_what_another_user_may_have_put_in_the_memory_folder_is_not_used(
     open_cache, tmp_path, own_memory_folder, monkeypatch, harm
 ):
     (cache,) = without_disk(open_cache, tmp_path, 1)
-    harm(Path(cache._shared._in_memory))
+    harm(Path(cache._shared.counters.in_memory))
     monkeypatch.setattr(disk, "unlink", lambda path: not_permitted())
     assert not cache.metadata.sees_other_processes
     before = cache.metadata.counter(ORIGIN, "b/x")

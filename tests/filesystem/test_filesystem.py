@@ -1050,7 +1050,7 @@ def test_where_changes_of_other_processes_cannot_be_noticed_metadata_is_checked_
     cloud, own_memory_folder, own_cache, monkeypatch, caplog, max_age, asked
 ):
     """Neither the directory nor the folder in memory can hold the change counters."""
-    monkeypatch.setattr("cachedfs.cache.shared_files.MEMORY_FOLDER", str(own_memory_folder / "none"))
+    monkeypatch.setattr("cachedfs.cache.change_counters.MEMORY_FOLDER", str(own_memory_folder / "none"))
 
     def full(fd, size):
         raise OSError(errno.ENOSPC, "No space left on device")

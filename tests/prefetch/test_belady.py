@@ -44,8 +44,9 @@ class Reader:
         self.here, self.fetched, self.evicted = set(), [], []
         self.done = []
         self.rule = Belady(
-            size, window=window, reads=self.reads, has=self.has, is_in_memory=lambda version, block: False
+            window=window, reads=self.reads, has=self.has, is_in_memory=lambda version, block: False
         )
+        self.rule.fit(size)
         self.at = self.cursor = self.n_added = 0
 
     def has(self, version, block):

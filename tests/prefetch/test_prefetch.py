@@ -27,8 +27,8 @@ from cachedfs.errors import (
     OriginUnavailable,
     OriginUnreachable,
 )
-from cachedfs.prefetch import failure_limit
 from cachedfs.prefetch import plan as prefetch_plan
+from cachedfs.prefetch import requests
 from cachedfs.sim import Fault
 from tests.fakes import gate
 from tests.support import KiB, MiB, forget, item_threads, noise, until
@@ -65,7 +65,7 @@ def is_idle(fs):
     engine = fs._objects.engine
     names = {coroutine.__qualname__ for coroutine in list(engine._tasks)}
     is_working = any(
-        name.startswith(("PrefetchPlan.", "ObjectFetcher.", "ObjectStream.", "Downloads.")) for name in names
+        name.startswith(("PrefetchPlan.", "PlanRequests.", "ObjectStream.", "Downloads.")) for name in names
     )
     return not (engine.by_block or engine.active_requests or any(engine.speculation._queues) or is_working)
 
@@ -675,14 +675,14 @@ def test_folders_keep_their_order_whichever_is_listed_first(origin, monkeypatch)
 
 
 def test_a_plan_waits_for_an_unreachable_origin_and_then_ends(origin, monkeypatch, caplog):
-    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(requests, "PAUSE_S", (0.01, 0.01))
     fs = fake_fs(concurrency=1)
     for i in range(4):
         origin.put(f"b/{i}", b"1")
     origin.fail_with = {2: OriginUnreachable("refused"), 3: OriginUnreachable("refused")}
     assert fs.prefetch([f"b/{i}" for i in range(4)]).wait(120).items == 4
     assert "continues when it answers" in caplog.text
-    monkeypatch.setattr(failure_limit, "AWAY_S", 0.0)
+    monkeypatch.setattr(requests, "AWAY_S", 0.0)
     origin.fail_with = {n: OriginUnreachable("refused") for n in range(len(origin.log), 1000)}
     with pytest.raises(OriginUnreachable, match="refused"):
         fs.prefetch([f"b/x{i}" for i in range(4)]).wait(120)
@@ -691,7 +691,7 @@ def test_a_plan_waits_for_an_unreachable_origin_and_then_ends(origin, monkeypatc
 
 @pytest.mark.parametrize("name", ["b/d", "b/d/*"])
 def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch, name):
-    monkeypatch.setattr(failure_limit, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(requests, "PAUSE_S", (0.01, 0.01))
     names = [f"b/d/{i}" for i in range(4)]
     for each in [*names, "b/x"]:
         origin.put(each, b"1")
@@ -699,7 +699,7 @@ def test_a_plan_waits_for_a_folder_of_an_unreachable_origin(origin, monkeypatch,
     progress = fake_fs(concurrency=1).prefetch([name, "b/x"]).wait(120)
     assert (progress.items, progress.items_total, progress.errors) == (5, 5, 0)
     assert {path for path, _ in reads(origin)} - {"b/d"} == {*names, "b/x"}
-    monkeypatch.setattr(failure_limit, "AWAY_S", 0.0)
+    monkeypatch.setattr(requests, "AWAY_S", 0.0)
     forget()
     origin.fail_with = {n: OriginUnreachable("refused") for n in range(len(origin.log), 1000)}
     plan = fake_fs(max_age=0, stale_if_error=False).prefetch([name, "b/x"])

@@ -75,7 +75,7 @@ class BlockRows(TableRows):
     def find_blocks(self, keys: Iterable[BlockKey]) -> dict[str, BlockRow]:
         """Return the rows of these blocks, by the name of the block; of absent ones nothing."""
         wanted = json.dumps([(key.object.digest, key.index) for key in keys])
-        return {f"{row[1]}-{row[2]:x}": BlockRow._make(row) for row in self._run(_FIND, (wanted,))}
+        return {f"{row[1]}-{row[2]:x}": BlockRow._make(row) for row in self.run(_FIND, (wanted,))}
 
     def block(self, key: ObjectKey, index: int) -> BlockRow | None:
         return self._one(_BLOCK + "WHERE digest = ? AND number = ?", (key.digest, index))
@@ -90,14 +90,14 @@ class BlockRows(TableRows):
         totals, added, digests = self.totals, [], {key.object.digest: key.object for key, _ in blocks}
         pinned = self._pinned_of(digests) if totals.pins else ()
         objects = [(d, origin_of(o.identity), blob_of(o.path), d in pinned) for d, o in digests.items()]
-        self._run_many(_ADD_OBJECT, objects)
+        self.run_many(_ADD_OBJECT, objects)
         for key, size in blocks:
             totals.last_block += 1
             totals.bytes += size
             totals.staged += size
             totals.pinned += size if key.object.digest in pinned else 0
             added.append((totals.last_block, key.index, size, clock, stored_at, writer, key.object.digest))
-        self._run_many(_ADD_BLOCK, added)
+        self.run_many(_ADD_BLOCK, added)
         totals.blocks += len(added)
 
     def _pinned_of(self, objects: Mapping[str, ObjectKey]) -> set[str]:
@@ -105,12 +105,12 @@ class BlockRows(TableRows):
 
     def release_block(self, id: int) -> None:
         """Keep a row but clear its writer, so that any process may write the block at once."""
-        self._run("UPDATE blocks SET writer = 0, stored_at = 0 WHERE id = ?", (id,))
+        self.run("UPDATE blocks SET writer = 0, stored_at = 0 WHERE id = ?", (id,))
 
     def remove_block(self, block: BlockRow) -> None:
         """Delete a row, and that of its object with its last block."""
-        self._run("DELETE FROM blocks WHERE id = ?", (block.id,))
-        self._run(
+        self.run("DELETE FROM blocks WHERE id = ?", (block.id,))
+        self.run(
             "DELETE FROM objects WHERE digest = ?"
             " AND NOT EXISTS (SELECT 1 FROM blocks WHERE blocks.object = objects.id)",
             (block.digest,),
@@ -156,11 +156,11 @@ class BlockRows(TableRows):
         if path:
             statement += " AND (path = ? OR (path > ? AND path < ?))"
             values += [blob_of(path), blob_of(f"{path}/"), blob_of(f"{path}0")]
-        return [text_of(found) for (found,) in self._run(f"{statement} ORDER BY path", values)]
+        return [text_of(found) for (found,) in self.run(f"{statement} ORDER BY path", values)]
 
     def cached_paths(self) -> list[CachedPath]:
         """Return what is cached of each path of all origins, sorted by path."""
-        rows = self._run(
+        rows = self.run(
             "SELECT path, sum(size), count(*), min(nullif(stored_at, 0)), max(nullif(stored_at, 0))"
             " FROM blocks JOIN objects ON objects.id = blocks.object GROUP BY path ORDER BY path"
         )
@@ -168,15 +168,15 @@ class BlockRows(TableRows):
 
     def last_clock(self) -> int:
         """Return the access clock of the block stored last; 0 without blocks."""
-        row = self._run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()
+        row = self.run("SELECT clock FROM blocks ORDER BY id DESC LIMIT 1").fetchone()
         return int(row[0]) if row else 0
 
     def _one(self, statement: str, values: Sequence[Any]) -> BlockRow | None:
-        row = self._run(statement, values).fetchone()
+        row = self.run(statement, values).fetchone()
         return row and BlockRow._make(row)
 
     def _all(self, statement: str, values: Sequence[Any]) -> list[BlockRow]:
-        return [BlockRow._make(row) for row in self._run(statement, values)]
+        return [BlockRow._make(row) for row in self.run(statement, values)]
 
     # Pins
 
@@ -186,11 +186,11 @@ class BlockRows(TableRows):
         if wanted == self.is_pinned(identity, path):
             return
         if wanted:
-            self._run("INSERT INTO pins VALUES (?, ?, ?)", (*at, blob_of(identity)))
+            self.run("INSERT INTO pins VALUES (?, ?, ?)", (*at, blob_of(identity)))
         else:
-            self._run("DELETE FROM pins WHERE origin = ? AND path = ?", at)
-        self._run("UPDATE objects SET is_pinned = ? WHERE origin = ? AND path = ?", (wanted, *at))
-        (size,) = self._run(
+            self.run("DELETE FROM pins WHERE origin = ? AND path = ?", at)
+        self.run("UPDATE objects SET is_pinned = ? WHERE origin = ? AND path = ?", (wanted, *at))
+        (size,) = self.run(
             "SELECT total(size) FROM blocks WHERE object IN (SELECT id FROM objects WHERE origin = ? AND path = ?)",
             at,
         ).fetchone()
@@ -198,14 +198,14 @@ class BlockRows(TableRows):
         self.totals.pinned += int(size) if wanted else -int(size)
 
     def pins(self) -> list[tuple[str, str]]:
-        rows = self._run("SELECT identity, path FROM pins ORDER BY identity, path")
+        rows = self.run("SELECT identity, path FROM pins ORDER BY identity, path")
         return [(text_of(identity), text_of(path)) for identity, path in rows]
 
     def is_pinned(self, identity: str, path: str) -> bool:
         values = (origin_of(identity), blob_of(path))
-        return self._run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
+        return self.run("SELECT 1 FROM pins WHERE origin = ? AND path = ?", values).fetchone() is not None
 
     def has_pinned_object(self, digest: str) -> bool:
         """Return whether an object with cached blocks is pinned, given its digest."""
-        found = self._run("SELECT 1 FROM objects WHERE digest = ? AND is_pinned", (digest,)).fetchone()
+        found = self.run("SELECT 1 FROM objects WHERE digest = ? AND is_pinned", (digest,)).fetchone()
         return found is not None

@@ -97,12 +97,12 @@ class TableRows:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.sqlite = connection
-        self._run = connection.execute
-        self._run_many = connection.executemany
+        self.run = connection.execute
+        self.run_many = connection.executemany
 
     def load_totals(self) -> Totals:
         """Read the totals, outside of a write transaction."""
-        return Totals(*self._run(LOAD_TOTALS).fetchone())
+        return Totals(*self.run(LOAD_TOTALS).fetchone())
 
 
 @functools.lru_cache(64)
