@@ -98,7 +98,8 @@ class Engine(event_log.CounterSource):
         self._callers: dict[Coroutine[Any, Any, Any], Callable[[asyncio.Task[Any] | None], object]] = {}
         self._loop_lock = threading.Lock()  # guards the start of the loop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = WeakKeyDictionary()
+        self._inbox: Inbox | None = None  # of the loop
+        self._inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = WeakKeyDictionary()  # of callers
         self.thread: threading.Thread | None = (
             None  # of the event loop: a blocking call would wait for itself there
         )
@@ -130,10 +131,9 @@ class Engine(event_log.CounterSource):
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the event loop call `function`, from any thread; start the loop if there is none."""
-        self._inbox(self._loop or self.loop).add(function)
-
-    def _inbox(self, loop: asyncio.AbstractEventLoop) -> Inbox:
-        return self._inboxes.get(loop) or self._inboxes.setdefault(loop, Inbox(loop))
+        if (inbox := self._inbox) is None:
+            inbox = self._inbox = Inbox(self.loop)
+        inbox.add(function)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
@@ -171,7 +171,8 @@ class Engine(event_log.CounterSource):
         if caller is self._loop:
             return await coroutine
         ended: asyncio.Future[asyncio.Task[T] | None] = caller.create_future()
-        inbox = self._inbox(caller)
+        if (inbox := self._inboxes.get(caller)) is None:
+            inbox = self._inboxes[caller] = Inbox(caller)
 
         def answer(task: asyncio.Task[T] | None) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits

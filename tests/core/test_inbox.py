@@ -57,9 +57,10 @@ def test_a_loop_that_cannot_be_woken_is_tried_again_by_the_next_call(loop, monke
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(loop, "call_soon_threadsafe", interrupted)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         inbox.add(lambda: seen.append(1))
+    monkeypatch.undo()
     inbox.add(lambda: seen.append(2))
     run_what_is_ready(loop)
     assert seen == [1, 2]

@@ -139,11 +139,13 @@ class CacheIndex:
             self._undo(rows, error)
             raise
         finally:
-            if rows is not None and rows.inode and not rows.sqlite.in_transaction:
-                self._idle.append(rows)
-            elif rows is not None:
-                rows.sqlite.close()
-            _IN_USE.pop(token, None)
+            try:
+                if rows is not None and rows.inode and not rows.sqlite.in_transaction:
+                    self._idle.append(rows)
+                elif rows is not None:
+                    rows.sqlite.close()
+            finally:  # an interrupt in between would leave it: each fork waits for a connection in use
+                _IN_USE.pop(token, None)
 
     writing = partialmethod(reading, writes=True)
     """Provide a connection in a write transaction, rolled back on exceptions. Raises sqlite3.Error, OSError.
