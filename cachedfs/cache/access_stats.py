@@ -22,6 +22,7 @@ _BYTES_A_TOUCH = 2048
 
 _FLUSH_LOCK = 0x0DB5_70C4_C0DE_0002  # the lock number for adding accesses to the file
 FLUSH_S = 0.1  # accesses are written to the file after this time, or
+LEFT_S = 1.0  # many times as long as a flush takes
 _FLUSH_N = 64  # after so many, whichever comes first
 _MOST_PENDING = 1024  # accesses that wait while another process holds the lock
 
@@ -89,6 +90,7 @@ class AccessStats(SharedSlots):
         self._locks = locks or ByteRangeLocks()
         self._pending: list[_Access] = []
         self._flush_at = 0.0
+        self._left_at = math.inf  # when a lock that this process holds counts as left
 
     @property
     def now(self) -> int:
@@ -133,8 +135,15 @@ class AccessStats(SharedSlots):
         """
         if not self._pending:
             return
-        self._flush_at = time.monotonic() + FLUSH_S
+        now = time.monotonic()
+        self._flush_at = now + FLUSH_S
         is_alone = self._locks.take(_FLUSH_LOCK)
+        if is_alone:
+            self._left_at = math.inf
+        elif now < self._left_at:
+            self._left_at = min(self._left_at, now + LEFT_S)
+        else:  # an interrupted flush of this process left the lock
+            self._locks.release(_FLUSH_LOCK)
         try:
             if is_alone or len(self._pending) >= _MOST_PENDING:
                 pending, self._pending = self._pending, []

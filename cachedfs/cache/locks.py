@@ -50,9 +50,9 @@ class ByteRangeLocks:
         """Take up to `n` locks, of `number` and those that follow; return how many were free, counted from the first."""
         held = _HELD.get((self._name, os.getpid())) or self.held()
         first, taken, free = number & _BYTES, 0, 0
+        wanted: dict[int, list[None]] = {byte: [None] for byte in range(first, min(first + n, _BYTES + 1))}
         try:
-            for byte in range(first, min(first + n, _BYTES + 1)):
-                mine: list[None] = [None]
+            for byte, mine in wanted.items():
                 if held.setdefault(byte, mine) is not mine:
                     break
                 taken += 1
@@ -62,12 +62,13 @@ class ByteRangeLocks:
                 free = taken
             except OSError as error:
                 free = self._take_each(first, taken, error)
+            for byte in range(first + free, first + taken):
+                held.pop(byte, None)
         except BaseException:  # an interrupt: the caller does not know what it holds
-            for byte in range(first, first + taken):
-                self.release(byte)
+            for byte, mine in wanted.items():
+                if held.get(byte) is mine:
+                    self.release(byte)
             raise
-        for byte in range(first + free, first + taken):
-            held.pop(byte, None)
         return free
 
     def release(self, number: int) -> None:
@@ -78,6 +79,9 @@ class ByteRangeLocks:
             held[byte].pop()
         except (KeyError, IndexError):  # not held, or another thread is releasing it
             return
+        except BaseException:  # an interrupt just after it: the next one that takes it also unlocks it
+            held.pop(byte, None)
+            raise
         try:
             if (fd := _DESCRIPTORS.get(self._name)) is not None:
                 fcntl.lockf(fd, fcntl.LOCK_UN, 1, byte)

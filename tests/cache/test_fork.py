@@ -9,6 +9,7 @@ import pytest
 
 from cachedfs.cache.index import database
 from cachedfs.cache.index.database import CacheIndex, _after_fork_in_child
+from cachedfs.cache.locks import ByteRangeLocks
 from tests.cache.helpers import finish, key_of, put, start
 
 FORKER = """
@@ -85,13 +86,13 @@ def test_a_child_neither_closes_nor_uses_an_inherited_connection(cache):
     inherited.close()
 
 
-def is_interrupted(n, act):
-    """Call `act` with an interrupt after the nth call of a C function in a transaction; return whether there were so many."""
+def is_interrupted(n, act, function):
+    """Call `act` with an interrupt after the nth call that `function` makes of C; return whether there were so many."""
     left = n
 
     def profile(frame, event, arg):
         nonlocal left
-        if event == "c_return" and frame.f_code is CacheIndex.reading.__wrapped__.__code__:
+        if event == "c_return" and frame.f_code is function.__code__:
             left -= 1
             if not left:
                 raise KeyboardInterrupt
@@ -114,13 +115,31 @@ def test_ctrl_c_anywhere_in_a_transaction_locks_nobody_out(cache):
         cache.pins()
 
     for n in itertools.count(1):
-        go_on = is_interrupted(n, act)
+        go_on = is_interrupted(n, act, CacheIndex.reading.__wrapped__)
         with ThreadPoolExecutor(1) as another:
             another.submit(cache.pin, "gs://test", "b/y").result()
         assert not database._IN_USE
         if not go_on:
             break
     assert n > 5
+
+
+def test_ctrl_c_anywhere_in_taking_or_releasing_locks_leaves_none(cache):
+    locks = cache.locks
+    for n in itertools.count(1):
+        if not is_interrupted(n, lambda: locks.take(5, 3), ByteRangeLocks.take):
+            break
+        assert locks.take(5, 3) == 3
+        for number in range(5, 8):
+            locks.release(number)
+    assert n > 3
+    for n in itertools.count(1):
+        go_on = is_interrupted(n, lambda: locks.release(5), ByteRangeLocks.release)
+        locks.release(5)  # it was interrupted before it began
+        assert locks.take(5)
+        if not go_on:
+            break
+    assert n > 3
 
 
 def test_ctrl_c_when_a_transaction_has_just_begun_locks_nobody_out(open_cache, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -562,12 +563,23 @@ def test_of_reads_whose_record_is_lost_nothing_is_known(cache):
     assert cache.reads_since(clock + 5, AMPLE) == (clock + 1, []), "the clock is that of another file"
 
 
+def test_an_interrupted_write_of_accesses_does_not_hold_up_later_ones(cache, open_cache, monkeypatch):
+    key, written = key_of(), open_cache()._shared.open_accesses()
+    assert cache.locks.take(access_stats._FLUSH_LOCK)  # what a Ctrl-C leaves
+    monkeypatch.setattr(access_stats, "FLUSH_S", 0.0)
+    monkeypatch.setattr(access_stats, "LEFT_S", 0.0)
+    for index in range(3):
+        cache.touch(key, index)
+    assert written.now == 3
+
+
 def test_the_clock_never_goes_back_while_another_process_writes(cache, open_cache, monkeypatch):
     """Two that add to it at once would each count on from the same number."""
     key, other = key_of(), open_cache()
     written, held = other._shared.open_accesses(), other.locks
     assert held.take(access_stats._FLUSH_LOCK)
     monkeypatch.setattr(access_stats, "FLUSH_S", 0.0)
+    monkeypatch.setattr(access_stats, "LEFT_S", math.inf)
     monkeypatch.setattr(access_stats, "_MOST_PENDING", 8)
     for index in range(7):
         cache.touch(key, index)
