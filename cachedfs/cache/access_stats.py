@@ -7,7 +7,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cachedfs.cache.locks import ByteRangeLocks
@@ -186,7 +186,7 @@ class AccessStats(SharedSlots):
         """Add accesses and misses to the file. Raises OSError."""
         clock, gap, gap_before, window = self._numbers()
         buckets: dict[int, list[int]] = {}
-        last_at: dict[int, int] = {}  # accesses by their offsets in the header
+        accessed: list[int] = []  # the blocks accessed at the clocks up to `clock`
         for item in pending:
             hash64, passes = (item, None) if isinstance(item, int) else item
             tag, at = hash64 >> 48 or 1, HEADER_SIZE + 8 * (hash64 & self.n_slots - 1 & ~3)
@@ -202,7 +202,7 @@ class AccessStats(SharedSlots):
                 continue  # repeated reads of the block accessed last count as one access
             else:
                 clock = clock + 1 & MASK32
-                last_at[_LAST_AT + 8 * (clock % _N_LAST)] = hash64
+                accessed.append(hash64)
                 if count:
                     gap, count = max(gap, age(last, clock)), _aged(count, last, clock, window)
                 if record and gap and not clock & (1 << window) - 1:
@@ -211,7 +211,7 @@ class AccessStats(SharedSlots):
             if record:
                 bucket[slot] = record
         # The clock before the records: if the process dies in between, no record is newer than the clock.
-        pieces = [(at, hash64.to_bytes(8, "little")) for at, hash64 in last_at.items()]
+        pieces = list(_last_accesses(accessed[-_N_LAST:], clock))
         pieces.append((_CLOCK_AT, _NUMBERS.pack(clock, gap, gap_before, window)))
         self.write(pieces + [(at, _BUCKET.pack(*bucket)) for at, bucket in buckets.items()])
 
@@ -222,6 +222,15 @@ class AccessStats(SharedSlots):
             return clock, gap, gap_before, min(window, _WIDEST)
         except OSError:
             return 0, 0, 0, _WIDEST
+
+
+def _last_accesses(accessed: Sequence[int], clock: int) -> Iterator[tuple[int, bytes]]:
+    """Yield where to write the blocks accessed at the clocks up to `clock`, and the bytes: one part, or two."""
+    start = clock + 1 - len(accessed) & MASK32
+    n = min(len(accessed), _N_LAST - start % _N_LAST)
+    for first, part in ((start, accessed[:n]), (start + n, accessed[n:])):
+        if part:
+            yield _LAST_AT + 8 * (first % _N_LAST), struct.pack(f"<{len(part)}Q", *part)
 
 
 def age(clock: int, now: int) -> int:
