@@ -97,6 +97,6 @@ def test_drain_ends_in_time_and_does_not_wait_for_a_thread_that_is_not_there(cac
     assert not queue.drain(0.0)
     cache.may_store.set()
     queue.close()
-    until(lambda: not queue._thread.is_alive())
+    until(lambda: queue._thread is None)
     assert ("blocks", [0], LARGE, []) in cache.calls
     assert queue.drain(60)
