@@ -252,9 +252,10 @@ class Objects:
 
     def version(self, entry: Entry) -> Version | None:
         """Return the version that an entry is about; None for an absence, a folder, and what cannot be cached."""
-        if entry.version is None or entry.version.block_size != self.config.block_size:
-            entry.version = version_of(self.identity, entry.info, self.config.block_size)
-        return entry.version
+        version = entry.version  # a filesystem with another block size may replace it at any moment
+        if version is None or version.block_size != self.config.block_size:
+            version = entry.version = version_of(self.identity, entry.info, self.config.block_size)
+        return version
 
     @property
     def lifetime_s(self) -> float:
@@ -301,7 +302,9 @@ class Objects:
         entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
-        self._remember(entry)
+        # Not in place of an answer to a later request, which came earlier.
+        if old is None or old.asked_at <= asked_at or self.store.counter_at(old.slots) != old.counter:
+            self._remember(entry)
         self.engine.store_queue.put(records=[record])
         return entry
 
