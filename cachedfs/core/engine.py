@@ -89,6 +89,7 @@ class Engine(event_log.CounterSource):
         self.histories: OrderedDict[str, Any] = OrderedDict()
         self.users: WeakSet[Any] = WeakSet()  # those whose `engine_closed` is called once this one is closed
         self._quota_meters: dict[str, QuotaMeter] = {}
+        self.folder_names: dict[tuple[str, str], Any] = {}  # see `Lookups`; by caller key and folder
         self._lookup_slots: dict[tuple[str, int], asyncio.Semaphore] = {}  # by identity and size
         self._unreachable: dict[str, float] = {}  # identity -> monotonic time until which it is unreachable
         # Tasks that this engine owns until they end, by their coroutines. Event loop thread only.

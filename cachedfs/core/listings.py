@@ -63,6 +63,17 @@ class Listings:
             return listing
         return _for_once([info])
 
+    async def of_names(self, folder: str) -> ListingRecord:
+        """Return the children of `folder` for lookups of their names.
+
+        A later lookup of a name that is not among them asks for it, unless the folder was listed by a caller before: who
+        lists a folder expects that nothing else is in it for `max_age`, who opens some of its files does not.
+        """
+        listing = self._objects.store.listing(self._objects.identity, folder)
+        if listing is not None and listing.counter >= 0:
+            return await self.get(folder)
+        return await self._ask(folder, deep=False, is_for_names=True)
+
     async def find(self, folder: str) -> list[ObjectInfo]:
         """Return all objects and folders below `folder`, sorted by path."""
         listing = await self._after_poll(self._below, folder)
@@ -126,7 +137,7 @@ class Listings:
         is_stored = self._objects.store.listing_size(self._objects.identity, folder, most=1) is not None
         return await answer_of(self._objects, ask, folder, stale if is_stored else None)
 
-    async def _ask(self, folder: str, *, deep: bool) -> ListingRecord:
+    async def _ask(self, folder: str, *, deep: bool, is_for_names: bool = False) -> ListingRecord:
         objects, origin, now = self._objects, self._objects.origin(folder), clock.now()
         position = self._change_feeds.position(folder)
         epoch, counter = objects.store.epoch(objects.identity), objects.counter(folder)
@@ -146,7 +157,7 @@ class Listings:
             is_watched = here is not None and all(map(is_covered, found))
             watch = self._change_feeds.snapshot(position, here) if is_watched else None
             if origin.lists_all(folder):  # a stored listing proves that other names are absent
-                kept = await asyncio.to_thread(self._store, listings, now, epoch, watch)
+                kept = await asyncio.to_thread(self._store, listings, now, epoch, watch, is_for_names)
         children = [child for at, infos in listings.items() for child in infos if not _is_nameless(child, at)]
         return ListingRecord(sorted(children, key=_by_path), now, kept.get(folder, -1))
 
@@ -156,7 +167,12 @@ class Listings:
         return listing and _for_once(listing.infos)
 
     def _store(
-        self, listings: dict[str, list[ObjectInfo]], now: float, epoch: int, watch: FeedSnapshot | None
+        self,
+        listings: dict[str, list[ObjectInfo]],
+        now: float,
+        epoch: int,
+        watch: FeedSnapshot | None,
+        is_for_names: bool,
     ) -> dict[str, int]:
         """Store complete listings as of `now`; return the change counters of those that were stored, by folder.
 
@@ -170,7 +186,9 @@ class Listings:
         }
         paths = [info.path for found in listings.values() for info in found]
         counters = {path: store.counter(identity, path) for path in paths}
-        folder_counters = {folder: store.listing_counter(identity, folder) for folder in listings}
+        folder_counters = {  # no change counter is negative: the names count, and not that there are no others
+            folder: -1 if is_for_names else store.listing_counter(identity, folder) for folder in listings
+        }
         if store.epoch(identity) != epoch:
             return {}  # a write happened during the request: return the listing, but do not cache it
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -19,12 +20,18 @@ from cachedfs.core.listings import Listings
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.offline import answer_of, can_stand
 from cachedfs.core.polling import OVERDUE_S, poll
-from cachedfs.errors import AccessDenied, ObjectNotFound
+from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
+from cachedfs.origins.base import before_next_page
 from cachedfs.origins.registry import is_whole, lookup_reads_names
 
 __all__ = ["Lookups"]
 
+logger = logging.getLogger("cachedfs.core")
+
 PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
+LIST_AFTER = 3  # names of one folder looked up, until it is listed
+MOST_FOLDERS = 1000  # whose names are counted
+LISTING_ENDS_S = 60.0  # a listing ends if so long no name is asked that lets it go on
 
 Resolved = tuple[Entry, Download | None]
 
@@ -203,6 +210,11 @@ class Lookups:
         if not folder or not objects.origin(path).by_parent:
             return None, None
         before = objects.known(folder)
+        is_followed, top = self._change_feeds.position(path) is not None, path.partition("/")[0]
+        if folder == top and before is None and not is_followed:
+            return None, None  # the origin needs no request for the top itself
+        if is_followed and objects.known(top) is None:
+            await self.info(top)  # a feed names folders by their ids
         known = None if before is None or objects.is_fresh(before) else before.info
         if known is None or lookup_reads_names(known):
             return await self.info(folder), None
@@ -221,18 +233,72 @@ class Lookups:
             await asyncio.gather(asking, return_exceptions=True)
 
     async def _from_listing(self, path: str) -> Entry | None:
-        """Return the entry of `path` after listing its folder again; None if a lookup is cheaper.
+        """Return the entry of `path` once its folder is listed; None if it is to be looked up by its name.
 
-        If the origin looks names up by folder, a lookup costs as much as one page of a listing, which renews all
-        neighbors. An epoch over known files then costs one request per folder instead of one per file.
+        If the origin looks names up by folder, a lookup costs as much as one page of a listing, which has all neighbors.
+        So a folder is listed if it was listed before, or from its LIST_AFTER-th name on. No more pages are read than
+        names were asked, and only the first page is waited for.
         """
         objects, folder = self.objects, folder_of(path)
         if not folder or objects.lifetime_s == 0:
             return None
-        size = objects.store.listing_size(objects.identity, folder, most=PAGE + 1)
-        if size is None or size > PAGE:
-            return None
-        slot, counter = (objects.caller_key, f"\0{folder}"), objects.counter(f"{folder}/")
-        with contextlib.suppress(ObjectNotFound):  # the folder is gone: the lookup will report it
-            await objects.engine.lookups.run(slot, counter, lambda: self.listings.get(folder))
+        all_names, key = objects.engine.folder_names, (objects.caller_key, folder)
+        names = all_names.pop(key, None) or _FolderNames()
+        all_names[key] = names  # the latest at the end
+        while len(all_names) > MOST_FOLDERS:
+            del all_names[next(iter(all_names))]
+        names.ask()
+        epoch, counter = objects.store.epoch(objects.identity), objects.counter(path)
+        if names.epoch is None:
+            size = objects.store.listing_size(objects.identity, folder, most=PAGE + 1)
+            if names.n_asked < LIST_AFTER and (size is None or size > PAGE):
+                return None
+            names.epoch = epoch
+            objects.engine.spawn(self._list(folder, names))
+        await names.first_page.wait()
+        if names.error is not None:
+            raise names.error
+        if names.paths is not None and path not in names.paths and names.epoch == epoch:
+            return objects.learn(path, None, asked_at=names.listed_at, counter=counter)
         return objects.fresh(path)
+
+    async def _list(self, folder: str, names: _FolderNames) -> None:
+        objects = self.objects
+        before_next_page.set(names.may_go_on)  # in this task only
+        try:
+            listing = await self.listings.of_names(folder)
+            # An empty one proves nothing: a file may have the name of the folder.
+            if listing.infos and objects.origin(folder).lists_all(folder):
+                names.paths, names.listed_at = {info.path for info in listing.infos}, listing.checked_at
+        except (ObjectNotFound, TimeoutError) as error:
+            logger.debug("not listed: %s", error)  # if the folder is gone, the lookups by name say so
+        except CachedFSError as error:
+            names.error = error
+        finally:
+            objects.engine.folder_names.pop((objects.caller_key, folder), None)
+            names.first_page.set()
+
+
+class _FolderNames:
+    """How many names of one folder were looked up by themselves, and the listing that makes further ones unnecessary."""
+
+    def __init__(self) -> None:
+        self.n_asked = self.n_pages = 0  # without the first page
+        self.epoch: int | None = None  # of the origin when the listing began
+        self.paths: set[str] | None = None  # of the complete listing
+        self.listed_at = 0.0
+        self.error: CachedFSError | None = None  # of the listing
+        self.first_page = asyncio.Event()  # it came, or the listing ended
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        self.n_asked += 1
+        self._asked.set()
+
+    async def may_go_on(self) -> None:
+        """Wait until another page may be read; raise TimeoutError if no name is asked for a while."""
+        self.first_page.set()
+        self.n_pages += 1
+        while self.n_pages >= self.n_asked:
+            self._asked.clear()
+            await asyncio.wait_for(self._asked.wait(), LISTING_ENDS_S)

@@ -301,7 +301,7 @@ class Reader:
         want = clip(start, stop, version.size)
         blocks = covering(want, self._block_size)
         if self._reads_ahead and 0 < want.size < version.size:
-            is_first = download is not None
+            is_first = download is not None and download.covers(want.start)
             self.readahead.observe(version, want.start, want.stop, missed=blocks, is_first=is_first)
         if download is None and len(blocks) == 1:  # the usual case: `cached` has just looked for it
             download = (await self.downloads.get(version, blocks)).get(blocks[0])

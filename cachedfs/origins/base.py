@@ -8,7 +8,7 @@ from __future__ import annotations
 import email.utils
 import functools
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ __all__ = [
     "Reply",
     "SimpleOrigin",
     "Uploader",
+    "before_next_page",
     "clipped",
     "content_range",
     "describe",
@@ -111,6 +112,11 @@ def subject_of(method: str, args: Sequence[Any]) -> str:
         subject = next(iter(subject), "")
     return subject if isinstance(subject, str) else ""
 
+
+before_next_page: ContextVar[Callable[[], Awaitable[object]] | None] = ContextVar(
+    "cachedfs_before_next_page", default=None
+)
+"""Awaited before each page of a folder's listing but the first: a listing that only saves lookups takes its time."""
 
 has_stale_answer = ContextVar("has_stale_answer", default=False)
 """Whether the caller of a request can serve a stale answer while the origin is unreachable, and so waits less long."""

@@ -34,7 +34,7 @@ from cachedfs.cli.arguments import FAILED, INTERRUPTED, PIPE_CLOSED, CommonOptio
 from cachedfs.cli.pack import naming
 from cachedfs.common.atomic_files import filled
 from cachedfs.core import engines
-from cachedfs.core.engine import Engine
+from cachedfs.core.store_queue import StoreQueue
 from cachedfs.mount.unsent import keep
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import Fault, GCSServer
@@ -1329,14 +1329,14 @@ def test_mistaken_options_are_wrong_usage(words, said):
 
 
 def test_what_storing_warns_of_at_the_end_is_a_line_as_the_others(cloud, monkeypatch):
-    drain = Engine.drain
+    drain = StoreQueue.drain
 
     def late(self, timeout_s=5.0):
         drain(self, timeout_s)
         logging.getLogger("cachedfs.cache").warning("blocks are not cached")
 
     cloud.put("key", b"1")
-    monkeypatch.setattr(Engine, "drain", late)
+    monkeypatch.setattr(StoreQueue, "drain", late)
     assert run("cat", cloud.url("key", "gs://")).stderr == "cachedfs: warning: blocks are not cached\n"
 
 

@@ -40,8 +40,8 @@ def revisions_hidden(drive, key):
 # Cost in requests.
 def test_an_unknown_file_costs_its_folders_and_its_data_then_nothing(drive):
     data = drive.put("deep/er/a.bin", noise(40_000))
-    # My Drive, the test's folder, two folders and the file, each looked up in its parent; then the bytes.
-    for expected in (["get", "list", "list", "list", "list", "media"], []):
+    # The test's folder, two folders and the file, each looked up in its parent; then the bytes.
+    for expected in (["list", "list", "list", "list", "media"], []):
         with fsspec.open(drive.url("deep/er/a.bin")) as file:
             assert file.read() == data
         assert drive.asked() == expected
@@ -92,13 +92,74 @@ def test_find_costs_one_listing_per_folder_then_none(drive, fs):
 def test_absence_is_cached_for_names_and_folders(drive, fs):
     drive.put("a/b.txt", b"x")
     for name, expected in (
-        ("a/none", ["get", "list", "list", "list"]),
+        ("a/none", ["list", "list", "list"]),
         ("a/nor", ["list"]),
         ("no/x", ["list"]),
     ):
         for asked in (expected, []):
             assert not fs.exists(drive.path(name))
             assert drive.asked() == asked
+
+
+def test_the_third_name_of_a_folder_lists_it(drive, fs):
+    data = {drive.path(name): drive.put(name, noise(100)) for name in ("ant", "bee", "cat", "dog")}
+    for path, expected in zip(data, (["list", "list", "media"], ["list", "media"]), strict=False):
+        assert fs.cat_file(path) == data[path]
+        assert drive.asked() == expected
+    for path, expected in zip([*data][2:], (["list", "media"], ["media"]), strict=False):
+        assert fs.cat_file(path) == data[path]
+        assert drive.asked() == expected
+    drive.put("new", b"")  # the listing was nobody's wish: what is new is found as before
+    assert [fs.exists(drive.path(name)) for name in ("new", "none")] == [True, False]
+    assert drive.asked() == ["list", "list"]
+
+
+@pytest.fixture
+def short_pages(drive):
+    """Listings of three names a page; every other page is empty."""
+    drive.server.short_pages(3)
+    yield
+    drive.server.short_pages(None)
+
+
+def test_of_a_large_folder_no_more_pages_are_listed_than_names_were_asked(drive, fs, short_pages):
+    data = {drive.path(name): drive.put(name, noise(100)) for name in "ABCDEFGHI"}
+    n_pages = 0
+    for n, path in enumerate(data, 1):
+        assert fs.cat_file(path) == data[path]
+        log = [request.query["q"] for request in drive.server.requests if request.kind == "list"]
+        drive.server.reset()
+        n_pages += sum("name =" not in query for query in log)
+        assert n_pages <= n
+    until(lambda: not any(names.epoch for names in fs._objects.engine.folder_names.values()))
+    assert n_pages == 6
+
+
+def test_an_array_with_flat_keys_costs_few_requests_beside_its_chunks(drive):
+    array = zarr.create_array(
+        zarr.storage.MemoryStore(), shape=(50,), chunks=(1,), dtype="i4",
+        chunk_key_encoding={"name": "v2", "separator": "."},
+    )  # fmt: skip
+    array[:] = range(1, 51)
+    for key, value in array.store_path.store._store_dict.items():
+        drive.put(f"flat.zarr/{key}", value.to_bytes())
+    drive.asked()
+    assert zarr.open_array(drive.url("flat.zarr"), mode="r")[:].tolist() == [*range(1, 51)]
+    asked = drive.asked()
+    assert asked.count("media") == 51
+    assert len(asked) - 51 <= 10
+
+
+def test_an_array_with_nested_keys_costs_two_lookups_a_chunk(drive):
+    array = zarr.create_array(zarr.storage.MemoryStore(), shape=(50, 1, 1), chunks=(1, 1, 1), dtype="i4")
+    array[:, 0, 0] = range(1, 51)
+    for key, value in array.store_path.store._store_dict.items():
+        drive.put(f"a.zarr/{key}", value.to_bytes())
+    drive.asked()
+    assert zarr.open_array(drive.url("a.zarr"), mode="r")[:].ravel().tolist() == [*range(1, 51)]
+    asked = drive.asked()
+    assert asked.count("media") == 51
+    assert len(asked) - 51 <= 2 * 50 + 10
 
 
 def test_the_folders_of_an_expired_path_are_looked_up_in_parallel(drive):

@@ -23,7 +23,7 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.base import range_header
+from cachedfs.origins.base import before_next_page, range_header
 from cachedfs.origins.drive import api, failures, public, public_folder
 from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
@@ -412,6 +412,8 @@ class DriveAccount:
             # A page may be short, or empty, before the end: only the token tells.
             if not (token := page.get("nextPageToken", "")):
                 return found
+            if (pause := before_next_page.get()) is not None:
+                await pause()
         raise OriginUnavailable(
             f"{request.subject}: {request.doing} does not end: Drive names a page as the next one that came before. Try "
             "again later"

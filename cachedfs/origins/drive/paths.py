@@ -145,7 +145,12 @@ class PathResolver:
         else:
             if parent is not None:  # a file: a folder may have its name, as it is now
                 self.expire_way(parent.path)
-            _, items = await self.at(path, sure=sure)
+            if folder_of(path) == MY_DRIVE and self._my_drive is None and not (sure or for_folder):
+                items = await self.named(
+                    path, api.folder_info(MY_DRIVE, api.ROOT)
+                )  # its own id is not needed
+            else:
+                _, items = await self.at(path, sure=sure)
         if not items:
             raise _missing(path, "no item of this name is in the folder")
         return (await self.chosen(items, path, for_folder=for_folder))[1]
