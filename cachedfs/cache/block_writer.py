@@ -117,7 +117,10 @@ class BlockWriter(BlockReader):
         """
         now_s, space, batch = time.time(), self.space, waiting
         rest: list[_NewBlock] | None = []
-        with self._own.writing("blocks cannot be stored", restores=True) as rows:
+        with (
+            contextlib.ExitStack() as undo,
+            self._own.writing("blocks cannot be stored", restores=True) as rows,
+        ):
             totals = rows.totals
             inputs = (
                 self._own.n_looks,
@@ -134,7 +137,9 @@ class BlockWriter(BlockReader):
                 batch, rest = self._make_room(rows, self._ours_to_write(rows, waiting), victims)
             clock = (self._shared.accesses or space.accesses(rows, allowed)).now
             rows.add_blocks([block[::2] for block in batch], clock, now_s, space.writer)
-            space.writing.update([block.name for block in batch])
+            names = [block.name for block in batch]
+            undo.push(lambda error, *_: space.writing.difference_update(names if error else ()))  # no commit
+            space.writing.update(names)
         # After a crash here, rows without files count until they are evicted.
         if rest is None:
             raise self._failure("blocks cannot be stored", "other processes are writing blocks that fill it")

@@ -279,7 +279,10 @@ class Downloads:
         """Register the complete blocks that a request for an unknown object turned out to cover."""
         engine, size = self.objects.engine, version.block_size
         for index in covering(Range(download.start, download.stop), size):
-            if index * size >= download.start and (version.digest, index) not in engine.by_block:
+            is_whole = (
+                download.start <= index * size and min((index + 1) * size, version.size) <= download.stop
+            )
+            if is_whole and (version.digest, index) not in engine.by_block:
                 # If another process holds the lock, this block is fetched twice.
                 engine.cache.locks.take(version.number + index)
                 engine.by_block[version.digest, index] = download

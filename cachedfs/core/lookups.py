@@ -86,7 +86,11 @@ class Lookups:
         entry = objects.fresh(path) if path in objects.entries else None
         if entry is not None and entry.info is not None and entry.info.kind == "file":
             return entry, None
-        if objects.config.offline or objects.origin(path).by_parent:  # a read cannot serve as a lookup
+        try:
+            is_read = not (objects.config.offline or objects.origin(path).by_parent)
+        except Exception:  # the origin cannot be opened
+            is_read = False
+        if not is_read:  # a read cannot serve as a lookup
             return objects.fresh(path) or await self.ask(path), None
         return await self._share(path, partial(self._read, path, want, demand))
 
@@ -220,8 +224,13 @@ class Lookups:
                 return await objects.origin(path).lookup(path, known)
             return None
 
-        now, info = await asyncio.gather(self.info(folder), assumed())
-        return now, info if now.id == known.id else None
+        asking = asyncio.ensure_future(assumed())
+        try:
+            now = await self.info(folder)
+            return now, await asking if now.id == known.id else None
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _from_listing(self, path: str) -> Entry | None:
         """Return the entry of `path` once its folder is listed; None if it is to be looked up by its name.

@@ -252,9 +252,10 @@ class Objects:
 
     def version(self, entry: Entry) -> Version | None:
         """Return the version that an entry is about; None for an absence, a folder, and what cannot be cached."""
-        if entry.version is None or entry.version.block_size != self.config.block_size:
-            entry.version = version_of(self.identity, entry.info, self.config.block_size)
-        return entry.version
+        version = entry.version  # a filesystem with another block size may replace it at any moment
+        if version is None or version.block_size != self.config.block_size:
+            version = entry.version = version_of(self.identity, entry.info, self.config.block_size)
+        return version
 
     @property
     def lifetime_s(self) -> float:
@@ -291,8 +292,7 @@ class Objects:
     ) -> Entry:
         """Keep an answer of the origin: `info`, or None for an absence. Return its entry.
 
-        `asked_at` and `counter` are the time and the change counter from before the request. `watch` is the change feed
-        that reports changes of the path.
+        The time `asked_at` and the change counter are from before the request. `watch` reports changes of the path.
         """
         identity, old = self.identity, self.entries.get(path)
         slots, known = self.store.slots_of(identity, path), old.info if old is not None else None
@@ -301,7 +301,8 @@ class Objects:
         entry = Entry(path, info, asked_at, counter, slots, origin_error=origin_error)
         new_at = new_version_at(info, known, clock.now(), is_first=old is None)
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
-        self._remember(entry)
+        if old is None or old.asked_at <= asked_at or self.store.counter_at(old.slots) != old.counter:
+            self._remember(entry)  # no answer to a later request came before it
         self.engine.store_queue.put(records=[record])
         return entry
 

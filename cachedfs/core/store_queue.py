@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +94,7 @@ class StoreQueue:
                 self.queued_bytes += block.size
             self.n_blocks += len(blocks)
             self._queue.put(_Item(blocks, records, then))
-            if self._thread is None:
+            if self._thread is None and not sys.is_finalizing():  # a thread would never begin then
                 self._start()
             is_possible = self._thread is not None
         if not is_possible:
@@ -115,7 +116,8 @@ class StoreQueue:
         return False
 
     def close(self) -> None:
-        """End the thread once all that was added so far is stored."""
+        """End the thread once all that was added so far is stored; the next addition starts another."""
+        self._has_warned = True  # the process is exiting
         self._queue.put(None)
 
     def _start(self) -> None:

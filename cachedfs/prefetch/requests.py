@@ -174,7 +174,7 @@ class PlanRequests:
                 return ()
             try:
                 sent.set_result(send())
-            except CachedFSError as error:  # the process is shutting down
+            except Exception as error:  # of any kind: the plan ends with it
                 sent.set_exception(error)
                 return ()
             return sent.result()

@@ -14,6 +14,7 @@ import pytest
 
 from cachedfs.cache import block_store, block_writer, directory, disk
 from cachedfs.cache.directory import CacheDirectory
+from cachedfs.cache.index import database
 from cachedfs.cache.index.database import IndexRows
 from cachedfs.common.types import CacheBounds
 from cachedfs.core.download import Download
@@ -713,3 +714,13 @@ def test_many_processes_never_pass_the_bound(open_cache, folder, fork_server):
     most = max(fork_server.wait(process).result for process in processes)
     assert 12 * MIB < most <= bounds
     assert audit(cache).ok
+
+
+def test_a_failed_commit_leaves_no_reservation(cache, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "SAVE_TOTALS", "not SQL")
+        with pytest.raises(CacheError, match="syntax"):
+            put(cache, key_of(), 0)
+    assert cache.space.writing == set()
+    put(cache, key_of(), 0)
+    assert whole(cache, key_of(), 0) == content(key_of(), 0)

@@ -60,3 +60,26 @@ def test_versions_of_different_block_sizes_have_keys_of_their_own(make_objects):
     versions = [objects.version(entry) for objects in (one, other, one)]
     assert [version.block_size for version in versions] == [1 << 20, 1 << 16, 1 << 20]
     assert versions[0] == versions[2] != versions[1]
+
+
+def test_a_version_that_another_filesystem_replaces_at_that_moment_is_not_returned(make_objects):
+    one, other = make_objects(), make_objects(block_size="64KiB")
+    theirs = other.version(learn(other, "b/x", time.time()))
+
+    class Replaced:
+        info = INFO
+        version = property(lambda self: theirs, lambda self, version: None)
+
+    assert one.version(Replaced()).block_size == one.config.block_size != theirs.block_size
+
+
+def test_a_late_answer_does_not_replace_that_of_a_later_request(make_objects):
+    objects, now = make_objects(), time.time()
+    newer = learn(objects, "b/x", now)
+    late = learn(objects, "b/x", now - 1)
+    assert late.asked_at == now - 1
+    assert objects.known("b/x") is newer
+    objects.store.changed(objects.identity, ["b/x"])
+    assert objects.known("b/x") is None
+    changed = learn(objects, "b/x", now - 1)
+    assert objects.known("b/x") is changed

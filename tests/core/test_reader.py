@@ -11,6 +11,7 @@ from cachedfs.cache.block_reader import BlockReader
 from cachedfs.cache.block_store import BlockStore
 from cachedfs.common.types import ObjectInfo, ObjectKey, Range
 from cachedfs.core.download import ALL, Download, DownloadStopped
+from cachedfs.core.reader import UNKNOWN_IN_A_ROW
 from cachedfs.errors import CachedFSError, CacheError, ChecksumMismatch, ObjectChanged, OriginUnavailable
 from tests.fakes import FakeReply, gate
 from tests.support import KiB, MiB, forget, noise, until
@@ -501,4 +502,34 @@ def test_a_file_with_wrong_bytes_raises_at_its_next_read(origin, monkeypatch, si
         fail()
         with pytest.raises(ChecksumMismatch):
             file.read(size)
+    assert fs.cat_file("b/k") == data
+
+
+def test_a_block_of_which_a_request_brings_only_the_beginning_is_fetched_again(fs, origin):
+    data = origin.put("b/k", noise(4 * MiB))
+    engine, want = fs._objects.engine, Range(0, 3 * MiB // 2)
+
+    async def registered():
+        await fs._reader.lookups.resolve("b/k", want, demand=ALL)
+        return [index for _, index in engine.by_block]
+
+    assert engine.run(registered()) == [0]
+    assert fs.cat_file("b/k") == data
+
+
+def test_cached_objects_are_read_after_many_reads_that_failed_as_the_origin_cannot_be_opened(
+    fs, origin, monkeypatch
+):
+    data = origin.put("b/k", noise(1000))
+    assert fs.cat_file("b/k") == data
+    forget()
+
+    def fail(*args, **options):
+        raise OriginUnavailable("no credentials")
+
+    monkeypatch.setattr("cachedfs.core.engine.open_origin", fail)
+    fs = fsspec.filesystem("cachedfs", target_protocol="gs")
+    for number in range(UNKNOWN_IN_A_ROW + 1):
+        with pytest.raises(OriginUnavailable, match="no credentials"):
+            fs.cat_file(f"b/{number}")
     assert fs.cat_file("b/k") == data

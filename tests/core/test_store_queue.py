@@ -1,6 +1,7 @@
 """The writer thread: what it stores in which order, and that nothing ends it."""
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -97,6 +98,13 @@ def test_drain_ends_in_time_and_does_not_wait_for_a_thread_that_is_not_there(cac
     assert not queue.drain(0.0)
     cache.may_store.set()
     queue.close()
-    until(lambda: not queue._thread.is_alive())
+    until(lambda: queue._thread is None)
     assert ("blocks", [0], LARGE, []) in cache.calls
     assert queue.drain(60)
+
+
+def test_what_is_added_while_the_interpreter_exits_starts_no_thread(queue, monkeypatch):
+    removed = []
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    queue.put([block(0)], then=lambda: removed.append(1))
+    assert (queue.queued_bytes, queue._thread, removed) == (0, None, [1])

@@ -18,6 +18,7 @@ from fsspec.callbacks import Callback
 
 from cachedfs.cache import disk
 from cachedfs.cache.block_store import BlockStore
+from cachedfs.core.downloads import Downloads
 from cachedfs.core.objects import Objects
 from cachedfs.errors import (
     AccessDenied,
@@ -653,6 +654,18 @@ def test_an_unexpected_error_of_a_listing_ends_the_plan(origin, monkeypatch, nam
     monkeypatch.setattr(origin, "list", broken)
     with pytest.raises(ValueError, match="no such listing"):
         fake_fs().prefetch([name]).wait(120)
+
+
+def test_an_unexpected_error_of_a_request_ends_the_plan(origin, monkeypatch):
+    def refused(self, *args, **options):
+        raise PermissionError(13, "no locks")
+
+    origin.put("b/x", noise(10))
+    fs = fake_fs()
+    fs.info("b/x")
+    monkeypatch.setattr(Downloads, "launch", refused)
+    with pytest.raises(PermissionError, match="no locks"):
+        fs.prefetch(["b/x"]).wait(120)
 
 
 def test_folders_keep_their_order_whichever_is_listed_first(origin, monkeypatch):
