@@ -191,7 +191,10 @@ class Engine(event_log.CounterSource):
             raise
         finally:
             self._callers.pop(coroutine, None)
-        return task.result()
+        try:
+            return task.result()
+        except asyncio.CancelledError:
+            raise OriginUnavailable(EXITING) from None
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], object] | None = None
@@ -214,7 +217,8 @@ class Engine(event_log.CounterSource):
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
         if not self.call_soon(cancel):  # runs after `spawn`, if that was scheduled
-            coroutine.close()
+            with contextlib.suppress(RuntimeError):  # it began, and waits again as it is closed
+                coroutine.close()
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> bool:
         """Schedule `function` on the event loop from any thread; return False, and do nothing, without a loop."""

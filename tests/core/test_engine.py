@@ -103,7 +103,7 @@ def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing_behind(engine)
     assert engine._tasks == {}
 
 
-def test_reads_that_run_while_the_engine_is_closed_end_with_an_error(engine):
+def test_reads_that_run_while_the_engine_is_closed_end_with_an_error(engine, call):
     begun, errors = threading.Event(), []
 
     async def wait():
@@ -112,7 +112,7 @@ def test_reads_that_run_while_the_engine_is_closed_end_with_an_error(engine):
 
     def read():
         try:
-            engine.run(wait())
+            call(wait())
         except OriginUnavailable as error:
             errors.append(str(error))
 
