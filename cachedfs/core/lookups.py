@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
 from cachedfs.origins.base import before_next_page
 from cachedfs.origins.registry import is_whole, lookup_reads_names
 
-__all__ = ["Lookups"]
+__all__ = ["Lookups", "one_call"]
 
 logger = logging.getLogger("cachedfs.core")
 
@@ -34,6 +35,19 @@ MOST_FOLDERS = 1000  # whose names are counted
 LISTING_ENDS_S = 60.0  # a listing ends if so long no name is asked that lets it go on
 
 Resolved = tuple[Entry, Download | None]
+_asked_by_call: ContextVar[dict[str, asyncio.Future[ObjectInfo]] | None] = ContextVar(
+    "cachedfs_asked_by_call", default=None
+)
+
+
+@contextlib.contextmanager
+def one_call() -> Iterator[None]:
+    """Look each folder up once for all reads in this context, which have begun together."""
+    token = _asked_by_call.set({})
+    try:
+        yield
+    finally:
+        _asked_by_call.reset(token)
 
 
 class Lookups:
@@ -217,7 +231,7 @@ class Lookups:
             await self.info(top)  # a feed names folders by their ids
         known = None if before is None or objects.is_fresh(before) else before.info
         if known is None or lookup_reads_names(known):
-            return await self.info(folder), None
+            return await self._folder_info(folder), None
 
         async def assumed() -> ObjectInfo | None:
             with contextlib.suppress(ObjectNotFound, AccessDenied):  # of the folder as it was
@@ -226,11 +240,20 @@ class Lookups:
 
         asking = asyncio.ensure_future(assumed())
         try:
-            now = await self.info(folder)
+            now = await self._folder_info(folder)
             return now, await asking if now.id == known.id else None
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+    async def _folder_info(self, folder: str) -> ObjectInfo:
+        """Return the metadata of a folder; with `max_age=0`, all reads of one call share one lookup of it."""
+        asked = _asked_by_call.get()
+        if asked is None or self.objects.lifetime_s > 0:
+            return await self.info(folder)
+        if folder not in asked:
+            asked[folder] = asyncio.ensure_future(self.info(folder))
+        return await asyncio.shield(asked[folder])
 
     async def _from_listing(self, path: str) -> Entry | None:
         """Return the entry of `path` once its folder is listed; None if it is to be looked up by its name.

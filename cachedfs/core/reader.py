@@ -18,7 +18,7 @@ from cachedfs.common.urls import without_slash
 from cachedfs.config import FIRST_AT_ONCE
 from cachedfs.core.download import ALL, Download, DownloadStopped
 from cachedfs.core.downloads import Downloads
-from cachedfs.core.lookups import Lookups
+from cachedfs.core.lookups import Lookups, one_call
 from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.readahead import Readahead
 from cachedfs.core.version import Version
@@ -266,7 +266,8 @@ class Reader:
             # Each read works before it sends its request: with too many at once, the first would wait for all.
             n_at_once = batch_size or self.objects.config.concurrency
             most = n_at_once if n_at_once > 0 else len(missing)
-            self.objects.engine.run(_for_each(missing, fetch, most))
+            with one_call():
+                self.objects.engine.run(_for_each(missing, fetch, most))
         return found
 
     async def collect(

@@ -162,6 +162,19 @@ def test_an_array_with_nested_keys_costs_two_lookups_a_chunk(drive):
     assert len(asked) - 51 <= 2 * 50 + 10
 
 
+def test_with_max_age_0_one_call_looks_each_folder_up_once(drive):
+    data = {
+        drive.path(f"a/{name}"): drive.put(f"a/{name}", noise(100)) for name in ("ant", "bee", "cat", "dog")
+    }
+    fs = fsspec.filesystem("cdrive", max_age=0)
+    assert fs.cat(list(data)) == data
+    assert sorted(drive.asked()) == ["list"] * 6 + ["media"] * 4  # two folders, four names
+    drive.put("a/bee", b"another")
+    for _ in range(2):
+        assert fs.cat(list(data)) == {**data, drive.path("a/bee"): b"another"}
+        assert [kind for kind in drive.asked() if kind != "media"] == ["list"] * 6
+
+
 def test_the_folders_of_an_expired_path_are_looked_up_in_parallel(drive):
     drive.put("a/b/c.txt", b"x")
     fs = fsspec.filesystem("cdrive", max_age=0)
