@@ -66,8 +66,8 @@ class Listings:
     async def of_names(self, folder: str) -> ListingRecord:
         """Return the children of `folder` for lookups of their names.
 
-        A later lookup of a name that is not among them asks for it, unless the folder was listed by a caller before: who
-        lists a folder expects that nothing else is in it for `max_age`, who opens some of its files does not.
+        A later lookup of a name that is not among them asks for it, unless a caller listed the folder before: who lists a
+        folder expects that nothing else is in it for `max_age`, who opens some of its files does not.
         """
         listing = self._objects.store.listing(self._objects.identity, folder)
         if listing is not None and listing.counter >= 0:
@@ -186,9 +186,9 @@ class Listings:
         }
         paths = [info.path for found in listings.values() for info in found]
         counters = {path: store.counter(identity, path) for path in paths}
-        folder_counters = {  # no change counter is negative: the names count, and not that there are no others
-            folder: -1 if is_for_names else store.listing_counter(identity, folder) for folder in listings
-        }
+        folder_counters = {folder: store.listing_counter(identity, folder) for folder in listings}
+        if is_for_names:
+            folder_counters = {folder: _of_names(counter) for folder, counter in folder_counters.items()}
         if store.epoch(identity) != epoch:
             return {}  # a write happened during the request: return the listing, but do not cache it
         try:
@@ -227,7 +227,8 @@ class Listings:
         """Return whether nothing below `folder` is known to have changed since, and `listing` is not expired."""
         lifetime_s = self._objects.lifetime_s if lifetime_s is None else lifetime_s
         counter = self._objects.store.listing_counter(self._objects.identity, folder)
-        return counter == listing.counter and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
+        is_same = listing.counter in (counter, _of_names(counter))
+        return is_same and is_fresh(listing.checked_at, clock.now(), lifetime_s=lifetime_s)
 
     def _below(self, folder: str, lifetime_s: float | None = None) -> ListingRecord | None:
         """Return all objects and folders below `folder`, if every listing is cached; else None."""
@@ -241,6 +242,11 @@ class Listings:
             found += listing.infos
             pending += _folders(listing.infos, ids)
         return _for_once(sorted(found, key=_by_path))
+
+
+def _of_names(counter: int) -> int:
+    """Return the change counter of a listing for lookups of names, with which it proves no absence."""
+    return -2 - counter
 
 
 def _for_once(infos: list[ObjectInfo]) -> ListingRecord:

@@ -19,7 +19,7 @@ from cachedfs.core.download import Download
 from cachedfs.core.downloads import Downloads
 from cachedfs.core.listings import Listings
 from cachedfs.core.objects import Entry, Objects
-from cachedfs.core.offline import answer_of, can_stand
+from cachedfs.core.offline import ZARR_METADATA, answer_of, can_stand
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
 from cachedfs.origins.base import before_next_page
@@ -259,8 +259,9 @@ class Lookups:
         """Return the entry of `path` once its folder is listed; None if it is to be looked up by its name.
 
         If the origin looks names up by folder, a lookup costs as much as one page of a listing, which has all neighbors.
-        So a folder is listed if it was listed before, or from its LIST_AFTER-th name on. No more pages are read than
-        names were asked, and only the first page is waited for.
+        So a folder is listed if it was listed before, from its LIST_AFTER-th name on, or at once if it is of a Zarr store:
+        its metadata, or the folder "c" of its chunks. No more pages are read than names were asked, and only the first
+        page is waited for.
         """
         objects, folder = self.objects, folder_of(path)
         if not folder or objects.lifetime_s == 0:
@@ -274,7 +275,8 @@ class Lookups:
         epoch, counter = objects.store.epoch(objects.identity), objects.counter(path)
         if names.epoch is None:
             size = objects.store.listing_size(objects.identity, folder, most=PAGE + 1)
-            if names.n_asked < LIST_AFTER and (size is None or size > PAGE):
+            is_zarr = path[len(folder) + 1 :] in ZARR_METADATA or folder.endswith("/c")
+            if names.n_asked < LIST_AFTER and not is_zarr and (size is None or size > PAGE):
                 return None
             names.epoch = epoch
             objects.engine.spawn(self._list(folder, names))

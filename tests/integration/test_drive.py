@@ -150,6 +150,18 @@ def test_an_array_with_flat_keys_costs_few_requests_beside_its_chunks(drive):
     assert len(asked) - 51 <= 10
 
 
+def test_opening_a_zarr_store_costs_few_requests_one_after_the_other(drive):
+    source = zarr.storage.MemoryStore()
+    zarr.open_group(source, mode="w").create_array("x", shape=(4,), dtype="i4")
+    for key, value in source._store_dict.items():
+        drive.put(f"b.zarr/{key}", value.to_bytes())
+    drive.asked()
+    group = zarr.open_group(drive.url("b.zarr"), mode="r")
+    assert drive.asked() == ["list", "list", "list", "media"]  # two folders, the children, the metadata
+    assert group["x"].shape == (4,)
+    assert drive.asked() == ["list", "media"]
+
+
 def test_an_array_with_nested_keys_costs_two_lookups_a_chunk(drive):
     array = zarr.create_array(zarr.storage.MemoryStore(), shape=(50, 1, 1), chunks=(1, 1, 1), dtype="i4")
     array[:, 0, 0] = range(1, 51)
