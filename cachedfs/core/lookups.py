@@ -241,10 +241,12 @@ class Lookups:
         asking = asyncio.ensure_future(assumed())
         try:
             now = await self._folder_info(folder)
-            return now, await asking if now.id == known.id else None
-        finally:
+        except BaseException:  # a cancellation too: leave no request behind
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+            raise
+        info = await asking
+        return now, info if now.id == known.id else None
 
     async def _folder_info(self, folder: str) -> ObjectInfo:
         """Return the metadata of a folder; with `max_age=0`, all reads of one call share one lookup of it."""
