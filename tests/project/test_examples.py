@@ -178,7 +178,7 @@ def test_an_example_accepts_a_url_and_fetches_each_byte_once(name, run, cloud, d
     arguments = [argument.format(machine.name) for argument in arguments]
     first = run(name, *arguments)
     shown = PRINTS[name].replace("drive://My Drive/demo/pubmed.jsonl", arguments[0])
-    shown = shown.replace("listed by 3 requests", "listed by 4 requests")  # one folder deeper
+    shown = shown.replace("listed by 3 requests", "listed by 3 requests")  # one folder deeper
     assert OUTPUT.check_output(shown, first, doctest.ELLIPSIS), first
     fetched = collections.Counter()
     for request in machine.server.requests:
