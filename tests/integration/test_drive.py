@@ -162,7 +162,7 @@ def test_opening_a_zarr_store_costs_few_requests_one_after_the_other(drive):
     assert drive.asked() == ["list", "media"]
 
 
-def test_an_array_with_nested_keys_costs_two_lookups_a_chunk(drive):
+def test_an_array_with_nested_keys_costs_two_lookups_a_chunk_and_a_warning(drive, caplog):
     array = zarr.create_array(zarr.storage.MemoryStore(), shape=(50, 1, 1), chunks=(1, 1, 1), dtype="i4")
     array[:, 0, 0] = range(1, 51)
     for key, value in array.store_path.store._store_dict.items():
@@ -172,6 +172,10 @@ def test_an_array_with_nested_keys_costs_two_lookups_a_chunk(drive):
     asked = drive.asked()
     assert asked.count("media") == 51
     assert len(asked) - 51 <= 2 * 50 + 10
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(
+        f"{drive.url('a.zarr', 'drive://')}: each chunk of this Zarr array is in folders"
+    )
 
 
 def test_with_max_age_0_one_call_looks_each_folder_up_once(drive):

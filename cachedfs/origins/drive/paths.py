@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +48,9 @@ logger = logging.getLogger("cachedfs.origins")
 MY_DRIVE, SHARED_WITH_ME = "My Drive", "Shared with me"
 _ID, _KEY = "id:", ",resourcekey="  # the last as in Drive's own links
 _REMEMBERED_S = 30.0  # for how long folders, and items that were just created
+_CHUNK_IN_FOLDERS = re.compile(
+    r"(.+)/c/[0-9]+/[0-9]+(?:/[0-9]+)*"
+)  # Zarr's default name of a chunk, and its array
 _AT_ONCE = 8  # sibling folders listed at once; a listing costs 100 units of 325,000 a minute
 
 
@@ -153,6 +157,12 @@ class PathResolver:
                 _, items = await self.at(path, sure=sure)
         if not items:
             raise _missing(path, "no item of this name is in the folder")
+        if chunk := _CHUNK_IN_FOLDERS.fullmatch(path):
+            self._say_once(
+                chunk[1],
+                "each chunk of this Zarr array is in folders of its own, so that reading it costs two more requests. Write it "
+                'with shards=..., or with chunk_key_encoding={"name": "default", "separator": "."} for a single folder',
+            )
         return (await self.chosen(items, path, for_folder=for_folder))[1]
 
     async def chosen(
