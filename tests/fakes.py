@@ -29,7 +29,8 @@ class FakeOrigin:
     """Objects by path, each with a distinct version; `log` records every request."""
 
     identity = "fake|nowhere|anon"
-    by_parent = False
+    by_parent = is_metered = False
+    roots = ()
     piece_size = 64 << 10
 
     def __init__(self) -> None:

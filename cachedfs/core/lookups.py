@@ -225,8 +225,8 @@ class Lookups:
             return None, None
         before = objects.known(folder)
         is_followed, top = self._change_feeds.position(path) is not None, path.partition("/")[0]
-        if folder == top and before is None and not is_followed:
-            return None, None  # the origin needs no request for the top itself
+        if before is None and not is_followed and folder in objects.origin(path).roots:
+            return None, None
         if is_followed and objects.known(top) is None:
             await self.info(top)  # a feed names folders by their ids
         known = None if before is None or objects.is_fresh(before) else before.info

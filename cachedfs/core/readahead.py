@@ -20,7 +20,7 @@ from cachedfs.core.speculation import SpeculativeRequest
 from cachedfs.core.version import Version
 from cachedfs.readahead.grid_walk import GridHistory
 from cachedfs.readahead.object_names import METADATA, ObjectNames, Place, array_folders, arrays_in, numbered
-from cachedfs.readahead.runs import ReadHistory, is_rest_worth_it, requests_for
+from cachedfs.readahead.runs import ReadHistory, earned, is_rest_worth_it, requests_for
 
 __all__ = ["ObjectHistory", "Readahead", "as_declared"]
 
@@ -169,8 +169,11 @@ class Readahead:
             history.end(run, {index for download in run.requests for index in download.blocks_until_stop})
             self._downloads.cancel_speculative(run.requests)
         # A read is reported twice if its block is stored, and released, before the reader takes the bytes.
-        if history.n_touched > n_touched:
-            history.n_earned += per_request
+        if history.n_touched > n_touched and history.rest is not None:
+            is_metered = self._objects.origin(version.info.path).is_metered
+            history.n_earned += earned(
+                history.n_touched, version.n_blocks, per_request=per_request, is_metered=is_metered
+            )
         if wanted := history.ahead(version.n_blocks, per_request, most, partial(self._is_missing, version)):
             history.requested.update(chain(*wanted))
             self._downloads.launch_speculative(version, wanted, history.unread_requests())

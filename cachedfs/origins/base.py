@@ -164,6 +164,12 @@ class Origin(Protocol):
     Then a lookup is cheaper with the folder's metadata, a read cannot replace a lookup, and an absence is certain.
     """
 
+    roots: Sequence[str]
+    """Folders in which names are looked up without the metadata of the folder."""
+
+    is_metered: bool
+    """True where the bytes of a day are limited, as at Google Drive: nothing is fetched that may not be read."""
+
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now; raise `ObjectNotFound` for neither.
 
@@ -274,7 +280,8 @@ class HasStorageQuota(Protocol):
 class SimpleOrigin:
     """Base class of origins without a change feed and without a known limit of the service."""
 
-    by_parent = False
+    by_parent = is_metered = False
+    roots: Sequence[str] = ()
 
     def __init__(self, identity: str, on_request: Callable[[], None], slots: RequestSlots) -> None:
         self.identity, self.on_request, self._slots = identity, on_request, slots

@@ -15,7 +15,7 @@ from typing import Any
 
 from cachedfs.common.blocks import merge
 
-__all__ = ["ReadHistory", "Run", "is_rest_worth_it", "requests_for"]
+__all__ = ["ReadHistory", "Run", "earned", "is_rest_worth_it", "requests_for"]
 
 MOST_RUNS = 8
 # One window, plus 1/20 of the blocks read, may be wasted. A gap may be 1/20 of its piece.
@@ -25,6 +25,7 @@ ENDLESS = 1 << 62
 MAY_STEP, GOES_ON, STEPS = 1, 2, 3  # how a read follows the reads of a run
 ENOUGH = 2  # steps that make a pattern, from block to block or from piece to piece
 FUTURE = 2  # a reader is assumed to go on for this many times as long as so far
+MUCH = 4  # 1 / MUCH of an object read: the rest is likely to be read too
 LEAST = 6  # reads that waited; reading a table's footer and a few of its columns takes fewer
 
 
@@ -38,6 +39,15 @@ def is_rest_worth_it(n_misses: int, n_missing: int, *, per_request: int) -> bool
     if n_requests <= 1:
         return n_requests == 1 and n_misses >= ENOUGH
     return n_misses >= LEAST and FUTURE * n_misses >= n_requests
+
+
+def earned(n_touched: int, n_blocks: int, *, per_request: int, is_metered: bool) -> int:
+    """Return how many blocks of the rest of an object a read of a further block allows to request.
+
+    Where bytes are limited it is one, so that at most as many blocks are fetched in vain as were read, until a quarter of
+    the object was read.
+    """
+    return 1 if is_metered and MUCH * n_touched < n_blocks else per_request
 
 
 def requests_for(blocks: Iterable[int], per_request: int) -> list[range]:

@@ -125,6 +125,18 @@ def test_random_reads_that_stop_waste_at_most_one_window(fs, origin, how, n_read
     assert in_vain == 0 if n_reads < 12 else in_vain <= WINDOW + (n_reads - 11) * REQUEST
 
 
+def test_where_bytes_are_limited_random_reads_fetch_little_in_vain_until_much_was_read(fs, origin):
+    origin.is_metered = True
+    data = put(fs, origin, 480)
+    order = random.Random(3).sample(range(480), 200)
+    for index in order[:80]:
+        read_block(fs, data, index, "ranges")
+    assert block_received(fs) <= 2 * 80 * BLOCK + WINDOW
+    for index in order[80:]:
+        read_block(fs, data, index, "ranges")
+    assert block_received(fs) == 480 * BLOCK
+
+
 @pytest.mark.parametrize("options", [{"read_ahead": 0}, {"cache_size": 256 * BLOCK}])
 def test_the_rest_is_not_fetched_if_it_does_not_fit_or_readahead_is_off(origin, options):
     fs = filesystem(**options)

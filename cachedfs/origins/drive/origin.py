@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, BinaryIO
 
@@ -28,7 +28,8 @@ log = logging.getLogger("cachedfs.origins")
 class DriveOrigin:
     """Files of Google Drive; the fingerprint is id, content checksum and size."""
 
-    by_parent = True
+    by_parent = is_metered = True
+    roots: Sequence[str] = (MY_DRIVE,)
 
     def __init__(
         self,
