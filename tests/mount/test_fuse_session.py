@@ -185,6 +185,7 @@ def test_a_thread_that_cannot_start_leaves_no_call_unanswered(kernel, folder, mo
     def start(thread):
         raise RuntimeError("can't start new thread")
 
+    until(lambda: kernel.session._n_idle == 2)  # the thread that answered INIT, and the one started beside it
     waiting = [kernel.send(Code.LOOKUP, b"slow\0")]
     until(lambda: waiting[0] in kernel.session._running and kernel.session._n_idle == 1)
     with monkeypatch.context() as patch:
