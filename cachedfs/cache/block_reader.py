@@ -1,4 +1,4 @@
-"""The read side of the cache: find, open and read block files, in this user's root and in read-only layers behind it.
+"""Find, open and read block files, in this user's root and in the read-only layers behind it.
 
 No SQLite and no lock. A thread removes an open block from a dict, reads, and puts it back, so it is never shared, or
 closed under a reader. Single dict operations are atomic. A forked child may use the inherited descriptors, because it reads at

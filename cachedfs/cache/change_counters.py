@@ -87,7 +87,7 @@ class ChangeCounters:
 
     @property
     def is_private(self) -> bool:
-        """Whether changes by other processes cannot be seen: no table is in a file."""
+        """True if no table is in a file, so that changes by other processes are not seen."""
         return self.tables[0].is_private
 
     @property

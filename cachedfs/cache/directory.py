@@ -37,7 +37,7 @@ _ROOT = re.compile(r"cachedfs-(\d+)-(\d+)")
 
 
 class CacheDirectory:
-    """This user's root in the first of `cache_dirs`: `blocks/`, `local-copies/`, `tmp/`, the index, the shared files.
+    """This user's root in the first of `cache_dirs`: block files, local copies, the index and the shared files.
 
     It is open for writing if possible, else for reading; what could not be opened is tried again once a minute. On a
     network filesystem it is a folder per host, because locks and shared files work within one host only.

@@ -86,7 +86,7 @@ class FolderEntry(NamedTuple):
 
 
 def open_to_update(path: str) -> int:
-    """Open a file of records, for random access: readahead around one, megabytes on some systems, takes milliseconds."""
+    """Open a file of records for random access, without the readahead of the system around each record."""
     fd = os.open(path, _UPDATE)
     _advise(fd, "POSIX_FADV_RANDOM")
     return fd

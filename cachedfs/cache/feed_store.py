@@ -1,4 +1,4 @@
-"""Change feeds in the index: how far each was followed, which metadata it watches, and what a change makes stale."""
+"""Change feeds in the index: how far each was followed, and which stored metadata a change makes stale."""
 
 from __future__ import annotations
 

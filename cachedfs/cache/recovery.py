@@ -1,4 +1,4 @@
-"""What a crash or a lost index leaves: count the files again, and remove temporary files and folders of old hosts.
+"""Recover after a crash or a lost index: count the files again, and remove what dead processes left.
 
 The temporary file of a block is named after the writer number of its process, which holds the lock on that number
 while it lives; so is a local copy. If the process is dead, the file can go at once. Other temporary files (a replaced

@@ -1,4 +1,4 @@
-"""Single-flight lookups: concurrent callers of one lookup share one request to the origin."""
+"""Concurrent callers of one lookup share one request to the origin."""
 
 from __future__ import annotations
 

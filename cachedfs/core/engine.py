@@ -130,21 +130,13 @@ class Engine(event_log.CounterSource):
             raise OriginUnavailable(f"nothing can be fetched: {error}") from error
         return loop
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Have the event loop call `function`, from any thread; start the loop if there is none."""
-        if (inbox := self._inbox) is None:
-            inbox = self._inbox = Inbox(self.loop)
-        inbox.add(function)
-
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the event loop from another thread and return its result; an interrupt cancels it."""
         ended: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()
         try:
             if threading.current_thread() is self.thread:
                 raise RuntimeError(DEADLOCK)
-            self._callers[coroutine] = ended.put
-            if not ((self._loop or self.loop) and self.call_soon(self.spawn, coroutine, ended.put)):
-                ended.put(None)
+            self._begin(coroutine, ended.put)
             while True:  # CPython does not notice a Ctrl-C that comes just before a thread begins to wait
                 with contextlib.suppress(Empty):
                     task = ended.get(timeout=LOOK_S)
@@ -180,9 +172,7 @@ class Engine(event_log.CounterSource):
                 inbox.add(lambda: None if ended.done() else ended.set_result(task))
 
         try:
-            self._callers[coroutine] = answer
-            if not ((self._loop or self.loop) and self.call_soon(self.spawn, coroutine, answer)):
-                answer(None)
+            self._begin(coroutine, answer)
             task = await ended
             if task is None:
                 raise OriginUnavailable(EXITING)
@@ -195,6 +185,14 @@ class Engine(event_log.CounterSource):
             return task.result()
         except asyncio.CancelledError:
             raise OriginUnavailable(EXITING) from None
+
+    def _begin(
+        self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T] | None], object]
+    ) -> None:
+        """Start a task from another thread, and call `ended` with it at its end; with None if the loop ends before."""
+        self._callers[coroutine] = ended
+        if not ((self._loop or self.loop) and self.call_soon(self.spawn, coroutine, ended)):
+            ended(None)
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, T], ended: Callable[[asyncio.Task[T]], object] | None = None
@@ -222,10 +220,13 @@ class Engine(event_log.CounterSource):
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> bool:
         """Schedule `function` on the event loop from any thread; return False, and do nothing, without a loop."""
+        if (loop := self._loop) is None:
+            return False
+        if (inbox := self._inbox) is None:
+            inbox = self._inbox = Inbox(loop)
         try:
-            if self._loop is not None:
-                self.call(partial(function, *args))
-            return self._loop is not None
+            inbox.add(partial(function, *args))
+            return True
         except RuntimeError:  # the loop has just been closed
             return False
 

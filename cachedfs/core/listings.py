@@ -1,4 +1,4 @@
-"""Folder listings: complete ones in the metadata store, shared by all processes of the machine, else from the origin."""
+"""Folder listings, from the metadata store that all processes of the machine share, or from the origin."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ logger = logging.getLogger("cachedfs.core")
 PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
 LIST_AFTER = 3  # names of one folder looked up, until it is listed
 MOST_FOLDERS = 1000  # whose names are counted
-LISTING_ENDS_S = 60.0  # a listing ends if so long no name is asked that lets it go on
+LISTING_ENDS_S = 60.0  # an unfinished listing ends if no further name is asked for so long
 
 Resolved = tuple[Entry, Download | None]
 _asked_by_call: ContextVar[dict[str, asyncio.Future[ObjectInfo]] | None] = ContextVar(
@@ -307,7 +307,7 @@ class Lookups:
 
 
 class _FolderNames:
-    """How many names of one folder were looked up by themselves, and the listing that makes further ones unnecessary."""
+    """The lookups of names in one folder, and the listing that saves further ones."""
 
     def __init__(self) -> None:
         self.n_asked = self.n_pages = 0  # without the first page
@@ -323,7 +323,7 @@ class _FolderNames:
         self._asked.set()
 
     async def may_go_on(self) -> None:
-        """Wait until another page may be read; raise TimeoutError if no name is asked for a while."""
+        """Wait until as many names were asked as pages were read; raise TimeoutError after LISTING_ENDS_S without one."""
         self.first_page.set()
         self.n_pages += 1
         while self.n_pages >= self.n_asked:

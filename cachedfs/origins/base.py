@@ -168,7 +168,7 @@ class Origin(Protocol):
     """Folders in which names are looked up without the metadata of the folder."""
 
     is_metered: bool
-    """True where the bytes of a day are limited, as at Google Drive: nothing is fetched that may not be read."""
+    """True where the bytes of a day are limited, as at Google Drive: then less is fetched that may not be read."""
 
     async def lookup(self, path: str, parent: ObjectInfo | None = None) -> ObjectInfo:
         """Return the object or folder that `path` is now; raise `ObjectNotFound` for neither.

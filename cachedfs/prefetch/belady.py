@@ -1,4 +1,4 @@
-"""Belady's rule for the blocks of one prefetch plan: where its readers are, what stays cached, what to evict first."""
+"""Belady's rule for one prefetch plan: where its readers are, what stays cached, and what to evict first."""
 
 from __future__ import annotations
 

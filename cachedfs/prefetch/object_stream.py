@@ -116,7 +116,7 @@ class ObjectStream:
         if self.error is None:
             try:
                 found = self._next()
-            except Exception as error:
+            except Exception as error:  # of any kind, as it comes from the caller's iterator
                 self.error = error
         if found is not None:
             self.ahead.append(found)

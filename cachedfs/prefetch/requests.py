@@ -1,4 +1,4 @@
-"""The requests of a prefetch plan: speculative, in the order of the plan, paused while the origin is unreachable."""
+"""Send the requests of a prefetch plan in its order; pause while the origin is unreachable."""
 
 from __future__ import annotations
 
