@@ -282,7 +282,11 @@ class PathResolver:
         if check is None or self._clock() >= began + within_s:
             check = asyncio.ensure_future(self._stands(path))
             self._checks[path] = check, self._clock()
-        return await asyncio.shield(check)
+        try:
+            return await asyncio.shield(check)
+        except CachedFSError:  # the next caller checks again
+            self._checks.pop(path, None)
+            raise
 
     async def _stands(self, path: str) -> bool:
         """Return whether the remembered folder at `path`, and those above it, are where they were and can be listed."""

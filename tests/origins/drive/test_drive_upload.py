@@ -677,6 +677,17 @@ async def test_one_check_of_a_folder_counts_for_all_files_written_into_it_soon_a
     assert server.get(f"{folder}/sub/f") == b"data"
 
 
+async def test_a_failed_check_of_a_folder_fails_no_later_write(
+    writer: DriveWriter, server: DriveServer, folder: str, root: str
+) -> None:
+    await write(writer, f"{root}/sub/first", b"")
+    server.fail(Fault(kind="get", status=400, times=1))
+    with pytest.raises(CachedFSError):
+        await write(writer, f"{root}/sub/a", b"")
+    await write(writer, f"{root}/sub/b", b"data")
+    assert server.get(f"{folder}/sub/b") == b"data"
+
+
 # Removing
 @pytest.mark.parametrize("trash_only", [True, False])
 async def test_of_several_items_of_a_name_the_one_that_is_read_is_removed(
