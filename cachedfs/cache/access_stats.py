@@ -7,7 +7,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cachedfs.cache.locks import ByteRangeLocks
@@ -185,10 +185,12 @@ class AccessStats(SharedSlots):
 
     def _add(self, pending: Sequence[_Access]) -> None:
         """Add accesses and misses to the file. Raises OSError."""
-        clock, gap, gap_before, window = self._numbers()
-        pages: dict[int, bytearray] = {}  # the parts of the file that change, by their offsets
+        # The header first: if the process dies in between, no record is newer than the clock.
+        header = bytearray(self.read(HEADER_SIZE, 0))
+        pages = {0: header}  # the parts of the file that change, by their offsets
+        clock, gap, gap_before, window = _NUMBERS.unpack_from(header, _CLOCK_AT)
+        window = min(window, _WIDEST)
         records: dict[int, tuple[int, int, bytearray, int]] = {}  # see `_record`
-        accessed: list[int] = []  # the blocks accessed at the clocks up to `clock`
         for item in pending:
             hash64, passes = (item, None) if isinstance(item, int) else item
             if (record := records.get(hash64)) is None:
@@ -198,7 +200,7 @@ class AccessStats(SharedSlots):
                 if last == clock:
                     continue  # repeated reads of the block accessed last count as one access
                 clock = clock + 1 & MASK32
-                accessed.append(hash64)
+                _RECORD.pack_into(header, _LAST_AT + 8 * (clock % _N_LAST), hash64)
                 if count := uses & _COUNT:
                     if (here := age(last, clock)) > gap:
                         gap = here
@@ -217,10 +219,8 @@ class AccessStats(SharedSlots):
                 tag = hash64 >> 48 or 1
                 slot = _slot(_BUCKET.unpack_from(page, at), tag, clock)
                 _RECORD.pack_into(page, at + 8 * slot, tag << 48 | uses << 32 | last)
-        # The clock before the records: if the process dies in between, no record is newer than the clock.
-        pieces = list[tuple[int, bytes]](_last_accesses(accessed[-_N_LAST:], clock))
-        pieces.append((_CLOCK_AT, _NUMBERS.pack(clock, gap, gap_before, window)))
-        self.write([*pieces, *pages.items()])
+        _NUMBERS.pack_into(header, _CLOCK_AT, clock, gap, gap_before, window)
+        self.write(pages.items())
 
     def _record(self, hash64: int, pages: dict[int, bytearray]) -> tuple[int, int, bytearray, int]:
         """Return the record of a block: clock (-1 without one), flags and count; and where its bucket is in which page.
@@ -243,15 +243,6 @@ class AccessStats(SharedSlots):
             return clock, gap, gap_before, min(window, _WIDEST)
         except OSError:
             return 0, 0, 0, _WIDEST
-
-
-def _last_accesses(accessed: Sequence[int], clock: int) -> Iterator[tuple[int, bytes]]:
-    """Yield where to write the blocks accessed at the clocks up to `clock`, and the bytes: one part, or two."""
-    start = clock + 1 - len(accessed) & MASK32
-    n = min(len(accessed), _N_LAST - start % _N_LAST)
-    for first, part in ((start, accessed[:n]), (start + n, accessed[n:])):
-        if part:
-            yield _LAST_AT + 8 * (first % _N_LAST), struct.pack(f"<{len(part)}Q", *part)
 
 
 def age(clock: int, now: int) -> int:

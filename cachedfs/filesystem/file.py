@@ -79,9 +79,17 @@ class CachedFile(SharedFile, io.BufferedReader):
         self._sought, self._last_thread = position + size, thread
         return data
 
-    _read = at_own_seek(io.BufferedReader.read)
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill `buffer`; return the number of bytes, which is less at the end of the file only."""
+        into = memoryview(buffer).cast("B")
+        if len(into) > BUFFER_SIZE or get_ident() not in self._seeks:
+            return self._readinto(into)
+        data = self.read(len(into))
+        into[: len(data)] = data
+        return len(data)
+
+    _read, _readinto = at_own_seek(io.BufferedReader.read), at_own_seek(io.BufferedReader.readinto)
     read1 = at_own_seek(io.BufferedReader.read1)
-    readinto = at_own_seek(io.BufferedReader.readinto)
     readinto1 = at_own_seek(io.BufferedReader.readinto1)
     readline = at_own_seek(io.BufferedReader.readline)
 
