@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from cachedfs.core.objects import Entry, Objects
 from cachedfs.core.offline import ZARR_METADATA, answer_of, can_stand
 from cachedfs.core.polling import OVERDUE_S, poll
 from cachedfs.errors import AccessDenied, CachedFSError, ObjectNotFound
-from cachedfs.origins.base import before_next_page
+from cachedfs.origins.base import LooksUpPaths, before_next_page
 from cachedfs.origins.registry import is_whole, lookup_reads_names
 
 __all__ = ["Lookups", "one_call"]
@@ -231,7 +231,9 @@ class Lookups:
             await self.info(top)  # a feed names folders by their ids
         known = None if before is None or objects.is_fresh(before) else before.info
         if known is None or lookup_reads_names(known):
-            return await self._folder_info(folder), None
+            parent = await self._folder_info(path)
+            entry = objects.fresh(path) if path in objects.entries else None
+            return parent, None if entry is None else entry.info
 
         async def assumed() -> ObjectInfo | None:
             with contextlib.suppress(ObjectNotFound, AccessDenied):  # of the folder as it was
@@ -240,7 +242,7 @@ class Lookups:
 
         asking = asyncio.ensure_future(assumed())
         try:
-            now = await self._folder_info(folder)
+            now = await self._folder_info(path)
         except BaseException:  # a cancellation too: leave no request behind
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -248,14 +250,47 @@ class Lookups:
         info = await asking
         return now, info if now.id == known.id else None
 
-    async def _folder_info(self, folder: str) -> ObjectInfo:
-        """Return the metadata of a folder; with `max_age=0`, all reads of one call share one lookup of it."""
+    async def _folder_info(self, path: str) -> ObjectInfo:
+        """Return the metadata of the folder of `path`; with `max_age=0`, all reads of one call share one lookup of it."""
+        objects, folder = self.objects, folder_of(path)
+        if objects.lifetime_s > 0:
+            if unknown := self._unknown_folders(folder):
+                slot = (objects.caller_key, f"the path of {folder}")
+                await objects.engine.lookups.run(
+                    slot, objects.counter(folder), partial(self._look_up_path, [*unknown, path])
+                )
+            for above in unknown[:-1]:  # what that did not find, from the top
+                await self.info(above)
+            return await self.info(folder)
         asked = _asked_by_call.get()
-        if asked is None or self.objects.lifetime_s > 0:
+        if asked is None:
             return await self.info(folder)
         if folder not in asked:
             asked[folder] = asyncio.ensure_future(self.info(folder))
         return await asyncio.shield(asked[folder])
+
+    def _unknown_folders(self, folder: str) -> list[str]:
+        """Return `folder` and those above it, from the top, which is left out; nothing if one of them is known."""
+        found = list[str]()
+        while above := folder_of(folder):
+            if self.objects.fresh(folder) is not None:
+                return []
+            found.insert(0, folder)
+            folder = above
+        return found
+
+    async def _look_up_path(self, paths: Sequence[str]) -> None:
+        """Look up the last of `paths` and all folders above it, which are the others, with one request if that finds them."""
+        objects, now, top = self.objects, clock.now(), paths[0].partition("/")[0]
+        origin, position = objects.origin(top), self._change_feeds.position(top)
+        counters = [objects.counter(path) for path in paths]
+        above = objects.known(top)
+        parent = None if above is None else above.info
+        found = await origin.lookup_path(paths[-1]) if isinstance(origin, LooksUpPaths) else ()
+        for path, counter, info in zip(paths, counters, found, strict=False):
+            watch = self._change_feeds.snapshot(position, parent) if is_covered(info) else None
+            objects.learn(path, info, asked_at=now, counter=counter, watch=watch)
+            parent = info
 
     async def _from_listing(self, path: str) -> Entry | None:
         """Return the entry of `path` once its folder is listed; None if it is to be looked up by its name.
