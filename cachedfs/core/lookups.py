@@ -35,19 +35,27 @@ MOST_FOLDERS = 1000  # whose names are counted
 LISTING_ENDS_S = 60.0  # an unfinished listing ends if no further name is asked for so long
 
 Resolved = tuple[Entry, Download | None]
-_asked_by_call: ContextVar[dict[str, asyncio.Future[ObjectInfo]] | None] = ContextVar(
-    "cachedfs_asked_by_call", default=None
-)
+
+
+class _Call:
+    """What the reads of one call, which have begun together, asked with `max_age=0`."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, asyncio.Future[ObjectInfo]] = {}
+        self.names: dict[tuple[str, str], _FolderNames] = {}
+
+
+_call: ContextVar[_Call | None] = ContextVar("cachedfs_call", default=None)
 
 
 @contextlib.contextmanager
 def one_call() -> Iterator[None]:
     """Look each folder up once for all reads in this context, which have begun together."""
-    token = _asked_by_call.set({})
+    token = _call.set(_Call())
     try:
         yield
     finally:
-        _asked_by_call.reset(token)
+        _call.reset(token)
 
 
 class Lookups:
@@ -60,7 +68,7 @@ class Lookups:
         self.objects = objects
         self._downloads = downloads
         self._change_feeds = ChangeFeeds(objects)
-        self.listings = Listings(objects, self._change_feeds, self.info)
+        self.listings = Listings(objects, self._change_feeds, self._once_a_call)
 
     async def info(self, path: str) -> ObjectInfo:
         """Return the metadata of `path`, asking the origin if it is unknown or expired.
@@ -261,13 +269,15 @@ class Lookups:
                 )
             for above in unknown[:-1]:  # what that did not find, from the top
                 await self.info(above)
+        return await self._once_a_call(folder)
+
+    async def _once_a_call(self, folder: str) -> ObjectInfo:
+        call = _call.get()
+        if call is None or self.objects.lifetime_s > 0:
             return await self.info(folder)
-        asked = _asked_by_call.get()
-        if asked is None:
-            return await self.info(folder)
-        if folder not in asked:
-            asked[folder] = asyncio.ensure_future(self.info(folder))
-        return await asyncio.shield(asked[folder])
+        if folder not in call.folders:
+            call.folders[folder] = asyncio.ensure_future(self.info(folder))
+        return await asyncio.shield(call.folders[folder])
 
     def _unknown_folders(self, folder: str) -> list[str]:
         """Return `folder` and those above it, from the top, which is left out; nothing if one of them is known."""
@@ -301,9 +311,13 @@ class Lookups:
         page is waited for.
         """
         objects, folder = self.objects, folder_of(path)
-        if not folder or objects.lifetime_s == 0:
+        call = (
+            _call.get() if objects.lifetime_s == 0 else None
+        )  # what was asked before the call is too old for it
+        if not folder or (objects.lifetime_s == 0 and call is None):
             return None
-        all_names, key = objects.engine.folder_names, (objects.caller_key, folder)
+        all_names = objects.engine.folder_names if call is None else call.names
+        key = objects.caller_key, folder
         names = all_names.pop(key, None) or _FolderNames()
         all_names[key] = names  # the latest at the end
         while len(all_names) > MOST_FOLDERS:
@@ -322,7 +336,10 @@ class Lookups:
             raise names.error
         if names.paths is not None and path not in names.paths and names.epoch == epoch:
             return objects.learn(path, None, asked_at=names.listed_at, counter=counter)
-        return objects.fresh(path)
+        if call is None:
+            return objects.fresh(path)
+        entry = objects.known(path) if names.paths is not None else None
+        return entry if entry is not None and entry.asked_at >= names.listed_at else None
 
     async def _list(self, folder: str, names: _FolderNames) -> None:
         objects = self.objects

@@ -203,17 +203,17 @@ def test_an_array_with_nested_keys_costs_two_lookups_a_chunk_and_a_warning(drive
     )
 
 
-def test_with_max_age_0_one_call_looks_each_folder_up_once(drive):
-    data = {
-        drive.path(f"a/{name}"): drive.put(f"a/{name}", noise(100)) for name in ("ant", "bee", "cat", "dog")
-    }
+def test_with_max_age_0_one_call_lists_a_folder_of_many_files_once(drive):
+    data = {drive.path(f"a/{i:02}"): drive.put(f"a/{i:02}", noise(100, seed=i)) for i in range(20)}
     fs = fsspec.filesystem("cdrive", max_age=0)
     assert fs.cat(list(data)) == data
-    assert sorted(drive.asked()) == ["list"] * 6 + ["media"] * 4  # two folders, four names
-    drive.put("a/bee", b"another")
-    for _ in range(2):
-        assert fs.cat(list(data)) == {**data, drive.path("a/bee"): b"another"}
-        assert [kind for kind in drive.asked() if kind != "media"] == ["list"] * 6
+    assert sorted(drive.asked()) == ["list"] * 5 + ["media"] * 20  # two folders, two names, and the listing
+    drive.put("a/05", b"another")
+    drive.server.add("06", b"uploaded beside it", parent=drive.server.folder(f"{drive.name}/a"))
+    data |= {drive.path("a/05"): b"another", drive.path("a/06"): b"uploaded beside it"}
+    for n_changed in (2, 0):
+        assert fs.cat(list(data)) == data
+        assert sorted(drive.asked()) == ["list"] * 3 + ["media"] * n_changed  # a small folder is listed at once
 
 
 def test_the_folders_of_an_expired_path_are_looked_up_in_parallel(drive):
