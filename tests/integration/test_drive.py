@@ -181,9 +181,9 @@ def test_opening_a_zarr_store_costs_few_requests_one_after_the_other(drive):
         drive.put(f"b.zarr/{key}", value.to_bytes())
     drive.asked()
     group = zarr.open_group(drive.url("b.zarr"), mode="r")
-    assert drive.asked() == ["list", "list", "media"]  # the folders, the children, the metadata
     assert group["x"].shape == (4,)
-    assert drive.asked() == ["list", "media"]
+    # The folders, the children, those of the only array ahead, and two times metadata.
+    assert sorted(drive.asked()) == ["list", "list", "list", "media", "media"]
 
 
 def test_an_array_with_nested_keys_costs_two_lookups_a_chunk_and_a_warning(drive, caplog):
@@ -213,7 +213,9 @@ def test_with_max_age_0_one_call_lists_a_folder_of_many_files_once(drive):
     data |= {drive.path("a/05"): b"another", drive.path("a/06"): b"uploaded beside it"}
     for n_changed in (2, 0):
         assert fs.cat(list(data)) == data
-        assert sorted(drive.asked()) == ["list"] * 3 + ["media"] * n_changed  # a small folder is listed at once
+        assert (
+            sorted(drive.asked()) == ["list"] * 3 + ["media"] * n_changed
+        )  # a small folder is listed at once
 
 
 def test_the_folders_of_an_expired_path_are_looked_up_in_parallel(drive):
