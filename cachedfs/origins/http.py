@@ -23,7 +23,7 @@ from cachedfs.origins.base import has_stale_answer
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import object_of, well_formed
 from cachedfs.origins.request_slots import OpenRequest
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, untrusted
+from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign, time_limit, untrusted
 
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
@@ -234,13 +234,10 @@ class HTTPClient:
         if request.within_s is None:
             return await ask(method, url, **options)
         began, within_s = time.monotonic(), max(request.within_s, _LATE * self._wait_s)
-        try:
-            async with asyncio.timeout(within_s) as timeout:
-                response = await ask(method, url, **options)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise RetryableError(f"no answer came within {within_s:g} s", is_late=True) from None
+        async with time_limit(
+            within_s, RetryableError(f"no answer came within {within_s:g} s", is_late=True)
+        ):
+            response = await ask(method, url, **options)
         wait_s = time.monotonic() - began
         self._wait_s += (wait_s - self._wait_s) * (_WEIGHT if self._wait_s else 1)
         return response
