@@ -25,10 +25,9 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import before_next_page, range_header
 from cachedfs.origins.drive import api, failures, public, public_folder
-from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
 from cachedfs.origins.drive.public_folder import NoFolderPage
-from cachedfs.origins.drive.quota import QuotaMeter
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.proxy import proxy_of, trusted
