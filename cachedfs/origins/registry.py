@@ -133,8 +133,7 @@ def identity_of(
         aware = _AWARE if given.get("version_aware") else ""
         return f"gs|{_gcs_host(given, environ)}|{_gcs_account(given)}{aware}"
     if protocol == "drive":
-        from cachedfs.origins.drive.account_key import account_key
-        from cachedfs.origins.drive.options import DriveOptions
+        from cachedfs.origins.drive.options import DriveOptions, account_key
 
         drive = DriveOptions.of(given)
         return f"drive|{_host_of(drive.endpoint_url)}|{account_key(drive, may_ask=may_ask)}"

@@ -25,7 +25,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import before_next_page, range_header
 from cachedfs.origins.drive import api, failures, public, public_folder
-from cachedfs.origins.drive.options import DriveOptions, refers_to_objects
+from cachedfs.origins.drive.options import DriveOptions, account_key, refers_to_objects
 from cachedfs.origins.drive.public_folder import NoFolderPage
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
@@ -137,8 +137,6 @@ class DriveAccount:
 
     def _is_same(self) -> bool:
         """Return whether the options still sign in as the account in the cache keys; blocks on files."""
-        from cachedfs.origins.drive.account_key import account_key
-
         is_live = refers_to_objects(self.options.sign_in)  # which stay what they are
         return not self._key or is_live or self._key == account_key(self.options, may_ask=False)
 
