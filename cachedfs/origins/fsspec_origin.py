@@ -27,8 +27,6 @@ from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.request_slots import OpenRequest, RequestSlots, is_speculative
 from cachedfs.origins.retry import RetryPolicy
 
-__all__ = ["ClientOrigin", "FsspecOrigin", "jsonable", "plain_path"]
-
 _PIECE = 32 << 20  # most bytes of one inner read, kept in memory; the reader's requests are 8 MiB
 
 

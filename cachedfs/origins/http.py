@@ -28,18 +28,6 @@ from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, f
 if TYPE_CHECKING:
     from cachedfs.origins.request_slots import RequestSlots
 
-__all__ = [
-    "Auth",
-    "HTTPClient",
-    "RequestLimits",
-    "HTTPResponse",
-    "Timeouts",
-    "is_on_time",
-    "new_connector",
-    "other_host",
-    "timeouts_of",
-]
-
 T = TypeVar("T")
 MOST_REDIRECTS = 5  # Google's services need none
 _MOST_RENEWALS = 2  # of the credentials for one attempt: others may renew them in between

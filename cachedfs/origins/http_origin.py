@@ -21,8 +21,6 @@ from cachedfs.origins.inner_filesystem import AsyncOnce
 from cachedfs.origins.origin_errors import mapped
 from cachedfs.origins.retry import RetryPolicy
 
-__all__ = ["HTTPOrigin"]
-
 _MOST_REDIRECTS = 10  # as in aiohttp
 
 

@@ -16,8 +16,6 @@ from fsspec.spec import AbstractFileSystem
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.urls import filesystem_class
 
-__all__ = ["AsyncOnce", "close_session", "invoke", "make_filesystem", "make_private", "without_listing_cache"]
-
 T = TypeVar("T")
 
 _S3_CONNECTIONS = 128  # most requests in flight; botocore's own limit is 10

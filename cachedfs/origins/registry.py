@@ -17,21 +17,7 @@ from fsspec.config import conf
 
 from cachedfs.common.optional_imports import importing
 from cachedfs.common.types import ObjectInfo
-from cachedfs.origins.base import Alone, Origin, Reply
-
-__all__ = [
-    "Alone",
-    "Origin",
-    "Reply",
-    "check_options",
-    "identity_lasts_s",
-    "identity_of",
-    "is_whole",
-    "lookup_reads_names",
-    "names_a_version",
-    "open_origin",
-    "with_known_details",
-]
+from cachedfs.origins.base import Alone, Origin
 
 _GCS = ("gs", "gcs")
 _HTTP = ("http", "https")

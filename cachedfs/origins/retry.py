@@ -14,17 +14,6 @@ from cachedfs.common.logging import has_secrets
 from cachedfs.errors import OriginUnavailable, OriginUnreachable
 from cachedfs.origins.base import http_date, number
 
-__all__ = [
-    "RetryAttempts",
-    "RetryPolicy",
-    "RetryableError",
-    "delay",
-    "foreign",
-    "retry_after_s",
-    "time_limit",
-    "untrusted",
-]
-
 # Least waits after refusals of one request for its rate, in multiples of `base_s`: more than a minute in all, because
 # limits are counts per minute, and others may have used one up.
 _AFTER_REFUSALS = (0.0, 2.0, 6.0, 16.0, 36.0)

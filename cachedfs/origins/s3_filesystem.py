@@ -10,8 +10,6 @@ from cachedfs.common.types import Range
 from cachedfs.errors import OriginUnavailable
 from cachedfs.origins.base import range_header
 
-__all__ = ["s3_filesystem"]
-
 
 def s3_filesystem(cls: Any) -> Any:
     """Return a subclass of s3fs's class `cls`."""

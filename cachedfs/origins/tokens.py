@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cachedfs.common.logging import without_secrets
 from cachedfs.errors import OriginUnreachable
 from cachedfs.origins.base import has_stale_answer
-from cachedfs.origins.origin_errors import token_server_away, without_secrets
+from cachedfs.origins.origin_errors import token_server_away
 from cachedfs.origins.retry import RetryableError, RetryPolicy, time_limit, untrusted
-
-__all__ = ["TokenSource", "finding_credentials", "is_expired", "left_s", "message_of", "refresh"]
 
 _EXPIRES_SOON_S = 300  # as in gcsfs: a token that lasts less is renewed before it is used
 _EXPIRED_S = 10  # a token that lasts less may be refused when it arrives

@@ -19,17 +19,6 @@ from cachedfs.origins.evidence import is_same_evidence
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy, foreign
 
-__all__ = [
-    "JSON",
-    "PIECE",
-    "UNKNOWN_SESSION",
-    "GoogleUpload",
-    "SessionExpired",
-    "UploadContent",
-    "check_version",
-    "version_conflict",
-]
-
 T = TypeVar("T")
 
 UNKNOWN_SESSION = frozenset({404, 410})  # statuses of an upload session that the service no longer knows

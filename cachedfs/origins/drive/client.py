@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from cachedfs.origins.drive.auth import DriveAuth
     from cachedfs.origins.http import HTTPClient
 
-__all__ = ["GOOD", "DriveAccount", "key_of"]
-
 T = TypeVar("T")
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once

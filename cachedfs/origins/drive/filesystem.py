@@ -32,8 +32,6 @@ from cachedfs.origins.drive.read import must_have_bytes
 from cachedfs.origins.drive.upload import WrittenDriveFile, not_kept
 from cachedfs.origins.upload import UploadContent
 
-__all__ = ["DriveFile", "DriveFileSystem"]
-
 _FSSPEC = frozenset({"asynchronous", "loop", "batch_size", "skip_instance_cache", "use_listings_cache"})
 _FSSPEC |= {"listings_expiry_time", "max_paths"}
 _SPOOL = 8 << 20  # bytes of a file being written that are in memory; the rest is on the disk

@@ -21,22 +21,11 @@ from typing import Any
 import platformdirs
 
 from cachedfs.common.atomic_files import write_private
+from cachedfs.common.logging import without_secrets
 from cachedfs.common.types import ObjectInfo
 from cachedfs.common.user_folders import writable_folder
 from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.drive.credentials import ANONYMOUS, DEFAULT, SIGN_IN, find, read_json
-from cachedfs.origins.origin_errors import without_secrets
-
-__all__ = [
-    "DriveOptions",
-    "account_key",
-    "exported_as",
-    "kind_of",
-    "refers_to_objects",
-    "refuse_live",
-    "types_of",
-    "wanted",
-]
 
 logger = logging.getLogger("cachedfs.origins")
 

@@ -18,8 +18,6 @@ from cachedfs.origins.drive.api import GOOGLE
 from cachedfs.origins.evidence import is_recent, unique_fingerprint
 from cachedfs.origins.retry import RetryableError
 
-__all__ = ["GOOD", "download_url", "is_page", "item_of", "page_error", "params_of"]
-
 GOOD = frozenset({200, 206, 302, 303, 403, 404, 416, 500})  # what `page_error` explains is among them
 _HOST = "https://drive.usercontent.google.com"
 _TITLE = re.compile(rb"<title>(?:Google Drive - )?([^<]*)</title>", re.IGNORECASE)

@@ -20,8 +20,6 @@ from cachedfs.common.types import ObjectInfo
 from cachedfs.errors import AccessDenied, CachedFSError
 from cachedfs.origins.drive import api
 
-__all__ = ["FolderPage", "FolderPages", "NoFolderPage", "not_listed", "page_of", "page_url"]
-
 _HOST = "https://drive.google.com"
 _ID_AND_KEY = re.compile(r"id:([^,/]+)(?:,resourcekey=(.+))?")
 _ID = re.compile(r"entry-([\w-]{8,})", re.ASCII)

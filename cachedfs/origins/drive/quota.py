@@ -24,18 +24,6 @@ from cachedfs.errors import QuotaExceeded
 if TYPE_CHECKING:
     from cachedfs.origins.http_request import HTTPRequest
 
-__all__ = [
-    "CREATES",
-    "REQUESTS",
-    "DriveLimits",
-    "QuotaMeter",
-    "QuotaStats",
-    "RateLimit",
-    "SentRequests",
-    "day_of",
-    "end_of",
-]
-
 
 class RateLimit(NamedTuple):
     """A service's limit: at most `units` in any `window_s` seconds.

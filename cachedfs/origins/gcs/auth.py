@@ -17,9 +17,6 @@ from cachedfs.origins.inner_filesystem import make_private, without_listing_cach
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import TokenSource, refresh
 
-__all__ = ["GCSAuth", "make_gcsfs"]
-
-
 logger = logging.getLogger("cachedfs.origins")
 
 # Options that fsspec takes from every filesystem without naming them in a signature.

@@ -22,8 +22,6 @@ from cachedfs.origins.http import other_host
 from cachedfs.origins.origin_errors import denial, error_of, size_of, text_of, well_formed
 from cachedfs.origins.retry import RetryableError, foreign
 
-__all__ = ["CheckedGCSFileSystem", "ForeignResponse"]
-
 
 class ForeignResponse(ProxyError):
     """An answer that is not the service's own; gcsfs retries it, as it does any proxy error."""

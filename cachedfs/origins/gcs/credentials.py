@@ -12,8 +12,6 @@ from typing import Any
 import google.auth
 from google.auth.credentials import AnonymousCredentials, with_scopes_if_required
 
-__all__ = ["known_token", "shown"]
-
 _SCOPE = "https://www.googleapis.com/auth/devstorage."  # gcsfs's; its option `access` is appended
 _GCSFSS_OWN = (None, "authorized_user")  # JSON types left to gcsfs; a user's sign-in fails if it names scopes
 

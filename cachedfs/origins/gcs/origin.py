@@ -29,8 +29,6 @@ from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.tokens import finding_credentials
 from cachedfs.origins.upload import UploadContent
 
-__all__ = ["GCSOrigin"]
-
 
 class GCSOrigin(ClientOrigin):
     """Objects of Google Cloud Storage; the fingerprint is the generation."""
