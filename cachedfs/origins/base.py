@@ -259,6 +259,18 @@ class HasStorageQuota(Protocol):
         ...
 
 
+@runtime_checkable
+class LooksUpPaths(Protocol):
+    """An origin that looks names up by folder, and can find a path of them with one request."""
+
+    async def lookup_path(self, path: str) -> Sequence[ObjectInfo]:
+        """Return what the first names of `path` lead to, one after the other, without its top.
+
+        It may end early: what it lacks may exist.
+        """
+        ...
+
+
 class SimpleOrigin:
     """Base class of origins without a change feed and without a known limit of the service."""
 

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -23,7 +23,7 @@ from cachedfs.errors import (
     OriginUnavailable,
     RequestRejected,
 )
-from cachedfs.origins.base import before_next_page, range_header
+from cachedfs.origins.base import range_header
 from cachedfs.origins.drive import api, failures, public, public_folder
 from cachedfs.origins.drive.options import DriveOptions, account_key, refers_to_objects
 from cachedfs.origins.drive.public_folder import NoFolderPage
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cachedfs.origins.http import HTTPClient
 
 T = TypeVar("T")
+BeforePage = Callable[[], Awaitable[object]]
 _MOST_LOOKUPS = 16  # requests for metadata in flight: Drive gives one user some 50 listings a second
 _IDS = 100  # item ids asked for at once
 _MOST_PAGES = 50  # of changes: to list again what is wanted costs less then
@@ -352,8 +353,12 @@ class DriveAccount:
 
         return await self.answered(request, item_of)
 
-    async def items(self, query: str, folder: ObjectInfo, path: str, doing: str) -> list[dict[str, Any]]:
+    async def items(
+        self, query: str, folder: ObjectInfo, path: str, doing: str, *, before_page: BeforePage | None = None
+    ) -> list[dict[str, Any]]:
         """Return all items that a query finds in one folder, with one request per thousand.
+
+        `before_page` is awaited before each page but the first.
 
         A listing names the shared drive only if the path begins with it, and only members can list it so. A folder that
         was shared with others is listed like one outside any drive.
@@ -372,9 +377,10 @@ class DriveAccount:
         if drive_id is not None and drive_id not in self._out_of_sight:
             of_drive = {**params, "corpora": "drive", "driveId": drive_id}
             with suppress(failures.DriveOutOfSight):  # a shortcut led to a folder of another drive
-                return await self._all("files", dataclasses.replace(request, params=of_drive))
+                of_drive_request = dataclasses.replace(request, params=of_drive)
+                return await self._all("files", of_drive_request, before_page=before_page)
             self._out_of_sight.add(drive_id)
-        return await self._all("files", request)
+        return await self._all("files", request, before_page=before_page)
 
     async def drives(self, path: str) -> list[dict[str, Any]]:
         """Return the ids and names of the shared drives, to find `path`."""
@@ -388,7 +394,13 @@ class DriveAccount:
         return list({drive["id"]: drive for drive in drives}.values())
 
     async def _all(
-        self, key: str, request: HTTPRequest, *, kind: str = "drive#fileList", is_again: bool = False
+        self,
+        key: str,
+        request: HTTPRequest,
+        *,
+        kind: str = "drive#fileList",
+        before_page: BeforePage | None = None,
+        is_again: bool = False,
     ) -> list[dict[str, Any]]:
         """Return the items of all pages; if the listing expires in the middle, list again once."""
         found, token, seen = list[dict[str, Any]](), "", set[str]()
@@ -402,13 +414,13 @@ class DriveAccount:
             except RequestRejected:
                 if is_again or not token:
                     raise
-                return await self._all(key, request, kind=kind, is_again=True)
+                return await self._all(key, request, kind=kind, before_page=before_page, is_again=True)
             found += page.get(key, ())
             # A page may be short, or empty, before the end: only the token tells.
             if not (token := page.get("nextPageToken", "")):
                 return found
-            if (pause := before_next_page.get()) is not None:
-                await pause()
+            if before_page is not None:
+                await before_page()
         raise OriginUnavailable(
             f"{request.subject}: {request.doing} does not end: Drive names a page as the next one that came before. Try "
             "again later"
