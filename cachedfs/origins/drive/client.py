@@ -24,9 +24,8 @@ from cachedfs.errors import (
     RequestRejected,
 )
 from cachedfs.origins.base import range_header
-from cachedfs.origins.drive import api, failures, public, public_folder
+from cachedfs.origins.drive import api, failures, public
 from cachedfs.origins.drive.options import DriveOptions, account_key, refers_to_objects
-from cachedfs.origins.drive.public_folder import NoFolderPage
 from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.inner_filesystem import AsyncOnce
@@ -82,7 +81,7 @@ class DriveAccount:
         self.media_slots = RequestSlots(concurrency)
         self.metadata_slots = RequestSlots(min(concurrency, _MOST_LOOKUPS))
         self.is_public = False  # whether to read public files at their public address
-        self.public_folders = public_folder.FolderPages(self._folder_page)
+        self.public_folders = public.FolderPages(self._folder_page)
         self.without_revisions: set[str] = set()  # ids of files whose revisions Google does not give
         self._on_request = on_request
         self._key = identity.rpartition("|")[2] if "|" in identity else ""  # names the account in cache keys
@@ -306,7 +305,7 @@ class DriveAccount:
             return await self.public_folders.folder(id, key, path)
         except CachedFSError as error:
             # Only a second 404 means that there is nothing.
-            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, NoFolderPage)
+            is_hidden = isinstance(not_a_file, ObjectNotFound) and not isinstance(error, public.NoFolderPage)
             has_failed = isinstance(not_a_file, NotDownloadable) and not isinstance(error, AccessDenied)
             if is_hidden or has_failed:
                 raise
@@ -325,7 +324,7 @@ class DriveAccount:
         return {**found, "name": item["name"]}
 
     async def _folder_page(self, id: str, key: str | None, path: str, is_known: bool) -> tuple[int, bytes]:
-        url, params = public_folder.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
+        url, params = public.page_url(self.base), {"id": id, **({"resourcekey": key} if key else {})}
         request = self.request(
             url, path, "reading its public page", params=params, kind="download", good=public.GOOD
         )
@@ -551,7 +550,7 @@ class DriveAccount:
             path,
             "",
             want=want,
-            params=public.params_of(id, key),
+            params={"id": id, "export": "download", "confirm": "t", **({"resourcekey": key} if key else {})},
             headers={"Accept-Encoding": "identity", "Range": range_header(want) or ""},
             as_stored=True,
             is_pinned=is_pinned,

@@ -35,8 +35,7 @@ def make_gcsfs(options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> A
     try:
         with importing():
             # Not `gcsfs.GCSFileSystem`: that one asks for the layout of every bucket, by gRPC.
-            from cachedfs.origins.gcs.checked_gcsfs import CheckedGCSFileSystem
-            from cachedfs.origins.gcs.credentials import known_token, shown
+            from cachedfs.origins.gcs.checked_gcsfs import CheckedGCSFileSystem, known_token, shown
     except ImportError as error:
         raise ImportError(
             f'gs:// needs gcsfs, which cannot be imported ({error}): pip install "cachedfs[gcs]"'
