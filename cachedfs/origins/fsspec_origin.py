@@ -62,10 +62,12 @@ class FsspecOrigin(SimpleOrigin):
         loop: asyncio.AbstractEventLoop,
         on_request: Callable[[], None],
         concurrency: int = 16,
+        policy: RetryPolicy | None = None,
     ) -> None:
         super().__init__(identity, on_request, RequestSlots(concurrency))
+        self._policy = policy or RetryPolicy()
         self._protocol, self._options, self._loop = protocol, dict(options), loop
-        self._inner = AsyncOnce(self._make)
+        self._inner, self._connection = AsyncOnce(self._make), AsyncOnce(self._connect)
         self._has_warned = False
 
     async def _make(self) -> Any:
@@ -123,8 +125,14 @@ class FsspecOrigin(SimpleOrigin):
         with mapped(self.url(path), f"calling {method}"), request:
             return await invoke(inner, method, *args, **options)
 
+    async def _connect(self) -> Any:
+        """Return an object whose `session` is closed with the origin, where reads are requests of our own."""
+        raise NotImplementedError
+
     async def aclose(self) -> None:
-        """Close the sessions of the inner filesystem; the next call creates a new one."""
+        """Close our session and those of the inner filesystem; the next call creates new ones."""
+        if (connection := self._connection.take()) is not None:
+            await connection.session.close()
         if (inner := self._inner.take()) is not None:
             await close_session(inner)
 
@@ -169,32 +177,6 @@ class FsspecOrigin(SimpleOrigin):
             "Copy the data to an origin that does, or use the filesystem without cachedfs.",
             stacklevel=3,
         )
-
-
-class ClientOrigin(FsspecOrigin):
-    """An origin that reads with requests of its own, with the settings of its inner filesystem."""
-
-    def __init__(
-        self,
-        protocol: str,
-        options: Mapping[str, Any],
-        *,
-        policy: RetryPolicy,
-        **given: Any,
-    ) -> None:
-        super().__init__(protocol, options, **given)
-        self._policy = policy
-        self._connection: AsyncOnce[Any] = AsyncOnce(self._connect)
-
-    async def _connect(self) -> Any:
-        """Return an object whose `session` is closed with the origin."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Close our session and those of the inner filesystem."""
-        if (connection := self._connection.take()) is not None:
-            await connection.session.close()
-        await super().aclose()
 
 
 def _is_same(now: ObjectInfo, then: ObjectInfo) -> bool:

@@ -7,7 +7,6 @@ import difflib
 import inspect
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from fsspec.config import conf
@@ -84,15 +83,12 @@ def _check_endpoint(endpoint: Any) -> None:
         )
 
 
-class GCSAuth(TokenSource):
-    """The credentials of a gcsfs filesystem."""
+def tokens_of(gcsfs_auth: Any, policy: RetryPolicy) -> TokenSource:
+    """Return the tokens of gcsfs's GoogleCredentials; its `credentials` is None for anonymous access."""
 
-    def __init__(self, gcsfs_auth: Any, policy: RetryPolicy) -> None:
-        """`gcsfs_auth` is gcsfs's GoogleCredentials; its `credentials` is None for anonymous access."""
-        super().__init__(lambda: gcsfs_auth.credentials, partial(_refresh, gcsfs_auth, policy), policy)
+    def renew() -> None:
+        with gcsfs_auth.lock:
+            refresh(gcsfs_auth.credentials, policy)
+            gcsfs_auth.credentials.apply(gcsfs_auth.heads)
 
-
-def _refresh(gcsfs_auth: Any, policy: RetryPolicy) -> None:
-    with gcsfs_auth.lock:
-        refresh(gcsfs_auth.credentials, policy)
-        gcsfs_auth.credentials.apply(gcsfs_auth.heads)
+    return TokenSource(lambda: gcsfs_auth.credentials, renew, policy)
