@@ -28,7 +28,7 @@ from cachedfs.errors import (
 from cachedfs.origins.base import before_next_page
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.client import DriveAccount
-from cachedfs.origins.drive.public_folder import not_listed
+from cachedfs.origins.drive.public import not_listed
 
 __all__ = [
     "MY_DRIVE",
