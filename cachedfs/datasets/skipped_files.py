@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import pickle
 import tempfile
 import uuid
 import weakref
@@ -36,31 +36,23 @@ class SkippedFiles:
         """Keep the error of a file, without the frames, which have the data of a batch."""
         self._errors[path] = without_frames(error)
         if get_worker_info() is not None:
+            line = json.dumps([path, f"{type(error).__name__}: {error}"])
             with contextlib.suppress(OSError), open(_opened(self._log), "ab", buffering=0) as file:
-                file.write(_pickled(path, error))
+                file.write(f"{line}\n".encode())
 
     def errors(self) -> dict[str, Exception]:
-        """Return all errors so far."""
-        with contextlib.suppress(FileNotFoundError, EOFError), open(self._log, "rb") as file:
+        """Return all errors so far; those of workers are RuntimeErrors with the text of the error."""
+        with contextlib.suppress(FileNotFoundError), open(self._log, "rb") as file:
             file.seek(self._n_read)
-            while True:
-                path, error = pickle.load(file)
-                self._errors.setdefault(path, error)
-                self._n_read = file.tell()
+            for line in file:
+                path, text = json.loads(line)
+                self._errors.setdefault(path, RuntimeError(text))
+                self._n_read += len(line)
         return self._errors
 
 
 def _opened(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-
-def _pickled(path: str, error: Exception) -> bytes:
-    try:
-        data = pickle.dumps((path, error))
-        pickle.loads(data)
-    except Exception:  # any type: errors of libraries may have arguments that cannot be pickled
-        data = pickle.dumps((path, RuntimeError(f"{type(error).__name__}: {error}")))
-    return data
 
 
 def _remove(path: str, pid: int) -> None:

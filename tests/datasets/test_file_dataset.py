@@ -363,10 +363,10 @@ def test_files_that_workers_skip_are_listed_in_the_parent(cloud, method, tmp_pat
         assert [len(batch) for batch in loader] == [1] * 6
     names = [cloud.path(f"train/img{i}.json") for i in (1, 2, 3, 5)]
     assert sorted(files.skipped) == names
-    assert [repr(files.skipped[name]) for name in names] == [
-        "NotImplementedError('no even prime')" if "img2" in name else "RuntimeError('Odd: cannot be pickled')"
-        for name in names
-    ]
+    assert {str(files.skipped[name]) for name in names} == {
+        "NotImplementedError: no even prime",
+        "Odd: cannot be pickled",
+    }
     assert pickle.loads(pickle.dumps(files)).skipped == {}
     del files, loader
     assert list(tmp_path.glob("cachedfs-skipped-*")) == []

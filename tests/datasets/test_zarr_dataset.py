@@ -399,7 +399,9 @@ def test_a_missing_array_is_named(tmp_path):
         dataset["image"]
     for wrong in ("[]", "[" * 100_000):
         (tmp_path / "g.zarr/label/zarr.json").write_text(wrong)
-        with pytest.raises(ValueError, match=r"label/zarr\.json is not valid Zarr metadata"):
+        with pytest.raises(ValueError, match=r"g\.zarr/label has no valid Zarr metadata"):
+            ZarrDataset(url, ("image", "label"))
+        with pytest.raises(ValueError, match=r"g\.zarr has no valid Zarr metadata"):
             ZarrDataset(url)
 
 
