@@ -31,6 +31,7 @@ logger = logging.getLogger("cachedfs.core")
 
 PAGE = 1000  # names per page of a listing: the maximum of Drive and GCS
 LIST_AFTER = 3  # names of one folder looked up, until it is listed
+MOST_ARRAYS = 4  # folders in a folder of a Zarr store, up to which all are listed ahead
 MOST_FOLDERS = 1000  # whose names are counted
 LISTING_ENDS_S = 60.0  # an unfinished listing ends if no further name is asked for so long
 
@@ -330,7 +331,7 @@ class Lookups:
             if names.n_asked < LIST_AFTER and not is_zarr and (size is None or size > PAGE):
                 return None
             names.epoch = epoch
-            objects.engine.spawn(self._list(folder, names))
+            objects.engine.spawn(self._list(folder, names, with_arrays=call is None))
         await names.first_page.wait()
         if names.error is not None:
             raise names.error
@@ -341,11 +342,13 @@ class Lookups:
         entry = objects.known(path) if names.paths is not None else None
         return entry if entry is not None and entry.asked_at >= names.listed_at else None
 
-    async def _list(self, folder: str, names: _FolderNames) -> None:
+    async def _list(self, folder: str, names: _FolderNames, *, with_arrays: bool) -> None:
         objects = self.objects
         before_next_page.set(names.may_go_on)  # in this task only
         try:
             listing = await self.listings.of_names(folder)
+            if with_arrays and any(info.path[len(folder) + 1 :] in ZARR_METADATA for info in listing.infos):
+                self._list_arrays([info.path for info in listing.infos if info.kind == "directory"])
             # An empty one proves nothing: a file may have the name of the folder.
             if listing.infos and objects.origin(folder).lists_all(folder):
                 names.paths, names.listed_at = {info.path for info in listing.infos}, listing.checked_at
@@ -356,6 +359,16 @@ class Lookups:
         finally:
             objects.engine.folder_names.pop((objects.caller_key, folder), None)
             names.first_page.set()
+
+    def _list_arrays(self, folders: Sequence[str]) -> None:
+        """List the few folders in one of a Zarr store: their metadata is read next."""
+        objects = self.objects
+        for folder in folders if len(folders) <= MOST_ARRAYS else ():
+            key = objects.caller_key, folder
+            if key not in objects.engine.folder_names and self.listings.cached(folder) is None:
+                names = objects.engine.folder_names[key] = _FolderNames()
+                names.epoch = objects.store.epoch(objects.identity)
+                objects.engine.spawn(self._list(folder, names, with_arrays=False))
 
 
 class _FolderNames:

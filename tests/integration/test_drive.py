@@ -181,9 +181,9 @@ def test_opening_a_zarr_store_costs_few_requests_one_after_the_other(drive):
         drive.put(f"b.zarr/{key}", value.to_bytes())
     drive.asked()
     group = zarr.open_group(drive.url("b.zarr"), mode="r")
-    assert drive.asked() == ["list", "list", "media"]  # the folders, the children, the metadata
     assert group["x"].shape == (4,)
-    assert drive.asked() == ["list", "media"]
+    # The folders, the children, those of the only array ahead, and two times metadata.
+    assert sorted(drive.asked()) == ["list", "list", "list", "media", "media"]
 
 
 def test_an_array_with_nested_keys_costs_two_lookups_a_chunk_and_a_warning(drive, caplog):

@@ -353,9 +353,16 @@ class DriveAccount:
         return await self.answered(request, item_of)
 
     async def items(
-        self, query: str, folder: ObjectInfo, path: str, doing: str, *, before_page: BeforePage | None = None
+        self,
+        query: str,
+        folder: ObjectInfo,
+        path: str,
+        doing: str,
+        *,
+        page: int = 1000,
+        before_page: BeforePage | None = None,
     ) -> list[dict[str, Any]]:
-        """Return all items that a query finds in one folder, with one request per thousand.
+        """Return all items that a query finds in one folder, with one request per `page` items (1000 at most).
 
         `before_page` is awaited before each page but the first.
 
@@ -370,7 +377,7 @@ class DriveAccount:
                 f"{api.url_of(path)}: you may see the folder {api.url_of(folder.path)}, not open it ({doing}): its access is "
                 f"limited. Ask its owner to share this folder itself with the account that signs in ({name})"
             )
-        params = {"q": query, "pageSize": "1000", "fields": api.LIST_FIELDS, **api.EVERYWHERE}
+        params = {"q": query, "pageSize": str(page), "fields": api.LIST_FIELDS, **api.EVERYWHERE}
         request = self.request(self.address("files"), path, doing, params=params, headers=key_of(folder))
         drive_id = folder.details.get("driveId") if folder.path.startswith(api.SHARED) else None
         if drive_id is not None and drive_id not in self._out_of_sight:
