@@ -1,7 +1,6 @@
 """Fixtures: a simulated Drive, an empty folder for each test, and origins that read it."""
 
 import asyncio
-import dataclasses
 import itertools
 
 import pytest
@@ -15,7 +14,6 @@ from tests.sim.discovery import problems_of_request
 
 # A busy machine may seem to hang, and must not cause a second request.
 PATIENT = RetryPolicy(base_s=0.001, cap_s=0.001, media_s=3600.0, metadata_s=3600.0)
-QUICK = dataclasses.replace(PATIENT, stall_s=0.3)  # for requests that do hang
 _numbers = itertools.count()
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import random
 import re
 import socket
 from dataclasses import replace
@@ -23,11 +22,10 @@ from cachedfs.errors import (
 from cachedfs.origins.drive import api, failures
 from cachedfs.origins.drive.options import DriveOptions
 from cachedfs.origins.http_request import HTTPRequest
-from cachedfs.origins.retry import RetryableError, RetryAttempts, RetryPolicy
+from cachedfs.origins.retry import RetryableError, RetryPolicy
 from cachedfs.sim import Fault
 from cachedfs.sim.messages import Refusal
 from tests.origins.contract import DATA, names, read
-from tests.origins.drive.conftest import QUICK
 
 TOKEN = "ya29.very-secret"
 # From a network or a proxy, or truncated; the last one is another resource of Drive.
@@ -119,57 +117,7 @@ def test_the_download_quota_message_of_version_2_is_recognized():
     assert re.search(r"24 hours.*copy", str(failure(403, body.encode())))
 
 
-async def test_a_bad_request_is_a_value_error(make, server, path, pinned, kind):
-    server.fail(Fault(kind=kind, status=400, times=None))
-    with pytest.raises(ValueError, match=f"drive://{path}: Drive did not accept"):
-        await ask(make(), kind, path, pinned)
-    assert server.count(kind) == 1
-
-
-# Temporary failures
-PASSING = [
-    {"status": 503, "html": True},
-    {"status": 429, "headers": {"Retry-After": "0"}},
-    {"status": 403, "reason": "userRateLimitExceeded"},
-    {"close_before": True},
-    {"close_after": 30},
-    {"short_by": 20},
-]
-
-
-@pytest.mark.parametrize("fault", PASSING, ids=str)
-async def test_temporary_failures_are_retried(make, server, path, pinned, kind, fault):
-    for nth in (1, 2):
-        server.fail(Fault(kind=kind, nth=nth, **fault))
-    answer = await ask(make(), kind, path, pinned)
-    assert answer == DATA[:100] or answer.size == len(DATA)
-    assert server.count(kind) == 3
-
-
-@pytest.mark.parametrize("fault", [{}, {"stall_after": 50}], ids=str)
-async def test_a_stalled_answer_is_requested_again(make, server, path, pinned, kind, fault):
-    server.fail(Fault(kind=kind, stall_s=60.0, **fault))
-    answer = await ask(make(QUICK), kind, path, pinned)
-    assert answer == DATA[:100] or answer.size == len(DATA)
-    assert server.count(kind) >= 2  # a busy machine may stall once more
-
-
-async def test_at_most_six_tries(make, server, path, pinned, kind):
-    origin, n_requests = make(token=TOKEN), 0
-
-    def count():
-        nonlocal n_requests
-        n_requests += 1
-
-    origin.on_request = count
-    server.fail(Fault(kind=kind, times=None, status=502, html=True))
-    with pytest.raises(OriginUnavailable, match=rf"drive://{path}: .* failed after 6 tries in .*") as caught:
-        await ask(origin, kind, path, pinned)
-    assert n_requests == server.count(kind) == 6
-    assert TOKEN not in str(caught.value)
-    assert "html" not in str(caught.value).lower()
-
-
+# Answers that are not those of the service
 async def test_a_redirect_loop_fails_at_once(make, server, path, pinned):
     origin = make(token=TOKEN)
     server.reset()
@@ -177,19 +125,6 @@ async def test_a_redirect_loop_fails_at_once(make, server, path, pinned):
     with pytest.raises(OriginUnavailable, match=rf"drive://{path}: .* after 1 try .*redirects in a loop"):
         await ask(origin, "media", path, pinned)
     assert server.count("media") <= 6
-
-
-async def test_a_retry_after_that_is_too_long_is_an_error(make, server, path, pinned, kind):
-    server.fail(Fault(kind=kind, status=429, headers={"Retry-After": "3600"}))
-    with pytest.raises(OriginUnavailable, match="1 try"):
-        await ask(make(), kind, path, pinned)
-
-
-def test_a_retry_after_is_respected():
-    verdict = failure(429, b"", {"retry-after": "7"})
-    assert isinstance(verdict, RetryableError)
-    tries = RetryAttempts(RetryPolicy(base_s=0.5, clock=lambda: 0.0, rng=random.Random(0)))
-    assert 7.0 <= (tries.next_wait_s(verdict) or 0.0) <= 7.5
 
 
 NOT_DRIVES = [

@@ -28,7 +28,6 @@ from cachedfs.errors import (
     IsAFolder,
     NotDownloadable,
     ObjectChanged,
-    OriginUnavailable,
     QuotaExceeded,
     SignInRefused,
 )
@@ -751,9 +750,3 @@ def test_connections_and_threads_are_closed(server, folder, root):
     assert ours == []
     assert "Unclosed" not in ended.stderr
     assert "never awaited" not in ended.stderr
-
-
-def test_a_service_that_stays_unreachable_is_an_error(fs, server, root):
-    server.fail(Fault(kind="list", status=503, headers={"Retry-After": "999"}, times=None))
-    with pytest.raises(OriginUnavailable, match=f"drive://{root}"):
-        fs.ls(root)

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from cachedfs.common.types import ObjectInfo, Range, Suffix
-from cachedfs.errors import CachedFSError, ObjectChanged, ObjectNotFound, OriginUnavailable, QuotaExceeded
+from cachedfs.errors import ObjectChanged, OriginUnavailable, QuotaExceeded
 from cachedfs.origins.drive.read import WHOLE, proof_of
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
-from tests.origins.drive.conftest import QUICK
 
 OLD = b"".join(b"%07d\n" % i for i in range(8000))  # 64,000 bytes
 NEW = OLD.swapcase().replace(b"0", b"x")
@@ -363,15 +362,6 @@ async def test_a_body_is_resumed_where_it_broke(origin, server, file, proof):
     assert server.bytes_sent() == len(file.old)
 
 
-async def test_a_stalled_body_is_resumed(make, server, file, proof):
-    origin = make(policy=QUICK)
-    pinned = await origin.lookup(file.path)
-    server.reset()
-    server.fail(Fault(kind="media", stall_after=30_000, stall_s=60))
-    assert (await read(origin, file.path, file.want, pinned))[0] == file.old
-    assert server.count("media") >= 2  # a busy machine may stall once more
-
-
 async def test_a_refusal_received_in_pieces_keeps_its_reason(origin, server, folder, root):
     server.put(f"{folder}/a", OLD)
     info = await origin.lookup(f"{root}/a")
@@ -380,15 +370,6 @@ async def test_a_refusal_received_in_pieces_keeps_its_reason(origin, server, fol
     server.fail(Fault(kind="media", status=403, reason="downloadQuotaExceeded", stall_after=60, stall_s=0.1))
     with pytest.raises(QuotaExceeded, match="the download quota of this file is used up"):
         await read(origin, f"{root}/a", pinned=info)
-
-
-async def test_a_body_that_always_breaks_is_origin_unavailable(origin, server, file):
-    pinned = await origin.lookup(file.path)
-    server.reset()
-    server.fail(Fault(kind="media", close_after=10, times=None))
-    with pytest.raises(OriginUnavailable, match=f"drive://{file.path}.*6 tries"):
-        await read(origin, file.path, file.want, pinned)
-    assert server.count("media") == 6
 
 
 # Wrong answers
@@ -445,24 +426,3 @@ async def test_416_for_existing_bytes_is_retried(origin, server, file):
     pinned = await origin.lookup(file.path)
     server.fail(Fault(kind="media", status=416))
     assert (await read(origin, file.path, file.want, pinned))[0] == file.old
-
-
-async def test_a_removed_file_is_changed_for_a_pinned_read_and_missing_otherwise(origin, server, file):
-    pinned = await origin.lookup(file.path)
-    server.remove(file.id)
-    with pytest.raises(ObjectChanged, match=f"drive://{file.path}.*removed"):
-        await read(origin, file.path, file.want, pinned)
-    with pytest.raises(ObjectNotFound):
-        await read(origin, file.path, file.want)
-
-
-async def test_many_concurrent_reads_are_right_while_the_file_is_replaced(make, server, file):
-    origin = make(concurrency=4)
-
-    async def one(i):
-        if i % 5 == 0:
-            await asyncio.to_thread(file.replace, OLD if i % 2 else NEW)
-        with suppress(CachedFSError):
-            assert (await read(origin, file.path, file.want))[0] in (file.old, file.new)
-
-    await asyncio.gather(*(one(i) for i in range(30)))

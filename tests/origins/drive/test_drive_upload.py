@@ -6,9 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
-import tracemalloc
 
-import google.auth.credentials
 import pytest
 
 from cachedfs.errors import (
@@ -57,17 +55,6 @@ def md5(data):
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-async def test_a_refused_write_names_its_file(writer, server, root):
-    server.fail(Fault(kind="ids", status=403, reason="insufficientFilePermissions"))
-    with pytest.raises(
-        AccessDenied, match=f"^drive://{root}/a: access denied.*ask its owner for the right to edit"
-    ):
-        await write(writer, f"{root}/a", b"x")
-    server.fail(Fault(kind="create", status=403, reason="insufficientFilePermissions"))
-    with pytest.raises(AccessDenied, match=f"^drive://{root}/b: access denied"):
-        await writer.make_folder(f"{root}/b", exist_ok=True)
-
-
 # Sending bytes
 @pytest.mark.parametrize("size", [0, 5 * MB])
 async def test_up_to_5_mb_is_one_request(writer, server, folder, root, size):
@@ -107,27 +94,6 @@ async def test_a_connection_lost_in_a_piece_is_resumed_where_it_broke(writer, se
         f"bytes {2 * PIECE}-{size - 1}/{size}",
     ]
     assert sum(r.bytes_received for r in server.requests if "content-range" in r.headers) == len(BIG) + PIECE
-
-
-class Expiring(google.auth.credentials.Credentials):
-    """Credentials with another token after every refresh."""
-
-    n_refreshed = 0
-
-    def refresh(self, request):
-        self.n_refreshed += 1
-        self.token, self.expiry = f"token-{self.n_refreshed}", None
-
-
-async def test_an_upload_continues_with_a_new_token_when_its_own_expired(make, server, folder, root):
-    credentials = Expiring()
-    origin = make(token=None, credentials=credentials)
-    server.fail(Fault(kind="upload", nth=3, status=401))  # the second piece
-    await origin.call("pipe_file", f"{root}/a", BIG)
-    assert server.get(f"{folder}/a") == BIG
-    assert credentials.n_refreshed == 2  # at the start, and after the 401
-    sent = [r.headers["authorization"] for r in server.requests if "content-range" in r.headers]
-    assert sent == ["Bearer token-1"] * 2 + ["Bearer token-2"] * 2
 
 
 async def test_a_piece_whose_answer_was_lost_is_not_sent_again(writer, server, folder, root):
@@ -187,13 +153,6 @@ async def test_a_session_lost_after_it_created_the_file_is_a_success(writer, ser
     await write(writer, f"{root}/a", BIG[: 9 * MB], exclusive=True)
     (found,) = server.find(f"{folder}/a")
     assert found["md5Checksum"] == md5(BIG[: 9 * MB])
-
-
-async def test_the_first_request_of_an_upload_is_retried(writer, server, folder, root):
-    server.fail(Fault(kind="upload", status=503, html=True))
-    server.fail(Fault(kind="upload", nth=2, lose=True))
-    await write(writer, f"{root}/a", BIG)
-    assert server.get(f"{folder}/a") == BIG
 
 
 @pytest.mark.parametrize(
@@ -303,17 +262,6 @@ async def test_a_file_from_disk_is_never_in_memory_as_a_whole(origin, server, fo
     assert server.find(f"{folder}/a")[0]["md5Checksum"] == md5(BIG)
 
 
-def test_the_checksum_of_a_file_is_computed_in_pieces(tmp_path):
-    path = tmp_path / "big"
-    path.write_bytes(BIG)
-    with path.open("rb") as file:
-        tracemalloc.start()
-        assert UploadContent(file).md5() == md5(BIG)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < 2.5 * PIECE
-
-
 # Each request is lost once: before it arrives, or its answer
 LOST = {
     # The action; the expected files, None for absent ones; the number of requests.
@@ -394,13 +342,6 @@ async def test_a_canceled_wait_for_a_slot_delays_no_other():
     answered.set()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert n_created == 10
-
-
-async def test_a_drive_that_creates_nothing_is_origin_unavailable(origin, server, folder, root):
-    server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=None))
-    with pytest.raises(OriginUnavailable, match=rf"drive://{root}/a.*6 tries.*Too many requests"):
-        await write(origin.writer, f"{root}/a", b"1")
-    assert server.count("upload") == 6
 
 
 async def test_an_overwrite_does_not_wait_for_a_turn(origin, server, folder, root):
