@@ -387,11 +387,11 @@ def test_a_file_being_written_is_not_in_memory(server, folder, root):
     """When it is written or appended to, one piece is in memory, whatever the size."""
     code = """
         import fsspec, sys, tracemalloc
+        from cachedfs.common import spooled_file
         from cachedfs.origins import upload
-        from cachedfs.origins.drive import filesystem
 
         root, url = sys.argv[1:]
-        upload.PIECE = filesystem._SPOOL = 1 << 20
+        upload.PIECE = spooled_file._IN_MEMORY = 1 << 20
         fs, part = fsspec.filesystem("drive", token="anon", endpoint_url=url), b"x" * (1 << 20)
         fs.pipe_file(f"{root}/warm", part)
         tracemalloc.start()
