@@ -289,10 +289,12 @@ class Objects:
         counter: int,
         watch: FeedSnapshot | None = None,
         origin_error: str = "",
+        then: Callable[[], object] | None = None,
     ) -> Entry:
-        """Keep an answer of the origin: `info`, or None for an absence. Return its entry.
+        """Keep an answer of the origin, `info` or None for an absence; return its entry.
 
-        The time `asked_at` and the change counter are from before the request. `watch` reports changes of the path.
+        `asked_at` and `counter` are from before the request. `watch` reports changes of the path. `then` is called in the
+        writer thread once the answer is stored.
         """
         identity, old = self.identity, self.entries.get(path)
         slots, known = self.store.slots_of(identity, path), old.info if old is not None else None
@@ -303,7 +305,7 @@ class Objects:
         record = MetadataRecord(identity, path, info, asked_at, counter, watch, new_at=new_at)
         if old is None or old.asked_at <= asked_at or self.store.counter_at(old.slots) != old.counter:
             self._remember(entry)  # no answer to a later request came before it
-        self.engine.store_queue.put(records=[record])
+        self.engine.store_queue.put(records=[record], then=then)
         return entry
 
     def expire(self, path: str) -> None:
