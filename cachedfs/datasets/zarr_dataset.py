@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import zarr
+from zarr.storage import FsspecStore
 
 from cachedfs.config import parse_size
 from cachedfs.datasets.ragged_arrays import RaggedArray
@@ -84,11 +86,12 @@ class ZarrDataset(Samples):
         if isinstance(pool_size, float):
             raise ValueError(f"pool={pool!r}: expected bytes, or a size like '256MiB'")
         names = [arrays] if isinstance(arrays, str) else arrays and once_each(arrays, self.url)
-        found = arrays_at(self.fs, self.path, names)
+        store = FsspecStore.from_url(self.url, storage_options=dict(storage_options or {}), read_only=True)
+        found = arrays_at(store, self.url, names)
         ragged = [name for name in found if name and RAGGED in (found[name].attributes or {})]
         needed = {each for name in ragged for each in beside(name, found[name]).values()}
         more = sorted(needed - found.keys())
-        every = {**found, **(arrays_at(self.fs, self.path, more) if more else {})}
+        every = {**found, **(arrays_at(store, self.url, more) if more else {})}
         self._ragged = {name: RaggedArray(self.fs, self.path, name, every, pool_size) for name in ragged}
         lengths: dict[str, int | None] = {  # None: an array without axes
             name: len(self._ragged[name]) if name in ragged else next(iter(metadata.shape), None)
@@ -255,11 +258,7 @@ class _Through:
 
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
-            import zarr
-
             url, storage_options, name = self._given
-            store = zarr.storage.FsspecStore.from_url(
-                url, storage_options=dict(storage_options or {}), read_only=True
-            )
+            store = FsspecStore.from_url(url, storage_options=dict(storage_options or {}), read_only=True)
             self._opened = os.getpid(), zarr.open_array(store, path=name, mode="r")
         return self._opened[1]
