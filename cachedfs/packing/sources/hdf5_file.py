@@ -96,9 +96,11 @@ class HDF5Source(DecodedSource):
 
     def _shared(self, datasets: dict[str, Any], notes: list[str]) -> list[tuple[Field, Array]]:
         """Return what all samples share: datasets along the other axes, and single values of a single file."""
-        found = []
+        found: list[tuple[Field, Array]] = []
         for name, data in datasets.items():
             try:
+                if sum(values.nbytes for _, values in found) + data.nbytes > MAX_SAMPLE:
+                    raise ValueError(f"{name!r}: what all samples share has more than 128 MiB")
                 if not data.shape and self.columns is None and len(self.files) > 1:
                     raise ValueError(f"{name!r}: each file has one value")
                 found.append((_field(name, data, notes, is_shared=True), _shared_values(data)))
@@ -241,18 +243,17 @@ def _field(name: str, data: Any, notes: list[str], *, is_shared: bool = False) -
     Raises ValueError for types that cannot be packed.
     """
     base, text = h5py.check_vlen_dtype(data.dtype), h5py.check_string_dtype(data.dtype)
+    is_list = data.ndim == 1 or (data.ndim == 2 and data.dtype == "S1")  # S1: the characters of texts
     if problem := unreadable(data):
         raise ValueError(f"{name!r} {problem}, or leave it out: columns=[...]")
-    if _is_number(data.dtype) and base is None and not (is_shared and data.nbytes > MAX_SAMPLE):
+    if _is_number(data.dtype) and base is None:
         field = Field(name, native(data.dtype).name, data.shape if is_shared else data.shape[1:])
     elif is_shared and text is not None:
         field = Field(name, "str", data.shape)
         notes += [f"{name!r} of bytes is packed as text"] if data.dtype.kind == "S" else []
-    elif text is not None and (
-        data.ndim == 1 or (data.ndim == 2 and data.dtype == "S1")
-    ):  # characters of texts
+    elif text is not None and is_list:
         field = Field(name, "uint8", is_ragged=True, means="utf-8" if text.encoding == "utf-8" else "bytes")
-    elif base is not None and data.ndim == 1 and _is_number(np.dtype(base)) and not is_shared:
+    elif base is not None and is_list and _is_number(np.dtype(base)) and not is_shared:
         field = Field(name, np.dtype(base).name, is_ragged=True)
     else:
         raise ValueError(
