@@ -99,7 +99,9 @@ class ZarrDataset(Samples):
         }
         if names is None:
             dimensions = {
-                name: getattr(each, "dimension_names", None) or [None] * len(each.shape)  # none in Zarr 2
+                name: getattr(each, "dimension_names", None)
+                or each.attributes.get("_ARRAY_DIMENSIONS")  # xarray's in Zarr 2
+                or [None] * len(each.shape)
                 for name, each in found.items()
                 if name not in needed
             }
