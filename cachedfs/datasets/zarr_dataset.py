@@ -26,6 +26,7 @@ from cachedfs.datasets.zarr_layout import (
     beside,
     dtype_of,
     layout_of,
+    with_samples,
 )
 from cachedfs.datasets.zarr_reader import ChunkReader, items_of, own_rows
 
@@ -69,8 +70,9 @@ class ZarrDataset(Samples):
         """Read the metadata of the arrays once. An array that grows later keeps this length here.
 
         `arrays`: names of arrays in the group at `url`; a single name for single arrays as samples; None for the
-        array at `url`, or for all arrays of the group and of the groups in it ("train/image"), without those in inner
-        groups that have another length than the group's own arrays; the log names what is left out.
+        array at `url`, or for all arrays of the group and of the groups in it ("train/image"). The log names what is
+        left out then: arrays that all samples share (without axes, or along a later axis of others, as `lat` of
+        `temperature[time, lat]`), and those in inner groups of another length than the group's own arrays.
 
         `pool`: memory for decoded chunks with samples still to be read, in bytes or as a size like "256MiB". A window
         shuffle of `window` chunks needs room for twice as many. A chunk that was rewritten is read again after
@@ -96,7 +98,16 @@ class ZarrDataset(Samples):
             for name, metadata in found.items()
         }
         if names is None:
-            kept = self._of_one_length({name: n for name, n in lengths.items() if name not in needed})
+            dimensions = {
+                name: getattr(each, "dimension_names", None) or [None] * len(each.shape)  # none in Zarr 2
+                for name, each in found.items()
+                if name not in needed
+            }
+            if shared := sorted(dimensions.keys() - with_samples(dimensions)):
+                logger.info("%s: left out %s, which all samples share", self.url, ", ".join(shared))
+            kept = self._of_one_length(
+                {name: lengths[name] for name in with_samples(dimensions) or dimensions}
+            )
             found = {name: found[name] for name in kept}
             self._ragged = {name: one for name, one in self._ragged.items() if name in kept}
         self.arrays = tuple(found)

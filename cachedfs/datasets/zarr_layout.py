@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +18,14 @@ from zarr.storage import FsspecStore
 from cachedfs.datasets.codecs import ChunkDecoder, Crc32c
 
 __all__ = ["ABSENT", "NUMBERS", "RAGGED", "ArrayLayout", "ChunkPositions", "Place", "ShardIndexFormat"]
-__all__ += ["UnsupportedArray", "arrays_at", "beside", "dtype_of", "layout_of"]
+__all__ += [
+    "UnsupportedArray",
+    "arrays_at",
+    "beside",
+    "dtype_of",
+    "layout_of",
+    "with_samples",
+]
 
 # The attribute of an array of elements: {"offsets": name, "means": "utf-8", "shapes": name}. The last two are optional.
 # The names are those of arrays in the same group.
@@ -31,6 +38,19 @@ NUMBERS = "biufcmM"  # kinds of dtypes that are decoded directly
 NUMCODECS = {"adler32", "blosc", "bz2", "crc32", "crc32c", "fletcher32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd"}  # fmt: skip
 
 Place = tuple[int, ...]
+
+
+def with_samples(dimensions: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the names of the arrays whose first axis counts samples; `dimensions` has those of each array's axes.
+
+    The others have no axes, or their first one is a later axis of another array, as that of `lat` is for
+    `temperature[time, lat]`. A dimension of None is no other's.
+    """
+    later = {
+        each for axes in dimensions.values() for each in axes[1:] if each is not None and each != axes[0]
+    }
+    with_axes = [name for name, axes in dimensions.items() if axes]
+    return [name for name in with_axes if dimensions[name][0] not in later] or with_axes
 
 
 def beside(name: str, metadata: Any) -> dict[str, str]:

@@ -369,11 +369,29 @@ def test_a_batch_uses_the_methods_of_a_derived_class(tmp_path, kind):
 
 def test_arrays_of_different_lengths_are_an_error_that_names_them(tmp_path):
     group = make_group(tmp_path / "g.zarr")
+    group.create_array("other", shape=(3,), dtype="i4")
     group.create_array("scalar", shape=(), dtype="i4")
-    with pytest.raises(ValueError, match=r"'image' 20, 'label' 20, 'scalar' no axes"):
+    with pytest.raises(ValueError, match=r"'image' 20, 'label' 20, 'other' 3"):
         ZarrDataset(str(tmp_path / "g.zarr"))
     with pytest.raises(ValueError, match=r"'scalar' no axes"):
         ZarrDataset(str(tmp_path / "g.zarr"), arrays=["scalar"])
+
+
+def test_arrays_that_all_samples_share_are_left_out_unless_named(tmp_path):
+    xr = pytest.importorskip("xarray")
+    arrays = {
+        "temperature": (("time", "lat"), np.arange(6).reshape(2, 3)),
+        "time": ("time", [7, 8]),
+        "lat": ("lat", [1.0, 2.0, 3.0]),
+        "links": (("lat", "edge"), np.eye(3)),
+        "crs": ((), 5),
+    }
+    url = str(tmp_path / "g.zarr")
+    xr.Dataset(arrays).to_zarr(url, zarr_format=3, consolidated=False)
+    dataset = ZarrDataset(url, named=True)
+    assert dataset.arrays == ("temperature", "time")
+    assert {name: row.tolist() for name, row in dataset[1].items()} == {"temperature": [3, 4, 5], "time": 8}
+    assert ZarrDataset(url, arrays=("lat", "links")).arrays == ("lat", "links")
 
 
 def test_a_missing_array_is_named(tmp_path):

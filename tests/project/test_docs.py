@@ -67,7 +67,7 @@ RUN = {  # the number of blocks that run in each page, with all packages install
     "README.md": 5,
     "docs/colab.md": 3,
     "docs/configuration.md": 5,
-    "docs/guide-datasets.md": 5,
+    "docs/guide-datasets.md": 6,
     "docs/guide-drive.md": 8,
     "docs/guide-gcs.md": 15,
     "docs/guide-packing.md": 2,
