@@ -48,9 +48,10 @@ class ThreadChoice:
     def add(self, n_threads: int, load_s: float, core_s: float) -> None:
         """Record the seconds that a batch took, and those of them on a core."""
         self._times[n_threads].append((load_s, core_s))
-        self._n_done += n_threads != self.current
-        if self._n_done == TRIED:
-            self._decide()
+        if self._n_tried and n_threads != self.current:
+            self._n_done += 1
+            if self._n_done == TRIED:
+                self._decide()
 
     def _is_parallel(self) -> bool:
         times = self._times[self.most]

@@ -66,3 +66,13 @@ def test_a_trial_that_was_cut_short_is_repeated_in_the_next_loop():
     assert chosen(choice, FIRST + 2, waiting_for_python)[-2:] == [1, 1]
     choice.begin()
     assert chosen(choice, FIRST + TRIED + 1, waiting_for_python) == [4] * FIRST + [1] * (TRIED + 1)
+
+
+def test_batches_from_before_a_decision_do_not_count_in_the_next_trial():
+    choice = ThreadChoice(4, is_fixed=False)
+    late = [choice.next() for _ in range(FIRST + TRIED + 5)]
+    for n in late:
+        choice.add(n, *waiting_for_python(n))
+    assert choice.current == 1
+    found = chosen(choice, REST + TRIED, waiting_for_python)
+    assert found == [1] * REST + [4] * TRIED
