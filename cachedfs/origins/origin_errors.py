@@ -29,29 +29,6 @@ from cachedfs.origins.retry import RetryableError, foreign, retry_after_s
 if TYPE_CHECKING:
     from cachedfs.origins.http_request import HTTPRequest
 
-__all__ = [
-    "OTHER_TIME",
-    "WRONG_CLOCK",
-    "Errors",
-    "denial",
-    "error_of",
-    "failure_since",
-    "handled_exceptions",
-    "is_failure",
-    "mapped",
-    "object_of",
-    "raise_mapped",
-    "refusal",
-    "size_of",
-    "text_of",
-    "token_server_away",
-    "translate",
-    "retryable",
-    "well_formed",
-    "without_secrets",
-]
-
-
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _RATE_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _TOO_MANY = "Too many requests: lower concurrency=, or wait a minute; others may use the same quota"

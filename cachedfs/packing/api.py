@@ -296,14 +296,17 @@ class Packing:
                 f"{self.files.url}: files were added, removed or changed during packing; {store.url} is incomplete: pack again "
                 "with overwrite"
             )
+        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
+        about |= {"skipped": len(run.skipped)} if run.skipped else {}
+        groups = {**self.source.group_attributes}
+        groups[""] = {**groups.get("", {}), ATTRIBUTE: about}
+        documents, chunks = metadata_of(self.plan, lengths, groups, self.source.shared)
+        small += [store.put_checked(name, data) for name, data in chunks.items()]
         stored = {**run.stored, **{each.name: each for each in small}}
         self._verify(stored, lengths, run.n_samples)
         skipped = {self.files.shown(number): run.skipped[number] for number in sorted(run.skipped)}
         if skipped:
             store.put(SKIPPED, json.dumps(skipped, indent=2, ensure_ascii=False).encode())
-        about = {"format": FORMAT, "source": self.files.url, "kind": self.kind, "samples": run.n_samples}
-        attributes = {ATTRIBUTE: about | ({"skipped": len(skipped)} if skipped else {})}
-        documents = metadata_of(self.plan, lengths, attributes)
         store.finish(documents)
         store.remove(BESIDE)
         n_stated = sum(each.is_stated for each in stored.values())

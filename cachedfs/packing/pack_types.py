@@ -47,6 +47,8 @@ class Field:
     # Meaning of the elements: "bytes", "utf-8" or "json" (all uint8), "" for numbers, else time units (CF conventions).
     means: str = ""
     shapes: str = ""  # name of the field with the shape of each sample, if a ragged field has several axes
+    dimensions: tuple[str, ...] = ()  # name of each axis, the first included; "" for one without a name
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # JSON values
     is_small: bool = False  # tiny beside the others: its values are stored in `PieceCounts`
 
     @cached_property

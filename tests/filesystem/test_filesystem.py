@@ -1128,7 +1128,7 @@ def test_cached_versions_are_served_while_the_origin_is_unreachable(cloud, clock
     server.make_bucket("far")
     server.put("far", "a", data)
     monkeypatch.setattr(
-        "cachedfs.origins.gcs.origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
+        "cachedfs.origins.fsspec_origin.RetryPolicy", functools.partial(RetryPolicy, connect_s=0.0)
     )
     fs = fsspec.filesystem("cachedfs", target_protocol="gs", gs=gs)
     strict = fsspec.filesystem("cachedfs", target_protocol="gs", stale_if_error=False, gs=gs)

@@ -47,7 +47,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.base import has_stale_answer, range_header
 from cachedfs.origins.gcs import api
-from cachedfs.origins.gcs.auth import GCSAuth, make_gcsfs
+from cachedfs.origins.gcs.auth import make_gcsfs, tokens_of
 from cachedfs.origins.gcs.origin import GCSOrigin
 from cachedfs.origins.http import HTTPResponse
 from cachedfs.origins.http_request import HTTPRequest
@@ -925,7 +925,7 @@ async def test_a_valid_token_is_used_if_it_cannot_be_renewed(make, server, path,
 
 async def test_callers_that_wait_for_the_same_renewal_share_its_failure():
     slow = Slow("old", expired=True)
-    auth = GCSAuth(gcsfs_credentials(slow), PATIENT)
+    auth = tokens_of(gcsfs_credentials(slow), PATIENT)
     waiting = [asyncio.create_task(auth.headers()) for _ in range(8)]
     await asyncio.to_thread(slow.begun.wait, 60)
     slow.go_on.set()

@@ -30,8 +30,6 @@ from cachedfs.origins.drive.paths import MY_DRIVE, PathResolver, folder_of, id_a
 from cachedfs.origins.drive.upload import Upload, UploadMismatch
 from cachedfs.origins.upload import UploadContent, check_version, version_conflict
 
-__all__ = ["DriveWriter"]
-
 logger = logging.getLogger("cachedfs.origins")
 
 CHECKED_S = 5.0  # for so long, one check that a folder is where it was counts for all files written into it

@@ -18,8 +18,6 @@ from cachedfs.origins.http_request import Answer, HTTPRequest
 from cachedfs.origins.origin_errors import failure_since, handled_exceptions, is_failure
 from cachedfs.origins.upload import UNKNOWN_SESSION, GoogleUpload, UploadContent
 
-__all__ = ["Upload", "UploadMismatch", "WrittenDriveFile", "not_kept"]
-
 
 class UploadMismatch(Exception):
     """Drive holds other bytes than were sent, in `item`; never raised outside `cachedfs.origins.drive`."""

@@ -27,7 +27,7 @@ TABLES = ("csv", "jsonl", "parquet", "feather")
 DECODE = ("image", "image-raw")  # raw: without the EXIF orientation
 ENDINGS = {
     "jsonl": "jsonl", "ndjson": "jsonl", "txt": "lines", "csv": "csv", "tsv": "csv", "parquet": "parquet", "pq": "parquet", "feather": "feather", "arrow": "feather",
-    "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "tar": "tar",
+    "h5": "hdf5", "hdf5": "hdf5", "he5": "hdf5", "nc": "hdf5", "nc4": "hdf5", "tar": "tar",
 }  # fmt: skip
 PACKED = ("gz", "bz2", "xz", "zst")
 # Position and first bytes of what marks a file.

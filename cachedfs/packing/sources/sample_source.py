@@ -200,7 +200,7 @@ class SourceFiles:
 class SampleSource:
     """Base class of sources, which read samples piece by piece.
 
-    Sources pickle, and any thread may call them. `look` sets `fields`. The plan then replaces them by the same
+    Sources pickle, and any thread may call them. `look` sets `fields`, `shared` and `group_attributes`. The plan then replaces them by the same
     fields with `is_small` set.
     """
 
@@ -210,9 +210,13 @@ class SampleSource:
     may_skip: ClassVar[bool] = False  # True: files that cannot be read or decoded can be left out
     notes: Sequence[str] = ()  # what `look` found and the user should know
     fields: tuple[Field, ...] = ()
+    shared: Sequence[tuple[Field, Array]] = ()  # arrays that are not cut into samples, with all their axes
 
     def __init__(self, files: SourceFiles, columns: Any = None, **options: Any) -> None:
         self.files, self.columns = files, columns
+        self.group_attributes: Mapping[
+            str, Mapping[str, Any]
+        ] = {}  # by the path of the group; "": the store's own
 
     def look(self) -> list[SampleBatch]:
         """Set `fields`, and return some samples. The caller must call it once, before any other method."""

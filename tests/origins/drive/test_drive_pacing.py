@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from cachedfs.common.types import ObjectInfo, Range
-from cachedfs.origins.drive import api, limits, quota
-from cachedfs.origins.drive.limits import DriveLimits, SentRequest
+from cachedfs.origins.drive import api, quota
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.quota import QuotaMeter, RateLimit
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter, RateLimit, SentRequest
 from cachedfs.origins.http_request import HTTPRequest
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
@@ -57,7 +56,7 @@ class RecordedLimits(DriveLimits):
 
     async def wait(self, request: HTTPRequest) -> tuple[SentRequest, ...]:
         self.asked.append(request.kind)
-        return (SentRequest(request.kind, 0.0, 0),)
+        return (SentRequest(request.kind, 0.0),)
 
     def answered(self, sent: tuple[SentRequest, ...], *, refused: bool) -> None:
         self.refused += [sent[0].kind] * refused
@@ -101,7 +100,7 @@ async def test_requests_wait_for_a_full_minute_and_callers_before_speculation(
         now += pause_s
         slept.append(pause_s)
 
-    monkeypatch.setattr(limits, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(quota, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
     above = await origin.lookup(root)
     while origin.spare_s() == 0:
@@ -121,15 +120,15 @@ async def test_refusals_in_bulk_lower_the_rate(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(limits, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(quota, "_PAUSE_S", 0.0)
     caplog.set_level("INFO", "cachedfs.origins")
     origin = make()
     server.put(f"{folder}/a", b"a")
     info = await origin.lookup(f"{root}/a")
-    assert origin.account.limits.requests.requests.rung == 0
+    assert origin.account.limits.requests.rung == 0
     server.fail(Fault(kind="media", status=403, reason="userRateLimitExceeded", times=8))
     assert (await asyncio.gather(*(read(origin, f"{root}/a", None, info) for _ in range(4))))[3][0] == b"a"
-    assert origin.account.limits.requests.requests.rung == 1
+    assert origin.account.limits.requests.rung == 1
     assert caplog.messages == [
         "the service refuses requests as too many; the rate is lowered to 13.3 per second"
     ]
@@ -142,8 +141,8 @@ async def test_refused_creations_slow_down_only_creations(
     origin = make()
     server.fail(Fault(kind="upload", status=403, reason="userRateLimitExceeded", times=5))
     await origin.call("pipe_file", f"{root}/a", b"a")
-    assert origin.account.limits.creates.requests.refused > 0.1
-    assert origin.account.limits.requests.requests.refused == 0
+    assert origin.account.limits.creates.refused > 0.1
+    assert origin.account.limits.requests.refused == 0
 
 
 async def test_items_are_created_at_three_a_second(
@@ -155,7 +154,7 @@ async def test_items_are_created_at_three_a_second(
         nonlocal now
         now += pause_s
 
-    monkeypatch.setattr(limits, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(quota, "asyncio", types.SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     origin = make()
     origin.account.limits = DriveLimits(QuotaMeter(), clock=lambda: now)
     for i in range(4):

@@ -201,7 +201,7 @@ async def test_many_children_are_listed_each_once(
     item = {"mimeType": "a/b", "size": "1", "md5Checksum": "m", "modifiedTime": "2026-01-01T00:00:00Z"}
     many = [{**item, "id": f"i{i}", "name": f"f{i}"} for i in range(3000)]
 
-    async def items(*_: Any) -> list[dict[str, Any]]:
+    async def items(*_: Any, **__: Any) -> list[dict[str, Any]]:
         return many + many[:1000]  # a page that was returned twice
 
     monkeypatch.setattr("cachedfs.origins.drive.client.DriveAccount.items", items)

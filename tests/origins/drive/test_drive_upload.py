@@ -25,10 +25,9 @@ from cachedfs.errors import (
     OriginUnavailable,
 )
 from cachedfs.origins.drive import api, mutations
-from cachedfs.origins.drive.limits import DriveLimits
 from cachedfs.origins.drive.mutations import DriveWriter
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.quota import QuotaMeter
+from cachedfs.origins.drive.quota import DriveLimits, QuotaMeter
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.origins.upload import PIECE, UploadContent
 from cachedfs.sim import DriveServer, Fault, Request

@@ -23,7 +23,7 @@ from cachedfs.errors import (
 )
 from cachedfs.origins.drive import api
 from cachedfs.origins.drive.origin import DriveOrigin
-from cachedfs.origins.drive.public_folder import page_of, page_url
+from cachedfs.origins.drive.public import page_of, page_url
 from cachedfs.origins.retry import RetryPolicy
 from cachedfs.sim import DriveServer, Fault
 from tests.origins.contract import read
