@@ -44,6 +44,7 @@ WRITTEN = 8 << 20  # bytes written to the cache directory
 SLOW = 30e6  # bytes per second: slower disks are slower than most links
 COLORS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 EXTRAS = {"gcsfs": "gcs", "pydrive2": "drive", "zarr": "zarr", "torch": "torch"}
+FLAT_KEYS = 'chunk_key_encoding={"name": "default", "separator": "."}'
 NOBODY = "nobody"  # the identity where no sign-in was found
 SCOPES = {  # what each scope of Drive permits, broadest first
     "drive": "reading and writing",
@@ -257,8 +258,18 @@ def origin_checks(text: str, common: CommonOptions) -> Iterator[Check]:
     yield Check(
         "metadata", "ok", f"{milliseconds(median_of_3(ask))} a request (median of 3, without the cache)"
     )
+    if is_drive and has_nested_chunks(fs, path, found):
+        what = "each chunk of this Zarr array is in folders of its own: two more requests for each"
+        yield Check("chunks", "warn", what, f"Write it with shards=..., or with {FLAT_KEYS}")
     if any(each["type"] == "file" and each["size"] for each in found):
         yield from speed_checks(location, found, is_immutable=math.isinf(common.config().max_age))
+
+
+def has_nested_chunks(fs: Any, path: str, found: list[dict[str, Any]]) -> bool:
+    names = {each["name"] for each in found}
+    if not names >= {f"{path}/zarr.json", f"{path}/c"}:
+        return False
+    return any(each["type"] == "directory" for each in fs.ls(f"{path}/c", detail=True))
 
 
 def drive_address(info: dict[str, Any]) -> str | None:

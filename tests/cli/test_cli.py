@@ -1067,6 +1067,16 @@ def test_doctor_says_who_signs_in_at_drive_and_what_they_may_do(drive, tmp_path,
         assert {check["state"] for check in json_of("doctor", url)} <= {"ok", "warn"}
 
 
+def test_doctor_names_the_faster_keys_of_an_array_whose_chunks_are_in_folders(drive):
+    for key in ("zarr.json", "c/0/0", "c/0/1"):
+        drive.put(f"nested/{key}", b"x")
+    for key in ("zarr.json", "c/0", "c/1"):
+        drive.put(f"flat/{key}", b"x")
+    (chunks,) = (check for check in json_of("doctor", drive.url("nested")) if check["name"] == "chunks")
+    assert (chunks["state"], '"separator": "."' in chunks["advice"]) == ("warn", True)
+    assert "chunks" not in [check["name"] for check in json_of("doctor", drive.url("flat"))]
+
+
 @pytest.mark.parametrize(
     ("scopes", "state", "found"),
     [

@@ -83,10 +83,16 @@ class DriveOrigin:
         with mapped(api.url_of(path), "looking it up"):
             return await self.tree.lookup(path, parent)
 
+    async def lookup_path(self, path: str) -> list[ObjectInfo]:
+        """Return what the first names of `path` lead to, one after the other, as far as one request finds it."""
+        path = plain_path(path)
+        with mapped(api.url_of(path), "looking it up"):
+            return await self.tree.lookup_path(path)
+
     @property
     def requests_per_s(self) -> float | None:
         """Downloads per second that the limits of the account allow now."""
-        return self.account.limits.requests.per_s
+        return self.account.limits.requests.per_s()
 
     def spare_s(self) -> float:
         """Return in how many seconds to check again whether a speculative request would delay no caller; 0: now."""
