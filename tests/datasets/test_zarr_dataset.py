@@ -450,7 +450,7 @@ def test_a_truncated_shard_is_an_error_that_names_it_and_the_sample(tmp_path):
     assert "in sample 13 of ZarrDataset(" in notes(error)
     assert "c/1/0" in notes(error)
     shard.write_bytes(b"short")
-    with pytest.raises(ValueError, match="the index of a shard must have 132 bytes, and has 5") as error:
+    with pytest.raises(ValueError, match="CRC-32C") as error:
         ZarrDataset(str(tmp_path / "a.zarr"))[9]
     assert "in sample 9 of" in notes(error)
 
@@ -520,13 +520,14 @@ def counted(cloud):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """The number of decoded chunks."""
+    """The number of decoded chunks, without the indexes of shards."""
     counts = collections.Counter()
     for name in ("array", "into"):
         method = getattr(codecs.ChunkDecoder, name)
 
         def counting(self, *args, method=method, name=name):
-            counts[name] += 1
+            if self.dtype != np.uint64:
+                counts[name] += 1
             return method(self, *args)
 
         monkeypatch.setattr(codecs.ChunkDecoder, name, counting)
