@@ -85,6 +85,7 @@ def test_integers_with_zeros_in_front_stay_text(tmp_path):
         ("-0X1f", "'-0X1f' is hexadecimal"),
         ("1_0", "Failed to parse string: '1_0'"),
         ("1.5", "Failed to parse string: '1.5'"),
+        ("--1", "Failed to parse string: '--1'"),
     ],
 )
 def test_a_late_text_among_numbers_is_an_error_that_names_it(tmp_path, monkeypatch, late, reason):
@@ -98,13 +99,16 @@ def test_a_late_text_among_numbers_is_an_error_that_names_it(tmp_path, monkeypat
 
 
 def test_a_record_larger_than_a_block_is_packed(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_records, "BLOCK", 1000)
+    monkeypatch.setattr(csv_records, "BLOCKS", (1000, 20_000))
     monkeypatch.setattr(tables, "PIECE", 3000)
     texts = [f"{i} " * (1 if i % 50 else 2000) for i in range(200)]
     found = packs.packed(
         tmp_path, {"x.csv": lines("i,text", *(f'{i},"{text}\n"' for i, text in enumerate(texts)))}
     )
     assert found == {"i": list(range(200)), "text": [f"{text}\n" for text in texts]}
+    monkeypatch.setattr(csv_records, "BLOCKS", (1000, 5000))
+    with pytest.raises(ValueError, match=r"x\.csv: a record of more than 5,000 bytes is not packed as CSV"):
+        pack(str(tmp_path / "x.csv"), str(tmp_path / "other.zarr"))
 
 
 @pytest.mark.parametrize(
@@ -270,6 +274,7 @@ def test_hive_folders_are_columns(tmp_path, name, data):
     pack(str(tmp_path / "src"), str(tmp_path / "folder.zarr"))
     assert packs.stored(str(tmp_path / "folder.zarr"), "label", text=True) == ["a b", "a b", "c", "c"]
     assert packs.packed(tmp_path, files, columns=["year", "x"]) == {"year": [7, 7, 8, 8], "x": [1, 2, 1, 2]}
+    assert packs.packed(tmp_path, files, columns=["year"]) == {"year": [7, 7, 8, 8]}
 
 
 # Names.
