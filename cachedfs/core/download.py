@@ -45,7 +45,6 @@ class Download:
         self.task: asyncio.Task[None] | None = None  # the task that runs it, once started
         self.done = False
         self.stopped = False  # it ends at `demand`
-        self.paused = False
         self.error: Exception | None = None
         self.released = False
         self.n_received = 0  # blocks passed to the store queue; changed on the event loop thread
@@ -194,13 +193,10 @@ class Download:
             if self.stopped:
                 return False
             self._wanted.clear()
-            self.paused = True
             try:
                 await asyncio.wait_for(self._wanted.wait(), patience_s)
             except TimeoutError:
                 return False
-            finally:
-                self.paused = False
         return True
 
     def begin(self, info: ObjectInfo, version: Version | None, bytes_: Range) -> None:

@@ -73,8 +73,11 @@ class Engine(event_log.CounterSource):
         self.by_block: dict[tuple[str, int], Download] = {}
         # Requests that hold a request slot or wait for one. Event loop thread only.
         self.active_requests: set[Download] = set()
+        self.paused_requests: set[Download] = (
+            set()
+        )  # of these: their bodies wait for a reader that wants more
         self.speculation = SpeculativeQueue()
-        self.lookups = SingleFlight(self.spawn)
+        self.lookups = SingleFlight()
         self.path_locks = PathLocks(self.cache)
         # Reads that wait for requests, without those of open files. Event loop thread only.
         self.n_reading = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -99,7 +98,9 @@ class ZarrDataset(Samples):
         }
         if names is None:
             dimensions = {
-                name: getattr(each, "dimension_names", None) or [None] * len(each.shape)  # none in Zarr 2
+                name: getattr(each, "dimension_names", None)
+                or each.attributes.get("_ARRAY_DIMENSIONS")  # xarray's in Zarr 2
+                or [None] * len(each.shape)
                 for name, each in found.items()
                 if name not in needed
             }
@@ -174,9 +175,10 @@ class ZarrDataset(Samples):
         return items_of([(own_rows, self._direct), *ragged], map(self.number, indexes))
 
     def _numbers(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
-        n = len(self)
-        numbers = (i if 0 <= i < n else self.number(i) for i in map(operator.index, indexes))
-        return np.fromiter(numbers, np.int64, len(indexes))
+        numbers = np.asarray(indexes)
+        if numbers.dtype.kind != "i" or ((numbers < 0) | (numbers >= len(self))).any():
+            numbers = np.fromiter(map(self.number, indexes), np.int64, len(indexes))
+        return numbers.astype(np.int64, copy=False)
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> list[Any]:
         """Return these samples of each array, as new arrays."""

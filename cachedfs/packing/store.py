@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fsspec.core import has_magic, url_to_fs
+from fsspec.core import has_magic
 
 from cachedfs.common import urls as url_names
 from cachedfs.common.checksums import RunningChecksum, stated_of
@@ -55,7 +55,7 @@ class ZarrTarget:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._options = url, dict(options or {})
-        self.fs, path = url_to_fs(url, **self._options)
+        self.fs, path = url_names.filesystem_at(url, self._options)
         self.path = str(self.fs._strip_protocol(path)).rstrip("/")
         self._folders: set[str] = set()
         self.is_interrupted = False  # True: `put` raises CancelledError

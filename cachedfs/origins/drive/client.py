@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from cachedfs.common.optional_imports import importing, preload
 from cachedfs.common.types import Range
+from cachedfs.common.urls import import_error
 from cachedfs.errors import (
     AccessDenied,
     CachedFSError,
@@ -578,9 +579,7 @@ def _signed_in(
             from cachedfs.origins.drive.auth import DriveAuth, sign_in
         preload(["encodings.idna"])  # which looking for a host needs
     except ImportError as error:
-        raise ImportError(
-            f'drive:// needs PyDrive2, which cannot be imported ({error}): pip install "cachedfs[drive]"'
-        ) from error
+        raise import_error("drive", error, "pydrive2") from error
     proxy = proxy_of(options.endpoint_url)
     auth = DriveAuth(sign_in(options.sign_in), policy)
     return auth, proxy, trusted() if options.endpoint_url.startswith("https:") else True

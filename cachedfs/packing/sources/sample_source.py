@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 import numpy as np
-from fsspec.core import url_to_fs
 
+from cachedfs.common.urls import filesystem_at
 from cachedfs.datasets.file_list import CompactStrings, URLs, as_urls, infos_at, infos_of, paths_of
 from cachedfs.filesystem import CachedFileSystem
 from cachedfs.packing.pack_types import (
@@ -64,7 +64,7 @@ class SourceFiles:
         self._urls = given if isinstance(given, str) or hasattr(given, "__fspath__") else list(given)
         self._options = dict(options or {})
         self.url, url_list = as_urls(self._urls)
-        self.fs, path = url_to_fs(self.url, **self._options)
+        self.fs, path = filesystem_at(self.url, self._options)
         self.root = "" if url_list is not None else str(path)  # the folder, file or pattern that was given
         if url_list is None:
             found = infos_of(self.fs, self.url, path)
