@@ -248,6 +248,11 @@ def test_a_file_that_was_not_looked_at_keeps_its_values_or_is_named(tmp_path, mo
     files["1.parquet"] = packs.parquet(pa.table({"c": [2**40]}))
     with pytest.raises(ValueError, match=r"1\.parquet, row 1: column 'c': Integer value 1099511627776"):
         packs.packed(tmp_path, files)
+    files["1.parquet"] = packs.parquet(pa.table({"c": ["007"]}))
+    with pytest.raises(
+        ValueError, match=r"1\.parquet, row 1: column 'c': it is string, and int32 in the files"
+    ):
+        packs.packed(tmp_path, files)
     files = {
         f"{i}.parquet": packs.parquet(pa.table({"c": pa.array([0.1], t)}))
         for i, t in enumerate(["f4", "f8", "f4"])
