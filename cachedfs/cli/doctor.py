@@ -20,21 +20,22 @@ from cachedfs.cli import speed
 from cachedfs.cli.arguments import CommonOptions, command
 from cachedfs.cli.login import text_of_storage
 from cachedfs.cli.output import (
-    busy,
     cell,
     message_of,
     print_json,
     print_table,
     print_traceback,
+    progress,
     rate,
     table_of,
 )
 from cachedfs.cli.speed import median_of_3, timed
 from cachedfs.cli.stats import cache_of, contents, text_of, text_of_use
-from cachedfs.cli.urls import Location, locate, url_argument
+from cachedfs.cli.url_arguments import url_argument
+from cachedfs.cli.urls import Location, locate
 from cachedfs.common.text import counted
 from cachedfs.config import Config
-from cachedfs.errors import CacheError, SignInRefused
+from cachedfs.errors import SignInRefused
 from cachedfs.report.analysis import analyse
 
 if TYPE_CHECKING:
@@ -88,11 +89,11 @@ def doctor(
     if url:
         groups["access"] = origin_checks(url, common)
     checks = []
-    with busy("checking the installation", is_quiet=common.as_json) as tell:
+    with progress("checking the installation", is_quiet=common.as_json) as bar:
         for name, group in groups.items():
             for check in with_errors(name, group, common):
                 checks.append(check)
-                tell(f"checking {name}: {check.name} done")
+                bar.say(f"checking {name}: {check.name} done")
     if common.as_json:
         print_json([check._asdict() for check in checks])
     else:
@@ -183,13 +184,11 @@ def index_checks(cache: BlockStore, config: Config) -> Iterator[Check]:
         return
     blocks, pins = counted(found["blocks"], "block"), counted(len(found["pins"]), "pin")
     yield Check("index", "ok", f"{blocks}, {decimal(found['bytes'])}, {pins}")
-    size, keep, free = (text_of(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
-    try:
-        # Try to reserve space for one block, given the pins and the blocks in use.
-        cache.lease(config.block_size, config.bounds).close()
+    if found["cannot_store"]:
+        yield Check("room", "fail", found["cannot_store"])
+    else:
+        size, keep, free = (text_of(name, found[name]) for name in ("may_hold", "keep_free", "disk_free"))
         yield Check("room", "ok", f"for {size} in all; {keep} of the {free} now free on the disk stay free")
-    except CacheError as error:
-        yield Check("room", "fail", error.message, "Raise cache_size, lower keep_free, or free space")
     use, to_do = text_of_use(cache.counts.total(), found["bytes"], found["may_hold"])
     yield Check("use", "warn" if to_do else "ok", use, to_do)
 

@@ -16,7 +16,8 @@ from typing import Annotated
 
 from cachedfs.cli.arguments import CommonOptions, argument, command, flag, option
 from cachedfs.cli.output import say
-from cachedfs.cli.urls import Location, locate, url_argument
+from cachedfs.cli.url_arguments import url_argument
+from cachedfs.cli.urls import Location, locate
 from cachedfs.common.logging import public_url
 from cachedfs.common.user_folders import writable_folder
 from cachedfs.errors import AccessDenied

@@ -13,7 +13,8 @@ import typer
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
 from cachedfs.cli.output import print_json, progress, say
-from cachedfs.cli.urls import cached_url, drive_url, options_of, url_argument
+from cachedfs.cli.url_arguments import url_argument
+from cachedfs.cli.urls import cached_url, drive_url, options_of
 from cachedfs.errors import CachedFSError
 
 __all__ = ["pack"]

@@ -14,8 +14,9 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from cachedfs.cli.arguments import CommonOptions, command, flag, option
-from cachedfs.cli.output import busy, is_narrow, minute_of, print_json, print_table, progress, say, table_of
-from cachedfs.cli.urls import Location, Urls, at_each
+from cachedfs.cli.output import is_narrow, minute_of, print_json, print_table, progress, say, table_of
+from cachedfs.cli.url_arguments import Urls
+from cachedfs.cli.urls import Location, at_each
 from cachedfs.common.types import modified_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def ls(
     """List folders and objects."""
 
     def list_one(location: Location) -> list[ListedEntry]:
-        with busy(f"listing {location.text}", is_quiet=common.as_json):
+        with progress(f"listing {location.text}", is_quiet=common.as_json):
             found = entries_of(location, recursive=recursive, with_cached=long)
         if long and not common.as_json and sys.stdout.isatty():
             print_table(listing_of(location, found))
@@ -82,7 +83,7 @@ def entries_of(location: Location, *, recursive: bool, with_cached: bool) -> lis
     """Return the entries that a URL lists. Raises FileNotFoundError if it does not exist."""
     fs, path = location.fs, location.path
     if location.is_pattern:
-        found = location.matches()
+        found = location.entries()
     elif recursive:
         found = list(fs.find(path, withdirs=True, detail=True).values())
         found = [info for info in found if info["type"] == "file" or info["name"] != path]
@@ -134,7 +135,7 @@ def cat(
     is_quiet = common.as_json or sys.stdout.isatty()  # output on a terminal shows the progress by itself
 
     def write_one(location: Location) -> None:
-        paths = location.paths() if location.is_pattern else [location.object_path]
+        paths = location.paths()
         with progress(is_quiet=is_quiet) as bar:
             for done, path in enumerate(paths):
                 bar.files(done, len(paths))

@@ -6,10 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachedfs.report.analysis import RunFigures, analyse
 from cachedfs.report.event_reader import COUNTS, EventRecords
+
+if TYPE_CHECKING:
+    from cachedfs.cache.index.block_rows import CachedPath
 
 __all__ = [
     "RunSummary",
@@ -244,22 +247,27 @@ def _length(spans: Iterable[Span]) -> float:
 # Cache contents
 
 
-def by_folder(cached: Iterable[tuple[str, int]], most: int = 8) -> list[tuple[str, int]]:
-    """Return (folder, bytes) pairs, largest first, from (path, bytes) pairs.
+def by_folder(held: Iterable[CachedPath], most: int = 8) -> list[tuple[str, list[CachedPath]]]:
+    """Return what is cached by folder, as pairs of folder and contents, the largest first.
 
     Paths are grouped by the deepest folder level with at most `most` folders. If even the top level has more, the last
     pair sums up the others.
     """
-    pairs = [(path.split("/")[:-1] or [path], n) for path, n in cached]
-    deepest = max((len(folders) for folders, _ in pairs), default=0)
-    best: dict[str, int] = {}
-    for depth in range(1, deepest + 1):
-        sums: dict[str, int] = defaultdict(int)
-        for folders, n in pairs:
-            sums["/".join(folders[:depth])] += n
-        if best and len(sums) > most:
+    named = [(each.path.split("/")[:-1] or [each.path], each) for each in held]
+    best: dict[str, list[CachedPath]] = {}
+    for depth in range(1, max((len(folders) for folders, _ in named), default=0) + 1):
+        found = defaultdict(list)
+        for folders, each in named:
+            found["/".join(folders[:depth])].append(each)
+        if best and len(found) > most:
             break
-        best = sums
-    found = sorted(best.items(), key=lambda each: (-each[1], each[0]))
-    rest = found[most - 1 :] if len(found) > most else []
-    return [*found[: most - 1], (f"{len(rest):,} others", sum(n for _, n in rest))] if rest else found
+        best = found
+    pairs = sorted(best.items(), key=lambda pair: (-size_of(pair[1]), pair[0]))
+    rest = pairs[most - 1 :] if len(pairs) > most else []
+    others = (f"{len(rest):,} others", [each for _, some in rest for each in some])
+    return [*pairs[: most - 1], others] if rest else pairs
+
+
+def size_of(held: Iterable[CachedPath]) -> int:
+    """Return how many bytes are cached."""
+    return sum(each.size for each in held)

@@ -18,7 +18,7 @@ from cachedfs.errors import AccessDenied
 from cachedfs.origins import drive
 from cachedfs.origins.drive import accounts, browser_login
 from cachedfs.sim import DriveServer, Fault
-from tests.cli.test_cli import in_terminal, run
+from tests.cli.helpers import in_terminal, run
 from tests.origins.drive.certificates import private_key
 from tests.sim.browser import allow, opening
 
